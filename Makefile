@@ -74,7 +74,7 @@ test-wheel: dist  ## tests the core from the wheel, on any Python (PYTHON=...)
 test-names: dist  ## tests TFF's names without TFF (PYTHON=python3.12)
 	WITH=federated-language requirements/test_wheel.sh tff/names_test.py
 
-test-flower: env  ## tests the example for Flower in an environment of its own
+test-flower:  ## tests the strategy for Flower (PYTHON=python3.12)
 	requirements/test_flower.sh
 
 dist: env  ## builds the wheel and the source archive into dist/
@@ -83,5 +83,5 @@ dist: env  ## builds the wheel and the source archive into dist/
 	$(PYTHON_OF_ENV) -m twine check --strict dist/*
 
 clean:  ## removes .venv, runs and caches
-	rm -rf .venv .venv-jax .venv-flower runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-jax .venv-opake .venv-flower runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

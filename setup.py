@@ -28,8 +28,9 @@ _TFF = [
   'tensorflow-privacy==0.9.0',
   'typing-extensions>=4.5,<4.6',
 ]
-_OPTIMIZE = ['tensorflow>=2.14']
 _JAX = ['jax>=0.4.30']
+# Flower's simulation engine is its extra: flwr[simulation].
+_FLOWER = ['flwr>=1.41,<2']
 _LOGS = ['pyarrow>=14']
 _PLOTS = ['matplotlib>=3.7']
 # A file that is read, and no code.
@@ -104,8 +105,8 @@ setuptools.setup(
   ],
   extras_require={
     'tff': _TFF,
-    'optimize': _OPTIMIZE,
     'jax': _JAX,
+    'flower': _FLOWER,
     'logs': _LOGS,
     'plots': _PLOTS,
     'people': _PEOPLE,

@@ -29,6 +29,7 @@ from benchmarks import logs as bench_logs
 from benchmarks import memory as memory_lib
 from benchmarks import noise as bench_noise
 from benchmarks import optimizers as bench_optimize
+from benchmarks import release as bench_release
 from benchmarks import run as bench_run
 from benchmarks import training as bench_training
 
@@ -216,6 +217,7 @@ _CASES: dict[str, Callable[[], Any]] = {
   'observe': bench_logs.observe,
   'optimisation': bench_optimize.optimisations,
   'producer': bench_noise.producer,
+  'release': bench_release.releases,
   'run': bench_run.overhead,
   'sampled': bench_cohorts.sampled,
   'tail': bench_noise.tail,

@@ -25,18 +25,53 @@ _Z_STEPS = 2.0**16
 
 
 def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+  watch = clock.Clock()
+  # The import is part of what a user waits for.
   from tff_bandmf import optimize
 
-  watch = clock.Clock()
   optimized = optimize.optimize(
-    strategies.Banded.family,
+    task['family'],
     task['rounds'],
-    participation.MinSep(task['bands']),
-    bands=task['bands'],
+    participation.MinSep(task['min_sep'], task['max_participations']),
+    bands=task.get('bands'),
+    buffers=task.get('buffers'),
+    objective=task['objective'],
   )
   measured = watch.read()
-  np.save(folder / 'found.npy', optimized.strategy.matrix())
+  strategy = optimized.strategy
+  if task['family'] == strategies.Banded.family:
+    matrix = strategy.matrix()
+  else:
+    matrix = strategy.column(task['rounds'])
+  np.save(folder / 'optimum.npy', matrix)
   return measured
+
+
+def _b_min_sep(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+  coefficients = np.load(folder / 'coefficients.npy')
+  watch = clock.Clock()
+  from tff_bandmf import accounting
+
+  cohorts = accounting.BMinSep(
+    task['min_sep'], task['sampling_prob'], start=task['start']
+  )
+  strategy = strategies.BandedToeplitz(task['rounds'], coefficients)
+  guarantee = accounting.calibrate(
+    strategy,
+    cohorts,
+    epsilon=task['epsilon'],
+    delta=task['delta'],
+  )
+  bound = guarantee.claim(task['delta'])
+  return {
+    **watch.read(),
+    'noise': guarantee.z_stddev_per_clip,
+    'delta': bound.upper,
+    'estimate': bound.estimate,
+    'failure_probability': bound.failure_probability,
+    'sampling_prob': task['sampling_prob'],
+    'coefficients': strategy.coefficients.tolist(),
+  }
 
 
 def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
@@ -45,8 +80,12 @@ def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   from tff_bandmf.noise.producer import stream
 
   rounds, bands = task['rounds'] + _WARM, task['bands']
-  strategy = strategies.BandedToeplitz(
-    max(rounds, bands), strategies.BandedSqrt(bands, bands).coefficients
+  strategy = (
+    strategies.Identity(rounds)
+    if bands == 1
+    else strategies.BandedToeplitz(
+      max(rounds, bands), strategies.BandedSqrt(bands, bands).coefficients
+    )
   )
   rows = (
     row
@@ -90,7 +129,10 @@ def _timed(
 
 
 _TASKS = {
-  'optimize': _optimize,
+  'b_min_sep': _b_min_sep,
+  'optimize banded': _optimize,
+  'optimize banded-toeplitz': _optimize,
+  'optimize blt': _optimize,
   'noise': _noise,
   'sensitivity': _sensitivity,
   'toeplitz_sensitivity': _toeplitz_sensitivity,

@@ -1,63 +1,149 @@
-"""tff_bandmf and jax_privacy on the same tasks: one JSON line a case.
+"""tff_bandmf, jax_privacy and opake on the same tasks: one JSON line a case.
 
-The two cannot share an environment. Make one for jax_privacy, and give its
-Python:
+The three cannot share an environment. Make one for each of the others, and
+give their Pythons:
 
     python3.11 -m venv .venv-jax && .venv-jax/bin/pip install \\
         git+https://github.com/google-deepmind/jax_privacy@8967688
-    .venv/bin/python -m benchmarks.side_by_side --other .venv-jax/bin/python
+    python3.13 -m venv .venv-opake && .venv-opake/bin/pip install \\
+        'opake[dpftrl]==0.16.1'
+    .venv/bin/python -m benchmarks.side_by_side --jax-privacy \\
+        .venv-jax/bin/python --opake .venv-opake/bin/python
 
 Each side runs in its own process, one after the other, and the order is
-reversed in every repetition. The matrices of both sides are evaluated by the
-same computation in NumPy, dense and float64.
+reversed in every repetition. `process_cpu_seconds` are those of the whole
+process with its imports, `cpu_seconds` those of the task alone. The matrices of
+all sides are evaluated by the same computation in NumPy, float64.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import Any, Optional
 
 import click
 import numpy as np
+import scipy.signal
 
 _FOLDER = pathlib.Path(__file__).resolve().parent
-_SIDES = {'tff_bandmf': 'ours', 'jax_privacy': 'theirs'}
+_OURS = 'tff_bandmf'
+_SIDES = {_OURS: 'ours', 'jax_privacy': 'of_jax_privacy', 'opake': 'of_opake'}
 
 # Parameters of the LSTM of the literature.
 _DIMENSION = 4_050_748
 _MATRIX_ROUNDS, _MATRIX_BANDS = 256, 32
+# Largest relative difference of two losses that count as equal.
+_LOSS_TOLERANCE = 1e-3
+# Figures of a side that the ratio of a case may compare.
+_PROCESS, _TASK, _NOISE = 'process_cpu_seconds', 'cpu_seconds', 'noise'
 
 
 def _cases(dimension: int) -> dict[str, dict[str, Any]]:
-  """Returns the task of each case, by the name of the case."""
+  """Returns the task of each case, by the name of the case.
+
+  `compared` names what `ratio` divides, and `goal` is the largest ratio to each
+  side that it names. A side that is not in `sides` cannot do the task.
+  """
+  jax, both = ['jax_privacy'], ['jax_privacy', 'opake']
+  six = {'min_sep': 342, 'max_participations': 6}
+  b_min_sep = {
+    'task': 'b_min_sep',
+    'sides': ['opake'],
+    'compared': _NOISE,
+    'rounds': 2052,
+    'bands': 342,
+    'min_sep': 342,
+    'epsilon': 4.0,
+    'delta': 0.0446,
+    # 1,000 clients a round of the 342,477 of StackOverflow.
+    'rate': 1000 / 342_477,
+    'sampling_prob': 1000 / (342_477 - 341 * 1000),
+    # The noise at which opake evaluates delta, and the resolution of its delta.
+    'noise': 1.0,
+    'resolution': 1e-3,
+    'start': 'warm',
+  }
   return {
-    'optimize banded': {'task': 'optimize', 'rounds': 1024, 'bands': 32},
+    **{
+      f'BLT, 4 buffers, n 2052, {objective} error': {
+        'task': 'optimize blt',
+        'family': 'blt',
+        'sides': both,
+        'compared': _PROCESS,
+        'goal': {'opake': 0.8},
+        'rounds': 2052,
+        'buffers': 4,
+        'objective': objective,
+        **six,
+      }
+      for objective in ('mean', 'max')
+    },
+    'banded, 1024 x 32': {
+      'task': 'optimize banded',
+      'family': 'banded',
+      'sides': jax,
+      'compared': _PROCESS,
+      'rounds': 1024,
+      'bands': 32,
+      'objective': 'mean',
+      'min_sep': 1024,
+      'max_participations': 1,
+    },
+    **{
+      f'Toeplitz, {rounds} x {bands}': {
+        'task': 'optimize banded-toeplitz',
+        'family': 'banded-toeplitz',
+        'sides': sides,
+        'compared': _PROCESS,
+        'rounds': rounds,
+        'bands': bands,
+        'objective': 'mean',
+        'min_sep': rounds,
+        'max_participations': 1,
+      }
+      for rounds, bands, sides in ((2052, 342, both), (100_000, 64, jax))
+    },
+    'b-min-sep': {**b_min_sep, 'goal': {'opake': 0.97}},
+    'independent normals, 10^6': {
+      'task': 'noise',
+      'sides': both,
+      'compared': _TASK,
+      'goal': {'opake': 1.3},
+      'bands': 1,
+      'dimension': 10**6,
+      'rounds': 128,
+    },
     **{
       f'noise of {bands} bands': {
         'task': 'noise',
+        'sides': both,
+        'compared': _TASK,
         'bands': bands,
         'dimension': dimension,
         'rounds': 128,
       }
       for bands in (64, 342)
     },
-    'sensitivity, bands <= min_sep': {
-      'task': 'sensitivity',
-      'min_sep': _MATRIX_BANDS,
-      'max_participations': 4,
-    },
-    'sensitivity, bands > min_sep': {
-      'task': 'sensitivity',
-      'min_sep': 24,
-      'max_participations': 4,
+    **{
+      f'sensitivity, bands {relation} min_sep': {
+        'task': 'sensitivity',
+        'sides': jax,
+        'compared': _TASK,
+        'min_sep': min_sep,
+        'max_participations': 4,
+      }
+      for relation, min_sep in (('<=', _MATRIX_BANDS), ('>', 24))
     },
     'sensitivity, Toeplitz': {
       'task': 'toeplitz_sensitivity',
+      'sides': jax,
+      'compared': _TASK,
       'rounds': 100_000,
       'min_sep': 1000,
       'max_participations': 8,
@@ -66,7 +152,8 @@ def _cases(dimension: int) -> dict[str, dict[str, Any]]:
 
 
 @click.command()
-@click.option('--other', required=True, help='Python that has jax_privacy.')
+@click.option('--jax-privacy', help='Python that has jax_privacy.')
+@click.option('--opake', help='Python that has opake.')
 @click.option('--repetitions', default=3, show_default=True)
 @click.option(
   '--dimension',
@@ -75,39 +162,33 @@ def _cases(dimension: int) -> dict[str, dict[str, Any]]:
   help='Floats of the noise of a round.',
 )
 @click.option('--only', default='', help='Cases whose name contains this.')
-def main(other: str, repetitions: int, dimension: int, only: str) -> None:
-  """Runs the cases."""
-  python = {'tff_bandmf': sys.executable, 'jax_privacy': other}
+def main(
+  jax_privacy: Optional[str],
+  opake: Optional[str],
+  repetitions: int,
+  dimension: int,
+  only: str,
+) -> None:
+  """Runs the cases with the sides whose Python is given."""
+  pythons = {_OURS: sys.executable, 'jax_privacy': jax_privacy, 'opake': opake}
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     np.save(folder / 'given.npy', _matrix())
     for case, task in _cases(dimension).items():
-      if only not in case:
+      python = {
+        side: pythons[side] for side in (_OURS, *task['sides']) if pythons[side]
+      }
+      if only not in case or len(python) == 1:
         continue
-      results: dict[str, list[dict[str, Any]]] = {side: [] for side in _SIDES}
+      if task['task'] == 'b_min_sep':
+        _run(python['opake'], 'opake', folder, {**task, 'task': 'coefficients'})
+      results: dict[str, list[dict[str, Any]]] = {side: [] for side in python}
       for repetition in range(repetitions):
-        sides = list(_SIDES)
+        sides = list(python)
         for side in sides if repetition % 2 == 0 else reversed(sides):
           results[side].append(_run(python[side], side, folder, task))
-      summary = {side: _summary(runs) for side, runs in results.items()}
-      click.echo(
-        json.dumps(
-          {
-            'case': case,
-            **task,
-            **summary,
-            **{
-              f'{name}_ratio': statistics.median(
-                theirs[name] / ours[name]
-                for ours, theirs in zip(
-                  results['tff_bandmf'], results['jax_privacy']
-                )
-              )
-              for name in ('seconds', 'cpu_seconds')
-            },
-          }
-        )
-      )
+      _check(case, results)
+      click.echo(json.dumps({'case': case, **task, **_summary(task, results)}))
 
 
 def _matrix() -> np.ndarray:
@@ -120,35 +201,108 @@ def _matrix() -> np.ndarray:
 
 
 def _run(
-  python: str, side: str, folder: pathlib.Path, task: dict[str, Any]
+  python: Optional[str], side: str, folder: pathlib.Path, task: dict[str, Any]
 ) -> dict[str, Any]:
   """Returns the result of one side, with its matrix evaluated."""
+  before = _children_cpu_seconds()
   done = subprocess.run(
-    [python, '-m', f'benchmarks.{_SIDES[side]}', json.dumps(task), str(folder)],
+    [
+      str(python),
+      '-m',
+      f'benchmarks.{_SIDES[side]}',
+      json.dumps(task),
+      str(folder),
+    ],
     check=True,
     stdout=subprocess.PIPE,
     cwd=_FOLDER.parent,
   )
   answer = json.loads(done.stdout.splitlines()[-1])
-  if task['task'] == 'optimize':
-    # Equal column norms and bands <= min_sep: sens^2 is theirs, for any k.
-    matrix = np.load(folder / 'found.npy')
-    decoder = np.linalg.solve(matrix.T, np.tri(len(matrix)).T)
-    answer['loss'] = float(
-      np.mean(np.sum(decoder**2, 0)) * np.max(np.sum(matrix**2, 0))
-    )
+  answer[_PROCESS] = _children_cpu_seconds() - before
+  if task['task'].startswith('optimize'):
+    answer['loss'] = _loss(np.load(folder / 'optimum.npy'), task)
   return answer
 
 
-def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-  """Returns the medians of the results over repetitions."""
+def _children_cpu_seconds() -> float:
+  used = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return used.ru_utime + used.ru_stime
+
+
+def _loss(c: np.ndarray, task: dict[str, Any]) -> float:
+  """Returns sens^2(C) times the mean or largest squared error of a sum.
+
+  Args:
+    c: [rounds, rounds], C with at most `min_sep` bands; or [<= rounds], the
+      coefficients of a Toeplitz C, non-increasing.
+    task: the task, with its schema and its objective.
+  """
+  n = task['rounds']
+  if c.ndim == 2:
+    decoder = np.linalg.solve(c.T, np.tri(n).T)
+    errors = np.sum(decoder**2, 0)
+    squared = task['max_participations'] * np.max(np.sum(c**2, 0))
+  else:
+    c = np.pad(c, (0, n - len(c)))
+    last = np.max(np.nonzero(c)) + 1
+    impulse = np.zeros(n)
+    impulse[0] = 1.0
+    # Coefficients of A C^-1: the error of sum t adds up their squares to t.
+    decoder = np.cumsum(scipy.signal.lfilter([1.0], c[:last], impulse))
+    errors = np.cumsum(decoder**2)
+    rows = np.zeros(n)
+    for first in range(0, n, task['min_sep'])[: task['max_participations']]:
+      rows[first:] += c[: n - first]
+    squared = np.sum(rows**2)
+  error = np.mean(errors) if task['objective'] == 'mean' else np.max(errors)
+  return float(squared * error)
+
+
+def _check(case: str, results: dict[str, list[dict[str, Any]]]) -> None:
+  """Raises unless ours is as good as the others, or of the same C and rates."""
+  ours = results[_OURS][-1]
+  for side, runs in results.items():
+    theirs = runs[-1]
+    if 'loss' in ours and ours['loss'] > theirs['loss'] * (1 + _LOSS_TOLERANCE):
+      raise click.ClickException(
+        f'{case}: the loss {ours["loss"]} is worse than {theirs["loss"]} of '
+        f'{side}; the seconds compare different results'
+      )
+    for name in 'coefficients', 'sampling_prob':
+      if name in ours:
+        np.testing.assert_allclose(
+          theirs.pop(name) if side != _OURS else theirs[name],
+          ours[name],
+          rtol=1e-12,
+          err_msg=f'{case}: {name} of {side}',
+        )
+
+
+def _summary(
+  task: dict[str, Any], results: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+  """Returns the medians of each side, and the ratios of ours to theirs."""
   return {
-    name: (
-      value
-      if isinstance(value, str)
-      else statistics.median(run[name] for run in runs)
-    )
-    for name, value in runs[0].items()
+    'results': {
+      side: {
+        name: (
+          value
+          if isinstance(value, str)
+          else statistics.median(run[name] for run in runs)
+        )
+        for name, value in runs[0].items()
+        if name != 'coefficients'
+      }
+      for side, runs in results.items()
+    },
+    'ratio': {
+      side: statistics.median(
+        ours[task['compared']] / theirs[task['compared']]
+        for ours, theirs in zip(results[_OURS], runs)
+      )
+      for side, runs in results.items()
+      if side != _OURS
+    },
   }
 
 

@@ -2,6 +2,7 @@
 
     bandmf reproduce --json | python docs/generate.py reproduction
     make -s bench | python docs/generate.py benchmarks
+    python -m benchmarks.side_by_side ... | python docs/generate.py side_by_side
     python -m simulations.sweep --config=configs/evidence.toml --out=DIR \
         --results | python docs/generate.py comparison
     python -m simulations.sweep --config=configs/people.toml --out=DIR \
@@ -12,14 +13,17 @@
 
 Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
 which is committed: what the site shows was computed by the code of that commit
-or of an earlier one, on the machine that the page names. The pages of the
-comparison, people and attacks, and the table in `docs/guide/amplified.md`, are
-made of `evidence.json`, `people.json`, `attacks.jsonl` and `amplified.json`,
-which stay beside them. People and attacks have a part of README.md.
+or of an earlier one, on the machine that the page names. Of benchmarks, the
+cases that are not in the input keep their sections, and their dates. The pages
+of the comparison, people and attacks, the table in `docs/guide/amplified.md`
+and the one of other libraries are made of `evidence.json`, `people.json`,
+`attacks.jsonl`, `amplified.json` and `side_by_side.jsonl`, which stay beside
+them. People and attacks have a part of README.md.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import pathlib
@@ -35,8 +39,8 @@ _GOAL = 'goal_'
 _FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 
 
-def reproduction(rows: list[dict[str, Any]]) -> str:
-  """Returns the page of the published tables and ours."""
+def write_reproduction(rows: list[dict[str, Any]]) -> None:
+  """Writes the page of the published tables and ours."""
   passed = sum(row['pass'] for row in rows)
   text = (
     '# Published figures\n\n'
@@ -62,26 +66,21 @@ def reproduction(rows: list[dict[str, Any]]) -> str:
         if row['table'] == table
       ],
     )
-  return text + _command('reproduction', 'bandmf reproduce --json')
-
-
-def benchmarks(cases: list[dict[str, Any]]) -> str:
-  """Returns the page of the benchmarks."""
-  text = (
-    '# Benchmarks\n\n'
-    'One run of each. Ratios compare what was measured in the '
-    'same run; seconds depend on the machine, and on what else it did. A goal '
-    'is the most that a figure is to be. More on a case stands in '
-    '`benchmarks/`, in the function of its name.\n\n'
-    f'Machine: {platform.machine()}, {os.cpu_count()} cores, Python '
-    f'{platform.python_version()}.\n'
+  text += (
+    '\n---\n\nThis page was written by '
+    '`bandmf reproduce --json | python docs/generate.py reproduction`.\n'
   )
-  names = dict.fromkeys(case['case'] for case in cases)
-  for name in names:
+  (_FOLDER / 'reproduction.md').write_text(text)
+
+
+def write_benchmarks(cases: list[dict[str, Any]]) -> None:
+  """Writes the sections of the cases that were measured."""
+  sections = {}
+  for name in dict.fromkeys(case['case'] for case in cases):
     results = [case for case in cases if case['case'] == name]
     keys = dict.fromkeys(key for result in results for key in result)
     about = results[0]['about'].partition(' ')[2]
-    text += f'\n## {name}\n\n{about[0].upper()}{about[1:]}\n\n' + _table(
+    table = _table(
       ['quantity'] + ['value'] * len(results),
       [
         [key, *(_with_goal(result, key) for result in results)]
@@ -89,9 +88,140 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
         if key not in ('case', 'about') and not key.startswith(_GOAL)
       ],
     )
-  return text + _command(
-    'benchmarks', f'python -m benchmarks.bench {" ".join(names)}'
+    sections[name] = (
+      f'{about[0].upper()}{about[1:]}\n\n{table}\nMeasured on {_today()} with '
+      f'{platform.machine()}, {os.cpu_count()} cores, Python '
+      f'{platform.python_version()}.\n'
+    )
+  _write_sections(sections)
+
+
+def write_side_by_side(measured: list[dict[str, Any]]) -> None:
+  """Writes the table beside other libraries, and what it is made of."""
+  path = _FOLDER / 'side_by_side.jsonl'
+  lines = path.read_text().splitlines() if path.exists() else []
+  cases = {case['case']: case for case in map(json.loads, lines)}
+  cases.update({case['case']: {**case, 'date': _today()} for case in measured})
+  path.write_text(''.join(f'{json.dumps(each)}\n' for each in cases.values()))
+  peers = _SIDES[1:]
+  table = _table(
+    ['case', *_SIDES, *(f'over {peer}' for peer in peers), 'date'],
+    [
+      [
+        name,
+        *(
+          _result(case['results'].get(side, {}), case['compared'])
+          for side in _SIDES
+        ),
+        *(
+          _with_goal(
+            {
+              **case['ratio'],
+              **{
+                _GOAL + peer: goal
+                for peer, goal in case.get('goal', {}).items()
+              },
+            },
+            peer,
+          )
+          for peer in peers
+        ),
+        case['date'],
+      ]
+      for name, case in cases.items()
+    ],
   )
+  versions = {
+    side: result['version']
+    for case in cases.values()
+    for side, result in case['results'].items()
+  }
+  sections = {
+    'Side by side': _SIDE_BY_SIDE.format_map(
+      {**dict.fromkeys(_SIDES, ''), **versions}
+    )
+    + '\n'
+    + table,
+  }
+  _write_sections(sections)
+
+
+_SIDES = ['tff_bandmf', 'jax_privacy', 'opake']
+_SIDE_BY_SIDE = """\
+tff_bandmf {tff_bandmf} beside jax_privacy {jax_privacy} (its newest commit
+8967688, on 2026-11-22) and opake {opake} (PyTorch, CPU), each in an
+environment of its own, in turns and pinned to one core of a busy machine, by
+`python -m benchmarks.side_by_side`. Times are CPU seconds. For searches they
+are those of the whole process, with its imports; those of the search alone
+are in brackets. For noise and sensitivities they are those of one round or
+one call in steady state. A ratio is our seconds over theirs: less is better.
+Where a cell is empty, that library does not do the task.
+
+- A loss is that of the matrix which a search returned, evaluated by one
+  computation for all. The benchmark fails if our loss is more than 0.1 %
+  above another.
+- In the row b-min-sep a ratio compares noise: the standard deviation of z
+  over the clip, at (4, 0.0446). The benchmark checks that C and p are the
+  same: C is the optimum of opake for n = 2,052 and 342 bands, with unit
+  columns, and p = 0.677 is that of 1,000 of 342,477 clients a round, with a
+  warm start. The delta of opake is its bound at noise 1.0, with failure
+  probability 1e-6 and a resolution of 1e-3. Ours is the bound at the noise of
+  our calibration, with failure probability 1e-8; the claim of (4, 0.0446) also
+  covers the integer arithmetic. Our seconds are those of a whole calibration,
+  those of opake are of one evaluation.
+- Our normals are float64 with their whole tail, rounded to a lattice, from
+  ChaCha20. Those of the others are float32.
+"""
+
+
+def _result(result: dict[str, Any], compared: str) -> str:
+  """Returns the cell of one side: seconds, and what they were for."""
+  if not result:
+    return ''
+  text = f'{result["cpu_seconds"]:.3g}'
+  if compared == 'process_cpu_seconds':
+    text = f'{result[compared]:.3g} ({text})'
+  elif compared == 'noise':
+    text = f'noise {result["noise"]:.4f}, {text}'
+  for name in 'loss', 'value', 'delta':
+    if name in result:
+      text += f'; {name} {result[name]:.7g}'
+  return text + (f', {result["method"]}' if 'method' in result else '')
+
+
+def _today() -> str:
+  return datetime.date.today().isoformat()
+
+
+def _write_sections(sections: dict[str, str]) -> None:
+  """Writes sections of the page of benchmarks; its others stay."""
+  path = _FOLDER / 'benchmarks.md'
+  text = path.read_text() if path.exists() else ''
+  _, *parts = text.split('\n## ')
+  for part in parts:
+    name, _, body = part.partition('\n\n')
+    sections.setdefault(name, body.rstrip('\n') + '\n')
+  path.write_text(
+    _BENCHMARKS
+    + ''.join(f'\n## {name}\n\n{sections[name]}' for name in sorted(sections))
+  )
+
+
+_BENCHMARKS = """\
+# Benchmarks
+
+Each figure is of one run. Ratios compare what was measured in the same run;
+seconds depend on the machine, and on what else it did. A goal is the largest
+value that a figure should have. The function of a case, in `benchmarks/`,
+says more.
+
+Every section has the date of its run. This command writes a section again:
+`python -m benchmarks.bench NAME | python docs/generate.py benchmarks`. The
+first section is written by
+`python -m benchmarks.side_by_side ... | python docs/generate.py side_by_side`.
+
+No GPU was to be had: the case accelerator is of JAX on a CPU.
+"""
 
 
 def write_comparison(text: str) -> None:
@@ -181,7 +311,12 @@ _SWEEPS = {
   'attacks': write_attacks,
   'amplified': write_amplified,
 }
-_PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}
+# Made of JSON lines.
+_PAGES = {
+  'reproduction': write_reproduction,
+  'benchmarks': write_benchmarks,
+  'side_by_side': write_side_by_side,
+}
 
 
 def _with_goal(result: dict[str, Any], key: str) -> str:
@@ -216,13 +351,6 @@ def _table(headers: list[str], rows: Iterable[list[str]]) -> str:
   )
 
 
-def _command(page: str, source: str) -> str:
-  return (
-    '\n---\n\nThis page was written by '
-    f'`{source} | python docs/generate.py {page}`.\n'
-  )
-
-
 def main(arguments: list[str]) -> int:
   """Returns the exit status."""
   if len(arguments) != 1 or arguments[0] not in (*_PAGES, *_SWEEPS):
@@ -238,7 +366,7 @@ def main(arguments: list[str]) -> int:
   if not rows:
     print(f'{page}: no JSON lines on standard input.', file=sys.stderr)
     return 2
-  (_FOLDER / f'{page}.md').write_text(_PAGES[page](rows))
+  _PAGES[page](rows)
   return 0
 
 

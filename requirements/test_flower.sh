@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
-# Runs the example for Flower in .venv-flower, which has no TensorFlow Federated.
+# Tests the strategy for Flower in .venv-flower, with the newest Flower that
+# setup.py takes and the core. PYTHON=... chooses the Python, at least 3.11.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly VENV=.venv-flower
+readonly VENV=.venv-flower PYTHON=${PYTHON:-python3}
 
-if [[ ! -x $VENV/bin/pytest ]]; then
-  .venv/bin/python -m venv --clear "$VENV"
+version() {
+  "$1" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null || true
+}
+if [[ $(version "$VENV/bin/python") != "$(version "$PYTHON")" || ! -x $VENV/bin/pytest ]]; then
+  "$PYTHON" -m venv --clear "$VENV"
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -e '.[tff]' 'flwr==1.12.*' pytest
+    -e '.[flower]' 'flwr[simulation]' jsonschema pytest scikit-learn
 fi
+export PYTHONPATH=$PWD
+"$VENV/bin/python" -c 'import flwr, sys; print("Python", *sys.version_info[:2], "Flower", flwr.__version__)'
 exec "$VENV/bin/python" -m pytest -q -p no:cacheprovider --noconftest \
-  tests/flower_check.py
+  tests/flower_test.py "$@"

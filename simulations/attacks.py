@@ -1,24 +1,25 @@
-"""Attacks on people: finds who was trained on, and what they wrote.
+"""Attacks on people: finds the people in the training data, and their text.
 
   python -m simulations.attacks RUN_DIR ... [--planted=20 --out=DIR]
 
-Attacks each ended run with the two models that anybody may have: the last model
-of the run, and the public model from which its training started. Prints one
-JSON line for each run.
+Each finished run is attacked with two models that an attacker may have: the
+last model of the run, and the model from which its training started. The output
+is one JSON line for each run.
 
-* Membership: the score of a person is her gain: the mean loss a word of her
-  sentences before the training, minus that after the training. The people of
-  the train split are the members, and the people of the two other splits are
-  the non-members (`others`). The attack calls a person a member if her gain
-  exceeds a threshold, which a share of at most alpha of the non-members exceed.
-* Exposure [Carlini19], with --planted: a sentence of random words takes the
-  place of some sentences of each of so many people, and the run is trained
-  again in DIR. A planted sentence is compared with R - 1 references: sentences
-  of random words that nobody wrote. Its rank r among the R is by how much the
-  training lowered its loss, largest first; its exposure is log2(R) - log2(r)
-  bits. A model that never saw the sentence gives log2(e) = 1.4 bits on average.
-  The attack calls a sentence planted if its loss fell by more than a threshold,
-  which a share of at most alpha of the references exceed.
+* Membership. The people of the train split are the members, and the people of
+  the two other splits are the non-members (`others`). The score of a person is
+  the gain: the decrease, through training, of the mean loss per word on the
+  person's sentences. The attack calls a person a member if the gain exceeds a
+  threshold. At most a share alpha of the non-members exceed the threshold.
+* Exposure [Carlini19], with --planted=M: M people of the train split are
+  chosen. A sentence of random words replaces some of each chosen person's
+  sentences, and the run is trained again in DIR. The planted sentence is ranked
+  among itself and R - 1 references, which are sentences of random words that
+  nobody wrote. The sentence whose loss fell most by training has rank 1. A
+  planted sentence of rank r has an exposure of log2(R) - log2(r) bits. If the
+  model was not trained on the sentence, the exposure is log2(e) = 1.4 bits on
+  average. The attack calls a sentence planted if its loss fell by more than a
+  threshold. At most a share alpha of the references exceed the threshold.
 
 If the guarantee of a run holds, a test that calls a non-member a member with
 probability alpha calls a member a member with probability at most
@@ -26,8 +27,8 @@ probability alpha calls a member a member with probability at most
     Phi(Phi^-1(alpha) + mu),   mu = 1 / noise_multiplier
 
 because the run is a Gaussian mechanism with this mu; Phi is the standard normal
-distribution function. An attack below this bound does not show that the
-guarantee holds. An attack above it refutes the guarantee.
+distribution function. If an attack stays below this bound, the guarantee may
+still be wrong. If an attack exceeds the bound, the guarantee is wrong.
 
 [Carlini19] is Carlini, Liu, Erlingsson, Kos, Song, "The Secret Sharer", USENIX
 Security 2019.
@@ -52,20 +53,21 @@ from tff_bandmf import errors
 
 ALPHAS = (0.01, 0.05)
 _CONFIDENCE = 0.95
-_REFERENCES = 4095  # Sentences that nobody wrote.
+_REFERENCES = 4095  # R - 1 of the module docstring.
 _PLANTED_WORDS = 8
-_PLANTED_ROWS = 4  # Sentences of a person that the planted one replaces.
+_PLANTED_ROWS = 4  # Number of sentences that a planted sentence replaces.
 _BATCH = 256
 
 
 def bound(alpha: float, noise_multiplier: float) -> float:
-  """Returns the most that any attack's true positive rate can be.
+  """Returns the maximum true positive rate of any attack.
 
     Phi(Phi^-1(alpha) + 1 / noise_multiplier)
 
   Args:
-    alpha: false positive rate, in [0, 1].
-    noise_multiplier: noise multiplier of the whole run, >= 0; 0 bounds nothing.
+    alpha: false positive rate of the attack, in [0, 1].
+    noise_multiplier: noise multiplier of the whole run, >= 0; the bound of a
+      run without noise (0) is 1.
 
   >>> round(bound(0.01, 1 / 1.53), 2)
   0.21
@@ -76,7 +78,7 @@ def bound(alpha: float, noise_multiplier: float) -> float:
 
 
 def interval(successes: int, trials: int) -> tuple[float, float]:
-  """Returns the 95 % interval of a probability, exact [Clopper-Pearson]."""
+  """Returns the exact 95 % confidence interval (Clopper-Pearson) of a rate."""
   tail = (1 - _CONFIDENCE) / 2
   return (
     float(stats.beta.ppf(tail, successes, trials - successes + 1))
@@ -91,23 +93,25 @@ def interval(successes: int, trials: int) -> tuple[float, float]:
 def membership(
   members: np.ndarray, others: np.ndarray, noise_multiplier: float
 ) -> list[dict[str, Any]]:
-  """Returns what the threshold attack achieves at each alpha of `ALPHAS`.
+  """Returns the results of the threshold attack for each alpha of `ALPHAS`.
 
   Args:
-    members: [m] scores of members; a larger score is likelier of a member.
-    others: [k] scores of people who are not members.
+    members: [m] scores of members; the attack expects larger scores from
+      members than from non-members.
+    others: [k] scores of non-members.
     noise_multiplier: noise multiplier of the run, >= 0; 0 without noise.
 
   Returns:
-    For each alpha: the `false_positive_rate`; the `true_positive_rate` with the
-    ends `low` and `high` of its interval; the `bound` at alpha; whether the
-    attack `refuted` the bound; and whether it is `above_chance`. Let m be the
-    upper end of the interval of the false positive rate. The bound is refuted
-    if low > bound(m), and the attack is above chance if low > m.
+    For each alpha: the `false_positive_rate`; the `true_positive_rate`; the
+    ends `low` and `high` of the confidence interval of the true positive rate;
+    the `bound` at alpha; whether the attack `refuted` the guarantee; and
+    whether the attack is `above_chance`. Let a be the upper end of the
+    confidence interval of the false positive rate. The guarantee is refuted if
+    low > bound(a), and the attack is above chance if low > a.
   """
   rates = []
   for alpha in ALPHAS:
-    # A share of at most alpha of the others have a score above the threshold.
+    # At most a share alpha of `others` have a score above the threshold.
     threshold = np.sort(others)[::-1][math.floor(alpha * len(others))]
     false, true = (int(np.sum(each > threshold)) for each in (others, members))
     low, high = interval(true, len(members))
@@ -128,7 +132,7 @@ def membership(
 
 
 def row_losses(model: Any, weights: Any, rows: np.ndarray) -> np.ndarray:
-  """Returns, for each sentence, the loss of its words and their number.
+  """Returns the summed loss and the number of words of each sentence.
 
   Args:
     model: network, a `models.Model`.
@@ -136,7 +140,7 @@ def row_losses(model: Any, weights: Any, rows: np.ndarray) -> np.ndarray:
     rows: [sentences, sequence_length + 1] token ids.
 
   Returns:
-    [sentences, 2] float64.
+    [sentences, 2] float64, losses in nats.
   """
   import tensorflow as tf
 
@@ -164,7 +168,7 @@ def gains(
   after: Any,
   clients: client_data.TokenizedClients,
 ) -> np.ndarray:
-  """Returns what each client gained, [m] nats a word.
+  """Returns the gain of each client, [m] nats per word.
 
   Args:
     model: network, a `models.Model`.
@@ -183,12 +187,13 @@ def gains(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Planted:
-  """Sentences that were planted.
+  """A train split with planted sentences.
 
   Attributes:
-    clients: clients of the train split, with the sentences in their text.
-    people: [m] indices of the clients with one sentence each.
-    rows: [m, sequence_length + 1] token ids of the sentences.
+    clients: clients of the train split, whose text includes the planted
+      sentences.
+    people: [m] indices of the clients with a planted sentence.
+    rows: [m, sequence_length + 1] token ids of the planted sentences.
     references: [R - 1, sequence_length + 1] token ids of sentences that no
       client has.
   """
@@ -202,12 +207,12 @@ class Planted:
 def plant(
   clients: client_data.TokenizedClients, people: int, seed: int
 ) -> Planted:
-  """Returns clients of whom some wrote a sentence of random words.
+  """Plants a sentence of random words in the text of some clients.
 
   Args:
     clients: clients of the train split.
     people: number of clients with a planted sentence, >= 1.
-    seed: seed, >= 0, of the choice of clients and words.
+    seed: seed, >= 0, by which clients and words are chosen.
   """
   clients.prepare(range(clients.num_clients))
   generator = np.random.default_rng(seed)
@@ -236,7 +241,7 @@ def plant(
 
 
 def falls(model: Any, before: Any, after: Any, rows: np.ndarray) -> np.ndarray:
-  """Returns by how much the loss of each sentence fell, [sentences] nats."""
+  """Returns the decrease of each sentence's loss, [sentences] nats."""
   return (
     row_losses(model, before, rows)[:, 0] - row_losses(model, after, rows)[:, 0]
   )
@@ -248,17 +253,17 @@ def exposures(scores: np.ndarray, references: np.ndarray) -> np.ndarray:
     log2(R) - log2(rank among R - 1 references and itself)
 
   Args:
-    scores: [m] by how much the loss of each planted sentence fell.
-    references: [R - 1] the same of sentences that no client has.
+    scores: [m] decrease of the loss of each planted sentence.
+    references: [R - 1] decrease of the loss of each reference.
   """
   above = len(references) - np.searchsorted(np.sort(references), scores)
   return math.log2(len(references) + 1) - np.log2(above + 1)
 
 
 def area(members: np.ndarray, others: np.ndarray) -> float:
-  """Returns the probability that a member's score exceeds another's.
+  """Returns the probability that a member's score exceeds a non-member's.
 
-  Ties count half, so that scores that say nothing have 0.5.
+  A tie counts as one half, so scores without information give 0.5.
   """
   statistic = stats.mannwhitneyu(members, others).statistic
   return float(statistic / (len(members) * len(others)))
@@ -270,13 +275,14 @@ def attack(
   start: Any,
   planted: Optional[Planted] = None,
 ) -> dict[str, Any]:
-  """Returns what the attacks on an ended run found; see the module.
+  """Returns the results of the attacks on a finished run.
 
   Args:
     corpus: corpus of the run, a `training.TokenizedCorpus`.
     directory: folder of the run.
-    start: where the run started, a `pretraining.Start`.
-    planted: sentences that were planted in the train split; None if none was.
+    start: initial model of the run, a `pretraining.Start`.
+    planted: planted sentences of the train split; None if no sentence was
+      planted.
   """
   from simulations import pretraining
   from tff_bandmf.run_files import run_json
@@ -288,7 +294,7 @@ def attack(
   ]
   members = gains(model, before, after, corpus.train)
   if planted is not None:
-    # A part of the text of people with a planted sentence is not their own.
+    # People with a planted sentence did not write all of their text.
     members = np.delete(members, planted.people)
   others = np.concatenate(
     [
@@ -359,7 +365,7 @@ def main(
 def _attack_run(
   directory: pathlib.Path, planted: int, out: Optional[pathlib.Path]
 ) -> dict[str, Any]:
-  """Returns the content of the JSON line of a run."""
+  """Returns the results for a run; trains it again if `planted` > 0."""
   from simulations import config_keys, pretraining, training
   from tff_bandmf import report
   from tff_bandmf.run_files import run_json
@@ -377,7 +383,7 @@ def _attack_run(
   if planted:
     planted_text = plant(corpus.train, planted, config.training.seed)
     corpus = dataclasses.replace(corpus, train=planted_text.clients)
-    assert out is not None  # `main` checks it.
+    assert out is not None  # `main` raises an error if `out` is None.
     directory = out / name
     run_stackoverflow.check_system(str(directory))
     with runtime.local_runtime():

@@ -1,4 +1,4 @@
-"""Simulates availability of devices: time zones, charging, drop-out.
+"""Simulates the availability of devices: time zones, charging, drop-out.
 
 | symbol | name here        | meaning                                        |
 |--------|------------------|------------------------------------------------|
@@ -6,16 +6,15 @@
 | R      | `rounds_per_day` | rounds in 24 hours, evenly spaced              |
 | z      |                  | time zone of a client, one of `zones`, hours   |
 | H      |                  | 24 t / R + z, local time in hours since day 0  |
-| u', u''|                  | uniform in [0, 1), a hash of (client, night)   |
+| u', u''|                  | random numbers of (client, night) in [0, 1)    |
 
-A night lasts from noon to noon: its number is (H - 12) // 24, and the hour
-within it is (H - 12) mod 24. In each night a device is charged with probability
-`charging`,
-from 22:00 + 3 u' h on, for 4 + 5 u'' h. It is available while it is charged. A
-client that was selected drops out with probability `drop_out`.
+A night lasts from noon to noon and has the number (H - 12) // 24. In each night
+a device is charged with probability `charging`. The charging begins 3 u' hours
+after 22:00 and lasts 4 + 5 u'' hours. A device is available while it is
+charged. A selected client drops out with probability `drop_out`.
 
-Every random number is a hash of (seed, client, night or round), so results do
-not depend on earlier calls.
+Every random number is a hash of the seed, the client, and the night or the
+round, so results do not depend on earlier calls.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ import numpy as np
 
 from tff_bandmf import _checks, errors
 
-# The Americas, Europe and Africa, Asia.
+# Time zones of the Americas (-8 to -3), of Europe and Africa (0 to 3) and of
+# Asia (5 to 9).
 _INHABITED = (-8, -7, -6, -5, -4, -3, 0, 1, 2, 3, 5, 6, 7, 8, 9)
 _ZONE, _NIGHT, _DROP_OUT = range(3)
 _BITS = 21
@@ -63,7 +63,7 @@ class Diurnal:
       _checks.between(name, getattr(self, name), 0, 1, 'it is a probability')
 
   def available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
-    """Returns which clients can be selected for a round, [m] bool.
+    """Returns whether each client can be selected for a round, [m] bool.
 
     Args:
       round_index: index of the round.
@@ -81,10 +81,10 @@ class Diurnal:
     return (charged < self.charging) & (0 <= since) & (since < 4 + 5 * length)
 
   def drops_out(self, round_index: int, cohort: np.ndarray) -> np.ndarray:
-    """Returns which clients of a cohort do not contribute, [m] bool.
+    """Returns whether each client of a cohort drops out, [m] bool.
 
-    The participation of a client that drops out counts all the same, because
-    the cohort is recorded before the round.
+    The ledger counts the participation of a client that drops out, because the
+    cohort is recorded before the round starts.
 
     Args:
       round_index: index of the round.
@@ -108,7 +108,7 @@ def _uniform(bits: np.ndarray) -> np.ndarray:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-  """Returns the values scrambled: SplitMix64's step, a bijection."""
+  """Returns the values after one step of SplitMix64, a bijection of 64 bits."""
   values = values + np.uint64(0x9E3779B97F4A7C15)
   values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,19 +1,19 @@
-"""The clips of adaptive runs, round by round, and the cost of moving them.
+"""Draws the clips of adaptive runs, and the noise that moving clips adds.
 
   python -m simulations.clip_paths RUNS --out=DIR
 
-RUNS is a folder that `run_stackoverflow` wrote. DIR gets
-`adaptive_clipping.json` and `.png`.
+RUNS is a folder that `run_stackoverflow` wrote. The program writes
+`adaptive_clipping.json` and `adaptive_clipping.png` to DIR.
 
-C is the strategy, and the entries of Z are independent standard normals. Let
-y_t be row t of C^-1 Z, Xi_t = y_0 + ... + y_t, and S_t the clip of round t.
+C is the strategy matrix, and the entries of Z are independent standard normals.
+Let y_t be row t of C^-1 Z, Xi_t = y_0 + ... + y_t, and S_t the clip of round t.
 Round t has the noise S_t y_t. By Abel's summation the noise of the sum of
 rounds 0 to t is
 
   sum_{s<=t} S_s y_s = S_t Xi_t - sum_{s<t} (S_{s+1} - S_s) Xi_s
 
-The first term is the noise of a constant clip S_t; the second is the cost of
-moving the clip.
+The first term is the noise of a constant clip S_t. The second term exists only
+if the clip moves.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _NAME = 'adaptive_clipping'
 def noise_of_sums(
   strategy: strategies.Strategy, path: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Returns standard deviations of the two terms above and of their sum.
+  """Returns standard deviations of the noise of prefix sums, by name.
 
   Args:
     strategy: C.
-    path: [n] S_t, the clips.
+    path: [rounds] S_t, the clips.
 
   Returns:
-    `total`, `constant` and `moving`, [n] float64.
+    [rounds] float64 arrays: `constant` for the first term of the module
+    docstring, `moving` for the second term, and `total` for their sum.
   """
   moved = np.asarray(path, np.float64)
   inverse = np.linalg.inv(strategy.matrix())
@@ -84,10 +85,11 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
-  """Returns a figure of clips and of noise by round, by mechanism.
+  """Returns a figure with a column for each mechanism.
 
-  Each mechanism has a column. The noise is the standard deviation of the sum of
-  all rounds so far, divided by the clip of the round.
+  The upper panel of a column shows the clip of each round. The lower panel
+  shows the standard deviation of the noise in the sum of rounds 0 to t, divided
+  by the clip of round t.
   """
   families = list(dict.fromkeys(run['family'] for run in runs))
   drawing = figure_lib.Figure(
@@ -111,7 +113,7 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
       constant = np.divide(run['noise']['constant'], run['path'])
     below.plot(rounds, constant, ':', color='black', label='a constant clip')
     above.set_yscale('log')
-    # A diverging clip may leave the panel.
+    # The limit keeps small clips readable if the clip of one run diverges.
     above.set_ylim(top=4 * max(run['l2_norm_clip'] for run in runs))
     below.set_yscale('log')
     below.set_xlabel('rounds')
@@ -133,7 +135,7 @@ def main(runs: pathlib.Path, out: pathlib.Path) -> None:
     if (directory / run_json.RESULT_FILE).exists()
   ]
   draw(clip_paths).savefig(out / f'{_NAME}.png', dpi=110)
-  # The figure shows the noise of every round, the file that of the last round.
+  # The JSON file has the noise of the last round only.
   for run in clip_paths:
     run['noise'] = {name: values[-1] for name, values in run['noise'].items()}
     if not run['adaptive']:

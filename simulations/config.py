@@ -1,4 +1,4 @@
-"""An experiment, checked as a whole before work starts."""
+"""The configuration of an experiment: dataclasses that check their values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Optional
 from tff_bandmf import accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
-# Value of `privacy.family` for a run without noise and without a claim.
+# Value of `privacy.family` for a run without noise and without a guarantee.
 NO_NOISE = 'none'
 FAMILIES = (NO_NOISE, *strategies.FAMILIES)
 PREFIX = 'prefix'
@@ -26,22 +26,25 @@ PUBLIC = 'public'
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-  """The text of an experiment and its limits.
+  """The text of an experiment, its vocabulary and its maximum sizes.
 
   Attributes:
-    corpus: 'docstrings'; 'chitchat' for chats of people, with the vocabulary of
-      the docstrings; 'stackoverflow' for TFF's data set, with TFF's word
-      counts; or the path of a SQLite file of TFF's form, whose words are
-      counted.
-    data_dir: folder of the files of 'stackoverflow' or of 'chitchat'; None
-      downloads the former with TFF, and takes the latter from its package.
-    vocabulary_file: file with one word a line, most frequent first; None to
-      take the most frequent words of the corpus.
-    vocabulary_size: number of words, >= 1, without special ids.
-    max_sentences_per_client: most sentences of a client, >= 1; further ones are
-      left out.
-    sequence_length: most words of a sentence, >= 1; further ones are cut.
-    unit: meaning of a client, in the words of the report.
+    corpus: 'docstrings' for docstrings of Python packages; 'chitchat' for chats
+      of people; 'stackoverflow' for TFF's StackOverflow data set; or the path
+      of a SQLite file in the format of TFF's `SqlClientData`.
+    data_dir: folder with the files of 'stackoverflow' or 'chitchat'. If it is
+      None, TFF downloads 'stackoverflow', and 'chitchat' is read from its
+      Python package.
+    vocabulary_file: file with one word a line, most frequent first. None takes
+      TFF's word counts for 'stackoverflow', the words of 'docstrings' for
+      'chitchat', and the words of the train split for any other corpus.
+    vocabulary_size: number of words, >= 1, not counting special ids such as
+      padding.
+    max_sentences_per_client: maximum number of sentences of a client, >= 1;
+      only the client's first sentences are used.
+    sequence_length: maximum number of words of a sentence, >= 1; a longer
+      sentence loses its last words.
+    unit: noun that the report uses for one client, such as 'person'.
   """
 
   corpus: str = 'docstrings'
@@ -55,20 +58,23 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The network; the defaults are the LSTM of the literature.
+  """The network; by default the LSTM of TFF's StackOverflow baseline.
 
   Attributes:
     architecture: 'lstm' or 'transformer'.
     embedding_size: dimension of word embeddings, of an LSTM's projection before
       the softmax, and of a transformer's layers, >= 1.
-    embedding_scale: half-width, > 0, of the uniform law of initial embeddings.
-    lstm_size: units of an LSTM, >= 1.
-    tied: whether an LSTM's softmax uses the embedding; a transformer's always
-      does.
-    skip: whether an LSTM's projection also sees the embedding of the last word.
-    layers: layers of a transformer, >= 1.
-    heads: attention heads of a transformer, >= 1; a divisor of embedding_size.
-    feed_forward_size: hidden units of a transformer's layer, >= 1.
+    embedding_scale: number > 0; initial embeddings are uniform in
+      [-embedding_scale, embedding_scale].
+    lstm_size: number of units of an LSTM, >= 1.
+    tied: whether the softmax of an LSTM uses the embedding matrix; the softmax
+      of a transformer always uses it.
+    skip: whether the projection of an LSTM also receives the embedding of the
+      last word.
+    layers: number of layers of a transformer, >= 1.
+    heads: number of attention heads of a transformer, >= 1; a divisor of
+      embedding_size.
+    feed_forward_size: number of hidden units of a transformer's layer, >= 1.
   """
 
   architecture: str = 'lstm'
@@ -98,38 +104,42 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """Federated averaging.
+  """The settings of federated averaging.
 
   Attributes:
-    rounds: n, rounds of the run, >= 1.
-    clients_per_round: clients of a round, >= 1; also the divisor of the mean.
-    batch_size: sentences of one SGD step of a client, >= 1; every client does
-      one epoch.
+    rounds: number of rounds of the run, >= 1.
+    clients_per_round: number of clients of a round, >= 1. The sum of their
+      updates is divided by this number.
+    batch_size: number of sentences in one SGD step of a client, >= 1. In a
+      round a client trains once on each of its sentences.
     client_learning_rate: learning rate of a client's SGD, > 0.
     server_optimizer: 'sgd', 'adam' or 'yogi'.
     server_learning_rate: learning rate of the server's optimiser, > 0.
-    server_momentum: momentum of the server's SGD, in [0, 1); beta_1 of an
-      adaptive optimiser.
-    server_beta_2: beta_2 of an adaptive optimiser, in [0, 1).
-    server_epsilon: number > 0 that an adaptive optimiser adds to a divisor.
-    server_warmup_rounds: number of first rounds, >= 0, in which the server's
-      learning rate rises linearly from 5 %.
-    server_cooldown_rounds: number of last rounds, >= 0, in which the server's
-      learning rate falls linearly back to 5 %.
-    client_groups: number of groups that the clients of a round are divided
-      into, >= 1; clients of a group train one after the other, in one call of
-      TFF. Memory and parallelism grow with it; a few times the number of cores
-      is a good choice.
-    evaluate_every: rounds between validations, >= 1.
-    evaluation_sentences: sentences of a validation, >= 1; the test uses all
-      sentences of its split.
-    seed: seed, >= 0, of initial weights, cohorts and the order of sentences;
-      never of noise, whose key comes from the operating system.
-    init: 'public' to pre-train on public text without noise, or the folder of
-      an ended run to start from its model; None for weights from the seed.
-    init_corpus: name or path, as for data.corpus, of the public text for
-      'public'.
-    init_epochs: passes over that text for 'public', >= 1.
+    server_momentum: momentum of SGD on the server, or beta_1 of 'adam' and
+      'yogi', in [0, 1).
+    server_beta_2: beta_2 of 'adam' and 'yogi', in [0, 1).
+    server_epsilon: number > 0 that 'adam' and 'yogi' add to the denominator of
+      a step.
+    server_warmup_rounds: number of rounds, >= 0, at the start of the run in
+      which the server's learning rate rises linearly from 5 % to 100 %.
+    server_cooldown_rounds: number of rounds, >= 0, at the end of the run in
+      which the server's learning rate falls linearly from 100 % to 5 %.
+    client_groups: number of groups into which the clients of a round are
+      divided, >= 1. The clients of a group train one after the other, in one
+      call of TFF. More groups train in parallel and need more memory; a few
+      times the number of cores is a good choice.
+    evaluate_every: number of rounds from one validation to the next, >= 1.
+    evaluation_sentences: number of sentences in a validation, >= 1. The final
+      test uses all sentences of the test split.
+    seed: seed, >= 0, of initial weights, of the order of sentences, and of
+      cohorts that are not sampled in secret. The noise does not depend on the
+      seed; its key comes from the operating system.
+    init: 'public' to start from weights that were pre-trained on public text
+      without noise; the folder of a finished run to start from its last model;
+      None to start from random weights.
+    init_corpus: name or path of the public text for init = 'public', a value
+      that data.corpus may also have.
+    init_epochs: number of passes over the public text, >= 1.
   """
 
   rounds: int
@@ -153,7 +163,7 @@ class Training:
 
   @property
   def server_schedule(self) -> workloads.Workload:
-    """The workload of the server: from updates to the models of plain SGD."""
+    """The workload: the linear map from updates to the models of SGD."""
     warmup = min(1.0, self.server_warmup_rounds / self.rounds)
     cooldown = self.server_cooldown_rounds / self.rounds
     return workloads.Workload(
@@ -166,48 +176,57 @@ class Privacy:
   """The mechanism, the participation and the target guarantee.
 
   Attributes:
-    family: name of a strategy family, or 'none' for no noise and no claim.
-    parameters: parameters of the family; in a file each is a key of [privacy]
-      itself. A search chooses those that are not given.
-    workload: 'prefix' to minimise the error of sums of updates, or 'momentum'
-      for the error of the models of the server's SGD, with its momentum and its
-      learning rates.
-    objective: 'mean' or 'max', the error over the rounds that a search
-      minimises.
-    min_sep: b, least r2 - r1 of two rounds of one client, >= 1; enforced.
-    max_participations: k, most rounds of a client, >= 1; enforced; None leaves
-      it to min_sep.
-    participation: 'min-sep'; or 'budget', where the rounds of a client cost at
-      most as much as max_participations rounds that are min_sep apart.
-    apart: least r2 - r1 of two rounds of one client for 'budget', in
-      [1, min_sep]; None is 1.
-    horizon: largest number of rounds of a run by 'budget', >= rounds; None
-      leaves it to the strategy.
+    family: name of a strategy family; 'none' trains without noise and without
+      a guarantee.
+    parameters: parameters of the family. In a file each parameter is a key of
+      [privacy]. The optimiser chooses the parameters that are not given.
+    workload: 'prefix' to minimise the error of prefix sums of updates, or
+      'momentum' to minimise the error of the models that the server's SGD
+      computes with its momentum and its learning rates.
+    objective: 'mean' to minimise the mean over the rounds of the squared error,
+      or 'max' to minimise its maximum.
+    min_sep: minimum separation r2 - r1 of two rounds of a client, >= 1, which
+      participation = 'min-sep' enforces. 'budget' and each kind of
+      amplification say what min_sep means for them.
+    max_participations: maximum number of rounds in which a client takes part,
+      >= 1; None means that only min_sep limits the number.
+    participation: 'min-sep' enforces min_sep and max_participations. 'budget'
+      allows a client any rounds with at most the sensitivity of
+      max_participations rounds that are min_sep apart.
+    apart: minimum separation, in [1, min_sep], that 'budget' enforces; None is
+      1.
+    horizon: maximum number of rounds to which a run with 'budget' may be
+      extended, >= rounds. None is 10 * rounds for a family whose matrix can be
+      continued, else rounds.
     epsilon: target epsilon of the whole run, > 0.
     delta: delta of the guarantee, in (0, 1).
-    l2_norm_clip: largest L2 norm of an update, > 0; for an adaptive clip, its
+    l2_norm_clip: maximum L2 norm of an update, > 0. An adaptive clip has this
       value in the first round.
-    clip_quantile: target fraction of updates with a norm below the clip, which
-      an adaptive clip approaches round by round; None for a constant clip.
-    clip_rate: largest change of the logarithm of the clip in a round; None for
-      0.2.
-    clip_fraction_weight: weight of the indicator from which that fraction is
-      estimated; None for the weight that makes noise grow by 1 %.
-    clip_until: round from which on the clip is constant; None to let it adapt
-      to the end.
-    zeroing_norm: largest absolute coordinate of an update; an update with a
-      larger one counts as zero; None for no such bound.
+    clip_quantile: target fraction of updates whose norm is below the clip. An
+      adaptive clip changes from round to round until the fraction is reached.
+      None keeps the clip constant.
+    clip_rate: maximum change of the logarithm of an adaptive clip in a round;
+      None is 0.2.
+    clip_fraction_weight: weight of the indicator, one more coordinate of an
+      update, from which an adaptive clip estimates the fraction. None is the
+      weight that increases the noise of the updates by 1 %.
+    clip_until: index of the round from which an adaptive clip is constant; None
+      lets the clip change until the end.
+    zeroing_norm: maximum absolute value of the coordinates of an update. An
+      update with a larger coordinate is replaced by zero. None sets no maximum.
     simulated_clients_per_round: cohort size of a larger run that this run
       simulates, or None. The guarantee is calibrated for the larger run, and
-      the noise of the sum is multiplied by clients_per_round over this number,
-      so the guarantee does not hold for this run; its files say so.
-    max_memory_bytes: most bytes of memory for the past noise of a tape; past
-      noise beyond that is in a file.
-    amplification: how the run draws cohorts in secret, 'cyclic-poisson',
-      'balls-in-bins' with min_sep bins, or 'b-min-sep'; None for cohorts that
-      are enforced.
-    sampling_prob: probability, for 'b-min-sep', that a client takes part when
-      it may; None derives it from the clients of a round.
+      the noise of the sum is multiplied by clients_per_round divided by
+      simulated_clients_per_round. The guarantee does not hold for this run, and
+      its report says so.
+    max_memory_bytes: maximum memory in bytes for past noise; more past noise is
+      stored in a file. None sets no maximum.
+    amplification: 'cyclic-poisson', 'balls-in-bins' with min_sep bins or
+      'b-min-sep' to sample cohorts in secret, which amplifies privacy; None to
+      enforce `participation` instead.
+    sampling_prob: probability, for 'b-min-sep', that a client takes part in a
+      round in which min_sep allows it; None derives the probability from
+      clients_per_round.
   """
 
   family: str
@@ -234,7 +253,7 @@ class Privacy:
 
   @property
   def clip(self) -> Any:
-    """The clip, which may adapt."""
+    """The clip, constant or adaptive."""
     return clips.of(
       self.l2_norm_clip,
       quantile=self.clip_quantile,
@@ -253,8 +272,9 @@ class Config:
     model: the network.
     training: the federated averaging.
     privacy: the mechanism and the target guarantee.
-    compare: further runs to compare with, as a map from name to changed keys,
-      for instance {'identity': {'privacy.family': 'identity'}}.
+    compare: runs to compare with the main run: a map from the name of a run to
+      the keys whose values differ from the main run, for instance
+      {'identity': {'privacy.family': 'identity'}}.
   """
 
   data: Data
@@ -319,7 +339,7 @@ class Config:
     )
 
   def cohorts(self, clients: int) -> participation_lib.Cohorts:
-    """Returns the rule of participation for a number of clients."""
+    """Returns the participation rule for a population of `clients`."""
     privacy = self.privacy
     if privacy.amplification is None:
       return participation_lib.from_name(
@@ -338,7 +358,7 @@ class Config:
     )
 
   def _check_amplification(self) -> None:
-    """Raises ValueError unless cohorts can be drawn by `amplification`."""
+    """Raises ValueError if the keys of participation contradict each other."""
     privacy = self.privacy
     _check_one_of(
       'privacy.participation', privacy.participation, _PARTICIPATIONS
@@ -361,7 +381,7 @@ class Config:
       raise ValueError(f'privacy.{error}') from None
 
   def _check_parameters(self) -> None:
-    """Raises ValueError unless the family takes the parameters."""
+    """Raises ValueError if the family does not take one of the parameters."""
     given = self.privacy.parameters
     if self.privacy.family == NO_NOISE:
       return
@@ -371,7 +391,7 @@ class Config:
       raise ValueError(f'privacy.{error}') from None
 
 
-# The tables of an experiment that have keys of their own.
+# Name and class of each table with a fixed set of keys: all but `compare`.
 GROUPS: dict[str, Any] = {
   name: kind
   for name, kind in typing.get_type_hints(Config).items()

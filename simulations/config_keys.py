@@ -1,4 +1,4 @@
-"""The keys of an experiment: read, written, changed and listed."""
+"""Reads, changes and lists the keys of an experiment's configuration."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LIST_KEYS = 'python -m simulations.run_stackoverflow --list-keys'
 def changed(
   config: config_lib.Config, changes: dict[str, Any]
 ) -> config_lib.Config:
-  """Returns the experiment with some 'group.key' values replaced.
+  """Returns the experiment with new values for some keys 'group.key'.
 
-  If the family changes, parameters that the new family does not take are
-  removed.
+  If the changes name another family, the parameters that the other family does
+  not take are removed.
 
   Raises:
     ValueError: an unknown key or a value out of range.
@@ -38,19 +38,19 @@ def changed(
 
 
 def _family(name: Any) -> Optional[strategies.Family]:
-  """Returns the family of that name; None for no noise."""
+  """Returns the family with this name; None for a run without noise."""
   return None if name == config_lib.NO_NOISE else strategies.families.get(name)
 
 
 def to_tree(config: config_lib.Config) -> dict[str, Any]:
-  """Returns the tables of a file with this experiment."""
+  """Returns the experiment as nested tables, in the form of a TOML file."""
   tree = copy.deepcopy(dataclasses.asdict(config))
   tree['privacy'].update(tree['privacy'].pop('parameters'))
   return tree
 
 
 def from_tree(tree: dict[str, Any]) -> config_lib.Config:
-  """Returns the checked experiment of a parsed file.
+  """Returns the experiment of a parsed TOML file, after checks.
 
   Raises:
     ValueError: an unknown or missing key, or a value out of range.
@@ -87,7 +87,7 @@ def from_tree(tree: dict[str, Any]) -> config_lib.Config:
 
 
 def _keys(group: str) -> list[str]:
-  """Returns the keys of a table; those of the parameters come last."""
+  """Returns the keys of a table; parameters of families come last."""
   keys = tables.names(config_lib.GROUPS[group])
   if group == 'privacy':
     keys.remove('parameters')
@@ -124,7 +124,7 @@ def list_keys() -> str:
 
 
 def check_plain_name(name: str, value: str) -> None:
-  """Raises ValueError unless the value can be a part of a folder's name."""
+  """Raises ValueError if the value cannot be a part of a folder's name."""
   if not value.replace('-', '').replace('_', '').isalnum():
     raise errors.value_error(
       f'{name}={value}: must be a plain name; it names a folder'

@@ -3,10 +3,11 @@
   python -m simulations.deployment
 
 Devices are available at night while they are charged, and some selected devices
-drop out. Every round uses the sampler and the ledger of real training, but
-trains nothing. The selected clients are also written to a raw log, as plain
-numbers, from which a second program counts min_sep and participations. The
-output is one JSON line; the exit status is 1 if the counts differ or break the
+drop out. Every round uses the sampler and the ledger of real training, but does
+not train a model. The selected clients are also written to a raw log, a file of
+plain numbers. The function `count` reads only the raw log and counts min_sep
+and participations without the code of the ledger. The output is one JSON line.
+The exit status is 1 if the two counts differ or violate the participation
 schema.
 """
 
@@ -31,13 +32,16 @@ from tff_bandmf import participation as participation_lib
 
 
 def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
-  """Returns min_sep, participations and clients of a raw log.
-
-  All (client, round) pairs are sorted once and counted client by client.
+  """Returns the participation that a raw log shows.
 
   Args:
-    raw_log: file of int64 numbers: for each round its index, the cohort size
-      and the clients.
+    raw_log: file of int64 numbers: for each round the index of the round, the
+      cohort size and the indices of the clients.
+
+  Returns:
+    `min_sep`, the minimum distance of two rounds of one client, or None if no
+    client took part twice; `max_participations`, the maximum number of rounds
+    of one client; `clients`, the number of clients that took part.
   """
   numbers = np.fromfile(raw_log, np.int64)
   packed, at = [], 0
@@ -59,7 +63,7 @@ def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
 def simulate(
   sampler: cohorts.CohortSampler, directory: pathlib.Path
 ) -> dict[str, Any]:
-  """Returns the counts of ledger and raw log of a deployment, and times."""
+  """Returns the counts of the ledger and of the raw log, and durations."""
   began = time.perf_counter()
   history = cohorts.History.empty(sampler.clients)
   selecting = recording = dropped = 0.0
@@ -108,7 +112,7 @@ def simulate(
 
 
 def agrees(result: dict[str, Any]) -> bool:
-  """Returns whether the counts are equal and within the plan."""
+  """Returns whether the two counts are equal and satisfy the plan."""
   counted, planned = result['counted'], result['planned']
   return (
     result['observed'] == counted

@@ -1,4 +1,4 @@
-"""The statements of a run about itself, in `run.json`."""
+"""The description of an experiment that `run.json` and the report contain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CODE = pathlib.Path(__file__).resolve().parent
 def describe(
   config: config_lib.Config, corpus: Any, start: Any
 ) -> dict[str, Any]:
-  """Returns the statements of an experiment that other runs do not have.
+  """Returns the entries of `run.json` that come from this training program.
 
   Args:
     config: the experiment.
@@ -52,6 +52,6 @@ def describe(
       'the runs it is compared with: each has a guarantee of its own, they '
       'compose, and a run without noise has none',
     ],
-    # The report lists the columns of the metrics and the ledger by itself.
+    # The report adds the columns of the metrics and the ledger to this list.
     'side_releases': ['vocabulary.txt: the words in the order of their ids'],
   }

@@ -16,8 +16,8 @@ _BATCH = 256
 class Evaluator:
   """Evaluates weights on the sentences of one split.
 
-  `models.next_word.accuracies` defines the three accuracies. Padding counts
-  neither in the accuracies nor in the loss.
+  `models.next_word.accuracies` defines the three accuracies. The accuracies and
+  the loss are means over words, and padding is not a word.
   """
 
   def __init__(
@@ -29,9 +29,10 @@ class Evaluator:
     """Initializes the evaluator.
 
     Args:
-      model: model of the weights.
-      clients: clients of a split without training.
-      sentences: most sentences, >= 1, taken at even distances; None for all.
+      model: network whose weights are evaluated.
+      clients: clients of the validation or test split.
+      sentences: maximum number of sentences, >= 1. If the split has more, the
+        evaluated sentences are spaced evenly. None evaluates all sentences.
     """
     self._x, self._y = clients.arrays(sentences)
     self._accuracies = models.accuracies(clients.vocabulary.num_ids)
@@ -55,7 +56,7 @@ class Evaluator:
     self._evaluate_batch = evaluate_batch
 
   def __call__(self, weights: Any) -> dict[str, float]:
-    """Returns accuracies in [0, 1] by name, and `loss` in nats a word."""
+    """Returns `loss`, in nats per word, and accuracies, in [0, 1], by name."""
     weights = [tf.constant(weight) for weight in weights]
     totals = np.zeros((1 + len(self._accuracies), 2))
     for start in range(0, len(self._x), _BATCH):

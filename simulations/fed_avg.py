@@ -1,11 +1,11 @@
-"""Federated averaging, many clients in one call of TFF.
+"""Federated averaging that trains a group of clients in one call of TFF.
 
-A small model trains on a client in milliseconds, but TFF spends a multiple of
-that on each client: it serialises a data set, instantiates a graph and passes
-on a record. So here one client of TFF is a group of real clients. They train
-one after the other, each from the server's model, and the sum of their clipped
-updates is one record. The memory is two models for each group, instead of one
-model for each client.
+A small model trains on a client in milliseconds, but TFF needs several times as
+long to serialise the client's data set, instantiate a graph and pass on the
+update. So one client of TFF is here a group of real clients. The clients of a
+group train one after the other, each from the server's model, and the group
+returns the sum of their clipped updates. The memory is two models for each
+group, instead of one model for each client.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
 
   Args:
     sizes: [m] integers, sentences of each member.
-    groups: most groups, >= 1; no group is empty.
+    groups: maximum number of groups, >= 1. If there are fewer members than
+      groups, there is one group for each member.
 
   Returns:
     The indices of the members of each group.
@@ -39,7 +40,8 @@ def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
   loads = np.zeros(min(groups, len(sizes)))
   members: list[list[int]] = [[] for _ in loads]
   for member in np.argsort(-sizes, kind='stable').tolist():
-    # Fill empty groups first, for all sizes.
+    # If loads are equal, the group with fewer members is chosen. So no group
+    # stays empty, even if members have no sentences.
     group = min(range(len(loads)), key=lambda i: (loads[i], len(members[i])))
     members[group].append(member)
     loads[group] += sizes[member]
@@ -58,7 +60,7 @@ def group_datasets(
   Args:
     clients: clients of the train split.
     cohort: [m] indices.
-    groups: most groups, >= 1.
+    groups: maximum number of groups, >= 1.
     seed: seed, >= 0; the order of a client's sentences is a function of the
       seed, the round and the client.
     round_index: index of the round.
@@ -94,31 +96,33 @@ def build(
 
     record of a group = sum over its clients of clip(w - trained(w))
 
-  in int32 steps of the aggregator's lattice, so that the sum of all records is
-  the same to the bit however clients are dealt to groups.
+  Here w are the server's weights, and trained(w) are the weights after a client
+  has trained. Clipped updates are int32 multiples of the aggregator's lattice
+  step, so the sum of all records does not depend on the division into groups.
 
   PRIVACY: A client that influenced the training of another client of its group,
-  or was clipped together with it, could move the sum by more than the clip.
-  Every client starts from the server's weights, and its update is clipped and
-  rounded before it is added to another.
+  or was clipped together with another client, could move the sum by more than
+  the clip. Every client starts from the server's weights, and its update is
+  clipped and rounded before it is added to other updates.
   Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip and
   test_groups_sum_to_what_tff_gives.
 
   Args:
-    model: causal network; a batch is cut after its longest sentence.
-    sequence_length: words of x and of y, >= 1.
-    client_optimizer: optimiser of a client's one epoch, initialised anew for
-      each client.
-    server_optimizer: optimiser whose gradient is the aggregate.
-    model_aggregator: aggregator that clips a client's update and adds up
-      groups; it must not be used in another process.
-    batch_size: sentences of a client's step, >= 1.
+    model: network whose logits at a word do not depend on later words; a batch
+      is cut after its longest sentence.
+    sequence_length: length of the rows of x and of y in words, >= 1.
+    client_optimizer: optimiser of a client, initialised anew for each client;
+      a client trains for one epoch.
+    server_optimizer: optimiser that takes the aggregate as its gradient.
+    model_aggregator: aggregator that clips the update of a client and adds up
+      the records of groups; it must not be used in another process.
+    batch_size: number of sentences in one step of a client, >= 1.
     workers: workers that train the groups; None trains them in TFF's context.
 
   Returns:
-    A process that takes what `group_datasets` gives and measures as
-    `client_work` what `query.GraphClipping.describe` counts: numbers without
-    noise.
+    A process whose data in a round is the result of `group_datasets`. Its
+    metrics have the counts of `query.GraphClipping.describe`, summed over the
+    cohort without noise, under the name `client_work`.
   """
   weights = tff.learning.models.ModelWeights(tuple(model.weights), ())
   weights_type = tff.types.to_type(
@@ -246,11 +250,13 @@ def build(
 class Process:
   """A learning process whose groups train in TFF's context or on workers.
 
-  The record of a group does not depend on where it trains, and sums are exact.
-  So the results of rounds are the same to the bit.
+  The record of a group does not depend on where the group trains, and sums are
+  exact. So the results of rounds in TFF's context and on workers are equal to
+  the bit.
 
   Attributes:
-    whole: the process as one TFF process, for `tff_bandmf.Run.check`.
+    whole: this process without workers, as one TFF process; `tff_bandmf.Run`
+      checks it.
   """
 
   def __init__(self, initialize, next_fn, parts, workers):
@@ -261,13 +267,13 @@ class Process:
     self._workers = workers
 
   def get_model_weights(self, state: Any) -> tff.learning.models.ModelWeights:
-    """Returns the weights of a state."""
+    """Returns the weights of the global model."""
     return state.global_model_weights
 
   def next(
     self, state: Any, data: list[tf.data.Dataset]
   ) -> tff.learning.templates.LearningProcessOutput:
-    """Returns the state after a round, and its metrics.
+    """Returns the state after a round, and the metrics of the round.
 
     Raises:
       RuntimeError: a worker process ended; see `Workers.map`.
@@ -290,7 +296,7 @@ class Process:
 def _train_group(
   model, optimizer, batch_size, clipping, scales, server_weights, group
 ) -> tuple[Any, dict[str, tf.Tensor]]:
-  """Returns the sum of clipped updates, and counts of clipped updates."""
+  """Returns the sum of clipped updates, and the summed counts of clipping."""
   start = tuple(server_weights.trainable)
   ends = tf.cumsum(group['sizes'])
   specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, start)
@@ -324,7 +330,7 @@ def _train_group(
     )
     update = tf.nest.map_structure(tf.subtract, start, trained)
     # PRIVACY: An update larger than the clip would move the sum by more than
-    # the clip. Each update is clipped before it is added to another.
+    # the clip. Each update is clipped before it is added to the sum.
     # Guard: fed_avg_test.test_client_moves_the_sum_by_its_clip.
     total = tf.nest.map_structure(tf.add, total, clipping.clip(update, *scales))
     counts = tf.nest.map_structure(

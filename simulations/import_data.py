@@ -1,20 +1,23 @@
-"""Makes a corpus of your own text; set `data.corpus` to its path.
+"""Makes a corpus of your own text, a file for the key `data.corpus`.
 
     python -m simulations.import_data posts.jsonl --out corpus.sqlite
     python -m simulations.import_data folder/ --out corpus.sqlite
 
-A line of a JSON Lines file is an object with the strings `client_id` and
-`text`; a client may have many lines, in any order. In a folder, each `.txt`
-file below it is a client, whose id is the path in the folder without `.txt`.
-Text is UTF-8. One client is the unit of privacy of a training run, so all text
-of one person should be in one client. Ids are compared character by character:
-'Ann', 'ann' and 'ann ' are three clients.
+The input is a JSON Lines file or a folder. Each line of a JSON Lines file is an
+object with the strings `client_id` and `text`. A client may have many lines, in
+any order. In a folder and its subfolders, each `.txt` file is a client, and the
+id of the client is the path of the file in the folder without `.txt`. Text is
+UTF-8. One client is the unit of privacy of a training run, so all text of one
+person should be in one client. Ids are compared character by character: 'Ann',
+'ann' and 'ann ' are three clients.
 
-Text becomes sentences as in TFF's StackOverflow data: in lower case, cut at the
-ends of lines and after '.', '!' and '?', with each punctuation mark as a word.
-With --words each line is one sentence whose words are separated by spaces.
+Text is split into sentences as in TFF's StackOverflow data: in lower case, cut
+at the ends of lines and after '.', '!' and '?', with each punctuation mark as a
+word. With --words, each line is one sentence whose words are separated by
+spaces.
 
-The split of a client is a function of its id and the fractions alone.
+The split of a client (train, heldout or test) depends only on the id of the
+client and on the fractions.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def sentences_of(line: str) -> Iterator[str]:
 
 
 def split_of(client_id: str, fractions: tuple[float, float, float]) -> str:
-  """Returns the split of a client, by SHA-256 of its id.
+  """Returns the split of a client, which depends on the SHA-256 of its id.
 
   Args:
     client_id: name of the client.
@@ -64,7 +67,7 @@ def split_of(client_id: str, fractions: tuple[float, float, float]) -> str:
       is 1.
   """
   digest = hashlib.sha256(client_id.encode('utf-8')).digest()
-  # 53 bits: exact as a float, and below 1.
+  # A float represents a 53-bit integer divided by 2^53 exactly.
   place = (int.from_bytes(digest[:8], 'big') >> 11) / 2**53
   train, heldout, _ = fractions
   if place < train:
@@ -73,7 +76,7 @@ def split_of(client_id: str, fractions: tuple[float, float, float]) -> str:
 
 
 class _Importer:
-  """Reads clients' text, and counts and hashes the sentences it yields."""
+  """Yields the sentences of clients, and counts and hashes the sentences."""
 
   def __init__(
     self, fractions: tuple[float, float, float], in_words: bool, progress: bool
@@ -91,7 +94,7 @@ class _Importer:
     """Yields (split name, client id, tags, sentence) for `corpus_file.write`.
 
     Raises:
-      ValueError: a line is bad, or a split has no sentence.
+      ValueError: a line is malformed, or a split has no sentence.
     """
     texts = (
       self._of_folder(path) if os.path.isdir(path) else self._of_lines(path)
@@ -166,7 +169,7 @@ class _Importer:
 
 
 def _lines(path: str, bar: tqdm.tqdm) -> Iterator[tuple[str, str]]:
-  """Yields (place, text) of the lines of a file."""
+  """Yields (file name and line number, text) for the lines of a file."""
   with open(path, 'rb') as file:
     number = 0
     while line := file.readline(_MAX_LINE_BYTES + 1):
@@ -187,7 +190,10 @@ def _bad_input(place: str, rule: str) -> ValueError:
 
 
 def _encodable(place: str, text: str) -> str:
-  """Returns the text; raises for a half of a surrogate pair, as in JSON."""
+  """Returns the text; raises ValueError if UTF-8 cannot encode it.
+
+  JSON can express such text: an escaped half of a surrogate pair.
+  """
   try:
     text.encode('utf-8')
   except UnicodeEncodeError as error:
@@ -196,8 +202,8 @@ def _encodable(place: str, text: str) -> str:
 
 
 def _check_one_client_a_file(paths: list[str]) -> None:
-  # PRIVACY: A file with two names, by a link, would make two clients of one
-  # person's text. Such a folder is refused.
+  # PRIVACY: If a link gives a file a second name, the text of one person
+  # becomes two clients. A folder with such a link is refused.
   # Guard: import_data_test.test_file_with_two_names_is_refused.
   names: dict[tuple[int, int], str] = {}
   for path in paths:
@@ -223,23 +229,28 @@ def import_text(
   in_words: bool = False,
   progress: bool = True,
 ) -> dict[str, tuple[int, int]]:
-  """Writes the corpus; returns its clients and sentences by split.
+  """Writes a corpus.
 
-  The file appears when it is complete; memory does not grow with the text.
+  The file appears under its name when it is complete. The need of memory does
+  not depend on the amount of text.
 
   Args:
     path: path of a JSON Lines file or a folder.
-    output: path of the SQLite file to make.
-    fractions: shares of clients in the train, heldout and test split; positive,
-      the sum is 1.
+    output: path of the SQLite file to write.
+    fractions: shares of clients in the train, heldout and test split; positive
+      numbers whose sum is 1.
     in_words: whether each line is one sentence whose words are separated by
       spaces.
     progress: whether to draw a progress bar on standard error.
 
+  Returns:
+    (number of clients, number of sentences) of each split, by name.
+
   Raises:
     FileExistsError: `output` exists.
     OSError: the input cannot be read, or the output cannot be written.
-    ValueError: a line or a fraction is bad, or a split would be empty.
+    ValueError: a line is malformed, a fraction is out of range, or a split
+      would be empty.
   """
   for name, fraction in zip(corpus_file.SPLIT_NAMES, fractions):
     _checks.positive(name, fraction, 'fractions are 0.8, 0.1, 0.1, say')
@@ -292,7 +303,7 @@ def main(
 
 
 def _example(clients: int) -> str:
-  """Returns a cohort with the largest min_sep that it leaves."""
+  """Returns an example of a cohort size and the largest min_sep for it."""
   cohort = max(1, math.isqrt(clients) // 2)
   return f'with {cohort} clients a round min_sep is at most {clients // cohort}'
 

@@ -3,14 +3,16 @@
   python -m simulations.kill_test --kills=50
 
 Every run is a small `training.run` in its own process, on the docstrings of one
-package, with the noise key of one undisturbed run. It is killed (SIGKILL) once
-or several times, at any time between its first instruction and its end; every
-second run is killed during its rounds. After the last resume
+package. One run, the undisturbed run, is never killed. All other runs have the
+noise key of the undisturbed run, and are killed (SIGKILL) once or several
+times. The time of a kill is random: in about half of the cases between the
+start and the end of a process, otherwise between the first round and the end.
+After the last resume of a run
 
-  * every round has the cohort and the release of the undisturbed run, to the
-    bit, and so has the final model;
-  * the journal has one cohort and one release for each round;
-  * metrics and report are the same except for times, keys and paths.
+  * the cohort and the released sum of every round, and the final model, are
+    equal to the bit to those of the undisturbed run;
+  * the ledger has one cohort and one release for each round;
+  * metrics and report differ only in times, numbers of attempts, and names.
 
 The output is one JSON line; the exit status is 1 if a comparison fails.
 """
@@ -40,7 +42,10 @@ _PACKAGE = 'absl-py'
 
 
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
-  """Returns a small experiment with every kind of state."""
+  """Returns a small experiment that uses all features with state.
+
+  These are past noise, an adaptive clip, momentum and a learning rate schedule.
+  """
   return config_keys.from_tree(
     {
       'data': {
@@ -71,9 +76,10 @@ def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
 
 
 def start(work: Callable[[], None], log: pathlib.Path) -> int:
-  """Returns the ID of a process that does the work; status 1 is a failure.
+  """Starts a process that does the work, and returns its process ID.
 
-  The process is forked, so it need not import anything again.
+  The exit status of the process is 1 if the work raises an exception. The
+  process is forked, so it does not spend time on imports.
   """
   child = os.fork()
   if child:
@@ -93,7 +99,11 @@ def start(work: Callable[[], None], log: pathlib.Path) -> int:
 
 
 def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
-  """Returns the exit status and duration of a process; kills it at `after`."""
+  """Waits for a process, or kills it after `after` seconds.
+
+  Returns:
+    The status of `os.waitpid`, and the duration in seconds.
+  """
   began = time.monotonic()
   while True:
     ended, status = os.waitpid(child, os.WNOHANG)
@@ -116,8 +126,8 @@ def train(
   from tff_bandmf.run_files import folder, run_json
   from tff_bandmf.tff import runtime
 
-  # The runs share a key so that they can be compared; all other runs of the
-  # library draw their own.
+  # The runs of this test share a noise key so that they can be compared. Every
+  # other run of the library has its own random key.
   if not (directory / report.RUN_FILE).exists():
     _files.load_or_create_secret(
       directory / f'{run_json.NOISE_KEY}{run_json.NEW_KEY}',
@@ -133,10 +143,10 @@ def train(
 
 
 def _observed(ledger) -> Any:
-  """Returns the content of a ledger without the attempts that kills
-  interrupted.
+  """Returns the content of a ledger that must not depend on kills.
 
-  Interrupted attempts are events of the chain and change its head.
+  An interrupted attempt of a round is an event of the ledger's hash chain, so
+  the number of failed attempts and the last hash (`head`) are left out.
   """
   return dataclasses.replace(ledger.observed(), failed=0, head='')
 
@@ -177,7 +187,7 @@ def _contents(directory: pathlib.Path, name: str) -> Any:
 
 
 def _result(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns the result without the head, which covers failed attempts, too."""
+  """Returns the result without the ledger's last hash; see `_observed`."""
   from tff_bandmf.run_files import run_json
 
   content = _contents(directory, run_json.RESULT_FILE)
@@ -199,9 +209,9 @@ def _report(directory: pathlib.Path) -> dict[str, Any]:
   from tff_bandmf import report
 
   content = _contents(directory, report.JSON_FILE)
-  # Times and failed attempts differ.
+  # These hashes depend on times and on failed attempts.
   del content['ledger_head'], content['content_sha256']
-  # The name of a run is the name of its folder, which differs.
+  # The name of a run is the name of its folder.
   for run in content['check']['runs']:
     del run['name']
   for name in report.METRICS_FILE, report.RESULT_FILE:
@@ -227,8 +237,8 @@ def main(kills: int, rounds: int, seed: int, out: Optional[str]) -> None:
 def run(
   directory: pathlib.Path, kills: int, rounds: int, instants: random.Random
 ) -> dict[str, Any]:
-  """Returns the number of kills, their rounds, and all differences."""
-  # Imported before the fork, so that every process has it.
+  """Returns the numbers of kills and of repeated rounds, and differences."""
+  # The processes are forked, so these imports also serve the processes.
   from simulations import training
   from simulations.corpora import docstrings
   from tff_bandmf import noise
@@ -243,7 +253,7 @@ def run(
     str(corpus),
   )
   config = experiment(corpus, rounds)
-  # Fill the caches next to the corpus.
+  # This writes the caches next to the corpus, so that no run has to.
   loaded = training.load_corpus(config.data)
   for split in loaded.train, loaded.validation, loaded.test:
     split.arrays()
@@ -258,7 +268,7 @@ def run(
   status, seconds = finish(work('whole'))
   if status:
     raise RuntimeError((directory / 'whole.log').read_text())
-  # The first round creates the key of the ledger.
+  # The file `ledger.key` is created in the first round.
   before_rounds = (
     directory / 'whole' / 'private' / 'ledger.key'
   ).stat().st_mtime - began
@@ -274,7 +284,7 @@ def run(
       if status != signal.SIGKILL:
         break
       killed += 1
-      # Sometimes the resumed process is killed, too.
+      # With probability 0.3 the resumed process is killed, too.
       if instants.random() < 0.7:
         status, _ = finish(work(name))
         break

@@ -1,4 +1,4 @@
-"""The metrics of a run: columns of `metrics.csv`, and TensorBoard."""
+"""The columns of `metrics.csv` that experiments add, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-# Columns besides those of every run.
+# Columns that `metrics.csv` has in addition to the columns of `tff_bandmf.Run`.
 COLUMNS = (
   'seconds',
   'non_finite',
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 class TensorBoard:
-  """Writes one row for each round into the folder `tensorboard` of a run."""
+  """Writes the metrics of each round to the folder `tensorboard` of a run."""
 
   def __init__(self, directory: pathlib.Path):
     self._writer = tf.summary.create_file_writer(str(directory / 'tensorboard'))
@@ -31,7 +31,7 @@ class TensorBoard:
     self._writer.close()
 
   def write(self, round_index: int, row: Mapping[str, float]) -> None:
-    """Writes the row of a round, name to number."""
+    """Writes the metrics of a round, a map from name to number."""
     with self._writer.as_default(step=round_index):
       for name, value in row.items():
         tf.summary.scalar(name, value)

@@ -1,8 +1,7 @@
-"""Where the weights of a run start: a seed, public text, or an earlier run.
+"""Initial weights of a run: from a seed, public text, or an earlier run.
 
-Pre-training on public text is plain training without noise, and clients play no
-part in it. The guarantee does not cover the authors of public text, so the
-pre-training costs no privacy.
+Pre-training on public text is training without noise and without clients. The
+guarantee of a run does not cover the authors of public text.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from tff_bandmf import _files, errors
 from tff_bandmf.run_files import checkpoints, run_json
 from tff_bandmf.tff import names as tff
 
-_VERSION = 1  # Raise it when the training below changes.
+_VERSION = 1  # Raise this number when `train` changes.
 _BATCH = 128
 _RATE = 3e-3
-_MOMENTUM, _BETA_2, _EPSILON = 0.9, 0.99, 1e-7  # Adam takes these.
+_MOMENTUM, _BETA_2, _EPSILON = 0.9, 0.99, 1e-7  # Parameters of Adam.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
-  """A model where a run starts.
+  """The initial model of a run.
 
   Attributes:
     model: network with the initial weights.
-    statement: origin of the weights, in the words of the report.
-    digest: SHA-256 of the weights, in hexadecimal; None for weights that follow
-      from the seed of the configuration.
-    after: folders of earlier runs on the same clients from which the weights
-      come.
+    statement: text of the report about the origin of the weights.
+    digest: SHA-256 of the weights, in hexadecimal; None for random weights from
+      the seed of the configuration.
+    after: folder of the earlier run that trained the weights, if that run has
+      noise and the same clients; empty otherwise.
   """
 
   model: models.Model
@@ -64,7 +63,8 @@ def start(
   Raises:
     OSError: a file is missing.
     ValueError: the run of `training.init` has not ended, has another model or
-      other words, or has no guarantee for the clients of this experiment.
+      other words, or was trained on the clients of this experiment without a
+      guarantee.
   """
   training = config.training
   model = models.build(config.model, vocabulary.num_ids, training.seed)
@@ -112,7 +112,10 @@ def _cached(
   training: config_lib.Training,
   network: config_lib.Model,
 ) -> list[np.ndarray]:
-  """Returns the weights after the public text, from a cache if possible."""
+  """Returns the pre-trained weights; trains them if they are not in the cache.
+
+  The name of a cached file depends on all inputs of the training.
+  """
   key = f'{_VERSION} {network} {training.seed} {training.init_epochs}'
   name = hashlib.sha256(f'{key} {clients.digest()}'.encode()).hexdigest()
   folder = _files.cache_directory()
@@ -137,15 +140,15 @@ def train(
   seed: int,
   progress: bool = True,
 ) -> list[np.ndarray]:
-  """Returns the weights after all sentences, with Adam and without noise.
+  """Returns the weights after training with Adam and without noise.
 
-  The learning rate falls linearly to 0. Every word has the same weight,
-  whichever client it comes from.
+  The learning rate falls linearly to 0. The text of all clients is mixed, so a
+  client with more sentences has more influence.
 
   Args:
     model: network with its initial weights.
     clients: clients with public text.
-    epochs: passes over the sentences, at least 1.
+    epochs: number of passes over the sentences, at least 1.
     seed: seed of the order of sentences, >= 0.
     progress: whether to draw a progress bar on standard error.
   """
@@ -200,9 +203,10 @@ def _after_run(
   weights = last_weights(directory, model)
   same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
   private = record.claim['noise_multiplier'] > 0 and not record.simulated
-  # PRIVACY: Weights trained on the same people without noise would carry their
-  # data into a model that claims a guarantee for them. Such a start is refused;
-  # the guarantee of a start with noise is composed with that of this run.
+  # PRIVACY: Weights that were trained without noise on the clients of this run
+  # hold data of these clients, which the guarantee of this run does not cover.
+  # Such weights are refused. If the earlier run had noise, the report composes
+  # the guarantees of the two runs.
   # Guard: pretraining_test.test_start_without_noise_on_same_people_is_refused.
   if same and not private and config.privacy.family != config_lib.NO_NOISE:
     raise _unfit(
@@ -226,18 +230,18 @@ def _after_run(
 def last_weights(
   directory: pathlib.Path, model: models.Model
 ) -> list[np.ndarray]:
-  """Returns the last weights of a run of this program.
+  """Returns the weights in the last checkpoint of a run.
 
   Args:
     directory: folder of the run.
-    model: network whose shapes the weights have.
+    model: network of the run.
 
   Raises:
     ValueError: the run has another model, or a damaged checkpoint.
   """
   saved = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
   leaves = _arrays(checkpoints.read(saved[-1])[0]) if saved else []
-  # The state of a learning process begins with the weights of its model.
+  # The first leaves of the state of a learning process are the model's weights.
   weights = leaves[: len(model.weights)]
   if [each.shape for each in weights] != [each.shape for each in model.weights]:
     raise _unfit(

@@ -2,9 +2,9 @@
 
   python -m simulations.run_stackoverflow --config=F[:ROW] --output_dir=D
 
-Trains the run of the configuration and its comparisons, each in its own
-directory, and writes a privacy report for each. After Ctrl-C, --resume
-continues without loss.
+Trains the main run of the configuration and the runs of its table `compare`,
+each in its own directory, and writes a privacy report for each run. After
+Ctrl-C, --resume continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -84,35 +84,34 @@ _EXPERIMENT_OPTIONS = (
   ),
 )
 
-# Time limit of a round in seconds, far above that of any practical round.
+# Maximum duration of a round in seconds, far above the duration in practice.
 _ROUND_SECONDS = 3600.0
-# Least limit of open files; a small run has 28.
+# Minimum for the system's limit of open files; a small run opens 28 files.
 _FILES = 64
 
 Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
 
 
 def experiment_options(command: Callable[..., None]) -> Callable[..., None]:
-  """Returns the command with the options of an experiment and its folder."""
+  """Decorates a command with the options that select an experiment."""
   for option in reversed(_EXPERIMENT_OPTIONS):
     command = option(command)
   return command
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-  """Returns the command that reports bad input in one line, exit status 2.
+  """Decorates a command to report bad input in one line, with exit status 2.
 
-  SIGTERM and Ctrl-C end it cleanly.
+  SIGTERM and Ctrl-C end the command after clean-up.
   """
 
   @functools.wraps(command)
   def wrapped(*args, **kwargs):
-    # TensorFlow's C++ side logs missing GPUs and graph rewrites, and a
-    # dependency
-    # warns about another dependency.
+    # This suppresses TensorFlow's messages about missing GPUs and about graph
+    # rewrites, and the warning of a dependency about another dependency.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
-    # SIGTERM raises SystemExit, so that clean-up removes the noise on the tape.
+    # SIGTERM raises SystemExit, so that clean-up deletes the files of noise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
       command(*args, **kwargs)
@@ -130,7 +129,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _line(error: Exception) -> Optional[str]:
-  """Returns one line about bad input or a system error; None for a bug."""
+  """Returns a message of one line; None for an error of the program itself."""
   text = str(error)
   tensorflow = sys.modules.get('tensorflow')
   if tensorflow is not None and isinstance(
@@ -140,8 +139,8 @@ def _line(error: Exception) -> Optional[str]:
       tensorflow.errors.PermissionDeniedError,
     ),
   ):
-    # The message after the name of the operation: a path, and the system's
-    # error.
+    # TensorFlow writes the name of an operation, then '}}', a path and the
+    # system's error. Only the path and the system's error are shown.
     message = error.message.splitlines()[0].rpartition('}}')[2].strip()
     return errors.invalid(
       f'system={message}: the run ends here; see to it, and use --resume'
@@ -159,10 +158,10 @@ def _line(error: Exception) -> Optional[str]:
 
 
 def check_system(directory: str) -> None:
-  """Raises ValueError before training if the system would end a run early.
+  """Raises ValueError if limits of the system would make a run fail later.
 
   Args:
-    directory: folder of the run, as the command line names it.
+    directory: folder of the run, as given on the command line.
   """
   files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if files < _FILES:
@@ -178,7 +177,7 @@ def check_system(directory: str) -> None:
 def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
   """Returns {name: (experiment, folder)} of the main run and its comparisons.
 
-  The name of the main run is its family.
+  The name of the main run is the name of its strategy family.
 
   Raises:
     ValueError: a comparison has the name of the main run.
@@ -205,23 +204,28 @@ def train_all(
   round_timeout: Optional[float] = None,
   **run_options: Any,
 ) -> dict[str, dict[str, Any]]:
-  """Trains the runs in order and writes their reports.
-
-  Returns the results of the runs that have ended.
+  """Trains the runs one after the other and writes their reports.
 
   Args:
     runs: result of `planned_runs`.
-    resume: whether to go on with runs that exist.
-    workers: 'host:port,...' on which the clients train; None trains them here.
-    stop_after: rounds of each run after which this call stops it, >= 1.
-    round_timeout: seconds that a worker may take for its part of a round.
+    resume: whether to continue the runs that exist.
+    workers: 'host:port,...', addresses of the workers that train the clients;
+      None trains the clients in this process's TFF context.
+    stop_after: number of rounds, >= 1, after which this call stops each run;
+      None trains until the end.
+    round_timeout: maximum number of seconds that a worker may take for its part
+      of a round.
     **run_options: `moved` and `keep_key` of `tff_bandmf.Run`.
+
+  Returns:
+    The results of the finished runs, by name.
 
   Raises:
     ValueError: `resume` is False and a folder holds a run.
     RuntimeError: a worker does not answer in time.
   """
-  # TensorFlow Federated takes 10 s to import, so inputs are checked before.
+  # The import of TensorFlow Federated takes 10 s. It comes after the checks of
+  # the input, so that bad input is reported at once.
   _say('loading TensorFlow Federated')
   from simulations import training
   from tff_bandmf import report
@@ -269,7 +273,7 @@ def train_all(
 
 
 def _say(phase: str) -> None:
-  """Prints the name of a phase that takes several seconds."""
+  """Prints the name of a phase that starts now and takes several seconds."""
   click.echo(f'{phase} ...', err=True)
 
 
@@ -290,7 +294,7 @@ class _Flags:
 
 @click.command(
   help=__doc__.split('\n')[0],
-  # --output-dir and --output_dir are one option.
+  # Click accepts --output-dir for --output_dir.
   context_settings={
     'token_normalize_func': lambda name: name.replace('-', '_')
   },
@@ -364,7 +368,8 @@ def main(**given: Any) -> None:
     moved=flags.moved,
     keep_key=flags.keep_key,
   )
-  # The main report is written again: now the runs of its comparison exist.
+  # The main report is written again, because the runs that it compares with
+  # were not finished when it was written first.
   from tff_bandmf import report
   from tff_bandmf.run_files import metrics
 
@@ -383,11 +388,12 @@ def main(**given: Any) -> None:
 
 
 def speed(name: str, rows: list[dict[str, str]]) -> list[str]:
-  """Returns [line with the duration of a round], or [] if it is secret.
+  """Returns one line with the median duration of a round, or no line.
 
   Args:
     name: name of the run.
-    rows: rows of its metrics, without durations if cohorts were sampled.
+    rows: rows of the run's metrics. A run with sampled cohorts keeps durations
+      secret, so its rows have none.
   """
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
   if not seconds:

@@ -1,4 +1,4 @@
-"""The server's optimiser; its gradient is the noised mean of updates."""
+"""The server's optimiser, which takes the noisy mean update as its gradient."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
   """Returns the server's learning rate in round t, scalar float32.
 
   Args:
-    training: settings with the schedule, `workloads.Workload.learning_rates`.
-    t: scalar integer.
+    training: settings with the peak learning rate, the warm-up and the
+      cooldown.
+    t: index of the round, a scalar integer.
   """
   rates = training.server_schedule.learning_rates(training.rounds)
   table = tf.constant(training.server_learning_rate * rates, tf.float32)
@@ -21,12 +22,13 @@ def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
 
 
 def build(training: config_lib.Training) -> tff.learning.optimizers.Optimizer:
-  """Returns the optimiser.
+  """Returns the server's optimiser.
 
-  The optimiser sees only noised means, so its adaptation costs no privacy.
+  The optimiser computes only with noisy means, so an adaptive optimiser costs
+  no more privacy than SGD.
 
   Args:
-    training: settings with the name and the parameters of the optimiser.
+    training: settings with the name of the optimiser and its parameters.
   """
   rate = training.server_learning_rate
   optimizers = tff.learning.optimizers

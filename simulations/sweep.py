@@ -1,29 +1,31 @@
-"""Runs a grid of experiments over local processes, and compares them.
+"""Runs a grid of experiments in local processes, and compares their results.
 
   python -m simulations.sweep --config=FILE --out=DIR [--processes=2] [--resume]
 
-`simulations/sweeps/grid_file.py` defines a grid. Every row runs
+`simulations/sweeps/grid_file.py` defines a grid. Each row of the grid runs
 
-  1. with each candidate of the server learning rate, on seed 0. The rate with
-     the least validation loss, averaged over the last fifth of the rounds, is
-     taken; if that is the least or the largest of them, the next power of 1.7
-     is tried as well. Where a grid has a rule, the candidates of one row are
-     tried and no others, and the rates of all follow from the noise;
-  2. with the rate taken, on its seeds 1, 2, ...: their test loss is reported,
-     that of the last model, measured once.
+  1. with seed 0 and each candidate of the server learning rate. The sweep
+     chooses the rate with the smallest validation loss, averaged over the last
+     fifth of the rounds. If this is the smallest or the largest candidate, the
+     sweep tries the next power of 1.7, too. If the grid has a rule for learning
+     rates, only the candidates of the rule's row are tried, and the rates of
+     the other rows follow from their noise;
+  2. with the chosen rate and the seeds 1, 2, .... The summary reports the test
+     loss of the last model of each of these runs.
 
 Each run is a cell with its own process, TFF worker, run directory, report and
-log, calibrated for its own cohort size, min_sep and participations. A cell that
-fails does not stop the others. --resume goes on after any crash, and tries
-failed cells again. The guarantee in a report is for that one run. The tuning
-runs use the same clients, and no guarantee covers the choice of the rate.
+log. Its noise is calibrated for its own cohort size, min_sep and number of
+participations. A cell that fails does not stop the other cells. --resume
+continues after any crash, and runs failed cells again. The guarantee in a
+report is for one run only. The runs that choose the rate use the same clients,
+and no guarantee covers the choice.
 
-Cells may run on other machines that share DIR: --list prints all cells that
-have not ended, with their expected duration and whether they can run now;
---cell=NAME runs one cell, unless it has ended. --results prints the results so
-far as JSON.
+Cells may run on other machines that share DIR. --list prints all unfinished
+cells, with their expected duration and whether they can run now. --cell=NAME
+runs one cell if the cell is not finished. --results prints the present results
+as JSON.
 
-DIR holds the run directories, `logs/`, `summary.md`, `.json` and plots.
+DIR holds the run directories, `logs/`, `summary.md`, `summary.json` and plots.
 """
 
 from __future__ import annotations
@@ -50,33 +52,35 @@ from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import _files, errors
 
 _STOP_SECONDS = 30
-# Guess of a cell's speed, used until a cell has ended.
+# Assumed duration of a cell per client and round. It is replaced by a measured
+# duration once a cell has finished.
 _SECONDS_PER_CLIENT = 0.008
 
 
 def run(
   grid: grid_lib.Grid, directory: pathlib.Path, processes: int
 ) -> schedule.Ended:
-  """Runs the cells that have no result; returns the results of all.
+  """Runs the cells that have no result, and returns the results of all cells.
 
   Args:
     grid: experiments to run.
     directory: folder of the sweep.
-    processes: number of cells at the same time; they share the cores equally.
+    processes: number of cells that run at the same time; these cells share the
+      cores equally.
 
   Raises:
     ValueError: a finished cell belongs to another grid.
   """
   context = multiprocessing.get_context('forkserver')
-  # The fork server imports TFF once for all cells, because that takes 10 s.
+  # The fork server imports TFF once for all cells; one import takes 10 s.
   context.set_forkserver_preload(['simulations.training'])
   cores = sorted(os.sched_getaffinity(0))
   slots = [
     frozenset(cores[i::processes] or [cores[i % len(cores)]])
     for i in range(processes)
   ]
-  # Running cells keep the fork server alive after this process ends; the pipe
-  # tells them to end, too.
+  # Without the pipe, running cells would continue if this process were killed.
+  # A cell ends when the other end of the pipe is closed.
   alive, _held = context.Pipe(duplex=False)
   ended: dict[str, Optional[sweep_cell.Result]] = {}
   running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}
@@ -127,7 +131,8 @@ def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
   """Runs or resumes one cell in this process.
 
   Raises:
-    ValueError: the sweep has no such cell, or its rate is not chosen yet.
+    ValueError: the sweep has no cell with this name, or the learning rate of
+      the cell is not chosen yet.
   """
   waiting, ended = schedule.ready(grid, directory)
   if name in ended:
@@ -140,7 +145,7 @@ def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
 
 
 def _listing(grid: grid_lib.Grid, ended: schedule.Ended) -> Iterator[str]:
-  """Yields a line (name, minutes, state) for each cell that has not ended."""
+  """Yields a line (name, minutes, state) for each unfinished cell."""
   seconds = _SECONDS_PER_CLIENT
   known = [
     result.seconds / (training.rounds * training.clients_per_round)
@@ -175,7 +180,7 @@ def _stopping(running: Mapping[int, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
-  """Locks the directory; raises ValueError if another sweep uses it."""
+  """Locks the directory; raises ValueError if it holds another sweep."""
   lock = directory / 'sweep.lock'
   if lock.exists() and not resume:
     raise errors.value_error(

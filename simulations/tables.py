@@ -1,4 +1,4 @@
-"""TOML files: read, changed, checked against dataclasses, and written."""
+"""Reads, changes, checks and writes the tables of TOML files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def read(path: str) -> dict[str, Any]:
   """Returns the content of a TOML file.
 
   Raises:
-    ValueError: it is not TOML.
+    ValueError: the file is not TOML.
     OSError: the file cannot be read.
   """
   content = _files.read(pathlib.Path(path))
   try:
     return tomllib.loads(content.decode())
-  # Bytes that are not UTF-8 and endless nested tables raise these, too.
+  # Bytes that are not UTF-8 raise ValueError; deeply nested tables raise
+  # RecursionError.
   except (RecursionError, ValueError) as error:
     raise errors.value_error(
       f'config={path}: is not TOML: {error}; correct it'
@@ -42,15 +43,15 @@ def read(path: str) -> dict[str, Any]:
 
 
 def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
-  """Returns a dataclass of a table, without a check of its keys.
+  """Returns a table as an instance of a dataclass; ignores unknown keys.
 
   Args:
     kind: the dataclass.
     table: table of a TOML file.
-    name: name of the table.
+    name: name of the table, for messages.
 
   Raises:
-    ValueError: `table` is not a table, lacks a key, or has a value of another
+    ValueError: `table` is not a table, lacks a key, or has a value of the wrong
       type.
   """
   if not isinstance(table, dict):
@@ -70,7 +71,7 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
 
 
 def _to_float(value: Any) -> Any:
-  """Returns an integer as a float where the field has a float."""
+  """Returns an integer as a float, and any other value unchanged."""
   return float(value) if type(value) is int else value
 
 
@@ -81,15 +82,14 @@ def check_keys(
   listing: str,
   offers: Optional[Mapping[str, str]] = None,
 ) -> None:
-  """Raises ValueError for a key of a table that is not known.
+  """Raises ValueError if a table has a key that is not known.
 
   Args:
-    name: name of the table; '' for the whole file.
+    name: name of the table, for messages; '' for the whole file.
     table: table of a TOML file.
     known: known keys.
-    listing: command that lists the keys.
-    offers: known words and the text to offer for each, as for `unknown`; the
-      keys by default.
+    listing: command or file that lists the keys, for messages.
+    offers: map for `unknown`; by default each key stands for itself.
   """
   offers = offers or {key: key for key in known}
   for key in table:
@@ -98,7 +98,7 @@ def check_keys(
 
 
 def names(kind: Any) -> list[str]:
-  """Returns the fields of a dataclass."""
+  """Returns the names of the fields of a dataclass."""
   return [field.name for field in dataclasses.fields(kind)]
 
 
@@ -112,11 +112,12 @@ def unknown(
   """Returns the error for a word that is not known.
 
   Args:
-    name: kind of the word, for messages.
+    name: meaning of the word, such as 'key' or 'row'.
     word: the word.
-    offers: known words, and the text to offer for each; the closest is offered.
-    listing: command that lists them.
-    prefix: text before the word.
+    offers: map from known words to suggestions. The message contains the
+      suggestion of the known word that is most similar to `word`.
+    listing: command or file that lists the known words.
+    prefix: text that stands before the word in the message.
   """
   close = difflib.get_close_matches(word[:100], offers, 1)
   offer = f'use {offers[close[0]]}; ' if close else ''
@@ -126,10 +127,10 @@ def unknown(
 
 
 def assign(tree: dict[str, Any], key: str, value: Any) -> None:
-  """Sets a dotted key of nested tables, in place.
+  """Sets the value of a dotted key, such as 'a.b', in nested tables.
 
   Raises:
-    ValueError: a part of the key before its last is not a table.
+    ValueError: a part of the key names a value, and another part follows.
   """
   *groups, name = key.split('.')
   for group in groups:
@@ -142,11 +143,11 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
-  """Returns the keys that settings change, in place.
+  """Changes nested tables by settings, and returns the changed keys.
 
   Args:
-    tree: nested tables.
-    settings: 'group.key=value', values in TOML's syntax; a bare word is a
+    tree: nested tables, changed in place.
+    settings: texts 'group.key=value'. A value that is not valid TOML is a
       string.
   """
   for setting in settings:
@@ -164,7 +165,7 @@ def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
 
 
 def lines(table: dict[str, Any], name: str = '') -> Iterator[str]:
-  """Yields the lines of a file: values of a table, then the tables in it."""
+  """Yields the lines of a TOML file with this table."""
   tables = {}
   for key, value in table.items():
     key = key if _BARE_KEY.fullmatch(key) else _text(key)
@@ -177,5 +178,5 @@ def lines(table: dict[str, Any], name: str = '') -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-  """Returns a string, a number or a truth value as TOML writes it."""
+  """Returns a string, a number or a truth value in the syntax of TOML."""
   return json.dumps(value, ensure_ascii=False).replace('\x7f', r'\u007f')

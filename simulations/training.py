@@ -45,14 +45,14 @@ from tff_bandmf.tff import workers as workers_lib
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedCorpus:
-  """The three splits of a corpus, in the words of one vocabulary.
+  """The three splits of a corpus, encoded with one vocabulary.
 
   Attributes:
     path: path of the SQLite file.
-    vocabulary_source: origin of the vocabulary, in the words of the report.
-    train: clients to train on.
-    validation: clients of the validations while training.
-    test: clients of the test of the last model.
+    vocabulary_source: text of the report about the origin of the vocabulary.
+    train: clients on which the model is trained.
+    validation: clients whose text measures the model during training.
+    test: clients whose text measures the final model.
   """
 
   path: str
@@ -63,12 +63,12 @@ class TokenizedCorpus:
 
 
 def load_corpus(data: config_lib.Data) -> TokenizedCorpus:
-  """Returns the corpus of an experiment, built and tokenised if necessary.
+  """Returns the corpus of an experiment; makes missing files of the corpus.
 
   Raises:
     OSError: a file is missing and cannot be downloaded.
-    ValueError: a file is damaged, has too few words, or `data.data_dir` is not
-      for this corpus.
+    ValueError: a file is damaged or has too few words, or the corpus does not
+      use the given `data.data_dir`.
   """
   corpus = registry.get(data.corpus, data.data_dir)
   path = corpus.find(data.data_dir)
@@ -95,7 +95,7 @@ def load_corpus(data: config_lib.Data) -> TokenizedCorpus:
 def planned_participation(
   config: config_lib.Config,
 ) -> participation_lib.Participation:
-  """Returns the schema for which the strategy is optimised."""
+  """Returns the participation schema for which the strategy is optimised."""
   # The schema does not depend on the number of clients.
   return config.cohorts(config.training.clients_per_round).schema.typical
 
@@ -104,7 +104,7 @@ def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
   """Raises ValueError if a cohort of an experiment cannot be filled."""
   training, clients = config.training, corpus.train.num_clients
   cohorts = config.cohorts(clients)
-  # The run checks a budget: its rule follows from the strategy.
+  # A `Budget` is checked later, by the run, because it depends on the strategy.
   if cohorts.schema is cohorts.schema.typical and cohorts.is_enforced:
     cohorts_lib.CohortSampler(
       clients,
@@ -132,10 +132,10 @@ def strategy_request(config: config_lib.Config) -> dict[str, Any]:
 
 
 def find_strategy(config: config_lib.Config) -> strategies.Strategy:
-  """Returns C of an experiment, built or optimised.
+  """Returns the strategy matrix of an experiment.
 
   Raises:
-    ValueError: a parameter does not fit, or the optimiser did not converge.
+    ValueError: a parameter is out of range, or the optimiser did not converge.
   """
   optimized = optimize.optimize(**strategy_request(config))
   if not optimized.converged:
@@ -156,28 +156,30 @@ def run(
   stop_after: Optional[int] = None,
   **run_options: Any,
 ) -> Optional[dict[str, Any]]:
-  """Trains and tests; returns the result, which is also in the directory.
+  """Trains and tests a model; returns the content of the result file.
 
-  A resumed run goes on from its last checkpoint, and replays the rounds after
-  it with the same cohorts and the same noise; see `tff_bandmf.Run`. A run by
-  budget may be resumed with more `training.rounds`.
+  A resumed run continues from its last checkpoint. Rounds that started after
+  the checkpoint are repeated with the same cohorts and the same noise; see
+  `tff_bandmf.Run`. A run with a `Budget` may be resumed with a larger
+  `training.rounds`.
 
   Args:
-    config: the experiment, without its comparisons.
-    corpus: result of `load_corpus` for it.
+    config: the experiment; its comparisons are ignored.
+    corpus: result of `load_corpus` for the experiment.
     directory: folder of the run.
-    resume: whether to go on with a run that exists.
-    strategy: result of `find_strategy`; None to call it. The claim is about
-      this matrix. A resumed run keeps the strategy of its folder.
+    resume: whether to continue a run that exists in the folder.
+    strategy: result of `find_strategy`; None to call `find_strategy`. A resumed
+      run uses the strategy in its folder instead.
     workers: workers that train the clients; None trains them in TFF's context.
       The result is the same.
-    stop_after: rounds after which the call ends, >= 1; it returns None if
-      rounds are left, and another call with `resume` goes on.
+    stop_after: number of rounds after which this call stops, >= 1. If rounds
+      are left, the call returns None, and a later call with `resume` continues.
     **run_options: `moved` and `keep_key` of `tff_bandmf.Run`.
 
   Raises:
-    ValueError: a value is out of range; the folder has a run and `resume` is
-      False; or that run has another configuration, is running, or is a copy.
+    ValueError: a value is out of range; `resume` is False and the folder holds
+      a run; or the run in the folder has another configuration, is running, or
+      is a copy of another run.
   """
   training = config.training
   check_cohorts(config, corpus)
@@ -190,7 +192,8 @@ def run(
     stored = plan_lib.Plan.load(directory / run_json.PLAN_FILE)
     strategy = stored.planned_strategy
     if stored.rounds < training.rounds <= stored.strategy.rounds:
-      # By budget the run goes on; its files keep what it began with.
+      # A run with a `Budget` is extended to more rounds. Its files still state
+      # the number of rounds that was planned at first.
       strategy = stored.strategy.of_rounds(training.rounds)
       begun = config_keys.changed(config, {'training.rounds': stored.rounds})
   start = pretraining.start(config, corpus.train.vocabulary)
@@ -252,7 +255,7 @@ def plan(
 
 
 def _train(started, process, config, corpus, validate, stop_after) -> Any:
-  """Returns the state after the last round, or after `stop_after` of them."""
+  """Returns the state after the last round, or after `stop_after` rounds."""
   training = config.training
   state = started.restore(process.initialize)
   left = started.rounds_left

@@ -11,6 +11,8 @@ import pytest
 
 from tff_bandmf import participation, strategies
 
+pytestmark = pytest.mark.slow
+
 _GUIDE = pathlib.Path(__file__).resolve().parent.parent / 'docs' / 'guide'
 # As where nothing but the core is installed.
 _WITHOUT = """

@@ -48,20 +48,30 @@ _IS_NO = re.compile(
 _BEGINS_WITH_OF = re.compile(r'\bOf\b')
 
 
+@functools.cache
+def _nodes(path):
+  return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
+def _tokens(path):
+  with open(path, encoding='utf-8') as stream:
+    return list(tokenize.generate_tokens(stream.readline))
+
+
 def _words(path, strings=True):
   """Yields (line, words) of each comment, and of each string if asked to."""
   comment, first = [], 0
-  with open(path, encoding='utf-8') as stream:
-    for token in tokenize.generate_tokens(stream.readline):
-      if token.type == tokenize.COMMENT:
-        first = first if comment else token.start[0]
-        comment.append(token.string.lstrip('#'))
-      elif token.type != tokenize.NL:
-        if comment:
-          yield first, ' '.join(' '.join(comment).split())
-          comment = []
-        if strings and token.type == tokenize.STRING:
-          yield token.start[0], ' '.join(token.string.split())
+  for token in _tokens(path):
+    if token.type == tokenize.COMMENT:
+      first = first if comment else token.start[0]
+      comment.append(token.string.lstrip('#'))
+    elif token.type != tokenize.NL:
+      if comment:
+        yield first, ' '.join(' '.join(comment).split())
+        comment = []
+      if strings and token.type == tokenize.STRING:
+        yield token.start[0], ' '.join(token.string.split())
 
 
 def test_sentences_are_plain():
@@ -89,7 +99,7 @@ def test_functions_have_at_most_eight_arguments():
   found = {
     f'{path.relative_to(_ROOT)}:{node.name}'
     for path in _LIBRARY
-    for node in ast.walk(ast.parse(path.read_text()))
+    for node in _nodes(path)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     and len(_arguments(node)) > 8
   }
@@ -119,19 +129,17 @@ _OF_TFF = re.compile(
 
 
 @functools.cache
-def _tree(path):
-  return ast.parse(path.read_text())
-
-
 def _docstrings(path):
-  """Yields (line, docstring) of a file and of what it defines."""
-  for node in ast.walk(_tree(path)):
+  """Returns [(line, docstring)] of a file and of what it defines."""
+  docstrings = []
+  for node in _nodes(path):
     if isinstance(
       node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     ):
       text = ast.get_docstring(node)
       if text:
-        yield node.body[0].lineno, text
+        docstrings.append((node.body[0].lineno, text))
+  return docstrings
 
 
 def _riddles(path):
@@ -151,7 +159,7 @@ def _riddles(path):
 
 def _assigned(path):
   """Yields 'line: name' where a name that says nothing is assigned."""
-  for node in ast.walk(_tree(path)):
+  for node in _nodes(path):
     name = (
       node.id
       if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
@@ -166,7 +174,7 @@ def _assigned(path):
 def _defined(path):
   """Returns the names that a file defines or binds at any depth."""
   names = set()
-  for node in ast.walk(_tree(path)):
+  for node in _nodes(path):
     if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
       names.add(node.name)
     elif isinstance(node, (ast.Name, ast.Attribute)):
@@ -199,7 +207,7 @@ def _classes():
   """Returns the files that define a class, by its name."""
   classes = collections.defaultdict(set)
   for path in _LIBRARY:
-    for node in ast.walk(_tree(path)):
+    for node in _nodes(path):
       if isinstance(node, ast.ClassDef):
         classes[node.name].add(path)
   return classes

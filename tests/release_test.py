@@ -28,6 +28,7 @@ _FOLDERS = (
 )
 # What extras bring, and the driver of a database that is the user's choice.
 _OPTIONAL = {
+  'flwr',
   'jax',
   'matplotlib',
   'psycopg2',
@@ -113,10 +114,12 @@ def _imported_packages(path):
       found |= {alias.name.split('.')[0] for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
       found.add(node.module.split('.')[0])
+  specs = {name: importlib.util.find_spec(name) for name in found}
   return {
     name
-    for name in found
-    if 'site-packages' in (importlib.util.find_spec(name).origin or '')
+    for name, spec in specs.items()
+    # Flower is not installed beside TensorFlow.
+    if spec is None or 'site-packages' in (spec.origin or '')
   }
 
 

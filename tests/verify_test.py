@@ -509,6 +509,16 @@ def test_attacker_with_every_hash_gets_no_smaller_epsilon(
     tmp_path / 'run' / 'run.json',
     **{f'claim__{name}': value for name, value in changes.items()},
   )
+  plan = tmp_path / 'run' / 'plan.json'
+  request = json.loads(plan.read_text())['request']
+  _edit(
+    plan,
+    **{
+      f'request__{name}': value
+      for name, value in changes.items()
+      if name in request
+    },
+  )
   _rechained(tmp_path / 'run')
   try:
     found = verify_lib.verify(tmp_path / 'run')

@@ -1,37 +1,38 @@
 """Matrix-factorization noise for differential privacy in federated learning.
 
-The packages, in the order in which data flows through them; each imports only
-from those before it:
+The packages are in the order in which data flows. Each package imports only
+from the packages before it:
 
-  errors         how a refusal is worded: name=value, the rule, the remedy
-  _checks        checks of values that many rooms take
-  _files         files that survive a crash, and secrets in files
-  workloads      the matrix A: prefix sums, momentum, learning rates
-  participation  schemas: who may take part, how often, how far apart
-  clips          the norm that updates are clipped to, fixed or adaptive
-  strategies     the matrix C, its errors, its file
-  sensitivity    how far one client moves C, exact or bounded
-  optimize       the search for C (large ones need TensorFlow)
-  accounting     noise multipliers, zCDP, epsilon; kinds of cohorts; slack
-  choosing       families ranked by error at a budget and a memory
+  errors         the form of an error message: name=value, the rule, the remedy
+  _checks        checks of arguments that many packages use
+  _files         atomic writes, locks, and files that hold secrets
+  workloads      the workload matrix A: prefix sums, momentum, learning rates
+  participation  schemas: the rounds in which one client may take part
+  clips          the norm to which updates are clipped, constant or adaptive
+  strategies     the strategy matrix C, its errors and its file
+  sensitivity    the sensitivity of C, exact or bounded
+  optimize       the search for C
+  accounting     noise multiplier, zCDP and epsilon; sampled cohorts
+  choosing       the ranking of families by error for a claim and a memory
   reproduction   published tables, computed again
-  noise          rows of C^-1 Z from a key, on the lattice; in NumPy or a graph
-  query          clipping and noising, in NumPy or as a `tfp` query
+  noise          the noise C^-1 Z from a key, in NumPy or in a graph
+  query          clipping, sums and noise, in NumPy or as a `tfp` query
   tff            the names, the runtime and the workers of TFF
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
-  cohorts        who may take part in a round now
-  plan           what a run will do, and what it will guarantee
-  ledger         who took part in which round
+  cohorts        the clients that may take part in a round
+  plan           the rounds, strategy, noise and guarantee of a run
+  ledger         the record of the clients of each round
   run_files      the folder of a run on disk
-  audit          what an attack can show of a claimed epsilon
-  report         what may be said of a run, and of a log
-  run            the loop, from a plan to its report
-  verify         whether a report is right, by code that imports no other room
+  audit          attacks on a claimed epsilon
+  report         the privacy report of a run, or of a log
+  run            the loop of a run, from its plan to its report
+  flower         a strategy for Flower whose rounds are the rounds of a run
+  verify         the check of a report, which imports no other package
   cli            the `bandmf` command
   __main__       the same command, as `python -m tff_bandmf`
 
-Importing this package imports none of them; the names of its face come from
-them when they are first used.
+An import of `tff_bandmf` imports none of these packages. A public name of
+`tff_bandmf`, such as `Plan`, is imported when it is first used.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Checks of values: each returns the value, converted, or raises."""
+"""Checks of values. A check returns the converted value or raises an error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def nonnegative(name: str, value: object, remedy: str) -> float:
 
 
 def at_most(name: str, value: float, most: float, of: str, remedy: str) -> None:
-  """Raises ValueError if `value` exceeds `most`, which is called `of`."""
+  """Raises ValueError if `value` exceeds `most`, whose name is `of`."""
   if value > most:
     raise errors.value_error(
       f'{name}={value}: must not exceed {of}={most}; {remedy}'
@@ -93,7 +93,7 @@ def real_array(name: str, values: object) -> np.ndarray:
   """Returns a read-only copy of `values` as float64.
 
   Raises:
-    TypeError: a value is not a real number; a cast would change it.
+    TypeError: a value is not a real number.
     ValueError: the shape is ragged.
   """
   array = np.array(values)

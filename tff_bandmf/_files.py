@@ -1,9 +1,9 @@
 """Atomic writes, locks, secret files, and JSON from untrusted sources.
 
-A file is written under another name, synced to the disk and then given its own
-name; the folder is synced too. A file that a power cut may lose is not synced.
-A process that is killed while it writes leaves a file `*.part`, which nothing
-reads.
+A file is written under a temporary name and synced to the disk. Then the file
+gets its own name, and its folder is synced. Both syncs are left out for a file
+that a power cut may lose. A process that is killed during a write leaves a file
+`*.part`, which nothing reads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ JsonObject = dict[str, Json]
 def write(
   path: pathlib.Path, *contents, mode: int = 0o644, durable: bool = True
 ) -> None:
-  """Writes a file, or replaces it, whole or not at all.
+  """Writes or replaces a file, completely or not at all.
 
   Args:
     path: path of the file, in a folder that exists.
@@ -53,7 +53,7 @@ def write(
       a power cut may lose the file or empty it.
 
   Raises:
-    OSError: the file cannot be written; one line that names it.
+    OSError: the file cannot be written. The message names the file.
   """
   replaced = replacing(path, mode, durable=durable)
   with naming(path, 'written'), replaced as part:
@@ -69,7 +69,7 @@ def write_json(
 
 
 def json_digest(content: Json) -> bytes:
-  """Returns the SHA-256 of a JSON value, whatever the order of its keys."""
+  """Returns the SHA-256 of a JSON value; the order of keys has no effect."""
   text = json.dumps(content, sort_keys=True, allow_nan=False)
   return hashlib.sha256(text.encode()).digest()
 
@@ -94,7 +94,7 @@ def replacing(
   Args:
     path: path of the file to make or replace, in a folder that exists.
     mode: permission bits of the file; the umask removes some.
-    take: gives the new file its name.
+    take: function of the new file and `path` that gives the new file its name.
     durable: whether the file is on the disk on return; see `write`.
   """
   path = pathlib.Path(path)
@@ -102,10 +102,10 @@ def replacing(
   os.close(os.open(part, _MAKE, mode))
   try:
     yield part
-    # PRIVACY: if a power cut lost a key but not the ledger that it is for, all
-    # clients would look new. A file is on the disk before it gets its name, and
-    # its name is on the disk when this function returns. Guard:
-    # files_test.test_name_appears_after_the_content_is_on_the_disk.
+    # PRIVACY: if a power cut lost the key of a ledger but not the ledger, all
+    # clients would look new under the next key. A file is on the disk before it
+    # gets its name, and the name is on the disk when this function returns.
+    # Guard: files_test.test_name_appears_after_the_content_is_on_the_disk.
     if durable:
       sync(part)
     take(part, path)
@@ -125,7 +125,7 @@ def load_or_create_secret(
   name: str,
   make: Callable[[int], bytes] = secrets.token_bytes,
 ) -> bytes:
-  """Returns the secret in a file; makes the file if it is missing.
+  """Returns the secret in a file, and first makes the file if it is missing.
 
   A new file has mode 0600, and a new folder for it has mode 0700. Both are on
   the disk when this function returns. If two processes make the file at once,
@@ -139,14 +139,14 @@ def load_or_create_secret(
 
   Raises:
     ValueError: the reasons of `load_secret`.
-    OSError: the file cannot be made or read; one line that names it.
+    OSError: the file cannot be made or read. The message names the file.
   """
   with naming(path, 'written'):
     if not os.path.lexists(path):
       _make_folder(path.parent)
-      # PRIVACY: another process could read a part of a secret, and an attacker
-      # guess the rest. The file gets its name when it is complete. Guard:
-      # files_test.test_first_of_two_that_make_a_secret_wins.
+      # PRIVACY: a process that reads a part of a secret would use a key that is
+      # easier to guess. The file gets its name when it is complete.
+      # Guard: files_test.test_first_of_two_that_make_a_secret_wins.
       with replacing(path, 0o600, take=_link) as part:
         _fill(part, [make(size)])
   return load_secret(path, size, name)
@@ -164,7 +164,7 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
     FileNotFoundError: the file does not exist.
     ValueError: the file is not `size` bytes long, is a link or not a regular
       file, or users other than its owner can use it.
-    OSError: the file cannot be read; one line that names it.
+    OSError: the file cannot be read. The message names the file.
   """
   with naming(path, 'read'):
     try:
@@ -178,13 +178,14 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(path, name)
       # PRIVACY: a person who reads a key can subtract the noise, or find
-      # clients in the ledger. A file that others can use is refused.
+      # clients in the ledger. A secret file to which other users have access is
+      # refused.
       # Guard: files_test.test_secret_that_others_can_use_is_refused.
       mode = stat.S_IMODE(status.st_mode)
       if mode & 0o077:
         raise errors.value_error(
           f'{name}={path}: has mode {mode:04o}, so others can use it; chmod '
-          '600 it if nobody has, or start anew with another'
+          '600 it if nobody else read it, or start anew with another'
         )
       content = os.read(handle, size + 1)
     finally:
@@ -198,11 +199,11 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
 
 
 def lock(path: pathlib.Path) -> Optional[int]:
-  """Returns the descriptor of a locked file; None if another holder has it."""
+  """Locks a file and returns its descriptor; None if the lock is taken."""
   handle = os.open(path, _LOCK, 0o600)
   try:
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # The last holder may have removed the file; then this lock is worthless.
+    # If the last holder removed the file, this lock would keep nobody out.
     if os.path.samestat(os.fstat(handle), path.stat()):
       return handle
   except (BlockingIOError, FileNotFoundError):
@@ -222,7 +223,10 @@ def sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Iterator[None]:
-  """Waits for the lock of a file that nobody removes, and holds the lock."""
+  """Waits for the lock of a file, and holds the lock until the block ends.
+
+  Nobody may remove the file.
+  """
   with open(os.open(path, _LOCK, 0o600), 'wb') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
@@ -246,11 +250,11 @@ def wipe(path: pathlib.Path) -> None:
 
 
 def discard(path: pathlib.Path) -> None:
-  """Removes a file; overwrites it too, unless it has a second name."""
-  # PRIVACY: a process that is killed while a key gets its name leaves the key
-  # under two names, and overwriting one would leave a key of zeros. A file with
-  # two names loses this name only. Guard:
-  # files_test.test_secret_outlives_the_other_name_that_a_kill_left.
+  """Removes a file, and overwrites it unless it has a second name."""
+  # PRIVACY: a process that is killed while a key gets its name leaves one file
+  # under two names. To overwrite this file would leave a key of zeros under the
+  # other name. If a file has two names, this function removes only one of them.
+  # Guard: files_test.test_secret_outlives_the_other_name_that_a_kill_left.
   if os.path.lexists(path) and path.lstat().st_nlink > 1:
     path.unlink()
   else:
@@ -258,7 +262,7 @@ def discard(path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> bytes:
-  """Returns the bytes of a regular file; a pipe or a device might never end.
+  """Returns the bytes of a regular file, and refuses pipes and devices.
 
   Raises:
     ValueError: the path exists, and is not a regular file.
@@ -277,7 +281,7 @@ def read_json(path: pathlib.Path) -> Json:
 def parse_json(text: bytes) -> Json:
   """Returns the value of a JSON text from an untrusted source.
 
-  Two programs could read some texts in different ways; these are refused.
+  A text that two programs could read in different ways is refused.
 
   Args:
     text: JSON in UTF-8.
@@ -301,14 +305,14 @@ def parse_json(text: bytes) -> Json:
 
 @contextlib.contextmanager
 def naming(path: pathlib.Path, done: str) -> Iterator[None]:
-  """Raises an error of the system in the `with` block as one line.
+  """Turns an OSError in the `with` block into an error with a one-line message.
 
   Args:
     path: path of the file, which the line names.
     done: participle of the action that failed, such as 'read'.
 
   Raises:
-    OSError: the error, of the same class and number.
+    OSError: an error of the same class and number, with the new message.
   """
   try:
     yield
@@ -333,9 +337,9 @@ def cache_directory() -> pathlib.Path:
 def code_digest(root: pathlib.Path = _PACKAGE) -> str:
   """Returns the SHA-256 of a package's code, for `run.json`.
 
-  It covers the paths below the package and the bytes of its Python files,
-  templates and JSON files, in the order of the paths. The same code has the
-  same digest, wherever it is installed.
+  The digest covers the paths and the bytes of Python files, templates and JSON
+  files in the package, in the order of the paths. The same code has the same
+  digest, wherever it is installed.
 
   Args:
     root: folder of the package.
@@ -345,7 +349,7 @@ def code_digest(root: pathlib.Path = _PACKAGE) -> str:
   for name, path in sorted(
     (path.relative_to(root).as_posix(), path) for path in paths
   ):
-    # The lengths make the bytes of two different trees differ.
+    # Without the lengths, two different trees could have the same bytes.
     for part in (name.encode(), path.read_bytes()):
       digest.update(len(part).to_bytes(8, 'big') + part)
   return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Ranks families of strategies by the error of their noise at one claim.
+"""Ranks families of strategies by the error of their noise at the same claim.
 
 `choose` optimises every family that fits in memory, calibrates its noise to
 (epsilon, delta), and sorts by error. Families are optimised in parallel
@@ -7,9 +7,9 @@ threads.
   rmse     = noise_multiplier * sensitivity * sqrt(mean error)
   max_rmse = noise_multiplier * sensitivity * sqrt(max error)
 
-Both are the root mean square error that noise adds to one coordinate of the
-model, in units of the clipping norm times the learning rate: `rmse` on average
-over rounds, `max_rmse` in the worst round.
+Both numbers are root mean square errors that noise adds to one coordinate of
+the model, in units of the clipping norm times the learning rate. `rmse` is the
+root of the mean square over all rounds; `max_rmse` is for the worst round.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Choice:
   """A strategy, its calibrated noise and its error.
 
   Attributes:
-    guarantee: C and its noise, calibrated to (epsilon, delta).
+    guarantee: guarantee of C with noise that is calibrated to (epsilon, delta).
     rmse: root mean square error over all rounds, for a clip of 1.
     max_rmse: root mean square error of the worst round, for a clip of 1.
     converged: whether the optimiser of the strategy converged.
@@ -79,7 +79,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ranking:
-  """Families in order of their error, and reasons for those left out.
+  """Families in the order of their errors, and the families left out.
 
   Attributes:
     choices: at least one choice, least error first.
@@ -101,13 +101,13 @@ def choose(
   families: Optional[Iterable[str]] = None,
   progress: Callable[[str], None] = lambda family: None,
 ) -> Ranking:
-  """Returns the families that fit, ranked by error at one claim.
+  """Returns the families that fit in memory, ranked by error at one claim.
 
   Each family is optimised for the worst participation pattern of a client,
   `cohorts.schema`. Under cyclic Poisson sampling a strategy has as many bands
-  as there are groups. If `groups` is not given, powers of two are compared:
-  more bands have less error at the same noise, but then smaller groups amplify
-  less [BandMF23, Sec 4 and Table 3].
+  as there are groups of clients. If `cohorts` has no number of groups, powers
+  of two are compared: more bands have less error at the same noise multiplier,
+  but sampling from smaller groups amplifies less [BandMF23, Sec 4 and Table 3].
 
   Args:
     rounds: n, number of rounds of the run, >= 1.
@@ -115,10 +115,10 @@ def choose(
     target: claim that every choice meets.
     noise_copies: copies of the model that the noise may keep in memory, >= 1;
       None is any number.
-    objective: error that is minimised and ranked by, `optimize.MEAN` or `MAX`.
+    objective: error to minimise and to rank by, `optimize.MEAN` or `MAX`.
     workload: matrix A that turns released sums into models.
     families: names of the families to compare; None is all of them.
-    progress: called with the name of every family that is done.
+    progress: function that is called with the name of each finished family.
 
   Raises:
     TypeError: `cohorts` is not a kind of cohorts.
@@ -139,16 +139,17 @@ def choose(
   stopped = threading.Event()
 
   def stop(loss):
-    # Ctrl-C reaches the main thread only; the exception ends other searches.
+    # Ctrl-C reaches the main thread only. This exception ends a search in
+    # another thread.
     if stopped.is_set():
       raise KeyboardInterrupt
 
   def optimized(family: strategies.Family) -> list[Choice]:
     choices = []
     candidates = _parameters(family, rounds, cohorts, noise_copies)
-    # PRIVACY: each Monte Carlo bound fails with a small probability, and a
-    # choice of the best bound favours one that failed. All candidates together
-    # share one failure probability.
+    # PRIVACY: each Monte Carlo bound fails with a small probability, and the
+    # choice of the best bound favours bounds that failed. All candidates
+    # together share one failure probability.
     # Guard: choosing_test.test_compared_families_share_the_failure_probability.
     samples = accounting.Samples(tries=len(declared) * len(candidates))
     for parameters in candidates:
@@ -190,7 +191,7 @@ def choose(
         name = running[done]
         try:
           by_family[name] = done.result()
-        except (ImportError, ValueError) as error:
+        except ValueError as error:
           reasons[name] = str(error)
         progress(name)
     except BaseException:
@@ -216,10 +217,10 @@ def _parameters(
   cohorts: participation.Cohorts,
   noise_copies: Optional[int],
 ) -> list[dict[str, int]]:
-  """Returns the parameters of each candidate of a family.
+  """Returns the parameters of each strategy to optimise in a family.
 
   Raises:
-    ValueError: the cohorts need few bands, and the family has many.
+    ValueError: the cohorts need a C of few bands, which the family lacks.
   """
   bands = cohorts.candidate_bands(rounds)
   if bands is None:

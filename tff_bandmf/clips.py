@@ -1,4 +1,4 @@
-"""The norm that updates are clipped to: constant, or adapted to the updates.
+"""The norm to which updates are clipped: constant, or adapted to updates.
 
 | symbol | name here         | meaning                                         |
 |--------|-------------------|-------------------------------------------------|
@@ -19,10 +19,11 @@ import tree
 
 from tff_bandmf import _checks, _files, errors
 
-# With this weight, Delta is 1.0098.
+# Default of beta, for which Delta is 1.0098.
 _FRACTION_WEIGHT = 0.28
 
-# A norm > 0, or norms > 0 in the structure of an update: tuples, lists, dicts.
+# A norm > 0, or a norm > 0 for each layer in the structure of an update
+# (tuples, lists, dicts).
 Norms = Any
 
 
@@ -35,28 +36,31 @@ class AdaptiveClip:
                        / (beta clients_per_round)
     S_{t+1} = S_t exp(-rate (fraction_t - quantile))
 
-  A record has one coordinate more than an update, its indicator. All its
-  coordinates get the correlated noise of the run. An absent client's record is
-  zero. The norm of a record is at most Delta, and S_t is a function of earlier
-  releases. So the run has the guarantee of a constant clip whose noise is
-  smaller by the factor Delta.
+  Here x_i is the update of client i. A record has one more coordinate than an
+  update, the indicator. All coordinates of a record get the correlated noise of
+  the run. The record of an absent client is zero. The norm of a record is at
+  most Delta, and S_t is a function of earlier releases. So the run has the
+  guarantee of a run with a constant clip and with noise that is smaller by the
+  factor Delta.
 
   If n clients come instead of clients_per_round, the distance of the fraction
-  from 1/2 shrinks by the factor n / clients_per_round. An update that is zeroed
-  or not finite counts as neither below nor above the clip.
+  from 1/2 is multiplied by n / clients_per_round. An update that is zeroed or
+  not finite counts as neither below nor above the clip.
 
   Attributes:
-    initial: S_0, > 0: one norm, or norms by layer, which all move by one common
-      factor. An update is below norms by layer if each layer is below its norm.
-      Begin low: the noise is proportional to the clip, and a model that too
-      much noise has ruined has large updates, which make the clip grow.
-    quantile: gamma, in [0, 1]; TFF's `target_unclipped_quantile`.
-    rate: eta, > 0; TFF's `clip_learning_rate`.
-    fraction_weight: beta, > 0. The standard deviation of the fraction is the
-      one of the noise in the sum of a round, divided by beta clients_per_round
-      S_t. At 0.28 the noise of the updates grows by 1 %.
-    until: index of the round whose clip all later rounds keep; None adapts the
-      clip in all rounds.
+    initial: S_0, > 0: one norm, or a norm for each layer. Norms of layers are
+      all multiplied by the same factor in a round, and an update is below them
+      if each layer is below its norm. A low S_0 is safer: the noise is
+      proportional to the clip, and a model that too much noise has ruined has
+      large updates, which make the clip grow.
+    quantile: gamma, in [0, 1]; in TFF, `target_unclipped_quantile`.
+    rate: eta, > 0; in TFF, `clip_learning_rate`.
+    fraction_weight: beta, > 0. The standard deviation of the noise in
+      fraction_t is the standard deviation of the noise in the sum of the round,
+      divided by beta clients_per_round S_t. With beta = 0.28, the noise of the
+      updates is 1 % larger than without the indicator.
+    until: index of the last round whose clip is adapted; later rounds have the
+      clip of this round. None adapts the clip in all rounds.
 
   Raises:
     TypeError: a value is not a number.
@@ -76,7 +80,7 @@ class AdaptiveClip:
     for clip in tree.flatten(self.initial):
       _checks.positive('initial', clip, 'TFF begins at 0.1')
     _checks.between('quantile', self.quantile, 0, 1, '0.5 is the median')
-    # Larger values can only be mistakes.
+    # Values above these limits can only be mistakes.
     for name, most, remedy in (
       ('rate', 10, 'usual is 0.2'),
       ('fraction_weight', 100, f'usual is {_FRACTION_WEIGHT}'),
@@ -88,16 +92,16 @@ class AdaptiveClip:
 
   @property
   def indicator(self) -> float:
-    """Norm of the indicator in a record, in the unit of S_0."""
+    """Norm of a record's indicator in the first round, in the unit of S_0."""
     return self.fraction_weight / 2 * norm(self.initial)
 
 
-# A clip: constant, or adaptive.
+# A clip that is adaptive or constant.
 Clip = Union[AdaptiveClip, Norms]
 
 
 def layers(l2_norm_clip: Clip) -> Norms:
-  """Returns the clip of an update in the first round: a norm, or norms."""
+  """Returns the clip of the first round: a norm, or a norm for each layer."""
   if isinstance(l2_norm_clip, AdaptiveClip):
     return l2_norm_clip.initial
   return l2_norm_clip
@@ -108,12 +112,13 @@ def norm(l2_norm_clip: Clip) -> float:
 
     (sum_g clip_g^2)^(1/2) for clips by layer, times Delta if they adapt
 
-  `z_stddev`, the standard deviation of z, is proportional to this norm. For an
-  adaptive clip, both move with S_t.
+  Here g is a layer. The standard deviation of the noise is proportional to this
+  norm. For an adaptive clip, the norm and the standard deviation are
+  proportional to S_t in later rounds.
   """
   clips = tree.flatten(layers(l2_norm_clip))
-  # PRIVACY: noise for the update alone would be too small, since a client also
-  # adds the indicator. The norm includes the indicator. Guard:
+  # PRIVACY: noise for the update alone would be too small, since the record of
+  # a client also has the indicator. The norm includes the indicator. Guard:
   # adaptive_clip_test.test_noise_of_a_run_is_larger_by_delta.
   if isinstance(l2_norm_clip, AdaptiveClip):
     clips = [*clips, l2_norm_clip.indicator]
@@ -121,12 +126,12 @@ def norm(l2_norm_clip: Clip) -> float:
 
 
 def growth(l2_norm_clip: Clip) -> float:
-  """Returns the norm of a record over the norm of its update: 1 or Delta."""
+  """Returns the ratio of the norms of a record and its update: 1 or Delta."""
   return norm(l2_norm_clip) / norm(layers(l2_norm_clip))
 
 
 def indicators(l2_norm_clip: Clip) -> int:
-  """Returns the number of coordinates of a record beside its update, 0 or 1."""
+  """Returns the number of indicators in a record: 0 or 1."""
   return int(isinstance(l2_norm_clip, AdaptiveClip))
 
 
@@ -136,14 +141,14 @@ def of(
   """Returns an `AdaptiveClip` if a quantile is given, else the constant clip.
 
   Args:
-    initial: clip of the first round, as in `AdaptiveClip`.
+    initial: clip of the first round, see `AdaptiveClip.initial`.
     quantile: attribute of `AdaptiveClip`; None for a constant clip.
     **others: other attributes of `AdaptiveClip`; None takes the default.
 
   Raises:
-    TypeError: the reasons of `AdaptiveClip`.
-    ValueError: the reasons of `AdaptiveClip`; or another attribute is given
-      without a quantile.
+    TypeError: `AdaptiveClip` raises it.
+    ValueError: `AdaptiveClip` raises it; or another attribute is given without
+      a quantile.
   """
   options = {name: value for name, value in others.items() if value is not None}
   if quantile is not None:
@@ -156,7 +161,7 @@ def of(
 
 
 def claim(l2_norm_clip: Clip) -> _files.JsonObject:
-  """Returns the values of the clip in the claim of a run, under JSON keys."""
+  """Returns the values of the clip in the claim of a run, by JSON key."""
   record = {'l2_norm_clip': norm(l2_norm_clip)}
   if isinstance(l2_norm_clip, AdaptiveClip):
     record['adaptive_clip'] = to_json(l2_norm_clip)
@@ -164,7 +169,7 @@ def claim(l2_norm_clip: Clip) -> _files.JsonObject:
 
 
 def to_json(l2_norm_clip: Clip) -> _files.Json:
-  """Returns a clip as JSON: a number, a list by layer, or an object."""
+  """Returns a clip as JSON: a number, a list of numbers, or an object."""
   if isinstance(l2_norm_clip, AdaptiveClip):
     return {
       **dataclasses.asdict(l2_norm_clip),

@@ -1,11 +1,11 @@
-"""Errors in one line: the value, the rule that it breaks, and the remedy.
+"""Errors in one line: a value, the rule that the value breaks, and the remedy.
 
 | function                          | purpose                                  |
 |-----------------------------------|------------------------------------------|
 | `value_error`, `type_error`       | errors for a value that breaks a rule    |
 | `not_installed`, `needs_...`      | errors for a package that is missing     |
-| `invalid`                         | the line itself                          |
-| `refusal`                         | the line of an assertion of TensorFlow   |
+| `invalid`                         | text of such an error                    |
+| `refusal`                         | error for a failed TensorFlow assertion  |
 | `notice`                          | writes a line during a long wait         |
 """
 
@@ -16,10 +16,10 @@ import re
 import sys
 from typing import Optional
 
-# A longer message is cut in the middle; in characters.
+# Largest number of characters of a message. A longer one loses its middle.
 _LONGEST = 800
 # TensorFlow prints a failed assertion of a graph as '[part] [part]', and a
-# failed eager assertion with one part a line.
+# failed eager assertion with each part on a line of its own.
 _IN_A_GRAPH = re.compile(r'assertion failed: (\[[^\]]*\](?: \[[^\]]*\])*)')
 _BRACKETS = re.compile(r'\[([^\]]*)\]')
 _EAGER = re.compile(r'to be true\. Summarized data: (.*)', re.DOTALL)
@@ -32,8 +32,9 @@ def invalid(message: str) -> str:
   >>> invalid('rounds=0: must be at least 1; pass the number of rounds')
   'rounds=0: must be at least 1; pass the number of rounds.'
 
-  Values may come from a file or a command line. A long message is cut in the
-  middle, and characters that do not print are escaped.
+  Values in the message may come from a file or a command line. So a message
+  that is too long loses its middle, and characters that do not print are
+  escaped.
 
   >>> invalid('family=x\\x1b[2J: is not known; use banded')
   'family=x\\\\x1b[2J: is not known; use banded.'
@@ -55,9 +56,9 @@ def type_error(message: str) -> TypeError:
 
 def notice(line: str) -> None:
   """Writes a line to standard error, above any progress bars."""
-  import tqdm  # A command that only shows its help does not wait for it.
+  import tqdm  # A late import keeps `bandmf --help` fast.
 
-  # A closed pipe must not end the waiting thread.
+  # If standard error is closed, the calling thread must go on.
   with contextlib.suppress(OSError, ValueError):
     tqdm.tqdm.write(line, file=sys.stderr)
 
@@ -77,10 +78,10 @@ def not_installed(package: str, rule: str, remedy: str) -> ImportError:
 
 
 def refusal(error: Exception) -> Optional[ValueError]:
-  """Returns a failed assertion of a computation in one line, else None.
+  """Returns an error for a failed assertion of TensorFlow, else None.
 
-  TensorFlow surrounds the parts of an assertion with names of graph nodes, or
-  prints each part on a line of its own; both are removed.
+  The message of the new error has the parts of the assertion in one line,
+  without the names of graph nodes that TensorFlow adds.
 
   Args:
     error: exception that a TensorFlow or TFF computation raised.
@@ -129,7 +130,7 @@ def needs_tensorflow(what: str) -> ImportError:
   return not_installed(
     'tensorflow',
     f'{what} needs TensorFlow',
-    install('optimize'),
+    "install it: pip install 'tensorflow>=2.14'",
   )
 
 

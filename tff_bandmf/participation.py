@@ -1,4 +1,4 @@
-"""The sets of participation patterns under which sensitivity is defined.
+"""Participation schemas: rules for the rounds in which a client takes part.
 
 | symbol | name here            | meaning                                    |
 |--------|----------------------|--------------------------------------------|
@@ -6,13 +6,15 @@
 | b      | `min_sep`            | rounds i, j of one client: abs(i - j) >= b |
 | k      | `max_participations` | largest number of rounds of one client     |
 
-`min_sep` is the difference of round numbers, r2 - r1: 1 allows consecutive
-rounds. TensorFlow Privacy and the Gboard reports count the rounds in between,
-r2 - r1 - 1, which is one less: `min_sep_from_rounds_between` converts.
+`min_sep` is the least difference r2 - r1 of two rounds r1 < r2 of one client,
+so 1 allows consecutive rounds. TensorFlow Privacy and the Gboard reports count
+the rounds in between, r2 - r1 - 1. The function `min_sep_from_rounds_between`
+converts this count to `min_sep`.
 
-A pattern is the set of rounds of one client. `Budget` allows every pattern
-whose cost under C is at most the largest cost of a pattern of `MinSep`. `Costs`
-computes the cost.
+A pattern is the set of rounds of one client, and a schema is a set of allowed
+patterns. The sensitivity of a strategy matrix C is defined for a schema.
+`Budget` allows every pattern whose cost under C is at most the largest cost of
+a pattern of `MinSep`. `Costs` computes the cost of a pattern.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ import numpy as np
 
 from tff_bandmf import _checks, _files, errors
 
-# Two data sets are neighbours if one client's contributions are zero in one.
+# Adjacency: two data sets are neighbours if they differ in one client, whose
+# contributions are zero in one of the data sets.
 ZERO_OUT = 'zero-out'
-# The cost of a pattern with this many rounds fits in 64 bits.
+# Largest number of rounds in a pattern, so that its cost fits in 64 bits.
 _MOST_ROUNDS = 2**16
 
 
@@ -38,52 +41,56 @@ class Cohorts(abc.ABC):
   Attributes:
     name: name of the kind on the command line and in JSON.
     is_enforced: whether the run refuses clients that would break `schema`.
-      Other cohorts are drawn at random, or are read from a log.
-    adjacency: relation between neighbouring data sets.
+      Cohorts that are not enforced are sampled at random, or are read from a
+      log.
+    adjacency: name of the relation between neighbouring data sets.
   """
 
   name: ClassVar[str]
   is_enforced: ClassVar[bool] = False
 
   if TYPE_CHECKING:
-    # Some kinds have a constant, and others a field.
+    # This attribute is a constant in some subclasses, and a field in other
+    # ones.
     @property
     def adjacency(self) -> str: ...
 
   @property
   @abc.abstractmethod
   def schema(self) -> Participation:
-    """The worst patterns of a client; its sensitivity scales the noise."""
+    """The schema of the worst patterns of a client, for the sensitivity."""
 
   @abc.abstractmethod
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object."""
 
   def for_cohort_size(self, clients_per_round: float) -> Cohorts:
-    """Returns the cohorts for an expected number of clients a round, > 0."""
+    """Returns these cohorts for an expected number > 0 of clients a round."""
     return self
 
   def for_bands(self, bands: int) -> Cohorts:
-    """Returns the cohorts for a C of `bands` bands, with all values set.
+    """Returns these cohorts for a C of `bands` bands, with missing values set.
 
     Raises:
-      ValueError: a value is missing that the number of bands does not give.
+      ValueError: a value is missing, and does not follow from the number of
+        bands.
     """
     return self
 
   def candidate_bands(self, rounds: int) -> Optional[list[int]]:
-    """Returns the numbers of bands to compare; None if C may have any."""
+    """Returns the numbers of bands to compare; None allows any number."""
     return None
 
 
 @attrs.frozen
 class Participation(Cohorts):
-  """A set of participation patterns; each is a set of rounds of one client.
+  """A schema: a set of patterns, each the set of rounds of one client.
 
-  A run enforces it: it refuses a client whose round would break the schema.
+  A run enforces its schema: it refuses a client whose round would break it.
 
   Attributes:
-    evenly_spaced: whether rounds of a client are exactly `min_sep` apart.
+    evenly_spaced: whether the differences of consecutive rounds of a client are
+      exactly `min_sep`.
     adjacency: `zero-out`.
   """
 
@@ -92,8 +99,8 @@ class Participation(Cohorts):
   adjacency: ClassVar[str] = ZERO_OUT
 
   if TYPE_CHECKING:
-    # Subclasses have fields of these names. At run time a property would become
-    # the default of the field.
+    # Subclasses have fields of these names. A property that existed at run time
+    # would become the default of the field.
     @property
     def min_sep(self) -> Optional[int]: ...
 
@@ -107,27 +114,34 @@ class Participation(Cohorts):
 
   @abc.abstractmethod
   def participations(self, rounds: int) -> int:
-    """Returns k: the most rounds in which one client can take part."""
+    """Returns k, the largest number of rounds of one client in a run.
+
+    Args:
+      rounds: number n of rounds of the run.
+    """
 
   @abc.abstractmethod
   def separation(self, rounds: int) -> int:
     """Returns b, the least difference of two rounds of one client.
 
     If a client takes part only once, b is the number of rounds.
+
+    Args:
+      rounds: number n of rounds of the run.
     """
 
   @property
   def schema(self) -> Participation:
-    """This schema itself, since the run enforces it."""
+    """This schema itself."""
     return self
 
   @property
   def typical(self) -> Participation:
-    """The schema for which C is optimised: another one for a `Budget`."""
+    """The schema for which C is optimised; a `MinSep` for a `Budget`."""
     return self
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the schema as a JSON object; `from_name` reads it back."""
+    """Returns the schema as a JSON object, whose values `from_name` takes."""
     return {'participation': self.name, **attrs.asdict(self)}
 
 
@@ -164,8 +178,8 @@ class _Separated(Participation):
 
   Attributes:
     min_sep: b, the least difference of two round numbers of one client.
-    max_participations: a bound on k that is enforced on top of min_sep, or
-      None if only min_sep is enforced.
+    max_participations: an upper bound on k that the run enforces in addition to
+      min_sep; None enforces only min_sep.
   """
 
   min_sep: int = attrs.field(converter=_count_min_sep)
@@ -174,8 +188,9 @@ class _Separated(Participation):
   )
 
   def participations(self, rounds: int) -> int:
-    # PRIVACY: floor(n / b) would understate the rounds of a client: n = 9 and
-    # b = 4 allow rounds 0, 4 and 8. This line takes ceil(n / b).
+    # PRIVACY: floor(n / b) would understate the number of rounds of a client: n
+    # = 9 and b = 4 allow the three rounds 0, 4 and 8. This line takes ceil(n /
+    # b).
     # Guard: participation_test.test_participations_is_the_longest_pattern.
     fit = -(-rounds // self.min_sep)
     if self.max_participations is None:
@@ -188,7 +203,7 @@ class _Separated(Participation):
 
 @attrs.frozen
 class MinSep(_Separated):
-  """Rounds of one client are at least `min_sep` apart.
+  """The rounds of one client are at least `min_sep` apart.
 
   >>> MinSep(min_sep=4).participations(rounds=9)
   3
@@ -199,7 +214,7 @@ class MinSep(_Separated):
 
 @attrs.frozen
 class FixedEpoch(_Separated):
-  """Rounds of one client are exactly `min_sep` apart, as in fixed epochs.
+  """Consecutive rounds of one client are exactly `min_sep` apart (epochs).
 
   >>> FixedEpoch(min_sep=4, max_participations=2).participations(rounds=9)
   2
@@ -210,7 +225,7 @@ class FixedEpoch(_Separated):
 
 
 def check_cohorts(cohorts: object) -> None:
-  """Raises TypeError unless the value is a kind of cohorts."""
+  """Raises TypeError unless the value is an instance of `Cohorts`."""
   if not isinstance(cohorts, Cohorts):
     raise errors.type_error(
       f'cohorts={cohorts}: must say who takes part; use '
@@ -220,20 +235,22 @@ def check_cohorts(cohorts: object) -> None:
 
 @attrs.frozen(eq=False)
 class Costs:
-  """The costs of patterns under one C, in integers, and a client's limit.
+  """The costs of patterns under one C, in integers, and the budget of a client.
 
     cost(P) = sum_{s in P} h(s, 0) + 2 sum_{s < t in P} h(s, t - s)
 
-  h(s, l) is |X[s, s + l]| / unit, rounded up, with X = C^T C. For a Toeplitz C,
-  X has infinite columns, so that it bounds X of a run of any length. Sums of
-  integers are exact in any order, so that servers and devices decide alike.
+  Here P is a pattern, and h(s, l) is |X[s, s + l]| / unit, rounded up, with X =
+  C^T C. For a Toeplitz C, X is computed from infinite columns of C, so that it
+  bounds X of a run of any length. Sums of integers are exact in any order, so
+  servers and devices compute equal costs.
 
   Attributes:
-    table: [1 or n, lags] int64, h, each in [0, 2^30]. A single row holds for
-      every s. For l >= lags, h is 0.
-    limit: largest cost of a client, integer >= 0.
+    table: [1 or number of rounds, lags] int64, the values h(s, l) in [0, 2^30].
+      A single row holds for every s. For l >= lags, h(s, l) is 0.
+    limit: budget of a client, the largest allowed cost of its rounds, integer
+      >= 0.
     unit: size of one unit of cost, in squared clips, > 0.
-    strategy_sha256: digest of C.
+    strategy_sha256: SHA-256 of C.
   """
 
   table: np.ndarray
@@ -243,15 +260,15 @@ class Costs:
 
   @property
   def most(self) -> int:
-    """An upper bound on the rounds of a client, since each round costs."""
+    """An upper bound on the number of rounds of a client within the limit."""
     return self.limit // int(self.table[:, 0].min())
 
   def pairs(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns h(s, t - s), int64, of the shape of s and t.
+    """Returns h(s, t - s) for arrays s and t, an int64 array of their shape.
 
     Args:
-      first: integers, s; a negative s stands for no round, with h = 0.
-      second: integers, t >= s.
+      first: integers s. A negative s stands for no round, for which h is 0.
+      second: integers t >= s.
     """
     lags = second - first
     near = (first >= 0) & (lags < self.table.shape[1])
@@ -261,14 +278,16 @@ class Costs:
     return costs
 
   def total(self, rounds: np.ndarray) -> np.ndarray:
-    """Returns the costs of patterns, [m] int64.
+    """Returns the costs of m patterns, [m] int64.
 
     Args:
-      rounds: [m, K] integers, one pattern per row, descending; negative numbers
-        stand for no round, and come last.
+      rounds: [m, largest number of rounds] integers. A row has the rounds of
+        one pattern, descending, and then negative numbers, which stand for no
+        round.
     """
-    # PRIVACY: a sum beyond 64 bits would wrap around, and an expensive pattern
-    # would seem cheap. Patterns with more rounds than fit are refused.
+    # PRIVACY: a cost beyond 64 bits would wrap around, and a pattern above the
+    # budget could seem to be below it. Patterns with more than `_MOST_ROUNDS`
+    # rounds are refused.
     # Guard: budget_test.test_patterns_of_too_many_rounds_are_refused.
     if rounds.shape[1] > _MOST_ROUNDS:
       raise errors.value_error(
@@ -277,8 +296,9 @@ class Costs:
       )
     total = np.zeros(len(rounds), np.int64)
     for j in range(rounds.shape[1]):
-      # PRIVACY: a pair of rounds s < t moves the run by X[s, t] and by X[t, s],
-      # and a cost of only one of them would be too small. Pairs count twice.
+      # PRIVACY: a pair of rounds s < t adds X[s, t] and X[t, s] to the squared
+      # shift of a client, and a cost with only one of these terms would be too
+      # small. The cost of each pair is doubled.
       # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
       latest = np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape)
       costs = self.pairs(rounds[:, j:], latest)
@@ -288,22 +308,26 @@ class Costs:
 
 @attrs.frozen
 class Budget(Participation):
-  """A client takes part as long as its rounds cost no more than a budget.
+  """A client may take part as long as its rounds cost at most a budget.
 
   The budget is the cost of `max_participations` rounds that are `min_sep`
-  apart, under the C of the run; see `Costs` for the cost, and
-  `sensitivity.budget` for the families of C that have costs. So a client may
-  have closer rounds than `min_sep`, or more rounds, as long as they cost no
-  more. A plan optimises C for `typical`, which is a `MinSep`.
+  apart, under the C of the run. `Costs` defines the cost, and
+  `sensitivity.budget` names the families of C that have costs. A client may
+  have closer rounds than `min_sep`, or more rounds than `max_participations`,
+  as long as its rounds cost at most the budget. A plan optimises C for the
+  attribute `typical`, which is a `MinSep`.
 
   Attributes:
-    min_sep: b of `typical`, integer >= 1.
-    max_participations: k of `typical`, integer >= 1; None is ceil(n / b).
-    apart: least difference of two round numbers of one client, in
-      [1, min_sep].
-    horizon: number of rounds up to which a run may go on, >= n; None is 10 n if
-      C is Toeplitz, else n.
-    costs: costs under the C of a run; None as long as no C is known.
+    min_sep: least difference of two rounds of one client in `typical`, integer
+      >= 1.
+    max_participations: largest number of rounds of one client in `typical`,
+      integer >= 1; None stands for ceil(number of rounds / min_sep).
+    apart: least difference of two rounds of one client that the budget allows,
+      in [1, min_sep].
+    horizon: largest number of rounds to which a run may be extended, at least
+      the planned number; None stands for 10 times the planned number if C is
+      Toeplitz, else for the planned number.
+    costs: costs under the C of a run; None before C is known.
   """
 
   name: ClassVar[str] = 'budget'
@@ -345,7 +369,7 @@ class Budget(Participation):
     """The costs under the C of a run.
 
     Raises:
-      ValueError: no C is known.
+      ValueError: C is not known yet.
     """
     if self.costs is None:
       raise errors.value_error(
@@ -355,7 +379,7 @@ class Budget(Participation):
     return self.costs
 
   def check_horizon(self, rounds: int) -> None:
-    """Raises ValueError if the horizon is below the planned rounds."""
+    """Raises ValueError if the planned number of rounds exceeds the horizon."""
     if self.horizon is not None and self.horizon < rounds:
       raise errors.value_error(
         f'horizon={self.horizon}: is below rounds={rounds}; leave it '
@@ -363,14 +387,16 @@ class Budget(Participation):
       )
 
   def device_rule(self) -> _files.JsonObject:
-    """Returns the rule by which a device can admit itself, a JSON object.
+    """Returns a JSON object of the rule by which a device can admit itself.
 
-    `costs` is the list h(0), h(1), ..., and later values are 0. `limit`,
-    `apart` and `horizon` are the attributes of `Costs` and `Budget`.
-    docs/reference/budget.md has the code for a device.
+    `costs` is the list h(s, 0), h(s, 1), ... of `Costs`, which holds for every
+    s; later values are 0. `limit` is the attribute of `Costs`, and `apart` and
+    `horizon` are attributes of this schema. docs/reference/budget.md has the
+    code for a device.
 
     Raises:
-      ValueError: C is not Toeplitz, so that costs depend on the round.
+      ValueError: C is not known yet, or is not Toeplitz, so that costs depend
+        on the round.
     """
     costs = self.known_costs
     if len(costs.table) > 1:
@@ -406,7 +432,7 @@ class Budget(Participation):
 
 
 def check(participation: object) -> None:
-  """Raises TypeError unless the value is a schema."""
+  """Raises TypeError unless the value is an instance of `Participation`."""
   if not isinstance(participation, Participation):
     raise errors.type_error(
       f'participation={participation}: must be a participation '
@@ -415,7 +441,7 @@ def check(participation: object) -> None:
 
 
 def min_sep_from_rounds_between(rounds_between: int) -> int:
-  """Returns min_sep, given the number of rounds between two of one client.
+  """Returns min_sep, given the least number of rounds between two rounds.
 
     b = r2 - r1 = (r2 - r1 - 1) + 1
 
@@ -451,10 +477,10 @@ def from_name(
 
   Args:
     name: 'single', 'fixed-epoch', 'min-sep' or 'budget'.
-    min_sep: r2 - r1; required by all but 'single'.
-    max_participations: optional bound on k.
-    apart: least r2 - r1 that 'budget' allows, >= 1; None is 1.
-    horizon: rounds up to which a run with 'budget' may go on; None takes the
+    min_sep: least r2 - r1, integer >= 1; required by all schemas but 'single'.
+    max_participations: upper bound on k, integer >= 1; None sets no bound.
+    apart: least r2 - r1 that 'budget' allows, integer >= 1; None stands for 1.
+    horizon: largest number of rounds of a run with 'budget'; None takes the
       default of `Budget`.
 
   Raises:

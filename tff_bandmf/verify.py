@@ -1,19 +1,19 @@
-"""Checks what a run of tff_bandmf claims, with code of its own.
+"""Checks the claim of a run of tff_bandmf, with code of its own.
 
-    python verify.py RUN_DIR        every step, then VERIFIED and an epsilon
-    python verify.py public.json    whether the figures of a report fit together
+    python verify.py RUN_DIR        prints each step, VERIFIED and an epsilon
+    python verify.py public.json    checks that the figures of a report agree
 
-It needs Python 3.9 or later and NumPy. A run releases C^-1 (C G + Z): row t of
-G is the sum of the clipped updates of round t, C is lower-triangular, Z are
-independent normals of deviation z. One unit of privacy moves C G by at most the
-sensitivity of C; over z that is mu of one Gaussian mechanism. The clip is 1.
-Exit status 1: the last line says what does not hold; 2: nothing can be checked.
+The file needs Python 3.9 or later and NumPy. A run releases C^-1 (C G + Z): row
+t of G is the sum of the clipped updates of round t, C is lower triangular, and
+Z has independent normals of deviation z; the clip is 1. One unit of privacy
+moves C G by at most the sensitivity of C, so a run is one Gaussian mechanism of
+mu = sensitivity / z. Exit status 1: a claim fails; 2: nothing can be checked.
 
-Not checked, as no file shows it:
+Not checked, because no file shows it:
 * the key of the noise was random, secret, and used for this run alone;
-* whoever trained clipped, recorded and released as the files say;
-* who took part did not depend on data; sampled cohorts were drawn in secret;
-* nothing else of the clients was used or released, tuning included.
+* the training program clipped, recorded and released as the files say;
+* participation did not depend on data, and samples of clients were secret;
+* no other data of the clients were used, for tuning too, or released.
 """
 
 # fmt: off
@@ -21,11 +21,11 @@ import collections, functools, hashlib, json, math  # noqa: E401, I001
 import itertools, pathlib, sqlite3, sys, types  # noqa: E401
 import numpy as np
 FILES = ('run.json', 'plan.json', 'strategy.json')
-MOST_ROUNDS = 4096  # C is kept entry by entry.
-SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # A number twice; two grids; float64.
+MOST_ROUNDS = 4096  # C is a dense array of at most this size.
+SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Two tolerances; rounding of float64.
 NOTES = '''unit_of_privacy data not_covered side_releases population process
   clients_left tuning model_selection pre_training key_after owner contact date
-  model intended_use region sector highest_client title'''.split()  # May vary.
+  model intended_use region sector highest_client title'''.split()  # Mutable.
 OPEN = 'horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta'
 def require(condition, line):
   if not condition:
@@ -41,7 +41,7 @@ def at_least(name, value, bound, close=CLOSE):
 def power(exponent, count):  # The first coefficients of (1 - x)^-exponent.
   steps = np.arange(1.0, count)
   return np.cumprod(np.r_[1.0, (steps - 1 + exponent) / steps])
-# First column of Toeplitz C, or of C^-1 for the last four; p: its parameters.
+# First column of Toeplitz C, or of C^-1 for the last four; p: parameters.
 COLUMNS = {
   'identity': lambda p, n: [1.0],
   'banded-toeplitz': lambda p, n: p['coefficients'],
@@ -59,25 +59,25 @@ COLUMNS = {
   'banded-inverse-fractional': lambda p, n: power(
     -p['alpha'], p['inverse_bands']),
 }
-def tree(arity, n):  # C^T C has the complete nodes that two rounds share.
+def tree(arity, n):  # C^T C counts the complete nodes of two rounds.
   gram, t = 0, np.arange(n)
   for size in [arity**j for j in range(n.bit_length()) if arity**j <= n]:
     node = np.where(t < n - n % size, t // size, -1 - t)
     gram = gram + (node[:, None] == node) * (node >= 0)
-  return np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T  # L L^T turned.
-def online_tree(n):  # C of the noise that Honaker's prefix sums have.
+  return np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T  # Lower triangle.
+def online_tree(n):  # C with the noise of Honaker's prefix sums.
   fresh, nodes, prefix = iter(np.eye(2 * n)), [], []
   for t in range(n):
     v, node = 1.0, next(fresh)
-    for _ in range((t ^ (t + 1)).bit_length() - 1):  # Nodes that end here.
-      v = 1 / (1 + 1 / (2 * v))  # Own noise, of 1; the children's, of 2 v.
+    for _ in range((t ^ (t + 1)).bit_length() - 1):  # Nodes that t ends.
+      v = 1 / (1 + 1 / (2 * v))  # Combined variance of 1 (own), 2 v (children).
       node = v * next(fresh) + (1 - v) * (nodes.pop() + node)
     nodes.append(node)
     prefix.append(sum(nodes))
   noise = np.diff(prefix, axis=0, prepend=0)
   return np.linalg.inv(np.linalg.cholesky(noise @ noise.T))
 def matrix(strategy):
-  """Returns C, [n, n]; a Toeplitz C of more than MOST_ROUNDS is cut there."""
+  """Returns C, [n, n]; for Toeplitz C at most its first MOST_ROUNDS rounds."""
   family, n = strategy['family'].replace('robust', 'banded'), strategy['rounds']
   p = {**strategy.get('arrays', {}), **strategy['parameters']}
   if family in COLUMNS and not p.get('column_normalize'):
@@ -99,7 +99,7 @@ def matrix(strategy):
   else:
     column = np.array(COLUMNS[family](p, n), float)[:n]
     column = np.r_[column, np.zeros(2 * n - len(column))]
-    c = column[np.arange(n)[:, None] - np.arange(n)]  # From the end: zeros.
+    c = column[np.arange(n)[:, None] - np.arange(n)]  # Upper triangle: 0.
     c = np.linalg.inv(c) if family in list(COLUMNS)[-4:] else c
   c = np.tril(c)
   c = c / np.linalg.norm(c, axis=0) if p.get('column_normalize') else c
@@ -110,7 +110,7 @@ def matrix(strategy):
 def bands_of(c):
   return int(1 + np.subtract(*np.nonzero(c)).max())
 def largest_sum(value, gap, most):
-  """Returns the largest sum of `most` numbers of value(0), ..., `gap` apart."""
+  """Returns the largest sum of value(j)[t_j], j < most, for t_j `gap` apart."""
   top = largest = 0.0
   for j in range(most):
     best = value(j).copy()
@@ -119,8 +119,8 @@ def largest_sum(value, gap, most):
     largest = np.maximum(largest, top[..., -1])
   return largest
 def heaviest(arity, n, gap, most):
-  """Returns the largest sum over nodes of squared counts of a client's rounds.
-  table[m, a, b]: of m rounds in a node, with a and b to wait at its ends."""
+  """Returns the largest sum over nodes of a client's squared number of rounds.
+  table[m, a, b]: m rounds in a node, with waits of a before and b after it."""
   def joined(left, right):
     table = np.full((len(left) + len(right) - 1, gap, gap), -np.inf)
     for m, b in itertools.product(range(len(left)), range(gap)):
@@ -129,7 +129,7 @@ def heaviest(arity, n, gap, most):
     return table[: most + 1][np.isfinite(table[: most + 1]).any((1, 2))]
   node, wait = np.full((2, gap, gap), -np.inf), np.arange(gap)
   node[0, wait, np.maximum(wait - 1, 0)], node[1, 0, -1] = 0, 1
-  forest = np.where(np.eye(gap), 0, -np.inf)[None]  # From the right.
+  forest = np.where(np.eye(gap), 0, -np.inf)[None]  # Grows to the left.
   while n:
     for _ in range(n % arity):
       forest = joined(node, forest)
@@ -138,11 +138,11 @@ def heaviest(arity, n, gap, most):
     node = node + np.arange(len(node))[:, None, None] ** 2.0
   return forest[:, 0].max()
 def sensitivity(c, gap, most, fixed=False, arity=None):
-  """Returns bounds (lower, upper), equal if exact. With X = C^T C, rounds P
-  cost at most the sum of |X[s, t]| over s, t in P, and exactly that if X >= 0.
-  A j-th round at t costs at most X[t, t] + 2 sum_{i<=j} max |X[s, t]| over
-  s <= t - i gap: a dynamic programme finds the maximum. Rounds `gap` apart give
-  the lower bound. An online tree, arity -2, releases sums of a tree's nodes."""
+  """Returns bounds (lower, upper), equal if exact. Let X = C^T C. The cost of
+  rounds P, the sum of |X[s, t]| over s and t in P, bounds the squared norm of
+  the sum of columns P of C, exactly if X >= 0. A round t after j rounds adds at
+  most X[t, t] + 2 sum_{i<=j} max |X[s, t]| over s <= t - i gap: a dynamic
+  programme finds the maximum. Rounds `gap` apart give the lower bound."""
   n, signed, x = len(c), c.T @ c, np.abs(c.T @ c)
   epochs = [np.ix_(*[np.arange(t, n, gap)[:most]] * 2)
             for t in range(gap if most * gap >= n else n)]
@@ -159,28 +159,28 @@ def sensitivity(c, gap, most, fixed=False, arity=None):
       upper = min(upper, largest_sum(lambda j: by_row, gap, most))
   if arity and upper > lower * (1 + SAME) and gap * n * n < 4e9:
     upper = min(upper, heaviest(abs(arity), n, gap, most))
-    lower = upper if arity > 0 else lower
+    lower = upper if arity > 0 else lower  # Online trees, -2, sum up nodes.
   return lower**0.5, max(lower, upper) ** 0.5
 # 3. Epsilon of a Gaussian mechanism, rounded up.
 def tail(x):
-  return math.erfc(x / math.sqrt(2)) / 2  # P[Z > x], to a relative 1e-12.
+  return math.erfc(x / math.sqrt(2)) / 2  # P[Z > x]; relative error 1e-12.
 def gaussian_delta(epsilon, mu):  # The last term covers rounding.
   first = tail(epsilon / mu - mu / 2)
   second = math.exp(epsilon) * tail(epsilon / mu + mu / 2)
   return first - second + 1e-12 * (first + second)
-def smallest(holds, low=0.0, high=0.01):  # Where it begins, from above; or inf.
+def smallest(holds, low=0.0, high=0.01):  # Least x with holds(x), from above.
   while high <= 700 and not holds(high):
     low, high = high, 1.1 * high
   while high <= 700 and high - low > 1e-10 * high:
     low, high = (low, mid) if holds(mid := (low + high) / 2) else (mid, high)
   return high if high <= 700 else math.inf
-# 4. The price of integers and finite words: docs/reference/arithmetic.md.
-def mechanism(c, sens, k, claim):  # `sens`: of one client of k rounds.
+# 4. The cost of finite arithmetic, proved in docs/reference/arithmetic.md.
+def mechanism(c, sens, k, claim):  # sens: for a client of k rounds.
   n, back, units = len(c), np.abs(np.linalg.inv(c)), claim['clients_per_unit']
   c, bands, diagonal = np.abs(c), bands_of(c), np.diag(c)
-  # Deviations of y, which bound those of m, in deviations of c z.
+  # Largest deviation of y, a bound for m too, over the deviation of c z.
   rho = float((np.linalg.norm(back, axis=-1) * diagonal).max())
-  # Weights of windows are cut: sums with 12 deviations of y fit 53 bits.
+  # Weights of past y are cut, so that sums of 12 deviations fit 53 bits.
   weights = (c.sum(-1) / diagonal).max() - 1
   cut = 2 * U * 12 * 2.0**17 * rho * weights * bands**0.5 * diagonal.max()
   off = (n + 64) * U * c.sum(0).max() * back.sum(0).max()
@@ -190,10 +190,10 @@ def mechanism(c, sens, k, claim):  # `sens`: of one client of k rounds.
     touched=n if 'amplification' in claim else min(n, units * k * bands),
     few=int((math.log(n) + 24 * math.log(10)) / 0.15), d=claim['dimension'],
     rho=rho, f=math.sqrt(n) * rho * diagonal.max() / diagonal.min(),
-    shift=2.0**-44 * rho)  # A few dozen roundings of 14 deviations.
-def alpha_of(run, cells, m, part):  # Theorem 2; m: mean |m| / rho.
+    shift=2.0**-44 * rho)  # Dozens of roundings of 14 deviations.
+def alpha_of(run, cells, m, part):  # alpha of Theorem 2; m: mean |m_t| / rho.
   width, words = 2.0**-17, 2.0**-128
-  def bad(x):  # It subtracts more than e.
+  def bad(x):  # 2 (Q(x - e) + spacing); e is rounded up.
     return 2 * (tail(x - U * (100 + 24 * run.rho) - run.shift) + words)
   if cells * bad(13) > part:
     return math.inf
@@ -228,12 +228,12 @@ def guarantee(runs, delta, profile=None):  # Epsilon of runs together.
     beta += 2e-24 + 4 * d * run.touched * tail(12)
   return float(2 * alpha + smallest(lambda e: np.exp(alpha) * profile(e) + beta
                                     * (1 + np.exp(alpha + e)) <= delta))
-# 5. Cohorts that chance draws.
+# 5. Cohorts that are sampled.
 def poisson_profile(sigma, q, count, delta):
-  """Returns epsilon -> at least delta of `count` rounds, which a client joins
-  with probability q and moves by 1. Outcomes between two losses of a grid move
-  to either, which is post-processing. Masses are tilted by exp(order loss), so
-  that rounding, 1e-14 a round, is small against delta."""
+  """Returns epsilon -> a bound on delta of `count` rounds. A client joins a
+  round with probability q and moves the sum by 1. An outcome between two losses
+  of a grid is split into both, and is post-processing of its parts. A tilt of
+  masses by exp(order loss) keeps rounding, 1e-14 a round, far below delta."""
   step = math.sqrt(1e-3 * q / sigma / math.sqrt(count))
   far = smallest(lambda a: count * tail(a) <= 1e-6 * delta)
   top = math.log1p(q * math.expm1((sigma * far + 0.5) / sigma**2))
@@ -245,7 +245,7 @@ def poisson_profile(sigma, q, count, delta):
   high = both - without * np.exp(step * places[:-1])
   high = np.clip(high / -math.expm1(-step), 0, both)
   mass, sides = np.r_[both - high, joined[-1]] + np.r_[0, high], []
-  for sign in (1, -1):  # Losses with the client, and without.
+  for sign in (1, -1):  # Both orders of neighbours.
     orders, loss = 2.0 ** np.arange(-4, 11, 0.25), sign * step * places
     moments = [count * np.log(mass @ np.exp(order * loss)) for order in orders]
     end, order = min(zip((moments - np.log(delta)) / orders, orders))
@@ -262,10 +262,10 @@ def poisson_profile(sigma, q, count, delta):
       over = sums[sums > e] - e
       gain = tilted[sums > e] @ (np.exp(-order * over) * -np.expm1(-over))
       scale, rest = delta * np.exp(order * (end - np.array([e, sums[-1]])))
-      deltas.append(scale * (gain + 1e-14 * (count + 100)) + rest)  # FFTs err.
+      deltas.append(scale * (gain + 1e-14 * (count + 100)) + rest)  # FFT error.
     return max(deltas) + 2 * count * tail(far)
   return profile
-def estimated_delta(claim, c, gap, count=4000):  # No bound.
+def estimated_delta(claim, c, gap, count=4000):  # Not a bound.
   rng, n, z = np.random.default_rng(0), len(c), claim['z_stddev_per_clip']
   drawn = np.arange(n) % gap == rng.integers(gap, size=(count, 1))
   p, warm = claim.get('sampling_prob', 1), claim.get('start') == 'warm'
@@ -281,12 +281,12 @@ def sha(content):
   if not isinstance(content, bytes):
     content = json.dumps(content, sort_keys=True).encode()
   return hashlib.sha256(content).digest()
-def read_ledger(path, ids):  # Events by round, cohorts, head of a chain.
+def read_ledger(path, ids):  # Returns events by round, cohorts, head.
   database = sqlite3.connect(path.resolve().as_uri() + '?mode=ro', uri=True)
   about, rows, stored = (sorted(database.execute(f'select * from bandmf_{x}'))
                          for x in ('ledger', 'events', 'rounds'))
   database.close()
-  (about,) = about  # place, format, run, key of noise, of names, events, head
+  (about,) = about  # row, format, IDs: run, noise key, name key; events, head
   require(about[:4] == (0, 3, *ids), 'ledger: is of another run than run.json')
   head, events = sha(['bandmf ledger', *about[1:5]]), {e[1]: [] for e in rows}
   for i, (_, t, kind, digest, z, tested, _) in enumerate(rows):
@@ -304,7 +304,7 @@ def read_ledger(path, ids):  # Events by round, cohorts, head of a chain.
     require(digests == {sha(b'%d\n' % highest + cohort)},
             f'ledger: the cohort of round {t} was changed')
   return events, cohorts, head.hex()
-def check_cohorts(cohorts, c, kind, gap, most):  # The largest cost of a client.
+def check_cohorts(cohorts, c, kind, gap, most):  # Observed sensitivity.
   rounds, costs, x = collections.defaultdict(list), [0.0], np.abs(c.T @ c)
   by = gap if kind in ('fixed-epoch', 'cyclic-poisson', 'balls-in-bins') else 1
   for t, cohort in enumerate(cohorts):
@@ -325,7 +325,7 @@ def read_json(path, *names):
   if report:
     same(path.name, content.pop('content_sha256'), sha(content).hex(), 'it has')
   return content
-def check_ledger(folder, run, say):  # Each round is what run.json says.
+def check_ledger(folder, run, say):  # Each round must follow run.json.
   claim = run['claim']
   ids = [int(run[name], 16) for name in ('run_id', 'noise_key_id')]
   events, cohorts, head = read_ledger(folder / 'ledger.sqlite', ids)
@@ -356,7 +356,7 @@ def check_ledger(folder, run, say):  # Each round is what run.json says.
   say(f'{folder}: {len(events)} rounds held to it; the chain ends with {head}' +
       '; nobody recorded the end: its key may exist' * (not ended))
   return cohorts, {event[0] for each in events.values() for event in each}
-def verify_run(folder, say, known):  # `known` gets it and earlier runs.
+def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   run, plan, strategy = (read_json(folder / name, f'tff_bandmf.{name[:-5]}')
                          for name in FILES)
   path = folder / 'report.json'
@@ -370,14 +370,14 @@ def verify_run(folder, say, known):  # `known` gets it and earlier runs.
     same(key, strategy[key], plan['strategy'][key], 'plan.json has')
   request, planned = plan['request'], plan['request']['cohorts']
   clip, size = request['l2_norm_clip'], request['dimension']
-  few = request['clients_per_round']  # They stand for many in a simulation.
-  adapts = isinstance(clip, dict)  # An indicator is one coordinate more.
+  few = request['clients_per_round']  # Fewer than `stands_for` in a simulation.
+  adapts = isinstance(clip, dict)  # The indicator adds a coordinate.
   norm = math.hypot(1, clip['fraction_weight'] / 2) if adapts else 1.0
   norm *= float(np.linalg.norm(clip['initial'] if adapts else clip))
   noise = plan['noise_multiplier'] * few / (request['stands_for'] or few)
   asked = {**planned, **request, 'noise_multiplier': noise,
            'l2_norm_clip': norm, 'dimension': size and size + adapts}
-  if kind == 'budget':  # No more rounds than fit.
+  if kind == 'budget':  # A run has at most the participations that fit.
     fit = -(-claim['rounds'] // claim['min_sep'])
     asked['max_participations'] = min(planned['max_participations'] or fit, fit)
   for key in sorted({*asked} & {*claim} | {*planned}):
@@ -403,9 +403,9 @@ def verify_run(folder, say, known):  # `known` gets it and earlier runs.
     most = min(claim.get('max_participations') or fit, fit)
     lower, above = sensitivity(c, far, most, kind == 'fixed-epoch',
                                arity if c is whole else None)
-    if kind == 'budget':  # Any is sound; this one allows what was typical.
+    if kind == 'budget':  # The noise is for the budget's own limit.
       above, most = each, claim['participations']
-    upper = min(upper, above)  # Fewer rows are no longer.
+    upper = min(upper, above)  # A part of C has no larger norm.
     this = mechanism(c, upper, most, claim)
     own[name] = guarantee([this], delta)
     say(f'  {name}: gap {gap}, k {most}, sensitivity {lower} to {upper}')
@@ -448,7 +448,7 @@ def verify_run(folder, say, known):  # `known` gets it and earlier runs.
   say(f'  {own}')
   return {**own, 'epsilon': own['together']}
 def verify_report(path, say, _):
-  """Returns what a report claims, if its figures prove no more than that."""
+  """Returns the claim of a report, if its figures imply no larger epsilon."""
   report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')
   public, total, sure = 'once_in' in report, 0.0, 0.0
   runs, rough = (report['runs'], 0.01) if public else ([report], CLOSE)
@@ -464,7 +464,7 @@ def verify_report(path, say, _):
     at_least('epsilon', epsilon, proved(rho * (1 - rough), run['delta']))
     at_least('delta', report['delta'], run['delta'], SAME)
     total, sure = total + rho * (1 - rough), sure + epsilon
-  exact = (report['check'] or {'runs': ()})['runs']  # Runs before it too.
+  exact = (report['check'] or {'runs': ()})['runs']  # With earlier runs.
   total = max(total, (1 - SAME) * sum(
     0.5 * (run['more_noise'] / run['noise_multiplier']) ** 2 for run in exact))
   delta, mu = report['delta'], math.sqrt(2 * total)
@@ -474,10 +474,10 @@ def verify_report(path, say, _):
   at_least('together', epsilon, proved(total, delta))
   at_least('epsilon', report['epsilon'], epsilon if public else 0)
   for key, x in ('true_positive_rate', 2.32635 - mu), ('right_guess', -mu / 2):
-    at_least(key, report['attack'][key], tail(x))  # 2.32635 leaves 1 %.
+    at_least(key, report['attack'][key], tail(x))  # tail(2.32635) = 1 %.
   return {'epsilon': epsilon, 'delta': delta}
 def verify(path, say=lambda line: None):
-  """Returns what holds; raises AssertionError for what does not."""
+  """Returns the verified claim; raises AssertionError if a claim fails."""
   path = pathlib.Path(path)
   try:
     with np.errstate(all='ignore'):

@@ -9,9 +9,11 @@
 | A      | `matrix`         | tri(n) diag(eta) M; row t gives the model      |
 |        |                  | after round t                                  |
 
-With momentum 0 and a constant learning rate, A = tri(n): prefix sums. A^-1 has
-2 bands, or 3 with momentum, for all learning rates. The computation of errors
-and the searches use only h of M, a polynomial of any degree with h_0 = 1.
+Here n is the number of rounds, and tri(n) is the lower triangular matrix of
+ones. With momentum 0 and a constant learning rate, A = tri(n), whose rows give
+prefix sums. A^-1 has 2 bands, or 3 bands with momentum, for all learning rates.
+Errors and searches depend on M only through h, which may be a polynomial of any
+degree with h_0 = 1.
 """
 
 from __future__ import annotations
@@ -50,14 +52,15 @@ def _fraction(name: str, about: str) -> Any:
 class Workload:
   """A = tri(n) diag(eta) M. [BandMF23, Sec 2 and App I]
 
-  The learning rate climbs linearly from 5% to 100% of its peak over the first
-  `warmup` of the rounds, and falls linearly back to 5% over the last
-  `cooldown` of them.
+  The learning rate rises linearly from 5% to 100% of its peak over the first
+  rounds, a fraction `warmup` of all rounds, and falls linearly back to 5% over
+  the last rounds, a fraction `cooldown` of all rounds.
 
   Attributes:
     momentum: beta, in [0, 1).
-    warmup: fraction of the rounds, in [0, 1].
-    cooldown: fraction of the rounds, in [0, 1 - warmup].
+    warmup: fraction of the rounds in which the learning rate rises, in [0, 1].
+    cooldown: fraction of the rounds in which the learning rate falls, in [0, 1
+      - warmup].
 
   Raises:
     TypeError: a value is not a number.
@@ -92,7 +95,7 @@ class Workload:
 
   @property
   def name(self) -> str:
-    """'prefix' or 'momentum'."""
+    """Name of the workload: 'prefix' or 'momentum'."""
     return 'prefix' if self == PREFIX else 'momentum'
 
   @property
@@ -107,18 +110,19 @@ class Workload:
 
   @property
   def polynomial(self) -> np.ndarray:
-    """h, the first entries of the first column of M^-1, [degree + 1] float64.
+    """The coefficients of h, [degree of h + 1] float64.
 
-    The other entries of the column are 0, and h_0 is 1.
+    They are the first entries of the first column of M^-1, whose other entries
+    are 0. The coefficient h_0 is 1.
     """
     return np.array([1.0, -self.momentum])
 
   def column(self, terms: int) -> np.ndarray:
-    """Returns the first column of M, [terms] float64: 1 / h(x) as a series."""
+    """Returns the first column of M, [terms] float64, the series 1 / h(x)."""
     return self.momentum ** np.arange(terms, dtype=float)
 
   def learning_rates(self, rounds: int) -> np.ndarray:
-    """Returns eta, [rounds] float64 in (0, 1]."""
+    """Returns eta of each round, [rounds] float64 in (0, 1]."""
     rates = np.ones(rounds)
     rising, falling = (
       int(round(part * rounds)) for part in (self.warmup, self.cooldown)
@@ -130,14 +134,14 @@ class Workload:
     return rates
 
   def inverse_rows(self, rounds: int) -> np.ndarray:
-    """Returns rows of A^-1 by their bands.
+    """Returns the bands of A^-1, row by row.
 
       A^-1 = M^-1 diag(1 / eta) tri^-1
       R[t, s] = h_s / eta_{t-s} - h_{s-1} / eta_{t-s+1}
 
     Returns:
-      [rounds, degree of h + 2] float64 R with R[t, s] = A^-1[t, t - s], 0 where
-      t < s.
+      [rounds, degree of h + 2] float64 array R with R[t, s] = A^-1[t, t - s],
+      and 0 for t < s.
     """
     h = np.trim_zeros(self.polynomial, 'b')
     inverse = 1 / self.learning_rates(rounds)
@@ -159,7 +163,7 @@ class Workload:
 
 
 PREFIX = Workload()
-# Description of each parameter, for --help.
+# Description of each attribute of a workload, for --help.
 PARAMETERS = {
   field.name: field.metadata['about'] for field in attrs.fields(Workload)
 }
@@ -170,8 +174,8 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
 
   Args:
     name: 'prefix' or 'momentum'.
-    **parameters: attributes of the workload; None counts as not given.
-      'momentum' requires the attribute momentum.
+    **parameters: attributes of the workload. None stands for a missing
+      attribute. The workload 'momentum' requires the attribute momentum.
 
   Raises:
     ValueError: the name is unknown, or a parameter is missing or does not
@@ -198,7 +202,7 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
 
 
 def from_dict(record: Mapping[str, _files.Json]) -> Workload:
-  """Returns the workload of a JSON object that `to_dict` made.
+  """Returns the workload from the result of `to_dict`.
 
   Raises:
     TypeError: a key is missing or unknown, or a value has another type.

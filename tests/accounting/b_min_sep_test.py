@@ -100,6 +100,18 @@ def test_ratios_that_all_but_vanish_are_done_again(vanishing):
   assert mixture._log_mean(gains)[0] == pytest.approx(exact, abs=1e-9)
 
 
+def test_long_gaps_do_not_lose_later_rounds():
+  """(1 - p)^30 would be 0, but a round of a large gain is 32 rounds later."""
+  mixture = b_min_sep.BMinSepMixture(
+    columns.Columns.of_rows(np.ones((900, 1))), 1.0, 900, 1 - 1e-15
+  )
+  gains = np.full((900, 1), -600.0)
+  gains[32] = 690
+  assert mixture._log_mean(gains)[0] == pytest.approx(
+    mixture._log_mean_of(mixture._log_ratios(gains))[0], rel=1e-12
+  )
+
+
 @pytest.mark.parametrize('start', ['warm', 'cold'])
 # 9 rounds: some clients never become eligible.
 @pytest.mark.parametrize('min_sep', [2, 3, 7, 9])

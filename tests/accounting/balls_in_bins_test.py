@@ -240,7 +240,9 @@ def test_published_noise_is_confirmed(epsilon, rmse, gamma):
       gram, factor * rmse / math.sqrt(mean_error)
     )
     tilt = importance.Tilt(1, gamma - 1)
-    loss, tilted = mixture.remove(tilt)(np.random.default_rng(9), 20_000)
+    loss, tilted = mixture.remove(tilt, epsilon)(
+      np.random.default_rng(9), 20_000
+    )
     weight = np.exp(mixture.log_normalizer(tilt) + loss - tilted)
     x = np.maximum(1 - np.exp(epsilon - loss), 0) * weight
     margin = 5 * x.std() / math.sqrt(len(x))

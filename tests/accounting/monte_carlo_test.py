@@ -73,8 +73,8 @@ class _Recording(balls_in_bins.BallsInBinsMixture):
     # Where two generators stand alike they give the same samples from there.
     self.starts.append(rng.bit_generator.state['state']['state'])
 
-  def remove(self, tilt):
-    sample = super().remove(tilt)
+  def remove(self, tilt, epsilon):
+    sample = super().remove(tilt, epsilon)
 
     def draw(rng, count):
       self._keep(rng)

@@ -109,7 +109,14 @@ def test_client_moves_float32_sums_by_more_than_its_clip(clients, expected):
   ).succeeded
 
 
-@pytest.mark.parametrize('clients', [1000, 6500, 10_000])
+@pytest.mark.parametrize(
+  'clients',
+  [
+    1000,
+    pytest.param(6500, marks=pytest.mark.slow),
+    pytest.param(10_000, marks=pytest.mark.slow),
+  ],
+)
 def test_client_moves_integer_sums_by_at_most_its_clip(clients):
   """The query's own records and sums; whatever the order, they are exact."""
   lattice = noise.Lattice(20, clients, 0.0)
@@ -133,6 +140,7 @@ def _crafted(random):
   return random.permutation(record) * signs, int(bits)
 
 
+@pytest.mark.slow
 def test_crafted_records_have_at_most_the_norm_of_their_clip():
   """300 records that rounding makes longer; norms are of Python's integers."""
   random = np.random.default_rng(8)

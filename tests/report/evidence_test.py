@@ -117,12 +117,12 @@ def test_ledger_of_another_run_is_refused(tmp_path):
     tmp_path / name / report.LEDGER_FILE for name in ('mine', 'other')
   )
   shutil.copy(other, mine)
-  _refused(tmp_path / 'mine', 'is not that of the run and the key in run.json')
+  _refused(tmp_path / 'mine', 'belongs to another run or key than run.json')
   # One that was never said to be of a run is of none.
   mine.unlink()
   with ledger_lib.Ledger(mine) as ledger:
     ledger.start_round(0, [0])
-  _refused(tmp_path / 'mine', 'is not that of the run and the key in run.json')
+  _refused(tmp_path / 'mine', 'belongs to another run or key than run.json')
 
 
 def test_other_clip_than_the_rounds_held_to_is_refused(tmp_path):
@@ -131,7 +131,7 @@ def test_other_clip_than_the_rounds_held_to_is_refused(tmp_path):
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
   run['claim']['clients_per_round'] += 1
   (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
-  with pytest.raises(ValueError, match='not that which the rounds'):
+  with pytest.raises(ValueError, match='was changed after rounds'):
     report.write(tmp_path)
 
 
@@ -149,7 +149,7 @@ def test_run_without_a_finished_round_is_bound_to_its_files(tmp_path):
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
   run['claim']['delta'] = 1e-3
   (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
-  _refused(tmp_path, 'not that which the rounds in the ledger held to')
+  _refused(tmp_path, 'was changed after rounds in the ledger')
 
 
 def test_results_that_the_run_did_not_end_with_are_refused(tmp_path):

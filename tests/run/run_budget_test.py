@@ -14,6 +14,8 @@ from tff_bandmf import ledger as ledger_lib
 from tff_bandmf import report, run, strategies
 from tff_bandmf.run_files import run_json
 
+pytestmark = pytest.mark.slow
+
 _ROUNDS, _MORE = 40, 90
 _CLIENTS = 160
 _BUDGET = tff_bandmf.Budget(4, 2, apart=2)

@@ -37,7 +37,7 @@ def calibrate(
 
   Args:
     strategy: C.
-    cohorts: participation schema that is enforced, or kind of sampling.
+    cohorts: enforced participation schema, or kind of sampling.
     epsilon: target epsilon of the whole run, > 0 and above the cost of
       arithmetic.
     delta: target delta of the whole run, in [1e-50, 1) and above the cost of
@@ -49,7 +49,7 @@ def calibrate(
 
   Raises:
     ValueError: a value is out of range, no guarantee is proved for the strategy
-      and such cohorts, or the slack exceeds `max_slack`.
+      and the cohorts, or the slack exceeds `max_slack`.
   """
   gaussian.check_epsilon(epsilon)
   gaussian.check_delta(delta)

@@ -6,24 +6,25 @@
 | alpha_i, beta_i | cost of the arithmetic of run i; see `slack.Slack`  |
 
 Neighbouring data sets differ in one unit of privacy, the same unit in all runs.
-The training of a run may depend on releases of earlier runs; its noise
-multiplier, its rounds and its cohorts must not. Then
+The training of a run may depend on releases of earlier runs. The noise
+multiplier, the rounds and the cohorts of a run must not depend on them.
 
 | cohorts of the runs           | composition                                  |
 |-------------------------------|----------------------------------------------|
 | enforced, or read from a log  | one Gaussian, mu^2 = sum mu_i^2: exact       |
-| some by cyclic Poisson        | distributions of the losses are convolved,   |
-|                               | rounded up                                   |
-| some by another sampling      | an upper bound: sum of epsilons, each at a   |
-|                               | share of delta; or composition without       |
-|                               | amplification, if its epsilon is less        |
+| some by cyclic Poisson        | distributions of the privacy losses are      |
+|                               | convolved, rounded up                        |
+| some by another sampling      | an upper bound: sum of the runs' epsilons,   |
+|                               | each at a share of delta; or composition     |
+|                               | without amplification, if its epsilon is     |
+|                               | smaller                                      |
 
-The bound of the arithmetic holds for one run after the other, so
+The bounds of the arithmetic combine from run to run: for every event E
 
     computed(E) <= e^(sum alpha_i) exact(E) + sum beta_i
+    exact(E) <= e^(sum alpha_i) computed(E) + sum beta_i
 
-and the same with both probabilities exchanged: alphas and betas are added
-(`slack.together`).
+so `slack.together` adds the alphas and the betas.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ EXACT = 'exact'
 CONVOLVED = 'losses convolved, rounded up'
 UPPER_BOUND = 'upper_bound'
 
-# Relative allowance for the rounding errors of a root of a sum of squares.
+# Relative allowance for the rounding errors of sums and square roots.
 _ROUNDING = 1e-14
-# Largest fraction of delta for the arithmetic of all runs together.
+# Limit of the slack of all runs together, in epsilon and as a part of delta.
 _MOST_SLACK = 0.5
 
 
@@ -77,18 +78,19 @@ class Composition:
 
   @property
   def rho(self) -> Optional[float]:
-    """rho of zero-concentrated DP, the sum over runs; None if one has none."""
+    """rho of zero-concentrated DP; None if some run has no proved rho."""
     rhos = [each.rho for each in self.guarantees if each.rho is not None]
     if len(rhos) < len(self.guarantees):
       return None
     return math.fsum(rhos) * (1 + _ROUNDING)
 
   def claim(self, delta: float) -> monte_carlo.Bound:
-    """Returns an epsilon that holds at `delta`, with its parts.
+    """Returns a claim at `delta`.
 
-    All runs whose losses can be convolved together get one share of delta, and
-    each other run gets one share. The epsilons at these shares are added. If
-    composition without amplification gives a smaller epsilon, that is returned.
+    All runs whose privacy losses can be convolved get one share of delta
+    together, and each other run gets one share. The epsilons at these shares
+    are added. The epsilon of composition without amplification is returned if
+    it is smaller.
 
     Raises:
       ValueError: a value is out of range.
@@ -99,8 +101,8 @@ class Composition:
       return self.guarantees[0].claim(delta)
     composed = [each for each in self.guarantees if _part(each)]
     others = [each for each in self.guarantees if not _part(each)]
-    # PRIVACY: Runs that each claim the whole delta would together exceed it.
-    # Each gets a share, and the shares add up to delta.
+    # PRIVACY: If each claim used the whole delta, all claims together would
+    # exceed it. Each claim uses an equal share of delta.
     # Guard:
     # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
     share = delta / (bool(composed) + len(others))
@@ -111,7 +113,7 @@ class Composition:
       try:
         certain = _claim([*composed, *map(_without_chance, others)], delta)
       except ValueError:
-        # The noise is too little for any claim without amplification.
+        # A claim without amplification needs more noise than these runs have.
         certain = None
       if certain and certain.epsilon <= sum(each.epsilon for each in bounds):
         return certain
@@ -158,7 +160,7 @@ class HasGuarantee(Protocol):
 def compose(
   runs: Iterable[Union[guarantee.Guarantee, Composition, HasGuarantee]],
 ) -> Composition:
-  """Returns what several runs on the same clients guarantee together.
+  """Returns the joint guarantee of several runs on the same clients.
 
   The composition protects a client that is in all runs; a client in fewer runs
   has a stronger guarantee. A run that several compositions contain, such as the
@@ -166,12 +168,12 @@ def compose(
   same claim in all of them.
 
   Args:
-    runs: guarantees, compositions, or objects whose `guarantee` is either, such
-      as a `Plan` or a `Run`.
+    runs: guarantees, compositions, or objects whose attribute `guarantee` is
+      either of these, such as a `Plan` or a `Run`.
 
   Raises:
-    ValueError: there are no runs, one has no noise, or their adjacencies or
-      units of privacy differ.
+    ValueError: `runs` is empty, a run has no noise, or the adjacencies or the
+      units of privacy of the runs differ.
 
   >>> from tff_bandmf import participation, strategies
   >>> from tff_bandmf.accounting import calibration
@@ -187,9 +189,9 @@ def compose(
     if not isinstance(part, Composition):
       part = Composition((part,), (None,))
     for run_id, each in zip(part.run_ids, part.guarantees):
-      # PRIVACY: Two different runs with equal guarantees, counted once, would
-      # understate epsilon. Runs count as one only if they have the same ID,
-      # noise multiplier and cohorts.
+      # PRIVACY: Two different runs with equal guarantees that count as one run
+      # would understate epsilon. Entries count as one run only if they have the
+      # same ID, noise multiplier and cohorts.
       # Guard:
       # composition_test.test_named_run_counts_once_and_others_each_time.
       same = run_id, each.noise_multiplier, each.cohorts
@@ -198,8 +200,8 @@ def compose(
   if not guarantees:
     raise errors.value_error('runs=none: are to be composed; give one or more')
   for each in guarantees:
-    # PRIVACY: A run without noise has no guarantee, and makes the composition
-    # have none. It is refused.
+    # PRIVACY: With one run without noise the composition guarantees nothing.
+    # Such a run is refused.
     # Guard: composition_test.test_run_without_noise_is_refused.
     if not each.noise_multiplier:
       raise errors.value_error(
@@ -228,9 +230,9 @@ def compose(
 
 
 def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
-  """Returns a run in real numbers as a part of a composition of losses.
+  """Returns the mechanism of a run in real numbers, for composition.
 
-  The result is None for runs whose delta is bounded by random samples.
+  The result is None for a run whose delta is bounded by random samples.
   """
   accountant = run.accountant
   if isinstance(accountant, accountants.Gaussian):
@@ -249,10 +251,10 @@ def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
 
 
 def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
-  """Returns the claim of runs whose losses compose, at their share of delta."""
+  """Returns the claim at `delta` of runs that `_part` can represent."""
   largest = min(_MOST_SLACK, math.fsum(each.cost.max_slack for each in runs))
   parts = _merged([_part(each) for each in runs])
-  # An upper bound of epsilon, at the least delta that the slack can leave.
+  # `bound` is at least epsilon, because the slack leaves at least this delta.
   bound = poisson.composed_epsilon(parts, (1 - largest) * delta)
   slack = slack_lib.together(
     [each.cost.slack(bound, delta / len(runs)) for each in runs],
@@ -273,8 +275,8 @@ def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
   rest = tuple(part for part in present if part.sampling_prob < 1)
   if not whole:
     return rest
-  # PRIVACY: An average of noise multipliers would understate the loss of all
-  # runs. The squares of mu are added, which is exact for Gaussians.
+  # PRIVACY: The mean of the noise multipliers would understate epsilon of the
+  # composition. The squares of mu are added, which is exact for Gaussians.
   # Guard: composition_test.test_gaussian_runs_compose_exactly.
   mu = math.sqrt(
     math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
   import dp_accounting
 
 SAMPLES = monte_carlo.Samples()
-# Relative change that float64 may cause in a claim that is computed again.
+# Relative difference by rounding between two computations of one claim.
 _SAME = 1e-12
 
 
-# Without slots, because `functools.cached_property` needs a `__dict__`.
+# The class has no slots: `functools.cached_property` needs a `__dict__`.
 @attrs.frozen(slots=False)
 class Guarantee:
   """The guarantee of a whole run.
@@ -30,27 +30,28 @@ class Guarantee:
     z_stddev = noise_multiplier * sensitivity * clip
 
   The guarantee is about the release of the noised sums of all rounds, for one
-  client or unit. It assumes that each client's contribution to a round has L2
-  norm at most the clipping norm, and that cohorts follow `cohorts`: either its
-  schema is enforced, or clients are drawn by exactly its rule with secret
-  randomness, and nobody who sees the release knows the cohorts.
+  client or unit of privacy. It assumes that each client's contribution to a
+  round has L2 norm at most the clipping norm. It also assumes one of two
+  conditions on `cohorts`: its schema is enforced; or clients are drawn by
+  exactly its rule with secret randomness, and nobody who sees the release knows
+  the cohorts.
 
   Attributes:
     strategy: C.
-    cohorts: rule of who takes part, enforced or sampled.
+    cohorts: rule of participation, enforced or sampled.
     noise_multiplier: stddev(z) / (clip * sensitivity), >= 0; 0 adds no noise
       and guarantees nothing.
     dimension: d, number of coordinates of the model; None covers every model
       with at most 2^33 pairs (round, coordinate) that a client can influence.
     max_slack: limit of the arithmetic's cost, in epsilon and as a fraction of
       delta, in (0, 1); a claim with a larger cost is refused.
-    samples: options of the samples, for claims that need random samples.
+    samples: options for claims that need random samples.
     clients_per_unit: largest number of clients of one unit of privacy, such as
-      the devices of a person; each client keeps the schema by itself.
+      the devices of a person; the schema limits each client and not the unit.
 
   Raises:
     ValueError: `noise_multiplier` is negative or not finite, or no guarantee is
-      proved for the strategy and such cohorts.
+      proved for the strategy and the cohorts.
   """
 
   strategy: strategies.Strategy
@@ -79,12 +80,12 @@ class Guarantee:
 
   def __attrs_post_init__(self):
     if isinstance(self.cohorts, participation_lib.Budget):
-      # PRIVACY: Costs of rounds under another C would admit patterns of rounds
-      # that exceed the budget under this C. The costs are computed for this C.
+      # PRIVACY: With the costs of rounds under another C a client could exceed
+      # the budget under this C. The costs are computed for this C.
       # Guard: budget_test.test_budget_of_another_matrix_is_computed_again.
       completed = sensitivity_lib.budget.completed(self.cohorts, self.strategy)
       object.__setattr__(self, 'cohorts', completed)
-    # Raises an error now if no claim is proved for strategy and cohorts.
+    # Raises an error if no claim is proved for the strategy and the cohorts.
     _ = self.accountant
 
   @functools.cached_property
@@ -96,7 +97,7 @@ class Guarantee:
   def sensitivity(self) -> sensitivity_lib.Sensitivity:
     """The sensitivity of C under `cohorts.schema`, clip = 1.
 
-    It is always computed, so that it cannot belong to another matrix.
+    The value is always computed from C, so it cannot be that of another C.
     """
     return self.accountant.sensitivity
 
@@ -110,14 +111,15 @@ class Guarantee:
     """rho of zero-concentrated DP; None if no rho is proved."""
     if not self.noise_multiplier:
       return None
-    # PRIVACY: Cut weights can raise the sensitivity, so that rho of the uncut C
-    # is too small. rho is computed from `exact_noise`, which covers them.
+    # PRIVACY: The noise is that of a C with cut weights, whose sensitivity may
+    # be larger, so that rho of the strategy's C would be too small. rho is
+    # computed from `exact_noise`, which includes this difference.
     # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
     return self.accountant.rho(self.exact_noise)
 
   @property
   def exact_noise(self) -> float:
-    """The noise multiplier relative to the sensitivity of the cut weights."""
+    """Noise multiplier relative to the sensitivity of C with cut weights."""
     return self.noise_multiplier / self.accountant.more_noise(self.cost)
 
   @functools.cached_property
@@ -133,17 +135,17 @@ class Guarantee:
 
   @functools.cached_property
   def _claims(self) -> dict[float, monte_carlo.Bound]:
-    """Claims by delta, kept because new samples would give another claim."""
+    """Claims by delta, stored because new samples would give other claims."""
     return {}
 
   def claim(self, delta: float) -> monte_carlo.Bound:
-    """Returns the least epsilon at `delta`, with its parts.
+    """Returns the claim of the least epsilon at `delta`.
 
     The claim is about the released bits: it includes the cost of the
     arithmetic.
 
     Raises:
-      ValueError: a value is out of range, or there is no noise.
+      ValueError: a value is out of range, or the run has no noise.
       Unproved: the slack exceeds `max_slack`.
     """
     gaussian.check_delta(delta)
@@ -154,7 +156,7 @@ class Guarantee:
     return self._claims[delta]
 
   def claim_at(self, epsilon: float) -> monte_carlo.Bound:
-    """Returns the least delta at `epsilon`, with its parts.
+    """Returns the claim of the least delta at `epsilon`.
 
     Raises:
       ValueError: for the reasons of `claim`.
@@ -166,7 +168,8 @@ class Guarantee:
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
     """Computes an earlier claim at `delta` again and uses it if it holds.
 
-    A sampled bound is sampled again with its seed, which gives the same bound.
+    The samples of a claim are drawn again with its seed, so that they are the
+    same.
 
     Raises:
       ValueError: the epsilon or the delta computed now is larger.
@@ -186,12 +189,12 @@ class Guarantee:
   def with_noise(
     self, noise_multiplier: float, claim: monte_carlo.Bound, delta: float
   ) -> Guarantee:
-    """Returns the guarantee of other noise, with the claim computed for it.
+    """Returns the guarantee for another noise multiplier.
 
     Args:
-      noise_multiplier: the attribute of the result.
-      claim: claim of the result, from its accountant.
-      delta: delta of that claim.
+      noise_multiplier: noise multiplier of the result.
+      claim: claim that the accountant computed for this noise multiplier.
+      delta: delta of `claim`.
     """
     guarantee = attrs.evolve(self, noise_multiplier=noise_multiplier)
     guarantee._claims[delta] = claim
@@ -200,9 +203,9 @@ class Guarantee:
   def under(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
-    PRIVACY: The old noise multiplier would claim more noise than was added if
-    the other cohorts have a larger sensitivity. The standard deviation of z is
-    kept, and the noise multiplier is computed from it.
+    PRIVACY: If the sensitivity is larger for the other cohorts, the old noise
+    multiplier would claim more noise than was added. The new noise multiplier
+    is computed from the standard deviation of z, which stays the same.
     Guard: report_test.test_closer_participation_leads_and_raises_epsilon.
     """
     other = attrs.evolve(self, cohorts=cohorts)
@@ -223,7 +226,7 @@ class Guarantee:
   def proved_epsilon(self, delta: Optional[float]) -> Optional[float]:
     """Returns epsilon at `delta`, or None if no epsilon is proved.
 
-    It is None, too, for delta = None and for a run without noise.
+    The result is also None if `delta` is None or the run has no noise.
     """
     if delta is None or not self.noise_multiplier:
       return None
@@ -243,18 +246,19 @@ class Guarantee:
     return self.claim_at(epsilon).total
 
   def seen(self, observed: sensitivity_lib.Observed) -> Guarantee:
-    """Returns the guarantee of the same noise for the rounds of a log.
+    """Returns the guarantee of the same noise for the rounds in a log.
 
-    For a log that keeps the schema, epsilon is never above the planned one.
+    If the log satisfies an enforced schema that does not assume evenly spaced
+    rounds, epsilon is never above the planned epsilon.
 
     Args:
       observed: statistics of the log, with the sensitivity of the strategy.
     """
     logged = self.under(logged_cohorts.Logged(observed))
     schema = self.cohorts.schema
-    # PRIVACY: A claim planned for evenly spaced rounds may not hold for a log,
-    # whose statistics do not show even spacing. The planned guarantee is
-    # returned only for schemas that do not assume it.
+    # PRIVACY: A claim for evenly spaced rounds may not hold for a log, since
+    # the statistics of a log do not show whether rounds are evenly spaced. The
+    # planned guarantee is returned only if its schema assumes no even spacing.
     # Guard: guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
     if (
       self.cohorts.is_enforced
@@ -262,7 +266,7 @@ class Guarantee:
       and observed.keeps(schema, self.strategy.rounds)
       and logged.exact_noise < self.exact_noise
     ):
-      # Both guarantees hold, and differ by rounding errors.
+      # Both guarantees hold, and they differ only by rounding errors.
       return self
     return logged
 

@@ -2,10 +2,10 @@
 
 | name                     | purpose                                          |
 |--------------------------|--------------------------------------------------|
-| `dp_aggregator`          | makes the aggregation factory of one run         |
+| `dp_aggregator`          | creates the aggregation factory of one run       |
 | `CorrelatedNoiseFactory` | the factory: guarantee, process, measurements    |
-| `check_process`          | names what a process releases without noise      |
-| `skip_round`             | state after a round that is not released         |
+| `check_process`          | names the values released without noise          |
+| `skip_round`             | returns the state after a round without release  |
 """
 
 from tff_bandmf.aggregator.check_process import check_process

@@ -1,7 +1,7 @@
-"""Checks that clients' values enter the next state by the aggregator alone.
+"""Checks that clients' values enter the next state only through the aggregator.
 
-`check_process` interprets the computation `process.next` on taints. The taint
-of a value says whether the value depends on the data of clients.
+`check_process` evaluates the computation `process.next` on taints instead of
+values. The taint of a value says whether the value depends on clients' data.
 
   names = check_process(process)   # such as ['metrics.client_work.train.loss']
 """
@@ -15,8 +15,8 @@ from tff_bandmf import errors
 from tff_bandmf import query as query_lib
 from tff_bandmf.tff import names as tff
 
-# Whether a value depends on the data of clients: one flag for the whole value,
-# a tuple of taints for its elements, or a function from taint to taint.
+# Whether a value depends on clients' data: one bool for the whole value, a
+# tuple of taints for its elements, or a function from taint to taint.
 _Taint = Any
 
 # Intrinsics with arguments (function, value) that return function(value).
@@ -26,7 +26,7 @@ _MAPS = {
   'federated_map_all_equal',
   'sequence_map',
 }
-# Intrinsics whose result depends on their value element by element.
+# Intrinsics whose result depends on their argument element by element.
 _CARRIERS = {
   'federated_broadcast',
   'federated_max',
@@ -50,25 +50,25 @@ def check_process(
   """Returns the names of values that a round releases without noise.
 
   An example is 'metrics.client_work.train.loss', which TFF's federated
-  averaging measures. Such values depend on what clients hold and are outside
-  the guarantee: keep them secret, or name them where the guarantee is stated.
+  averaging measures. Such values depend on clients' data and are outside the
+  guarantee. Keep them secret, or name them where the guarantee is stated.
 
   The check follows clients' values through `process.next`, through every TFF
   operation and every TensorFlow graph. If one input of a graph depends on
-  clients, all its results count as dependent. Only the release of one
+  clients, all results of the graph count as dependent. Only the release of the
   `dp_aggregator` ends the dependence.
 
-  **Formal guarantee.** Assumptions: the process runs as its computation says,
-  and the TensorFlow graph of the release is the library's. If the check
-  returns, then each element of the next state, and each output that it does not
-  name, is a function of the previous state, of public values, of the number of
-  clients and of the release of exactly one `dp_aggregator`. Source: the rules
-  of `_Following`, which drop a dependence on clients' values at the release
-  only.
+  **Formal guarantee.** Assumptions: the process does what its computation says,
+  and the TensorFlow graph of the release is the library's. Statement: if the
+  check returns, then each element of the next state, and each output that is
+  not in the returned list, is a function of the previous state, of public
+  values, of the number of clients and of the release of exactly one
+  `dp_aggregator`. Source: the rules of `_Following`, which end a dependence on
+  clients' values only at the release.
 
-  PRIVACY: an algorithm in which clients' values bypass the aggregator has no
-  guarantee, whatever its noise. A process whose next state depends on such
-  values is refused.
+  PRIVACY: if clients' values bypass the aggregator, an algorithm has no
+  guarantee, however large its noise is. A process whose next state depends on
+  such values is refused.
   Guard: check_process_test.test_mime_sends_gradients_past_the_aggregator.
 
   Args:
@@ -77,7 +77,7 @@ def check_process(
   Raises:
     ValueError: the next state depends on clients' values that bypass the
       aggregator, as in TFF's Mime; or the process has no `dp_aggregator`, or
-      several, each of which spends the privacy budget of a run.
+      several of them, each of which spends the privacy budget of a run.
   """
   following = _Following()
   computation = process.next
@@ -105,10 +105,10 @@ def check_process(
 
 
 class _Following:
-  """An interpreter of TFF's language whose values are taints.
+  """An interpreter of TFF's language that computes taints instead of values.
 
   Attributes:
-    releases: number of releases of an aggregator in the computation.
+    releases: number of releases by aggregators that the interpreter has found.
   """
 
   def __init__(self):
@@ -121,11 +121,11 @@ class _Following:
   ) -> _Taint:
     """Returns the taint of a block.
 
-    The taint of a function is a Python function of its argument's taint.
+    The taint of a function is a Python function from taint to taint.
 
     Args:
       block: building block of TFF's language.
-      names: taints of the names in scope.
+      names: taint of each name in scope.
     """
     language = tff.framework
     if isinstance(block, language.Reference):
@@ -176,20 +176,20 @@ def _intrinsic(uri: str, argument: _Taint) -> _Taint:
     return argument(False)
   if uri in _CARRIERS:
     return argument
-  # Any other intrinsic: the result depends on all of its arguments.
+  # The result of any other intrinsic depends on all of its arguments.
   return _any(argument)
 
 
 def _any(value: _Taint) -> bool:
   if isinstance(value, tuple):
     return any(map(_any, value))
-  # The taint of a function is that of its result: it may close over a client's
-  # value.
+  # A function can use a client's value that is not its argument, so its taint
+  # is the taint of its result for an untainted argument.
   return _any(value(False)) if callable(value) else value
 
 
 def _clients_hold(value_type: tff.Type) -> _Taint:
-  """Returns the taint of a parameter: True for values placed at clients."""
+  """Returns the taint of a parameter: True for values of clients."""
   if isinstance(value_type, tff.StructType):
     return tuple(_clients_hold(each) for _, each in _elements(value_type))
   return (
@@ -214,7 +214,7 @@ def _leaves(
 
 
 def _elements(value_type: tff.StructType) -> list[tuple[str, tff.Type]]:
-  """Returns (name, type) of each element; its index if it has no name."""
+  """Returns (name, type) of each element; an unnamed element has its index."""
   return [
     (str(i) if name is None else name, each)
     for i, (name, each) in enumerate(tff.elements(value_type))

@@ -1,4 +1,4 @@
-"""The aggregation factory of a run: clip, sum, correlated noise, mean.
+"""The aggregation factory of a run: it clips, sums, adds noise and averages.
 
 aggregator = dp_aggregator(
   noise_multiplier, 100, l2_norm_clip=0.5, strategy=strategy,
@@ -30,10 +30,10 @@ class Sums:
 
   Attributes:
     largest_cohort: largest number of clients of any round, >= 1.
-    secure: whether secure aggregation makes the sum, so that the server sees no
-      single update.
-    measured: whether zeroed, clipped and non-finite updates are counted and
-      released without noise.
+    secure: whether secure aggregation computes the sum, so that the server does
+      not see single updates.
+    measured: whether the factory counts zeroed, clipped and non-finite updates
+      and releases the counts without noise.
   """
 
   largest_cohort: int
@@ -42,39 +42,42 @@ class Sums:
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Makes the process that releases means of clipped updates with noise.
+  """Creates the process that releases means of clipped updates with noise.
 
-  Make a factory with `dp_aggregator`; it serves one learning process. The state
-  of the process is `tff.aggregators.DifferentiallyPrivateFactory`'s. A round
-  measures
+  `dp_aggregator` makes a factory, which serves one learning process. The state
+  of the process is the state of `tff.aggregators.DifferentiallyPrivateFactory`.
+  The measurements of a round are
 
   * `free`: values that do not depend on updates and cost no privacy. `round`:
-    rounds done. `z_stddev`: standard deviation of z in the unit of the sum.
-    `noise_placement`: 'state', 'tape' or, without noise, 'none'.
-    `noise_checked`: whether the process that added the noise measured the
-    standard deviation that the strategy prescribes. `rounds_ahead`, with a
-    tape: rounds whose noise is ready, which depends on the duration of rounds.
-  * `released`, only for an adaptive clip: values with noise, covered by the
-    guarantee. `l2_norm_clip`: clip of the next round. `fraction`: share of
-    updates below the clip of this round.
-  * `not_private`, only with `measure_clients`: counts of clients without noise,
-    outside the guarantee; a reader of them learns about single clients.
+    number of finished rounds. `z_stddev`: standard deviation of z in the unit
+    of the sum, where z is the noise before C^-1. `noise_placement`: 'state',
+    'tape' or, without noise, 'none'. `noise_checked`: whether the process that
+    added the noise found that its standard deviation is the one that the
+    strategy prescribes. `rounds_ahead`, with a tape: number of rounds whose
+    noise is ready, which depends on the duration of rounds.
+  * `released`, only for an adaptive clip: values with noise, which the
+    guarantee covers. `l2_norm_clip`: clip of the next round. `fraction`: share
+    of updates below the clip of this round.
+  * `not_private`, only with `measure_clients`: counts of clients without noise.
+    The guarantee does not cover them, since they can reveal single clients.
     `non_finite_count`: updates with NaN or infinity, which became zero.
-    `zeroed_count`: updates that became zero for their norm. `clipped_count`:
-    updates that were clipped. TFF's own client work
-    (`build_unweighted_fed_avg`) zeroes updates that are not finite before they
-    arrive here.
+    `zeroed_count`: updates that became zero because of their norm.
+    `clipped_count`: updates that were clipped. TFF's own client work
+    (`build_unweighted_fed_avg`) zeroes non-finite updates before they reach
+    this process.
 
   Attributes:
-    guarantee: guarantee of a run with this aggregator, for a clip of 1.
-    l2_norm_clip: float > 0, norm that bounds one client's contribution to a
-      round. For clips by layer it is (sum_g clip_g^2)^(1/2); for an adaptive
-      clip the value of the first round, with the indicator.
-    noise: placement of the noise.
+    guarantee: guarantee of a run with this aggregator, for a clipping norm of
+      1.
+    l2_norm_clip: float > 0, bound of the L2 norm of one client's contribution
+      to a round. For clips by layer it is (sum_g clip_g^2)^(1/2), where clip_g
+      is the clip of layer g. For an adaptive clip it is the value of the first
+      round, with the indicator of `query.bounds`.
+    noise: placement: the user's choice of where noise comes from.
     lattice: range of sums and noise; None before a process is created.
     z_stddev: standard deviation of z in the unit of the sum, on the lattice;
-      None before a process is created. For an adaptive clip the value of the
-      first round; it moves with the clip.
+      None before a process is created. For an adaptive clip it is the value of
+      the first round, and it changes in proportion to the clip.
   """
 
   def __init__(
@@ -89,11 +92,11 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Initializes the factory with values that `dp_aggregator` checked.
 
     Args:
-      guarantee: guarantee of the run, for a clip of 1.
+      guarantee: guarantee of the run, for a clipping norm of 1.
       clients_per_round: divisor of the mean, > 0.
       l2_norm_clip: number, numbers by layer or `AdaptiveClip`.
-      zeroing: pair of zeroing norm, None for none, and its order.
-      placement: place where the noise is made.
+      zeroing: (zeroing_norm, zeroing_norm_order) of `dp_aggregator`.
+      placement: the user's choice of where noise comes from.
       sums: options for sums and measurements.
     """
     self.guarantee = guarantee
@@ -108,11 +111,11 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
   @property
   def query(self) -> Optional[query_lib.CorrelatedNoiseQuery]:
-    """The query of the process; None before a process is created."""
+    """Query of the process; None before a process is created."""
     return self._query
 
   def close(self) -> None:
-    """Stops the noise producer, if there is one, and removes its files."""
+    """Stops the producer of noise, if there is one, and removes its files."""
     if self._query is not None:
       self._query.close()
 
@@ -123,11 +126,11 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self.close()
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-    """Returns the process for updates of `value_type`, float leaves.
+    """Returns the process for updates of type `value_type`, with float leaves.
 
     Raises:
       TypeError: a leaf of an update is not a float.
-      ValueError: this factory created a process before; or the sizes of
+      ValueError: this factory has created a process before; or the sizes of
         updates, cohort and noise are incompatible, as the message explains.
     """
     return self._create(value_type, sums=False)[2]
@@ -137,16 +140,17 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   ) -> tuple[
     query_lib.GraphClipping, tff.Computation, tff.templates.AggregationProcess
   ]:
-    """Returns the clipping, its scales, and a process for sums over clients.
+    """Returns a clipping, its scales, and a process for sums over clients.
 
     This method is for programs that clip updates themselves and add them up in
-    groups. A value of the process is a pair: the sum of `Clipping.clip` over
-    the clients of a group, int32, and their number, int32. Sums are exact, so
-    the grouping does not change the result, which has `value_type`.
+    groups. A value of the process is a pair: the sum of the clipped updates of
+    a group of clients, int32, and the number of these clients, int32. Sums are
+    exact, so the grouping does not change the result, which has the type
+    `value_type`.
 
-    PRIVACY: one client could move a sum that is clipped only as a whole by more
-    than its clip. The program must apply the returned clipping to each update
-    before it adds the updates.
+    PRIVACY: if only the sum of a group were clipped, one client could change it
+    by more than its own clip. The program must apply the returned clipping to
+    each update before it adds the updates.
     Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip,
     aggregator_test.test_sums_of_groups_are_those_of_their_clients.
 
@@ -154,13 +158,14 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       value_type: type of one client's update, with float leaves.
 
     Returns:
-      The clipping; a computation from the state of the process to the arguments
-      of `Clipping.clip` after the update, as a tuple; and the process.
+      The clipping, whose method `clip` has the arguments (update, *scales); a
+      computation from the state of the process to the tuple of these scales;
+      and the process.
 
     Raises:
       TypeError: a leaf of an update is not a float.
-      ValueError: the reasons of `create`; or the factory was made with
-        `secure_sum` or `measure_clients`, which need single updates.
+      ValueError: the reasons of `create`; or the factory has `secure_sum` or
+        `measure_clients`, which need single updates.
     """
     if self._sums.secure or self._sums.measured:
       name = 'secure_sum' if self._sums.secure else 'measure_clients'
@@ -180,7 +185,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     )
     self._refuse_release_of_key()
     # PRIVACY: two processes of one factory would have the same key and noise,
-    # and the noise cancels in the difference of their releases. A second
+    # and the noise would cancel in the difference of their releases. A second
     # process is refused.
     # Guard: aggregator_runs_test.test_second_process_of_a_factory_is_refused.
     if self._query is not None:
@@ -208,8 +213,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     return query.clip, *_process(query, record_type, self._sums)
 
   def _refuse_release_of_key(self) -> None:
-    # PRIVACY: programs such as `train_model` release the whole state, which has
-    # the key if the placement is `InState`. Programs refuse this placement.
+    # PRIVACY: programs such as `train_model` release the whole state. With the
+    # placement `InState` the state has the key, and anybody could subtract the
+    # noise. This placement is refused in such programs.
     # Guard: train_model_test.test_noise_in_the_state_is_refused_in_a_program.
     if self.noise.key_in_state and isinstance(
       tff.framework.get_context_stack().current, tff.program.FederatedContext
@@ -226,11 +232,11 @@ def skip_round(
 ) -> tff.learning.templates.LearningAlgorithmState:
   """Returns the aggregator's state after a round that is not released.
 
-  Use it for a round that must not run because its noise was added to another
-  sum before. A tape goes on with the noise of the next round.
+  Use this function for a round that must not run because its noise was added to
+  another sum before. The next round gets the next noise of the tape.
 
-  PRIVACY: a round that ran without clients would release y_t alone, and y_t
-  uncovers the sum to which it was added before. A skipped round releases
+  PRIVACY: a round without clients would release its noise y_t alone, and y_t
+  reveals the sum to which it was added before. A skipped round releases
   nothing.
   Guard: aggregator_runs_test.test_skipped_round_releases_nothing.
 
@@ -239,7 +245,7 @@ def skip_round(
       `CorrelatedNoiseFactory.create` returned.
 
   Raises:
-    ValueError: the noise is made in the state and cannot skip a round.
+    ValueError: TFF's state computes the noise, and cannot skip a round.
   """
   query_state = state.query_state
   if 'key' in query_state.noise:
@@ -256,17 +262,17 @@ def _process(
   record_type: tff.Type,
   sums: Sums,
 ) -> tuple[tff.Computation, tff.templates.AggregationProcess]:
-  """Returns the computation of the scales, and the process of the query.
+  """Returns the computation of the clipping's scales, and the query's process.
 
   Args:
     query: query of the run.
-    record_type: type of a record: an update, or a sum with its clients.
+    record_type: type of a record: an update, or (sum, number of clients).
     sums: options for sums and measurements.
   """
   summed: tff.aggregators.UnweightedAggregationFactory
   summed = tff.aggregators.SumFactory()
   if sums.secure:
-    # Every clipped record is within these bounds, so none is changed.
+    # Every clipped record is within these bounds, so none is changed by them.
     summed = tff.aggregators.SecureSumFactory(
       query.lattice.clip_steps, -query.lattice.clip_steps
     )
@@ -278,7 +284,7 @@ def _process(
 
   # PRIVACY: two runs on one tape would get the same noise. `begin` gives each
   # run an ID, by which the tape refuses a second run. `begin` runs after
-  # `initialize`, since that evaluates a round that belongs to no run.
+  # `initialize`, because `initialize` evaluates a round that belongs to no run.
   # Guard:
   # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
   @tff.tensorflow.computation(state_type)
@@ -302,13 +308,13 @@ def _process(
   )
   def next_fn(state, value):
     output = process.next(state, value)
-    # Other measurements, such as those of the sum, have no noise and are left
-    # out.
+    # The other measurements, such as those of the sum, have no noise and are
+    # not passed on.
     measurements = collections.OrderedDict(
       free=output.measurements['dp_query_metrics']
     )
-    # PRIVACY: counts of clients have no noise and would tell about clients.
-    # They are measured only if `measure_clients` asks for them.
+    # PRIVACY: counts of clients have no noise and could reveal clients. They
+    # are measured only if `measure_clients` asks for them.
     # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
     if sums.measured:
       describe = tff.tensorflow.computation(
@@ -348,59 +354,67 @@ def dp_aggregator(
     (sum_i clip(zero(x_i)) + z_stddev * (C^-1 Z)[t]) / clients_per_round
     z_stddev = l2_norm_clip * noise_multiplier * sens(C)
 
-  It replaces `tff.learning.dp_aggregator` and has the same first two arguments.
-  Three things differ, since noise that is correlated between rounds needs one
-  scale, and its guarantee is about the whole run:
+  Here x_i is the update of client i in round t, and Z has unit normals. The
+  function zero replaces an update beyond `zeroing_norm` by 0, and clip scales
+  an update down to `l2_norm_clip`. C is the matrix of `strategy`, and sens(C)
+  is its sensitivity for `participation`.
 
-  * `noise_multiplier` is relative to clip times the sensitivity of C over the
-    run, as accountants take it. TFF's is relative to the clip, for one round:
-    with `strategies.Identity`, TFF's is ours times sqrt(k).
-  * The clip is constant unless it is an `AdaptiveClip`. TFF's adapts by
-    default; `AdaptiveClip(0.1)` does so here, under the guarantee of the run.
-  * The zeroing norm is a constant. TFF's starts at 21 and follows the updates,
-    from which it is estimated without noise.
+  This function replaces `tff.learning.dp_aggregator` and has the same first two
+  arguments. It differs in three ways, because correlated noise needs the same
+  scale in all rounds and its guarantee is about the whole run:
+
+  * `noise_multiplier` is relative to the clip times sens(C), as accountants
+    define it. TFF's noise multiplier is relative to the clip, for one round.
+    With `strategies.Identity` and at most k participations of a client, TFF's
+    noise multiplier is `noise_multiplier` times sqrt(k).
+  * The clip is constant unless it is an `AdaptiveClip`. TFF's clip adapts by
+    default; here `AdaptiveClip(0.1)` adapts under the guarantee of the run.
+  * The zeroing norm is a constant. TFF's zeroing norm starts at 21 and follows
+    the updates, from which it is estimated without noise.
 
   **Formal guarantee.** Assumptions: the program enforces `participation`, with
-  at most one update a client and round; no round is released for two cohorts;
+  at most one update per client and round; no round is released for two cohorts;
   `check_process` accepts the learning process (in some algorithms of TFF,
   clients' values bypass the aggregator). Then the releases of the run have the
-  (epsilon, delta) of `factory.guarantee.claim(delta)`. Source:
-  `CorrelatedNoiseQuery.get_noised_result`. A program written for TFF's
-  aggregator must change how it selects cohorts.
+  (epsilon, delta) of `factory.guarantee.claim(delta)`, where `factory` is the
+  result. Source: `CorrelatedNoiseQuery.get_noised_result`. A program written
+  for TFF's aggregator must change how it selects cohorts.
 
   Args:
-    noise_multiplier: standard deviation of z over clip times sensitivity, >= 0;
-      see `accounting.calibrate`. 0 adds no noise and guarantees nothing.
-    clients_per_round: divisor of the mean, > 0, the same in every round: it
-      does not depend on how many clients contribute.
+    noise_multiplier: standard deviation of z divided by clip times sensitivity,
+      >= 0; see `accounting.calibrate`. 0 adds no noise and guarantees nothing.
+    clients_per_round: divisor of the mean, > 0. It is the same in every round,
+      whatever the number of clients of the round.
     l2_norm_clip: number > 0, norm to which all leaves of an update together are
-      clipped; or, for clips by layer, a nested structure of numbers that
-      matches the outer containers of an update: the formula above then has
-      (sum_g clip_g^2)^(1/2) as its l2_norm_clip; or an `AdaptiveClip`, which
-      needs noise for one more coordinate.
-    strategy: C, which also fixes the number of rounds.
+      clipped. For clips by layer, a nested structure of numbers that matches
+      the outer containers of an update; `l2_norm_clip` in the formula above is
+      then (sum_g clip_g^2)^(1/2), where clip_g is the number of layer g. Or an
+      `AdaptiveClip`, which needs noise for one more coordinate.
+    strategy: strategy matrix C, which also determines the number of rounds.
     participation: schema for which the sensitivity of C is computed.
     dimension: largest number of coordinates of an update that the claim covers,
-      the same as for `accounting.calibrate`. None covers runs of up to
-      `accounting.CELLS` pairs (round, coordinate); a larger model is refused.
-    noise: place where noise is made, a value of `noise.placements`; None is
-      `Tape()`.
-    largest_cohort: largest number of clients of any round, >= 1; a round of
-      more clients fails. None is clients_per_round, rounded up.
-    zeroing_norm: float > 0; an update of larger norm counts as broken, and
+      the same as for `accounting.calibrate`. If None, the claim covers up to
+      `accounting.CELLS` pairs (round, coordinate). A larger model is refused.
+    noise: choice of where noise comes from, a value of `noise.placements`; None
+      means `Tape()`.
+    largest_cohort: largest number of clients of any round, >= 1. A round with
+      more clients fails. None means clients_per_round, rounded up.
+    zeroing_norm: float > 0. An update with a larger norm counts as broken, and
       becomes zero instead of being clipped. This constant bound costs no
-      privacy and leaves the sensitivity as it is. None zeroes no finite update.
+      privacy and does not change the sensitivity. None means that no finite
+      update becomes zero.
     zeroing_norm_order: order of the norm that `zeroing_norm` bounds: 2, or inf
       for the largest magnitude, as in `tff.aggregators.zeroing_factory`.
-    secure_sum: whether secure aggregation sums clipped updates, as integers and
-      so exactly. TFF's local runtime cannot run it.
-    measure_clients: whether to measure `not_private`, counts of zeroed and
+    secure_sum: whether secure aggregation sums the clipped updates. The sum is
+      exact because they are integers. TFF's local runtime cannot run secure
+      aggregation.
+    measure_clients: whether to measure `not_private`: counts of zeroed and
       clipped updates, which have no noise and are outside the guarantee. It
-      excludes `secure_sum`, whose server learns sums alone.
+      excludes `secure_sum`, with which the server learns only sums.
 
   Returns:
-    A factory for one learning process; `close` it, or use it in a `with`
-    statement, when training ends.
+    A factory for one learning process. Call its `close` when training ends, or
+    use it in a `with` statement.
 
   Raises:
     TypeError: an argument has a wrong type, such as TFF's adaptive clip.
@@ -455,8 +469,8 @@ def dp_aggregator(
       strategy,
       participation,
       noise_multiplier,
-      # PRIVACY: epsilon would be too small if the slack left out a coordinate
-      # with noise. The indicator of an adaptive clip counts as one coordinate.
+      # PRIVACY: if the slack left out a coordinate with noise, epsilon would be
+      # too small. The indicator of an adaptive clip counts as one coordinate.
       # Guard:
       # aggregator_adaptive_test.test_claim_is_that_of_a_constant_clip.
       dimension=dimension and dimension + clips.indicators(l2_norm_clip),

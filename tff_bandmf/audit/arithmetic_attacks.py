@@ -42,7 +42,7 @@ LOW_BITS_TRIALS = 200
 # Error of noise in standard deviations of z that costs nearly no privacy.
 _OFF = 2.0**-10
 # Contribution of the attacked client in `summing`, in clips.
-_VICTIM = 1 - 2.0**-10
+VICTIM = 1 - 2.0**-10
 # Random words examined in one step.
 _WORDS = 1 << 16
 
@@ -129,7 +129,7 @@ class _Cohort:
     # Below the power of two, sums of multiples of half a unit are exact.
     half = power * 2.0**-24
     before = np.arange(1, 65) + int(power)
-    size = np.ceil((power - _VICTIM) / before / half) * half
+    size = np.ceil((power - VICTIM) / before / half) * half
     gain = np.minimum((clients - before - 1) * half, power - before * size)
     best = int(np.argmax(gain))
     return cls(power, int(before[best]), float(size[best]), float(gain[best]))
@@ -140,7 +140,7 @@ class _Cohort:
       clients, self.power * 2.0**-24 * (1 + 2.0**-10), np.float32
     )
     records[: self.before] = self.size
-    records[self.before : self.before + 1] = _VICTIM if with_victim else 0.0
+    records[self.before : self.before + 1] = VICTIM if with_victim else 0.0
     return records
 
 

@@ -10,11 +10,11 @@ import warnings
 import click
 
 from tff_bandmf import accounting, errors
-from tff_bandmf.cli import options, output
+from tff_bandmf.cli import conformance, options, output
 
 
 @click.command()
-@options.strategy_file
+@click.argument('file', type=click.Path(), required=False)
 @options.participation
 @click.option(
   '--epsilon', type=options.NUMBER, help='Claimed; the noise is made for it.'
@@ -24,7 +24,7 @@ from tff_bandmf.cli import options, output
   type=options.NUMBER,
   help='Standard deviation of z over clip * sensitivity, instead of --epsilon.',
 )
-@options.delta
+@click.option('--delta', type=options.NUMBER, help='delta of (epsilon, delta).')
 @click.option(
   '--canaries',
   default=2000,
@@ -46,8 +46,24 @@ from tff_bandmf.cli import options, output
   type=options.NUMBER,
   help='With which both bounds hold.',
 )
+@click.option(
+  '--aggregator',
+  metavar='MODULE:FUNCTION',
+  help='Audit this aggregator instead; see below.',
+)
+@conformance.stated
 @options.as_json
-def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
+def audit(
+  file,
+  who,
+  epsilon,
+  noise_multiplier,
+  delta,
+  aggregator,
+  stated,
+  as_json,
+  **trials,
+):
   """Shows lower bounds on epsilon from runs of the aggregator with canaries.
 
   FILE is a strategy file or a .npy file of the matrix C. Canary clients take
@@ -63,7 +79,28 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
   by more than a clip, the tail of the normals, the last bits of a release, the
   C that the noise really has. If one succeeds the exit status is 1 too; sound
   arithmetic gets that with probability 2e-6.
+
+  With --aggregator the audit asks an aggregator that others wrote eight
+  questions about what its author states. FUNCTION(like, noise) returns a
+  function from (updates, examples) to a mean, an object with initialize() and
+  next(state, updates, examples) -> (state, mean), or an aggregation process or
+  factory of TFF; where noise is False, one without noise, or None. Stated are
+  --l2-norm-clip, --z-stddev or --noise-multiplier, --clients-per-round, and
+  FILE, the strategy: without it the noise is independent. Each line says pass,
+  fail or cannot tell, the measured number, its limits, and the probability with
+  which a sound aggregator fails. The exit status is 0 only if every line
+  passes.
   """
+  if aggregator is not None:
+    if (epsilon, delta) != (None, None):
+      raise errors.value_error(
+        f'epsilon, delta={epsilon}, {delta}: do not go with aggregator; leave '
+        'them out'
+      )
+    return conformance.audit(
+      aggregator, file, who, noise_multiplier, stated, as_json
+    )
+  conformance.needed(file=file, delta=delta)
   started = time.perf_counter()
   if (epsilon is None) == (noise_multiplier is None):
     raise errors.value_error(

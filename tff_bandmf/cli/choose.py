@@ -1,4 +1,4 @@
-"""`bandmf choose`: the mechanisms that fit, ranked."""
+"""`bandmf choose`: ranks the mechanisms that fit in memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
   '--families',
   metavar='NAMES',
   callback=_families,
-  help='To compare, with commas between.  [default: all]',
+  help='Families to compare, separated by commas.  [default: all]',
 )
 @options.as_json
 def choose(
@@ -65,10 +65,10 @@ def choose(
 ):
   """Ranks the families that fit in memory by their error at epsilon.
 
-  rmse is the root of the mean error over the rounds, the noise at (epsilon,
-  delta) included, for clip = 1. With cyclic Poisson sampling
-  --max-participations is the number of rounds a client is expected in, and
-  the bands are powers of two.
+  rmse is the root mean square error, over all rounds, that the noise at
+  (epsilon, delta) adds to a coordinate of the model, for clip = 1. With cyclic
+  Poisson sampling, --max-participations is the expected number of rounds of a
+  client, and only powers of two are compared as numbers of bands.
   """
   started = time.perf_counter()
   target = choosing.Target(**flags)
@@ -138,7 +138,7 @@ def _sampled(
       'max_participations=None: cyclic Poisson sampling needs it; give the '
       'number of rounds a client is expected in'
     )
-  # A client is expected in k of n rounds, so B / m = k / n.
+  # On average a client joins k of n rounds if k of n clients join each round.
   return accounting.CyclicPoisson(
     population=rounds, clients_per_round=who.max_participations
   )

@@ -9,7 +9,8 @@ import click
 
 import tff_bandmf
 
-# Module in this package, and first sentence of the help, of each command.
+# Maps a command to its module in this package and the first sentence of its
+# help.
 COMMANDS = {
   'account': ('privacy', 'Shows rho and epsilon of a run with this noise.'),
   'audit': (

@@ -1,4 +1,4 @@
-"""`bandmf compose`: several runs on the same clients."""
+"""`bandmf compose`: the guarantee of several runs on the same clients."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 def compose(runs, delta, as_json):
   """Shows what several runs on the same clients guarantee together.
 
-  A run is a folder: it counts with all its rounds, also those that it has not
-  started, and `epsilon_so_far` is what its report claims. A plan is a file of
-  bandmf plan. Exact where no run is sampled; for cyclic Poisson sampling the
-  losses are convolved; else an upper bound, and `composition` says which.
+  A run is a folder. All its planned rounds count, also rounds that have not
+  started; `epsilon_so_far` is the epsilon that its report claims. A plan is a
+  file that bandmf plan wrote. Epsilon is exact if no run is sampled. For cyclic
+  Poisson sampling, epsilon comes from a convolution of privacy losses; for
+  other sampling, it is an upper bound. `composition` names the method.
   """
   started = time.perf_counter()
   claims = [_claim(run) for run in runs]
@@ -75,7 +76,7 @@ def compose(runs, delta, as_json):
 
 
 def _check_listed(runs: Sequence[str]) -> None:
-  """Raises ValueError if the predecessor of a run is not listed."""
+  """Raises ValueError unless all earlier runs that a run names are listed."""
   records = [
     run_json.RunRecord.read(pathlib.Path(run))
     for run in runs
@@ -84,8 +85,9 @@ def _check_listed(runs: Sequence[str]) -> None:
   listed = {record.run_id for record in records}
   for record in records:
     for each in record.after or ():
-      # PRIVACY: a composition without a predecessor understates epsilon. All
-      # predecessors must be listed.
+      # PRIVACY: a composition that lacks an earlier run on the same clients
+      # understates epsilon. Every earlier run that a listed run names must be
+      # listed too.
       # Guard: after_test.test_runs_before_those_that_are_listed_are_asked_for.
       if each['run_id'] not in listed:
         raise errors.value_error(

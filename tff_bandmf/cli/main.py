@@ -34,7 +34,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     with commands.bandmf.make_context('bandmf', arguments) as context:
       return commands.bandmf.invoke(context)
-  except click.exceptions.Exit as stop:  # After --help.
+  except click.exceptions.Exit as stop:  # click raises it after --help.
     return stop.exit_code
   except KeyboardInterrupt:
     click.echo('interrupted; a file is written whole or not at all.', err=True)
@@ -56,7 +56,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def _file(error: OSError) -> str:
   """Returns the line for an error of the operating system."""
   if len(error.args) == 1:
-    return str(error)  # The library made it: a line that names the file.
+    return str(error)  # An error of the library already names the file.
   if isinstance(error, FileNotFoundError):
     return errors.invalid(
       f'file={error.filename}: does not exist; check the path'
@@ -106,7 +106,7 @@ def _missing(
   return [
     each
     for each in command.get_params(error.ctx)
-    # The value of a missing argument is None or a mark of click.
+    # The value of a missing argument is None or a sentinel of click.
     if each is error.param
     or (each.required and not isinstance(values.get(each.name), (str, tuple)))
   ]

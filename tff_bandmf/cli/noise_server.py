@@ -1,4 +1,8 @@
-"""`bandmf noise-server`: writes a tape of noise in a process of its own."""
+"""`bandmf noise-server`: writes the noise of a run in a process of its own.
+
+A tape is a folder of files with the noise of the next rounds. The server writes
+a tape, and the training process reads it.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import writer as tape_lib
 
 _PROGRESS_SECONDS = 1.0
-# Seconds without a read round after which a warning is printed.
+# If no round was read for this many seconds, the server prints a warning.
 _SILENT_SECONDS = 60.0
 
 
 def _shard(ctx, param, value: str) -> tuple[int, int]:
-  """Returns I and N of a value I/N: shard number I, from 1, of N."""
+  """Returns the index of a shard, from 1, and the number of shards."""
   try:
     index, shards = (int(part) for part in value.split('/'))
   except ValueError:
@@ -44,20 +48,20 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   '--parameters',
   required=True,
   type=options.INTEGER,
-  help='Numbers that an update of the model has.',
+  help='Number of coordinates of an update.',
 )
 @click.option(
   '--z-stddev-per-clip',
   required=True,
   type=options.NUMBER,
-  help='Standard deviation of z for a clip of 1: what bandmf calibrate prints '
-  'as z_stddev, all its digits.',
+  help='Standard deviation of z for a clip of 1: z_stddev of bandmf calibrate, '
+  'with all its digits.',
 )
 @click.option(
   '--largest-cohort',
   required=True,
   type=options.INTEGER,
-  help='Most clients of a round, as in training.',
+  help='Largest number of clients of a round, the same as in training.',
 )
 @click.option(
   '--secure-sum',
@@ -68,14 +72,14 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   '--key-file',
   required=True,
   type=click.Path(),
-  help='32 secret bytes, made from the entropy of the system if missing. One '
-  'file serves one run, in one folder a shard.',
+  help='File of 32 secret bytes; the command creates a missing file. One file '
+  'is for one run, with one folder for each shard.',
 )
 @click.option(
   '--directory',
   type=click.Path(),
-  help='Folder that the process of the rounds sees too.  [default: one in '
-  'memory, printed]',
+  help='Folder for the noise, which the training process can read.  [default: '
+  'a folder in memory, which is printed]',
 )
 @click.option(
   '--shard',
@@ -83,42 +87,43 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   show_default=True,
   metavar='I/N',
   callback=_shard,
-  help='Which part of the parameters, where several servers share them.',
+  help='Part of the parameters, if several servers share them.',
 )
 @click.option(
   '--start-round',
   default=0,
   show_default=True,
   type=options.INTEGER_OR_ZERO,
-  help='First round to serve. A folder that has served later ones goes on '
-  'with those.',
+  help='First round to serve. A folder that has served later rounds continues '
+  'after them.',
 )
 @click.option(
   '--ahead-bytes',
   default=512 * 2**20,
   show_default=True,
   type=options.INTEGER,
-  help='Bound on noise that waits to be read, two rounds at least.',
+  help='Largest size of the noise that waits to be read; two rounds may always '
+  'wait.',
 )
 @click.option(
   '--max-memory-bytes',
   type=options.INTEGER,
-  help='Past noise that is larger goes to a file in the folder for temporary '
-  'files.  [default: no bound]',
+  help='If the noise of past rounds needs more memory, it goes to a temporary '
+  'file.  [default: no bound]',
 )
 @click.option(
   '--backend',
   default=stream.NUMPY,
   show_default=True,
   type=click.Choice(stream.BACKENDS),
-  help='What makes the noise: NumPy on the host, or a library on its devices.',
+  help='Library that makes the noise: NumPy on the host, others on devices.',
 )
 @click.option(
   '--device',
   'devices',
   multiple=True,
-  help="Device of the backend, once for each, like TensorFlow's GPU:0 and "
-  "JAX's gpu:0.  [default: all GPUs, or the CPU]",
+  help="Device of the backend, such as TensorFlow's GPU:0 or JAX's gpu:0. May "
+  'be repeated.  [default: all GPUs, or the CPU]',
 )
 @options.as_json
 def noise_server(
@@ -126,18 +131,19 @@ def noise_server(
 ):
   """Writes the noise of a run to files, ahead of the rounds that read them.
 
-  FILE is a strategy file. Give --directory, of every shard, to
-  `dp_aggregator(noise=placements.Served(...))`. Prints what it serves, then
-  progress in one line on standard error, until SIGTERM or SIGINT: then unread
-  noise is wiped. The same command goes on where an ended one was.
+  FILE is a strategy file. Give the --directory of every shard to
+  `dp_aggregator(noise=placements.Served(...))`. The command prints a
+  description of the noise, then one line of progress on standard error. SIGTERM
+  or SIGINT ends the command, which then wipes unread noise. The same command,
+  given again, continues where the ended one was.
   """
   strategy, _ = output.load(file)
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
-    # PRIVACY: noise for another lattice than the one of training is not the
-    # claimed noise. The server computes the lattice as training does, and
-    # training refuses a folder with another lattice.
+    # PRIVACY: noise for another integer lattice than the lattice of training is
+    # not the claimed noise. The server computes the lattice as training does,
+    # and training refuses a folder with another lattice.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
@@ -147,7 +153,7 @@ def noise_server(
       secure_sum=flags['secure_sum'],
     ).z_steps
     if not pathlib.Path(key_file).parent.is_dir():
-      # A mistyped path must not start another run with a key of its own.
+      # A mistyped path must not create a new key.
       raise errors.value_error(
         f'key_file={key_file}: is in a folder that does not exist; make the '
         'folder, or correct the path'
@@ -199,7 +205,7 @@ def noise_server(
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-  """Yields an event that SIGTERM and SIGINT set in place of their handlers."""
+  """Yields an event that SIGTERM and SIGINT set instead of ending a process."""
   stop = threading.Event()
   before = {
     number: signal.signal(number, lambda *_: stop.set())
@@ -216,7 +222,7 @@ def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
   """Shows the progress of a tape until an event stops it.
 
   Raises:
-    RuntimeError: the producer ended.
+    RuntimeError: the thread that writes the tape failed.
   """
   shown = ''
   last_warning = None
@@ -239,7 +245,7 @@ def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
   if shown:
     click.echo(err=True)
   if tape.error is not None:
-    reason = getattr(tape.error, 'strerror', None) or 'no more is said'
+    reason = getattr(tape.error, 'strerror', None) or 'no reason given'
     raise RuntimeError(
       errors.invalid(
         f'noise-server={tape.directory}: ended with '

@@ -23,20 +23,21 @@ from tff_bandmf.report import participation_log
 @click.option(
   '--z-stddev',
   type=options.NUMBER,
-  help='Standard deviation of z, for a strategy.  [default: of the plan]',
+  help='Standard deviation of z, if FILE is a strategy.  [default: from the '
+  'plan]',
 )
 @options.clip
-@click.option('--delta', type=options.NUMBER, help='[default: of the plan]')
+@click.option('--delta', type=options.NUMBER, help='[default: from the plan]')
 @options.dimension
 @options.max_slack
 @options.as_json
 def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
   """Shows the sensitivity and the epsilon of the rounds in a log.
 
-  LOG is a CSV or Parquet file with the columns round and client, a row a
-  participation. FILE is a plan, a strategy file or a .npy file of C. The
-  result is about this log: it needs no schema, and holds if who took part did
-  not depend on private data.
+  LOG is a CSV or Parquet file with the columns round and client; each row is
+  one participation. FILE is a plan, a strategy file or a .npy file of C. The
+  result is about exactly this log and needs no participation schema. It holds
+  if participation did not depend on private data.
   """
   started = time.perf_counter()
   participations = participation_log.ParticipationLog(log)

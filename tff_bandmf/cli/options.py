@@ -14,14 +14,15 @@ from tff_bandmf import participation as participation_lib
 
 
 class _Number(click.ParamType):
-  """A number of one kind that passes a check."""
+  """A number of a given type that passes a check."""
 
   def __init__(self, kind: type, check: Callable[[str, float], object]):
     """Initializes the type.
 
     Args:
       kind: int or float.
-      check: takes the name and the number; returns the number, or raises.
+      check: function of the flag's name and the number; it returns the number
+        or raises an error.
     """
     self.name = 'integer' if kind is int else 'number'
     self._kind, self._check = kind, check
@@ -52,8 +53,8 @@ class _OneOf(click.ParamType):
 
     Args:
       words: values to accept.
-      refused: other values that get an error of their own.
-      rule: text of that error.
+      refused: known words that are refused with the message `rule`.
+      rule: text of the error for `refused`.
     """
     self._words = words
     self._refused = refused
@@ -104,15 +105,15 @@ objective = click.option(
 dimension = click.option(
   '--dimension',
   type=INTEGER,
-  help='Parameters of the model, on which the slack of its noise depends.  '
-  '[default: any number, up to 2^33 noised values]',
+  help='Number of parameters of the model, on which the slack of its noise '
+  'depends.  [default: any number, up to 2^33 noised values]',
 )
 max_slack = click.option(
   '--max-slack',
   default=accounting.MAX_SLACK,
   show_default=True,
   type=NUMBER,
-  help='Epsilon, and part of delta, that the arithmetic may cost.',
+  help='Largest epsilon, and share of delta, that the arithmetic may add.',
 )
 delta = click.option(
   '--delta', required=True, type=NUMBER, help='delta of (epsilon, delta).'
@@ -122,16 +123,16 @@ clip = click.option(
   default=1.0,
   show_default=True,
   type=NUMBER,
-  help='L2 norm that a contribution is clipped to; z_stddev is multiplied.',
+  help='L2 norm to which a contribution is clipped, a factor of z_stddev.',
 )
 _ADAPTIVE_CLIP = {
-  'quantile': (NUMBER_OR_ZERO, 'Share of updates that the clip moves to.'),
-  'rate': (NUMBER, 'Largest step of its logarithm.  [default: 0.2]'),
+  'quantile': (NUMBER_OR_ZERO, 'Target share of updates below the clip.'),
+  'rate': (NUMBER, "Largest step of the clip's logarithm.  [default: 0.2]"),
   'fraction_weight': (
     NUMBER,
     'Weight of the indicator that estimates the share.  [default: 0.28]',
   ),
-  'until': (INTEGER, 'Round from which on the clip stays.'),
+  'until': (INTEGER, 'Round from which on the clip is constant.'),
 }
 adjacency = click.option(
   '--adjacency',
@@ -144,23 +145,23 @@ adjacency = click.option(
     rule='would move a sum by up to 2 clip, and dp-accounting answers with '
     'the smaller epsilon of zero-out',
   ),
-  help='What neighbouring data sets are.',
+  help='Definition of neighbouring data sets.',
 )
 amplification = click.option(
   '--amplification',
   default=NO_AMPLIFICATION,
   show_default=True,
   type=_OneOf((NO_AMPLIFICATION, *accounting.KINDS)),
-  help='How cohorts are drawn, at random and in secret, if the claim may count '
-  'on it: never that of cohorts which are enforced, shuffled or of fixed size. '
-  '--min-sep is the rounds of an epoch for balls-in-bins.',
+  help='Kind of secret random sampling on which the claim counts: none if '
+  'cohorts are enforced, shuffled or of fixed size. For balls-in-bins, '
+  '--min-sep is the number of rounds of an epoch.',
 )
 sampling_prob = click.option(
   '--sampling-prob',
   type=NUMBER,
-  help='Probability of a client in a round of its group, bands * cohort / '
-  'population, for cyclic-poisson; of an eligible client for b-min-sep. Where '
-  'a plan has --population, both follow from the clients a round.',
+  help='For cyclic-poisson, the probability of a client in a round of its '
+  'group, bands * cohort / population. For b-min-sep, the probability of an '
+  'eligible client in a round. bandmf plan computes both from --population.',
 )
 strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
@@ -191,8 +192,10 @@ class Participants:
 
   Attributes:
     participation: name of a schema.
-    min_sep: least r2 - r1 of two rounds of one client, >= 1.
+    min_sep: least r2 - r1 of two rounds r1 < r2 of one client, >= 1.
     max_participations: largest number of rounds of one client, >= 1.
+    apart: least r2 - r1 of two rounds of one client under a budget, >= 1.
+    horizon: largest number of rounds of a run under a budget, >= 1.
   """
 
   participation: Optional[str]
@@ -207,8 +210,9 @@ class Participants:
     """Returns the schema of the flags, or the schema of a file.
 
     PRIVACY: a guess that clients take part once would give too little noise if
-    they take part again. Without flags and file it is refused. Guard:
-    cli_participation_test.test_participation_is_never_guessed.
+    they take part again. If neither flags nor a file give a schema, this method
+    raises an error.
+    Guard: cli_participation_test.test_participation_is_never_guessed.
 
     Args:
       stored: the schema in a strategy file; None if it has none.
@@ -277,7 +281,7 @@ class Participants:
     return self.schema(stored)
 
 
-def _combined(
+def combined(
   names: Iterable[str], name: str, make: Callable[..., Any]
 ) -> Callable[[Callable], Callable]:
   """Returns a decorator that gives a command one value for several flags.
@@ -303,8 +307,8 @@ participation = together(
   click.option(
     '--participation',
     type=_OneOf(participation_lib.NAMES),
-    help='Who takes part.  [default: min-sep with --min-sep; without any of '
-    'these flags what the strategy file keeps, and never a guess]',
+    help='Participation schema.  [default: min-sep with --min-sep; without any '
+    'of these flags, the schema in the strategy file]',
   ),
   click.option(
     '--min-sep',
@@ -314,21 +318,21 @@ participation = together(
   click.option(
     '--max-participations',
     type=INTEGER,
-    help='Rounds of one client, at most, on top of --min-sep.',
+    help='Largest number of rounds of one client, in addition to --min-sep.',
   ),
   click.option(
     '--apart',
     type=INTEGER,
-    help='Least r2 - r1 for --participation budget, whose budget is what '
-    'rounds --min-sep apart cost.  [default: 1]',
+    help='Least r2 - r1 for --participation budget, whose budget is the cost '
+    'of rounds --min-sep apart.  [default: 1]',
   ),
   click.option(
     '--horizon',
     type=INTEGER,
-    help='Rounds up to which a run by budget may go on.  [default: 10 times '
-    'the rounds for a Toeplitz C]',
+    help='Largest number of rounds of a run by budget.  [default: 10 times the '
+    'rounds for a Toeplitz C]',
   ),
-  _combined(
+  combined(
     [field.name for field in dataclasses.fields(Participants)],
     'who',
     Participants,
@@ -345,7 +349,7 @@ l2_norm_clip = together(
     click.option(f'--clip-{name.replace("_", "-")}', type=kind, help=about)
     for name, (kind, about) in _ADAPTIVE_CLIP.items()
   ),
-  _combined(
+  combined(
     ('l2_norm_clip', *(f'clip_{name}' for name in _ADAPTIVE_CLIP)),
     'l2_norm_clip',
     lambda l2_norm_clip, **given: clips.of(
@@ -359,14 +363,14 @@ workload = together(
     default='prefix',
     show_default=True,
     type=_OneOf(('prefix', 'momentum')),
-    help='Models whose errors count: prefix sums, or those of SGD with '
+    help='Models whose errors count: prefix sums, or models of SGD with '
     'momentum and learning rates.',
   ),
   *(
     click.option(f'--{name.replace("_", "-")}', type=NUMBER_OR_ZERO, help=about)
     for name, about in workloads.PARAMETERS.items()
   ),
-  _combined(
+  combined(
     ('workload', *workloads.PARAMETERS),
     'workload',
     lambda workload, **given: workloads.from_name(workload, **given),
@@ -398,11 +402,11 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
   )
 
 
-# The library refuses parameters that a family does not take, and chooses those
-# that are missing.
+# The library refuses parameters that a family does not take, and chooses values
+# for missing parameters.
 parameters = together(
   *map(_flag, strategies.PARAMETERS.values()),
-  _combined(
+  combined(
     strategies.PARAMETERS,
     'parameters',
     lambda **given: {

@@ -55,7 +55,7 @@ _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 def progress(
   phase: str, total: Optional[int] = None
 ) -> Iterator[Callable[[str], None]]:
-  """Yields a function that the caller calls after each step, with its name.
+  """Yields a function that the caller calls with the name of each done step.
 
   Standard error shows the progress: a terminal gets one line per phase, which
   is redrawn; a pipe or a file gets a new line every few seconds.
@@ -102,7 +102,7 @@ def _print_lines(
 
 
 def check_out(path: str, force: Optional[bool] = None) -> None:
-  """Checks, before a search of minutes, that its result can be written.
+  """Checks that a file can be written, before a search that takes minutes.
 
   Args:
     path: path of the file to write.
@@ -131,8 +131,8 @@ def describe(
 ) -> _files.JsonObject:
   """Returns the numbers of a strategy; a key without a number has None.
 
-  `mean_error` and `max_error` are for noise z of standard deviation 1; `rmse`
-  and `max_rmse` are for a noise multiplier of 1.
+  `mean_error` and `max_error` are for noise C^-1 z with z of standard deviation
+  1; `rmse` and `max_rmse` are for a noise multiplier of 1.
   """
   if isinstance(participation, participation_lib.Budget):
     participation = sensitivity_lib.budget.completed(participation, strategy)

@@ -22,16 +22,16 @@ from tff_bandmf.plan import plan as plan_lib
   '--clients-per-round',
   required=True,
   type=options.INTEGER,
-  help='Expected clients of a round; its mean divides by this.',
+  help='Expected number of clients of a round, by which sums are divided.',
 )
 @click.option(
   '--largest-cohort',
   type=options.INTEGER,
-  help='Most clients of a round.  [default: --clients-per-round; what sampled '
-  'cohorts do not exceed]',
+  help='Largest number of clients of a round.  [default: --clients-per-round; '
+  'for sampled cohorts, a number that they do not exceed]',
 )
 @click.option(
-  '--population', type=options.INTEGER, help='Clients to draw from.'
+  '--population', type=options.INTEGER, help='Number of clients to draw from.'
 )
 @options.participation
 @options.amplification
@@ -40,7 +40,8 @@ from tff_bandmf.plan import plan as plan_lib
   '--mechanism',
   default=mechanism_lib.BEST,
   show_default=True,
-  help='A family, a strategy file, a .npy file of C, or the best that fits.',
+  help='A family, a strategy file, a .npy file of C, or the best family that '
+  'fits.',
 )
 @options.parameters
 @click.option(
@@ -55,7 +56,7 @@ from tff_bandmf.plan import plan as plan_lib
 @click.option(
   '--noise-multiplier',
   type=options.NUMBER_OR_ZERO,
-  help='In place of --epsilon and --delta; 0 claims nothing.',
+  help='Replaces --epsilon and --delta; with 0, the plan claims nothing.',
 )
 @options.l2_norm_clip
 @options.workload
@@ -66,14 +67,14 @@ from tff_bandmf.plan import plan as plan_lib
   default=1,
   show_default=True,
   type=options.INTEGER,
-  help='Clients that a unit of privacy has at most, such as the devices of a '
-  'person.',
+  help='Largest number of clients of one unit of privacy, such as the devices '
+  'of a person.',
 )
 @click.option(
   '--arrivals',
   type=click.Path(),
-  help='Check-ins, as CSV or Parquet with the columns round and client: what '
-  'admission by --min-sep and by budget make of them.',
+  help='Log of check-ins, CSV or Parquet with the columns round and client, on '
+  'which admission by --min-sep and by budget are compared.',
 )
 @click.option('--out', type=click.Path(), help='File to write.')
 @options.as_json
@@ -90,9 +91,10 @@ def plan(
 ):
   """Plans a run: mechanism, noise, guarantee, and what they cost.
 
-  Without --mechanism the families that fit in --memory-copies are compared.
-  With --amplification cyclic-poisson and --population bands, mechanism and
-  sampling probability are chosen together; the other kinds take --min-sep.
+  Without --mechanism, the families that fit in --memory-copies are compared.
+  With --amplification cyclic-poisson and --population, the bands, the mechanism
+  and the sampling probability are chosen together. The other kinds of
+  amplification need --min-sep.
   """
   started = time.perf_counter()
   if out is not None:
@@ -150,12 +152,12 @@ def plan(
 
 
 def _check_rule(plan: plan_lib.Plan, log: str) -> None:
-  """Raises ValueError if cohorts are not admitted by min_sep or by budget."""
+  """Raises ValueError unless clients are admitted by min_sep or by budget."""
   kinds = (participation.MinSep, participation.Budget)
   if not isinstance(plan.cohorts, kinds):
     raise errors.value_error(
-      f'arrivals={log}: is compared where clients are admitted by '
-      'min_sep or by budget; give --min-sep without --amplification'
+      f'arrivals={log}: is compared if clients are admitted by min_sep or by '
+      'budget; give --min-sep without --amplification'
     )
 
 

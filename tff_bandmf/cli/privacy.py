@@ -108,7 +108,7 @@ def _show(
   delta, clip = flags['delta'], flags['clip']
   claim = guarantee.claim(delta)
   output.warn_of_weak(claim.epsilon, delta)
-  # The result of the command comes first.
+  # The record begins with these values, the main result of the command.
   result = {
     'z_stddev': guarantee.z_stddev_per_clip * clip,
     'noise_multiplier': guarantee.noise_multiplier,

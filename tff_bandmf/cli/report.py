@@ -14,7 +14,7 @@ _SCHEMA = 'min_sep=B,max_participations=K'
 
 
 def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
-  """Returns the numbers in a value of the form `_SCHEMA`, one or both."""
+  """Returns the one or two numbers in a value of the form `_SCHEMA`."""
   if value is None:
     return None
   remedy = f'give --what-if {_SCHEMA}'
@@ -54,9 +54,9 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   '--what-if',
   metavar=_SCHEMA,
   callback=_schema,
-  help='Only print which epsilon the noise of the run gives if min_sep had '
-  'been B (r2 - r1) and no client had taken part in more than K rounds; what '
-  'is left out is as planned.',
+  help='Only print the epsilon of the noise of the run if min_sep had been B '
+  '(r2 - r1) and no client had taken part in more than K rounds. A missing '
+  'number is the planned one.',
 )
 @click.option(
   '--plan', type=click.Path(), help='Plan of training that ran elsewhere.'
@@ -64,8 +64,8 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
 @click.option(
   '--log',
   type=click.Path(),
-  help='Who took part in it: CSV or Parquet with the columns round and client; '
-  'without it who took part is as planned.',
+  help='Participation log of this training, CSV or Parquet with the columns '
+  'round and client.  [default: participation as planned]',
 )
 @click.option(
   '--note',
@@ -80,8 +80,9 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
 @click.option(
   '--public',
   is_flag=True,
-  help='A report for everybody, of one or several runs on the same clients: no '
-  'counts of clients, three digits, and what the runs guarantee together.',
+  help='A report for the public on one or several runs on the same clients. It '
+  'has no counts of clients, numbers of three digits, and the guarantee of all '
+  'runs together.',
 )
 @click.option(
   '--registry',
@@ -92,22 +93,22 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
 @click.option(
   '--card',
   is_flag=True,
-  help='With --public: a block for the card of the model, card.md.',
+  help='With --public: a section for the model card, card.md.',
 )
 @click.option(
   '--out',
   type=click.Path(),
-  help='Folder to write to.  [default: that of the run; with --plan or several '
-  'runs, here]',
+  help='Folder to write to.  [default: the folder of the run; with --plan or '
+  'several runs, the current folder]',
 )
 @options.as_json
 def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   """Writes the privacy report of a run into its directory.
 
-  With --plan, that of training that ran elsewhere: of the rounds in its --log,
-  or of what its plan states, such as published numbers. Exit status 1: clients
-  took part more often, or closer together, than was planned; the report claims
-  what holds for the run as it was.
+  With --plan, the report is on training that ran elsewhere: on the rounds in
+  its --log or, without a log, on the numbers that the plan states. Exit status
+  1: clients took part more often, or closer together, than was planned; the
+  report claims what holds for their actual participation.
   """
   # Imported here, since matplotlib is slow to import.
   from tff_bandmf import report as report_lib
@@ -118,12 +119,12 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   for name, value in kinds.items():
     if value and not public:
       raise errors.value_error(
-        f'{name}={value}: is made of the public report; give --public too'
+        f'{name}={value}: is made from the public report; give --public too'
       )
   if what_if is not None:
     if len(run_dirs) != 1:
       raise errors.value_error(
-        f'what_if={what_if}: is of the noise of one run; give one RUN_DIR'
+        f'what_if={what_if}: is about the noise of one run; give one RUN_DIR'
       )
     numbers = report_lib.what_if(run_dirs[0], **what_if)
     if as_json:

@@ -22,10 +22,10 @@ from tff_bandmf.cli import options, output
 @options.objective
 @click.option(
   '--out',
-  help='Strategy file to write, .json or .npz, which keeps who takes part.',
+  help='Strategy file to write, .json or .npz, with the participation schema.',
 )
 @click.option(
-  '--force', is_flag=True, help='Overwrite the strategy file that is there.'
+  '--force', is_flag=True, help='Overwrite an existing strategy file.'
 )
 @options.coefficients
 @options.as_json
@@ -35,9 +35,9 @@ def optimize(
   """Optimises (or builds) a strategy.
 
   Parameters of the family that are not given are optimised or swept. Ctrl-C
-  ends the search; the best so far counts.
+  ends the search; the result is the best strategy so far.
 
-  Exit status 1: the optimiser did not converge; what it found is printed and
+  Exit status 1: the optimiser did not converge; its strategy is printed and
   written all the same.
   """
   started = time.perf_counter()

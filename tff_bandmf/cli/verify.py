@@ -14,8 +14,8 @@ from tff_bandmf.cli import options, output
 def verify(path, as_json):
   """Checks what a run claims, or what the figures of a public.json say.
 
-  The same as `python tff_bandmf/verify.py`, one file that needs NumPy alone:
-  the rest of the library is not used. Exit status 1: a claim does not hold.
+  The command does the same as `python tff_bandmf/verify.py`, a file that needs
+  NumPy and no other part of the library. Exit status 1: a claim does not hold.
   """
   steps: list[str] = []
   say = steps.append if as_json else click.echo

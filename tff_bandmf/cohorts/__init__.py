@@ -1,4 +1,4 @@
-"""Cohorts that keep to a participation schema.
+"""Cohorts that follow a participation schema.
 
 | name            | purpose                                                   |
 |-----------------|-----------------------------------------------------------|

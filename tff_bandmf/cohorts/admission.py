@@ -1,8 +1,8 @@
-"""The rule by which a participation schema lets a client into a round.
+"""The rule by which a participation schema admits a client to a round.
 
-`violations` applies the rule to clients, `admit` to a cohort that was formed
-outside. The sensitivity of a strategy is computed for exactly the patterns that
-the rule allows.
+`violations` applies the rule to clients. `admit` applies the rule to a cohort
+of clients that came by themselves. The sensitivity of a strategy bounds the
+effect of every pattern that the rule allows.
 
 | symbol | name here     | meaning                                        |
 |--------|---------------|------------------------------------------------|
@@ -13,17 +13,19 @@ the rule allows.
 | b      |               | `min_sep` of the participation schema          |
 | k      |               | largest allowed number of rounds of a client   |
 
-A client may take part in round t if c < k and, unless c = 0,
+A client may take part in round t if c < k and, for c > 0,
 
   min-sep      t - l >= b
   fixed-epoch  t - l is a multiple of b; if k < ceil(n / b), t - l = b
   budget       t - l >= `apart`; and, in place of c < k, the rounds of the
                client and round t together cost at most the budget, see `Costs`
 
-With fixed epochs a client may skip an epoch if k >= ceil(n / b): its rounds are
-then a subset of a pattern with one round in every epoch, whose sensitivity is
-at least as large. A smaller k allows only patterns of k epochs in a row, which
-need not contain such a subset, so that no epoch may be skipped.
+An epoch is b rounds. With fixed epochs, a client may skip an epoch if k >=
+ceil(n / b): its rounds are then a subset of a pattern with one round in every
+epoch, and the sensitivity of this pattern is at least as large. If k is
+smaller, a pattern of the schema has k epochs in a row. The rounds of a client
+that skips an epoch need not be a subset of such a pattern, so no epoch may be
+skipped.
 """
 
 from __future__ import annotations
@@ -43,34 +45,40 @@ def violations(
   round_index: int,
   history: history_lib.History,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns which clients come too soon, and which too often, both [m] bool.
+  """Returns which clients come too soon, and which clients come too often.
 
   **Formal guarantee.** Assumptions: `history` holds every earlier round of the
-  clients, each client once a round, and every round of the run takes only
-  clients for which both results are False. Then every client takes part in a
-  pattern of rounds that `participation` allows, or (fixed epochs) in a subset
-  of one, so that C x moves by at most `sensitivity.sensitivity` times the clip
-  if the client is taken out. Source: the schemas of `participation`, and the
-  docstring of this module for subsets.
+  clients, each client is in a round at most once, and every round of the run
+  takes only clients for which both results are False. Statement: the rounds of
+  every client are a pattern that `participation` allows, or (fixed epochs) a
+  subset of such a pattern, so that C x, the product of the strategy matrix and
+  the sums of the rounds, moves by at most `sensitivity.sensitivity` times the
+  clip if the client's contributions are zeroed. Source: the schemas of
+  `participation`, and the docstring of this module for subsets.
 
   Args:
     participation: the schema to enforce.
     rounds: n, number of rounds of the run.
-    round_index: t, above every round of the history.
-    history: rounds before t of the m clients.
+    round_index: t, larger than every round of the history.
+    history: rounds before t of m clients.
+
+  Returns:
+    Two [m] bool arrays: too soon, and too often.
   """
   if isinstance(participation, participation_lib.Budget):
     return _over_budget(participation, round_index, history)
   # PRIVACY: a client with more rounds, or closer rounds, than the schema allows
-  # moves the run by more than the sensitivity. This comparison, c < k and
-  # t - l >= b, keeps such a client out.
+  # changes C x by more than the sensitivity times the clip. The comparison with
+  # k here and the comparison with b below report this client, so that it is
+  # left out.
   # Guards: cohorts_test.test_schema_holds and
   # admission_test.test_rule_is_the_schema.
   too_often = history.count >= participation.participations(rounds)
   if participation.min_sep is None:
     return np.zeros_like(too_often), too_often
   # A client without a round has the `last_round` -2^30, which must stay below
-  # the difference. A min_sep above n acts like n, so n replaces it.
+  # the difference. A min_sep above n is replaced by n, which allows the same
+  # rounds.
   too_soon = history.last_round > round_index - min(
     participation.min_sep, rounds
   )
@@ -86,7 +94,7 @@ def _over_budget(
   round_index: int,
   history: history_lib.History,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns which clients come too soon, and which cost too much."""
+  """Returns which clients come too soon, and which exceed the budget."""
   costs = budget.known_costs
   if history.rounds is None:
     raise errors.value_error(
@@ -95,8 +103,8 @@ def _over_budget(
       'Ledger.past(..., whole=True)'
     )
   # PRIVACY: a client that was admitted under another C may have rounds that
-  # cost more than the budget under this C. A history with such a client is
-  # refused.
+  # cost more than the budget under this C. A history with a client above the
+  # budget is refused.
   # Guard: budget_test.test_client_of_another_matrix_is_refused.
   if np.any(costs.total(history.rounds) > costs.limit):
     raise errors.value_error(
@@ -106,8 +114,9 @@ def _over_budget(
       'the run began with'
     )
   now = np.full((len(history.rounds), 1), round_index, np.int64)
-  # PRIVACY: a client whose rounds cost more than the budget moves the run by
-  # more than the sensitivity. This comparison keeps such a client out.
+  # PRIVACY: a client whose rounds cost more than the budget changes C x by more
+  # than the sensitivity times the clip. This comparison reports the client, so
+  # that it is left out.
   # Guard: budget_test.test_no_admitted_pattern_exceeds_the_budget.
   too_often = costs.total(np.hstack([now, history.rounds])) > costs.limit
   too_soon = history.last_round > round_index - budget.apart
@@ -127,15 +136,16 @@ def _off_epoch(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Admission:
-  """The result of checking a cohort that was formed outside.
+  """The result of `admit`.
 
   Attributes:
-    admitted: [m] bool, whether each client may take part.
-    too_soon: number of entries left out because the client's last round is too
-      close or, with fixed epochs, not a whole number of epochs ago. A repeated
-      entry of a client counts here too.
-    too_often: number of other entries left out because the client took part in
-      k rounds already, or has spent its budget.
+    admitted: [number of entries of the cohort] bool, whether the client of each
+      entry may take part.
+    too_soon: number of entries that were left out because the last round of the
+      client is too close or, with fixed epochs, not a whole number of epochs
+      ago. Repeated entries of a client count as too soon.
+    too_often: number of other entries that were left out because the client
+      took part in k rounds already, or would exceed its budget.
   """
 
   admitted: np.ndarray
@@ -152,25 +162,26 @@ def admit(
 ) -> Admission:
   """Returns which clients of a cohort may take part in a round.
 
-  Use it for cohorts that are formed outside, where nobody controls which
-  clients arrive. Call it before anything of the round is recorded or released,
-  and record the clients that it admits, `cohort[admitted]`.
+  Use this function for clients that came by themselves. Call it before anything
+  of the round is recorded or released, and record only the admitted clients,
+  `cohort[admitted]`.
 
   **Formal guarantee.** Assumption: every cohort of the run passes through
   `admit`, with the history of all earlier rounds, and only `cohort[admitted]`
-  is recorded and contributes. Then the guarantee of `violations` holds, and no
-  client is twice in one round. Source: `violations`.
+  is recorded and contributes. Statement: the guarantee of `violations` holds,
+  and no client is twice in one round. Source: `violations`.
 
   Args:
-    cohort: [m] client indices or strings.
+    cohort: [m] client indices or strings; repetitions are allowed.
     round_index: index of the round, in [0, rounds).
     participation: the schema to enforce.
     rounds: n, number of rounds of the run.
-    history: earlier rounds of the m clients, in the order of the cohort; see
-      `History.of` and `Ledger.past`.
+    history: earlier rounds of the clients, in the order of the m entries of the
+      cohort; see `History.of` and `Ledger.past`.
 
   Raises:
-    ValueError: the round is past the last, or `history` has another length.
+    ValueError: the round is after the last round, or `history` has another
+      length than the cohort.
 
   >>> past = history_lib.History.empty(5)
   >>> past.record(3, np.array([0, 1]))

@@ -1,7 +1,8 @@
-"""Admission of clients that come by themselves, under a rule.
+"""Counts of the clients that a schema admits from a log of check-ins.
 
-A log of check-ins says which clients came in which round. Every client that a
-rule lets in is taken, in a random order, until the cohort is full.
+A log of check-ins has the clients that came in each round. In each round, the
+clients come in a random order, and every client that the schema admits is taken
+until the cohort is full.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from tff_bandmf.cohorts import history as history_lib
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-  """Counts of the clients that a rule took from a log of check-ins.
+  """Counts of the clients that a schema admits from a log of check-ins.
 
   Attributes:
     clients: number of different clients that took part.
-    participations: number of pairs (client, round) that took part.
-    rounds: number of rounds of the log.
+    participations: number of pairs (client, round) such that the client took
+      part in the round.
+    rounds: number of planned rounds.
     short: number of rounds whose cohort could not be filled.
-    turned_away: number of check-ins that the rule did not let in.
+    turned_away: number of check-ins that the schema did not admit.
   """
 
   clients: int
@@ -48,15 +50,16 @@ def taken(
   cohort_size: int,
   seed: int = 0,
 ) -> Taken:
-  """Returns counts of the clients that a rule takes from check-ins.
+  """Returns counts of the clients that a schema admits from check-ins.
 
   Args:
-    rounds: [m] integers in [0, planned_rounds), the round of each check-in.
-    clients: [m] integers, the client of each check-in.
-    participation: the rule; a budget must have its costs.
-    planned_rounds: n, number of rounds.
+    rounds: [number of check-ins] integers in [0, planned_rounds), the round of
+      each check-in.
+    clients: [number of check-ins] integers, the client of each check-in.
+    participation: the schema. A `Budget` must have its costs.
+    planned_rounds: number of rounds.
     cohort_size: largest number of clients of a round.
-    seed: seed of the order in which the clients of a round are taken, >= 0.
+    seed: seed of the random order of the clients of each round, integer >= 0.
   """
   names, index = np.unique(clients, return_inverse=True)
   past = history_lib.empty(len(names), participation)

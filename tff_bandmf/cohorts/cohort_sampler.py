@@ -1,4 +1,4 @@
-"""Draws cohorts that keep to a participation schema.
+"""Draws random cohorts that follow a participation schema.
 
 | symbol | name here     | meaning                                       |
 |--------|---------------|-----------------------------------------------|
@@ -7,14 +7,14 @@
 | t      | `round_index` | index of the round                            |
 | b      |               | `min_sep` of the participation schema         |
 
-A cohort is drawn uniformly among the clients that the rule of `admission` lets
-into the round and that are available. For fixed epochs only clients i with i =
-t (mod b) are drawn, so that the distance of any two rounds of a client is a
+A cohort is drawn uniformly from the available clients that the rule of
+`admission` admits to the round. For fixed epochs, only clients i with i = t
+(mod b) are drawn, so that the difference of any two rounds of a client is a
 multiple of b.
 
-`CohortSampler` refuses parameters with which some round cannot be filled,
-before any round has cost privacy. If counting cannot decide this (see
-`feasibility`), it draws the cohorts of all rounds once.
+If the cohort of some round cannot be filled, `CohortSampler` raises before the
+first round. If counting (see `feasibility`) does not decide whether every
+cohort can be filled, `CohortSampler` draws the cohorts of all rounds once.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import admission, feasibility
 from tff_bandmf.cohorts import history as history_lib
 
-# Populations up to this size are searched client by client.
+# In populations up to this size, `sample` checks every client.
 _LARGE = 2**17
 _MAX_BATCH = 2**18
-# If more draws than this share of the population are needed, it is faster to
-# check every client.
+# Largest number of draws as a share of the population. To check every client is
+# faster than more draws.
 _DRAWN_SHARE = 1 / 32
 
 
 class CohortError(ValueError):
-  """Too few clients may take part in a round."""
+  """The error if too few clients may take part in a round."""
 
 
 class Availability(Protocol):
-  """Tells which clients of a population can be reached in a round.
+  """A rule that tells which clients of a population can be reached in a round.
 
-  Both methods take the index of a round and [m] int64 indices of clients, and
-  return [m] bool.
+  Both methods take the index of a round and an int64 array of client indices,
+  and return a bool array of the same length.
   """
 
   def available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
@@ -61,19 +61,20 @@ def _error(message: str) -> CohortError:
 
 @dataclasses.dataclass(frozen=True)
 class CohortSampler:
-  """Draws random cohorts of clients that `participation` lets in.
+  """Draws random cohorts of clients that `participation` admits.
 
-  The guarantee does not rest on the randomness of these cohorts: accounting for
-  an enforced schema claims no amplification. So the draws need not be secret,
-  and a seed is enough.
+  The guarantee does not depend on the randomness of these cohorts, since the
+  accounting for an enforced schema claims no amplification. So the cohorts need
+  not be secret, and a seed instead of a secret key is enough.
 
   Attributes:
     clients: number of clients in the population, >= 1.
     cohort_size: exact number of clients in each round, >= 1.
     rounds: n, number of rounds of the run, >= 1.
     participation: schema to enforce.
-    seed: seed of the draws, integer >= 0.
-    availability: which clients are available in a round; None is all of them.
+    seed: seed by which cohorts are drawn, integer >= 0.
+    availability: rule that tells which clients are available in a round; None
+      if all clients are available in every round.
   """
 
   clients: int
@@ -94,8 +95,8 @@ class CohortSampler:
     participation_lib.check(self.participation)
     choice, rule = self.clients, f'clients={self.clients}'
     if self.participation.evenly_spaced:
-      # A round draws from the clients of one class modulo b; `choice` is the
-      # size of the smallest class.
+      # A round draws from the clients of one residue class modulo b. The size
+      # of the smallest class is `choice`.
       choice = self.clients // self.participation.separation(self.rounds)
       rule += f' // min_sep={self.participation.min_sep}'
     if self.cohort_size > choice:
@@ -119,7 +120,7 @@ class CohortSampler:
     return history_lib.empty(self.clients, self.participation)
 
   def _fill(self) -> None:
-    """Draws the cohorts of all rounds, as a run without replays would."""
+    """Draws the cohorts of all rounds once; raises CohortError if one fails."""
     history = self.history()
     for round_index in range(self.rounds):
       try:
@@ -152,15 +153,15 @@ class CohortSampler:
     round_index: int,
     history: Union[history_lib.History, history_lib.Patterns],
   ) -> np.ndarray:
-    """Returns the indices of clients that may take part, [.] int64, ascending.
+    """Returns the int64 indices of clients that may take part, ascending.
 
     Args:
       round_index: index of the round, in [0, rounds).
       history: earlier rounds of the whole population.
 
     Raises:
-      ValueError: the round is past the last, or `history` is of another
-        population.
+      ValueError: the round is after the last round, or `history` has another
+        number of clients than the population.
     """
     self._check(round_index, history)
     candidates = self._candidates(round_index)
@@ -180,7 +181,9 @@ class CohortSampler:
     round_index: int,
     history: Union[history_lib.History, history_lib.Patterns],
   ) -> np.ndarray:
-    """Returns the cohort of a round, a function of (seed, round, history).
+    """Returns the cohort of a round.
+
+    The cohort is a function of the seed, the round and the history.
 
     Args:
       round_index: index of the round, in [0, rounds).
@@ -191,8 +194,8 @@ class CohortSampler:
 
     Raises:
       CohortError: fewer clients may take part than the cohort needs.
-      ValueError: the round is past the last, or `history` is of another
-        population.
+      ValueError: the round is after the last round, or `history` has another
+        number of clients than the population.
     """
     self._check(round_index, history)
     generator = np.random.Generator(
@@ -227,7 +230,7 @@ class CohortSampler:
       )
 
   def _candidates(self, round_index: int) -> range:
-    """Returns the indices that a round may draw from."""
+    """Returns the indices of clients from which a round may draw."""
     if not self.participation.evenly_spaced:
       return range(self.clients)
     min_sep = self.participation.separation(self.rounds)
@@ -236,7 +239,7 @@ class CohortSampler:
   def _allowed(
     self, round_index: int, history: history_lib.History
   ) -> np.ndarray:
-    """Returns which candidates, given by their history, may take part."""
+    """Returns which clients may take part in a round, given their history."""
     too_soon, too_often = admission.violations(
       self.participation, self.rounds, round_index, history
     )
@@ -258,11 +261,12 @@ class CohortSampler:
     round_index: int,
     history: Union[history_lib.History, history_lib.Patterns],
   ) -> Optional[np.ndarray]:
-    """Returns the first distinct clients that may take part among draws.
+    """Draws clients at random until the cohort is full, and returns it.
 
-    The cohort is uniform, because every draw is uniform over all candidates. If
+    Clients that may not take part, and repeated clients, are dropped. The
+    cohort is uniform, because every draw is uniform over all candidates. If
     many clients may take part, few draws are enough. The result is None if the
-    draws had too few such clients.
+    draws did not fill the cohort.
     """
     candidates = self._candidates(round_index)
     fitting = np.empty(0, np.int64)

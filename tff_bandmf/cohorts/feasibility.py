@@ -10,26 +10,27 @@
 | N_r, n_r |               | clients, and rounds, with index = r (mod b)   |
 
 **Necessary**, unless epochs are fixed: n m <= N k, because the rounds have n m
-participations and N clients may have N k; and min(b, n) m <= N, because any
-min(b, n) consecutive rounds have different clients.
+participations, and N clients may have at most N k participations; and min(b, n)
+m <= N, because no client is in two of min(b, n) consecutive rounds.
 
 **Sufficient for min-sep.** The clients of the last r = min(t, b - 1) cohorts,
 which are r m different clients, may not take part in round t. At most (t - r) m
-/ k other clients took part k times, in the t - r rounds before these cohorts.
-All remaining clients may take part. So every round is filled, whatever was
-drawn before, if
+/ k other clients took part k times, in the t - r rounds before the last r
+cohorts. All remaining clients may take part. So every cohort can be filled,
+whatever was drawn before, if
 
     min(b, n) m + floor(max(n - b, 0) m / k) <= N
 
-since both terms grow with t. If k = ceil(n / b), a client that keeps to b never
-takes part more than k times: the second term is dropped, and the condition is
-also necessary.
+since r m and (t - r) m / k are largest in the last round, t = n - 1. If k =
+ceil(n / b), a client whose rounds are at least b apart takes part at most k
+times. Then the second term is dropped, and the condition is also necessary.
 
 **Budget.** A client that never took part may take part, so n m <= N is enough.
-Otherwise the sampler draws the cohorts of all rounds once, to find out.
+If n m > N, the sampler draws the cohorts of all rounds once, to find out
+whether they can be filled.
 
-**Fixed epochs.** The clients of class r are a population of N_r clients with
-n_r rounds and b = 1. If k >= n_r, no client comes too often.
+**Fixed epochs.** The clients with index = r (mod b) are a population of N_r
+clients with n_r rounds and b = 1. If k >= n_r, no client comes too often.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Wanted:
     clients: N, number of clients in the population, >= 1.
     cohort_size: m, number of clients in each round, >= 1.
     rounds: n, number of rounds of the run, >= 1.
-    participation: the participation schema to keep to.
+    participation: the participation schema of the run.
   """
 
   clients: int
@@ -64,15 +65,20 @@ class Wanted:
     )
 
   def surely(self) -> bool:
-    """Returns whether every round can be filled, whatever was drawn before."""
+    """Returns whether the cohorts of all rounds can certainly be filled.
+
+    A round can then be filled whatever cohorts were drawn before. False means
+    that counting does not show this.
+    """
     if isinstance(self.participation, participation_lib.Budget):
-      # Then enough clients are left that never took part, whatever the costs.
+      # If this holds, enough clients that never took part are left in each
+      # round, whatever the costs are.
       return self.rounds * self.cohort_size <= self.clients
     b, k = self._schema
     if not self.participation.evenly_spaced:
       return _uniform(self.clients, self.cohort_size, self.rounds, b, k)
-    # With a smaller k, fixed epochs allow a client no skipped epoch, so that
-    # counting clients does not decide.
+    # With a smaller k, fixed epochs do not allow a client to skip an epoch, so
+    # counting does not decide.
     if k < -(-self.rounds // b):
       return False
     return all(
@@ -81,7 +87,7 @@ class Wanted:
     )
 
   def never(self) -> bool:
-    """Returns whether some round cannot be filled by any way of drawing."""
+    """Returns whether no way of drawing fills the cohorts of all rounds."""
     b, k = self._schema
     m, n = self.cohort_size, self.rounds
     if self.participation.evenly_spaced:
@@ -92,10 +98,10 @@ class Wanted:
     return min(b, n) * m > self.clients or n * m > self.clients * k
 
   def largest(self) -> dict[str, int]:
-    """Returns the largest feasible min_sep, cohort_size and rounds.
+    """Returns the largest feasible min_sep, cohort_size and rounds, by name.
 
-    Each value makes `surely` true while the others stay as they are. A name is
-    missing if no value of it does.
+    With each of these values alone in place of the present value, `surely` is
+    true. A name is missing if `surely` is true for none of its values.
     """
     schema = self.participation
     largest = {
@@ -132,19 +138,20 @@ def _uniform(
 
 
 def _classes(clients: int, rounds: int, b: int) -> set[tuple[int, int]]:
-  """Returns the different pairs (N_r, n_r) of classes that have rounds."""
+  """Returns the different pairs (N_r, n_r) with n_r > 0."""
   return {
     (-(-(clients - r) // b), -(-(rounds - r) // b))
-    # N_r and n_r fall by 1 at r = N mod b and r = n mod b, and nowhere else.
+    # As r grows, N_r falls by 1 only at r = N mod b, and n_r falls by 1 only at
+    # r = n mod b.
     for r in {0, clients % b, rounds % b, min(b, rounds) - 1}
     if r < min(b, rounds)
   }
 
 
 def _most(most: int, fits) -> int:
-  """Returns the largest value up to `most` that fits; 0 if none does.
+  """Returns the largest value up to `most` that fits; 0 if no value fits.
 
-  The search assumes that every value below one that fits, fits too.
+  The search assumes that every value below a fitting value fits.
   """
   low, high = 0, most
   while low < high:

@@ -1,10 +1,11 @@
 """Participation of clients in earlier rounds, in memory.
 
 `History` is for clients that are numbered 0, 1, ...; `Seen` is for clients with
-identifiers of 64 bits. Most rules need the last round of a client and its
-number of rounds; the rule of a budget needs all its rounds. A chain has all
-rounds: each participation points to the client's previous participation.
-`Patterns` is a `History` with a chain.
+64-bit identifiers. The rule of a `Budget` needs all rounds of a client. The
+other rules need only its last round and its number of rounds. A chain
+(`_Chain`) has all rounds: its entries are participations, and each entry points
+to the previous entry of the same client. `Patterns` is a `History` with a
+chain.
 """
 
 from __future__ import annotations
@@ -19,29 +20,31 @@ import numpy as np
 from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
 
-# Last round of a client without any. -2^30: subtracting any round from it fits
-# in int32, and no run has 2^30 rounds.
+# Stands for the last round of a client without rounds. Runs have at most 2^30
+# rounds, so the difference of this number and any round fits in int32.
 _NEVER = -(2**30)
 MAX_ROUNDS = 2**30
 # Largest count that 16 bits hold.
 _MOST = 2**16 - 1
-# Participations that are indexed at once; each takes 50 bytes meanwhile.
+# Number of participations that are indexed at a time, with 50 bytes each.
 _BLOCK = 2**24
-# Identifiers that are sorted, or looked up, at once.
+# Number of identifiers that are sorted, or looked up, at a time.
 _RANGE = 2**19
-# Largest number of entries in a chain, which int32 can index.
+# Largest number of entries in a chain, so that int32 can index them.
 _MOST_ENTRIES = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class History:
-  """Participation of each client before some round; 6 bytes a client.
+  """Participation of each client before some round, in 6 bytes a client.
 
   Attributes:
-    last_round: [clients] int32, last round of each client; -2^30 if none.
+    last_round: [clients] int32, last round of each client; -2^30 for a client
+      without rounds.
     count: [clients] uint16, number of rounds of each client.
-    rounds: [clients, K] int32, all rounds of each client, descending, then
-      -2^30; None if they are not kept.
+    rounds: [clients, largest number of rounds] int32, all rounds of each
+      client, descending, then -2^30; None if the history has only the last
+      rounds.
   """
 
   last_round: np.ndarray
@@ -54,10 +57,10 @@ class History:
     return cls(np.full(clients, _NEVER, np.int32), np.zeros(clients, np.uint16))
 
   def of(self, clients: np.ndarray) -> History:
-    """Returns the history of some clients, in their order.
+    """Returns the history of clients, in the same order.
 
     Args:
-      clients: [m] integers, client indices; repetitions are allowed.
+      clients: integer array of client indices; repetitions are allowed.
 
     Raises:
       ValueError: an index is outside the population.
@@ -66,7 +69,7 @@ class History:
     return self.part(clients)
 
   def part(self, clients: Union[np.ndarray, slice]) -> History:
-    """Returns the history of clients by their index; a slice makes no copy."""
+    """Returns the history of clients by index; a slice makes no copy."""
     return History(
       self.last_round[clients],
       self.count[clients],
@@ -78,27 +81,29 @@ class History:
     self.add(cohort, History(np.array(round_index), np.array(1)))
 
   def add(self, clients: np.ndarray, later: History) -> None:
-    """Adds later rounds of distinct clients, in place."""
+    """Adds rounds of distinct clients, after their other rounds, in place."""
     count = _counted(self.count[clients].astype(np.int64) + later.count)
     self.last_round[clients] = later.last_round
     self.count[clients] = count
 
 
 class _Chain:
-  """Participations by round; each points to the client's previous one.
+  """Participations in order of the rounds, as linked lists of each client.
 
-  A participation takes 4 bytes.
+  An entry is a participation, and points to the previous entry of the same
+  client. An entry takes 4 bytes.
   """
 
   def __init__(self):
     self._before = np.empty(0, np.int32)
     self._rounds: list[int] = []
-    # The first entry of each of these rounds, and of the next one.
+    # The index of the first entry of each round in `_rounds`, and of the next
+    # round.
     self._starts = [0]
 
   @property
   def size(self) -> int:
-    """The number of entries."""
+    """Number of entries."""
     return self._starts[-1]
 
   def add(
@@ -107,9 +112,10 @@ class _Chain:
     """Adds the participations of rounds, ascending.
 
     Args:
-      rounds: indices, above all that were added.
-      sizes: the number of participations in each.
-      before: [sum of sizes] entry of the same client before each; -1 if none.
+      rounds: indices of the rounds, larger than all earlier ones.
+      sizes: number of participations in each round.
+      before: [sum of sizes] int32, index of the previous entry of the same
+        client, for each new entry; -1 for a first entry.
     """
     size = self.size
     if size + len(before) > _MOST_ENTRIES:
@@ -118,7 +124,8 @@ class _Chain:
         f'{_MOST_ENTRIES}; use fewer rounds or smaller cohorts'
       )
     if size + len(before) > len(self._before):
-      # Growth by an eighth wastes little memory. No other object has the array.
+      # The array grows by an eighth, so that it grows rarely and wastes little
+      # memory. No other object refers to the array, so it can be resized.
       self._before.resize((size + len(before)) * 9 // 8, refcheck=False)
     self._before[size : size + len(before)] = before
     for round_index, more in zip(rounds, sizes):
@@ -129,15 +136,17 @@ class _Chain:
     """Returns the history of clients.
 
     Args:
-      last: [m] last entry of each, -1 if none.
-      count: [m] uint16.
+      last: [number of clients] index of the last entry of each client; -1 for a
+        client without entries.
+      count: [number of clients] uint16, number of rounds of each client.
     """
     rounds = np.full((len(last), int(count.max(initial=0))), _NEVER, np.int32)
     of_entry = np.array([*self._rounds, _NEVER], np.int32)
     client = np.flatnonzero(last >= 0)
     entry = last[client]
-    # PRIVACY: a history that lacked a round would understate the cost of its
-    # client, who would be let in too often. A chain is followed to its end.
+    # PRIVACY: if the history lacked a round, it would understate the cost of a
+    # client, and the client could take part too often. The loop follows the
+    # entries of each client to the first entry.
     # Guard: budget_test.test_history_has_every_round_of_a_client.
     for column in range(rounds.shape[1]):
       place = np.searchsorted(self._starts, entry, 'right') - 1
@@ -149,32 +158,38 @@ class _Chain:
 
 
 class Patterns:
-  """The rounds of each client before some round, as chains.
+  """All rounds of each client before some round.
 
-  A client takes 6 bytes, and a participation 4.
+  A client takes 6 bytes, and a participation takes 4 bytes.
 
   Attributes:
     count: [clients] uint16, number of rounds of each client.
   """
 
   def __init__(self, count: np.ndarray, last: np.ndarray, chain: _Chain):
-    """Takes the count of each client, its last entry or -1, and the chain."""
+    """Initializes the patterns.
+
+    Args:
+      count: [clients] uint16, number of rounds of each client.
+      last: [clients] int32, last entry of each client; -1 without entries.
+      chain: chain of the entries.
+    """
     self.count, self._last, self._chain = count, last, chain
 
   @classmethod
   def empty(cls, clients: int) -> Patterns:
-    """Returns the patterns of a number of clients that never took part."""
+    """Returns the patterns of `clients` clients that never took part."""
     return cls(
       np.zeros(clients, np.uint16), np.full(clients, -1, np.int32), _Chain()
     )
 
   def of(self, clients: np.ndarray) -> History:
-    """Returns what `History.of` returns, with all rounds of the clients."""
+    """Returns the result of `History.of`, with all rounds of the clients."""
     _check_clients(clients, len(self.count))
     return self.part(clients)
 
   def part(self, clients: Union[np.ndarray, slice]) -> History:
-    """Returns what `History.part` returns, with all rounds of the clients."""
+    """Returns the result of `History.part`, with all rounds of the clients."""
     return self._chain.history(self._last[clients], self.count[clients])
 
   def record(self, round_index: int, cohort: np.ndarray) -> None:
@@ -208,31 +223,33 @@ def _check_clients(clients: np.ndarray, population: int) -> None:
 class Seen:
   """Participation in the rounds of a ledger, by client identifier.
 
-  The index is a list of sorted parts. New rounds are sorted into a part of
-  their own. A part is merged with the next one unless it is at least twice as
-  large. So adding a round takes time in proportion to its cohort, on average,
-  and a look-up takes time in proportion to the clients asked for. A client
-  takes 14 bytes and, where all rounds are kept, a participation takes 4.
+  The index is a list of parts, which are sorted by identifier. New rounds
+  become a new part. A part is merged with the next part unless it has at least
+  twice as many clients. So the average time to add a round is proportional to
+  the size of its cohort, and the time of a look-up is proportional to the
+  number of clients in it. A client takes 14 bytes and, if `whole` is set, a
+  participation takes 4 bytes.
 
   Attributes:
-    next: index after the last round that was added; 0 if there is none.
-    whole: whether all rounds of a client are kept.
+    next: index after the last round that was added; 0 before the first round.
+    whole: whether the index has all rounds of a client, in a chain.
   """
 
   def __init__(self, whole: bool = False):
     self.next = 0
     self.whole = whole
-    # Sorted clients and their history. With a chain, `last_round` of the
-    # history has the last entry of a client in place of its last round.
+    # Parts: sorted identifiers of clients, and their history. If `whole` is
+    # set, `last_round` of the history has the last entry of a client in the
+    # chain instead of the last round.
     self._parts: list[tuple[np.ndarray, History]] = []
     self._chain = _Chain()
 
   def record(self, rounds: Iterable[tuple[int, np.ndarray]]) -> None:
-    """Adds rounds, ascending and above all rounds added before.
+    """Adds rounds, ascending and larger than all earlier rounds.
 
     Args:
-      rounds: pairs of a round index and its cohort, [m] int64 identifiers,
-        all distinct.
+      rounds: pairs of the index of a round and its cohort, an array of distinct
+        int64 identifiers.
     """
     block: list[tuple[int, np.ndarray]] = []
     size = 0
@@ -249,7 +266,8 @@ class Seen:
     indices, cohorts = zip(*rounds)
     sizes = [len(cohort) for cohort in cohorts]
     starts = np.cumsum([0, *sizes])
-    # The round of each participation, in order of the rounds.
+    # The round of each participation; participations are in order of the
+    # rounds.
     round_of = np.repeat(np.array(indices, np.int32), sizes)
     before = np.empty(len(round_of) if self.whole else 0, np.int32)
     parts = []
@@ -277,7 +295,7 @@ class Seen:
     self.next = indices[-1] + 1
 
   def _combine(self, last: int) -> None:
-    """Merges the last `last` parts into one."""
+    """Merges the last `last` parts into one part."""
     known, histories = zip(*self._parts[-last:])
     parts = []
     for slices in _ranges(known):
@@ -297,23 +315,28 @@ class Seen:
     return sum(len(identifiers) for identifiers, _ in self._parts)
 
   def of(self, clients: np.ndarray) -> History:
-    """Returns the history of [m] int64 identifiers, in their order."""
+    """Returns the history of clients by int64 identifier, in the same order."""
     past = self._last(clients)
     if not self.whole:
       return past
     return self._chain.history(past.last_round, past.count)
 
   def patterns(self, clients: np.ndarray) -> Patterns:
-    """Returns all rounds of [m] different int64 identifiers, in their order."""
+    """Returns all rounds of clients by distinct int64 identifier, in order."""
     past = self._last(clients)
     return Patterns(past.count, past.last_round, copy.deepcopy(self._chain))
 
   def _last(self, clients: np.ndarray) -> History:
-    """Returns the last round, or entry, and the count of each client."""
+    """Returns the history of clients by identifier, in the same order.
+
+    If `whole` is set, `last_round` has the last entries in the chain
+    instead.
+    """
     past = History.empty(len(clients))
     if self.whole:
       past.last_round[:] = -1
-    # Neighbours in this order lie next to each other in the parts too.
+    # Clients that are neighbours in this order are close to each other in each
+    # part.
     order = np.argsort(clients)
     for start in range(0, len(order), _RANGE):
       asked = order[start : start + _RANGE]
@@ -328,10 +351,11 @@ class Seen:
 
 
 def _ranges(known: Sequence[np.ndarray]) -> Iterator[list[slice]]:
-  """Yields the slices of arrays that hold one range of identifiers each.
+  """Yields, for each range of identifiers, its slice of each array.
 
-  The ranges are ascending. Identifiers are hashes, so that ranges of one length
-  hold about as many; the arrays of one range fit in a cache.
+  The ranges are ascending and have the same length. Identifiers are hashes, so
+  all ranges have about the same number of identifiers. The slices of one range
+  fit in a cache.
 
   Args:
     known: arrays of identifiers, each ascending.
@@ -348,15 +372,17 @@ def _ranges(known: Sequence[np.ndarray]) -> Iterator[list[slice]]:
 def _grouped(
   known: Sequence[np.ndarray], slices: Sequence[slice]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Sorts entries by their identifiers.
+  """Returns the order that sorts slices of identifiers, and its groups.
 
   Args:
-    known: arrays of identifiers; later arrays are of later rounds.
-    slices: the entries of each array.
+    known: arrays of identifiers. The rounds of each array are later than the
+      rounds of the array before.
+    slices: slice of each array that is sorted.
 
   Returns:
-    The stable order that sorts the entries; the distinct clients, ascending;
-    the place of the last entry of each client in that order.
+    The stable order that sorts the concatenated slices; the distinct
+    identifiers, ascending; the position of the last occurrence of each
+    identifier in the sorted order.
   """
   together = np.concatenate([each[part] for each, part in zip(known, slices)])
   order = np.argsort(together, kind='stable')
@@ -370,7 +396,7 @@ def _grouped(
 def _joined(
   parts: Sequence[tuple[np.ndarray, History]],
 ) -> tuple[np.ndarray, History]:
-  """Returns the union of parts, which hold ascending ranges of clients."""
+  """Returns the concatenation of parts, whose identifiers ascend."""
   clients, histories = zip(*parts)
   return np.concatenate(clients), History(
     np.concatenate([each.last_round for each in histories]),
@@ -382,10 +408,11 @@ def _counted(count: np.ndarray) -> np.ndarray:
   """Returns numbers of rounds as uint16.
 
   Raises:
-    ValueError: a number exceeds 16 bits.
+    ValueError: a number is larger than 2^16 - 1.
   """
-  # PRIVACY: a count that wraps to 0 would let a client in again beyond its k
-  # rounds. A count that does not fit is refused.
+  # PRIVACY: if the number of rounds of a client wrapped to 0, the client could
+  # take part again after its last allowed round. A number that does not fit in
+  # 16 bits is refused.
   # Guard: cohorts_test.test_count_that_would_wrap_is_refused.
   if len(count) and count.max() > _MOST:
     raise errors.value_error(

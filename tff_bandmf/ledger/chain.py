@@ -1,4 +1,4 @@
-"""The events of a ledger, in a chain of hashes that covers all of them.
+"""The events of a ledger, in a chain of hashes that covers all events.
 
 | symbol | name here | meaning                                                 |
 |--------|-----------|---------------------------------------------------------|
@@ -7,8 +7,9 @@
 
     h_i = SHA-256(h_{i-1}, i, e_i)    h_{-1} = SHA-256(format, run, both keys)
 
-The event of a start has the digest of its cohort. A person who knows h_i can
-test whether a ledger has exactly the events e_0 .. e_i and their cohorts.
+The values in h_{-1} are defined in `genesis`. The event that starts a round has
+the digest of the round's cohort. A person who knows h_i can test whether a
+ledger has exactly the events e_0 .. e_i and their cohorts.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ STARTED = 'started'
 FINISHED = 'finished'
 FAILED = 'failed'
 ABANDONED = 'abandoned'
-# Digest of a row of metrics.
+# Event with the digest of a row of `metrics.csv`.
 ROW = 'row'
-# Digest of the files that the started attempt follows.
+# Event with the digest of the plan and other files that an attempt follows.
 ENFORCED = 'enforced'
-# Digest of the results; the run is over.
+# Event at the end of the run, with the digest of its results.
 ENDED = 'ended'
-# All cohorts so far are, or are not, those that the sampling key gives.
+# Events that state whether all earlier cohorts are the ones that the sampling
+# key gives.
 DRAWN = 'drawn'
 NOT_DRAWN = 'not drawn'
 
-# Flags of an attempt: the sum of the attempt lacked clients of its cohort.
+# Flag of an attempt whose sum did not have one update of each client.
 INCOMPLETE = 'incomplete'
-# The process of the attempt was checked for values that bypass the aggregator.
+# Flag of an attempt whose learning process was checked for values that bypass
+# the aggregator.
 EXAMINED = 'examined'
-# The attempt had no process: the program gave the updates to `Round.release`.
+# Flag of an attempt without a learning process: the program gave the updates to
+# `Round.release`.
 DIRECT = 'direct'
 FLAGS = (INCOMPLETE, EXAMINED, DIRECT)
 
@@ -52,14 +56,16 @@ class Event:
   """An event of a round.
 
   Attributes:
-    round: index t of the round, >= 0.
+    round: index of the round, integer >= 0.
     kind: 'started', 'enforced', 'finished', 'failed', 'abandoned', 'row',
       'drawn', 'not drawn', 'ended', or a flag of `FLAGS`.
-    digest: SHA-256 of the cohort, the enforced files, the released sum, the row
-      or the results; None if the kind has no digest, or it is not known.
-    z_stddev: measured standard deviation of the noise, clip included, >= 0;
-      None if it is not known.
-    noise_checked: whether the process that added the noise tested it.
+    digest: SHA-256 of the cohort, the files, the released sum, the row or the
+      results, depending on the kind; None if the kind has no digest, or if the
+      digest is not known.
+    z_stddev: standard deviation of an entry of z, the noise before C^-1
+      multiplies it, in the unit of the sum, as the aggregator measured it, >=
+      0; None if it is not known.
+    noise_checked: whether the program that added the noise tested the noise.
   """
 
   round: int
@@ -69,7 +75,7 @@ class Event:
   noise_checked: bool = False
 
   def is_possible(self) -> bool:
-    """Returns whether the types and values are those of a real event."""
+    """Returns whether the types and the values are possible for an event."""
     return (
       isinstance(self.round, int)
       and self.round >= 0
@@ -97,19 +103,19 @@ class Attempt:
 
   Attributes:
     outcome: 'started', 'finished', 'failed' or 'abandoned'.
-    z_stddev: measured standard deviation of the noise, clip included, >= 0;
-      None if it is not known.
+    z_stddev: attribute `z_stddev` of the event at the end of the attempt.
     result: digest of the released sum; None if it is not known.
-    noise_checked: whether the process that added the noise tested it.
-    row: digest of the row of metrics; None if it has none.
+    noise_checked: attribute `noise_checked` of the event at the end of the
+      attempt.
+    row: digest of the row of `metrics.csv`; None without a row.
     head: head of the chain after the last event of the attempt, in hexadecimal.
-    enforced: digest of the files that the attempt followed; None if it is not
-      known.
-    drawn: whether all cohorts up to this round are those of the sampling key;
-      None if they were not compared.
-    flags: flags of `FLAGS` that hold for the attempt.
-    ended: digest of the results, if the run ended after this attempt; None
-      otherwise.
+    enforced: digest of the plan and other files that the attempt followed, see
+      `RunRecord.enforced_digest`; None if it is not known.
+    drawn: whether all cohorts up to this round are the ones that the sampling
+      key gives; None if nobody has compared them after this attempt.
+    flags: the flags of the attempt, from `FLAGS`.
+    ended: digest of the run's results, if the run ended after this attempt;
+      else None.
   """
 
   outcome: str
@@ -130,9 +136,11 @@ def genesis(
   """Returns the head before the first event.
 
   Args:
-    run: ID of the run to which the ledger is bound; None before it is bound.
-    noise_key: fingerprint of the key of the noise; None before it is bound.
-    key: fingerprint of the key of the identifiers; None before the first round.
+    run: ID of the run to which the ledger is bound; None before the ledger is
+      bound.
+    noise_key: fingerprint of the noise key; None before the ledger is bound.
+    key: fingerprint of the key by which clients are hashed; None before the
+      first round.
   """
   return _sha256(['bandmf ledger', FORMAT, run, noise_key, key])
 
@@ -142,11 +150,11 @@ def link(head: bytes, index: int, event: Event) -> bytes:
 
   Args:
     head: head before the event.
-    index: i.
-    event: e_i.
+    index: index i of the event.
+    event: event e_i.
   """
-  # PRIVACY: somebody could change a value that the hash does not cover, and so
-  # hide participation. The hash covers every value of the event.
+  # PRIVACY: if the hash left out a value of an event, somebody could change
+  # this value and hide participation. The hash covers every value of the event.
   # Guard: chain_test.test_any_change_of_a_row_is_refused.
   return _sha256(
     [
@@ -162,11 +170,12 @@ def link(head: bytes, index: int, event: Event) -> bytes:
 
 
 def cohort_digest(cohort: np.ndarray, highest: int) -> bytes:
-  """Returns the SHA-256 of a cohort.
+  """Returns the SHA-256 of a cohort and its highest client index.
 
   Args:
-    cohort: [m] int64 identifiers, ascending.
-    highest: highest client index in the cohort; -1 without indices.
+    cohort: [number of clients] int64 identifiers, ascending.
+    highest: highest client index in the cohort; -1 if clients are strings, or
+      for an empty cohort.
   """
   sha = hashlib.sha256(b'%d\n' % highest)
   sha.update(np.ascontiguousarray(cohort, '<i8').data)
@@ -177,7 +186,7 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
   """Returns the attempts at one round.
 
   Args:
-    events: pairs of an event of the round and the head after it, in order.
+    events: all events of the round in order, each with the head after it.
 
   Raises:
     ValueError: the events cannot follow one another in this order.
@@ -202,8 +211,9 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
         result[-1], flags=result[-1].flags | {event.kind}, head=head.hex()
       )
     elif event.kind in (DRAWN, NOT_DRAWN) and result and not is_open:
-      # `head` does not change, since a checkpoint has it. After one verdict
-      # 'not drawn', `drawn` stays False.
+      # `head` does not change, since a checkpoint after this attempt has the
+      # head before this event. After one event 'not drawn', `drawn` stays
+      # False.
       result[-1] = dataclasses.replace(
         result[-1], drawn=event.kind == DRAWN and result[-1].drawn is not False
       )

@@ -1,4 +1,4 @@
-"""The counts of a ledger or of a log: rounds, attempts, participation."""
+"""Counts of rounds, attempts and participation in a ledger or a log."""
 
 from __future__ import annotations
 
@@ -11,35 +11,41 @@ from tff_bandmf.ledger import chain
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """Counts of a ledger.
+  """The counts of a ledger or of a log.
 
   Attributes:
-    rounds: number of started rounds; each is finished, burnt (or both) or open.
-    finished: number of finished rounds.
-    burnt: number of abandoned rounds, including those with a finished attempt.
-    open: rounds that were started, and neither finished nor abandoned.
+    rounds: number of started rounds. A started round is finished, burnt, both,
+      or open.
+    finished: number of rounds with a finished attempt.
+    burnt: number of abandoned rounds, including rounds with a finished attempt.
+    open: indices of the rounds that were started, and neither finished nor
+      abandoned.
     failed: number of failed attempts.
     log: participation of the clients in all started rounds.
     min_cohort: smallest number of clients of a round; 0 without rounds.
     max_cohort: largest number of clients of a round; 0 without rounds.
-    last_round: highest round; -1 without rounds.
-    last_client: highest client index; -1 without rounds or indices.
-    z_stddev: smallest measured standard deviation of the noise, clip included;
-      None if it was never measured.
-    cohort_sizes: round to number of its clients, rounds ascending.
-    unmeasured: finished rounds without a measurement of the noise.
-    unchecked: finished rounds whose noise was not tested where it was added.
-    finished_twice: rounds that finished more than once without proof that all
-      attempts released the same result.
-    enforced: digests of the files that the started rounds followed; None is
-      among them if a round has no digest.
-    drawn: whether all cohorts are those of the sampling key; None if they were
-      not compared since the last round.
-    head: head of the chain, in hexadecimal; None without a ledger.
-    incomplete: rounds, also burnt ones, with a sum that lacks clients of the
-      cohort.
-    examined: whether the process of all finished rounds was checked; None if
-      the program gave all updates itself, without a process.
+    last_round: highest index of a round; -1 without rounds.
+    last_client: highest client index; -1 without rounds, or if clients are
+      strings.
+    z_stddev: smallest `Attempt.z_stddev` of the finished attempts; None if no
+      attempt has one.
+    cohort_sizes: dict from the index of a round to its number of clients,
+      rounds ascending.
+    unmeasured: indices of the rounds with a finished attempt whose `z_stddev`
+      is not known.
+    unchecked: indices of the rounds with a finished attempt whose noise was not
+      tested by the program that added the noise.
+    finished_twice: indices of the rounds that finished more than once without
+      proof that all these attempts released the same sum.
+    enforced: values of `Attempt.enforced` for all attempts that were started.
+    drawn: whether all cohorts are the ones that the sampling key gives; None if
+      nobody has compared them since the last round.
+    head: head of the ledger's chain, in hexadecimal; None for a log.
+    incomplete: indices of all rounds, including burnt rounds, with an attempt
+      whose sum did not have one update of each client.
+    examined: whether the learning process was checked in all finished attempts
+      that had one, see `chain.EXAMINED`; None if the finished attempts had no
+      learning process. Without finished attempts, the value is False.
     ended: digest of the results at the end of the run; None before the end.
   """
 
@@ -72,20 +78,23 @@ class Observed:
 
   @property
   def min_sep(self) -> Optional[int]:
-    """Smallest distance of two rounds of a client; None if nobody has two."""
+    """Smallest difference of two rounds of one client.
+
+    The value is None if no client has two rounds.
+    """
     return self.log.min_sep
 
   @property
   def max_participations(self) -> int:
-    """Largest number of rounds of a client; 0 without rounds."""
+    """Largest number of rounds of one client; 0 without rounds."""
     return self.log.max_participations
 
 
 def from_log(sizes: dict[int, int], log: sensitivity.Observed) -> Observed:
-  """Returns the counts of a log, which has cohorts and no attempts.
+  """Returns the counts of a log, which has cohorts but no attempts.
 
   Args:
-    sizes: round to number of its clients.
+    sizes: dict from the index of a round to its number of clients.
     log: participation of the clients.
   """
   return dataclasses.replace(
@@ -102,10 +111,10 @@ def from_attempts(
   """Returns the counts of a ledger.
 
   Args:
-    sizes: round to number of its clients.
-    attempts: round to its attempts.
+    sizes: dict from the index of a round to its number of clients.
+    attempts: dict from the index of a round to the attempts at it.
     log: participation of the clients.
-    last_client: highest client index; -1 without one.
+    last_client: attribute `last_client` of the result.
   """
   finishes = {
     t: [attempt for attempt in tried if attempt.outcome == chain.FINISHED]
@@ -144,9 +153,10 @@ def from_attempts(
       default=None,
     ),
     cohort_sizes=sizes,
-    # PRIVACY: a finished attempt without a test of its noise may have released
-    # a sum with too little noise. One such attempt marks its round as
-    # unchecked.
+    # PRIVACY: a finished attempt whose noise was not measured or tested may
+    # have released a sum with too little noise. A single finished attempt
+    # without a measurement or a test puts its round into `unmeasured` or
+    # `unchecked`.
     # Guard: ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
     unmeasured=rounds(
       lambda _, done: any(attempt.z_stddev is None for attempt in done)
@@ -163,9 +173,9 @@ def from_attempts(
         )
       )
     ),
-    # PRIVACY: an edited plan could hide behind rounds that never finished,
-    # although their clients took part. The digest of every started round
-    # counts. Guard:
+    # PRIVACY: if only finished rounds counted, a program could follow an edited
+    # plan in rounds that never finish, although their clients take part. The
+    # digest of every started attempt is in `enforced`. Guard:
     # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
     enforced=frozenset(
       attempt.enforced
@@ -173,13 +183,14 @@ def from_attempts(
       for attempt in tried
       if attempt.outcome != chain.ABANDONED
     ),
-    # PRIVACY: one cohort that was not drawn by chance voids amplification, and
-    # a verdict does not cover later rounds. A single False decides, and the
-    # last attempt must have a verdict.
+    # PRIVACY: the amplified guarantee fails if one cohort was not sampled at
+    # random, and an event 'drawn' does not cover later rounds. `drawn` is False
+    # if a single attempt has False, and True only if the last attempt has True.
     # Guard: ledger_test.test_verdict_is_of_all_rounds_or_none.
     drawn=False if False in verdicts else (verdicts or [None])[-1],
     # PRIVACY: a failed or burnt attempt may have released a sum of a part of
-    # the cohort, which voids amplification. The flag counts in every attempt.
+    # the cohort, for which the amplified guarantee fails. The flag INCOMPLETE
+    # counts in every attempt, whatever its outcome.
     # Guard: report_sampling_test.test_cut_cohort_of_a_burnt_round_counts.
     incomplete=tuple(
       t
@@ -195,8 +206,9 @@ def from_attempts(
 
 def _examined(finished: list[chain.Attempt]) -> Optional[bool]:
   """Returns `Observed.examined` for the finished attempts."""
-  # PRIVACY: one round of an unchecked process may have released updates without
-  # noise. All finished attempts need a check, or updates of the program itself.
+  # PRIVACY: a learning process that was not checked may have released updates
+  # without noise in a single round. The result is False if one finished attempt
+  # has neither the flag EXAMINED nor the flag DIRECT.
   # Guard: run_report_test.test_one_round_of_an_unchecked_process_is_enough.
   if finished and all(chain.DIRECT in each.flags for each in finished):
     return None

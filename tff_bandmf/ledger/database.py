@@ -1,8 +1,8 @@
-"""Connections to the database of a ledger: a SQLite file, or PostgreSQL.
+"""Connections to the database of a ledger, in SQLite or PostgreSQL.
 
-SQLite writes ahead to a log and syncs it at every commit. A lock that another
-process holds, a slow statement and a server that cannot be reached are errors
-after a minute.
+SQLite writes to a write-ahead log, and syncs this log to the disk at every
+commit. After a minute, there is an error if another process holds a lock, if a
+statement of PostgreSQL is slow, or if a server cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import sqlalchemy as sa
 
 from tff_bandmf import errors
 
-# Time limit for a lock, a connection or a statement.
+# Time limit in seconds for a lock, a connection or a statement.
 _SECONDS = 60
-# Attempts to switch a file to a write-ahead log.
+# Number of attempts to switch a SQLite file to a write-ahead log.
 _SWITCHES = 5
-# Number of an advisory lock: 'bandmf' in hexadecimal digits.
+# Number of an advisory lock of PostgreSQL: the ASCII codes of 'bandmf'.
 _TABLES_LOCK = 0x62616E646D66
 
 
 def url_of(url: Union[str, os.PathLike]) -> sa.engine.URL:
-  """Returns the URL of a database: `url`, or the URL of this SQLite file."""
+  """Returns a database's URL, given this URL or the path of a SQLite file."""
   if isinstance(url, str) and '://' in url:
     return sa.engine.make_url(url)
   return sa.engine.URL.create('sqlite', database=os.fspath(url))
@@ -51,10 +51,11 @@ def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
 
 
 def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
-  """Returns (writer, reader): two engines; disposing of the writer closes both.
+  """Returns (writer, reader), two engines for one database.
 
-  A transaction that writes is on the disk when it ends. A transaction that
-  reads sees the database of one moment.
+  A transaction of the writer is on the disk when it ends. A transaction of the
+  reader sees the database at one moment. `dispose` of the writer closes both
+  engines.
   """
   if url.get_backend_name() == 'sqlite':
     writer = sa.create_engine(
@@ -85,8 +86,8 @@ def wait_to_create(connection: sa.engine.Connection) -> None:
   """Locks the creation of tables until the transaction ends.
 
   If two processes create a table `if not exists` in PostgreSQL at the same
-  time, one of them fails. SQLite waits by itself when a transaction that writes
-  begins.
+  time, one process fails. SQLite needs no such lock: a transaction that writes
+  waits for earlier transactions when it begins.
   """
   if connection.dialect.name == 'postgresql':
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_TABLES_LOCK)))
@@ -97,7 +98,7 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
   """Yields a connection, and commits if the `with` block does not raise.
 
   Raises:
-    ValueError: the database is damaged, locked or gone.
+    ValueError: the database is damaged, locked or missing.
   """
   try:
     with engine.begin() as connection:
@@ -109,7 +110,7 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
 
 
 def unusable(url: object, error: Exception) -> ValueError:
-  """Returns the error for a failure of the database at this URL."""
+  """Returns the error for a failure of the database at a URL or a path."""
   if isinstance(url, pathlib.Path) and not os.access(url.parent, os.W_OK):
     return errors.value_error(
       f'ledger={url}: lies in a folder that cannot be written, and SQLite '
@@ -125,18 +126,20 @@ def unusable(url: object, error: Exception) -> ValueError:
 
 
 def _make_sqlite_durable(connection, _) -> None:
-  # Otherwise the driver would begin some transactions by itself.
+  # With another isolation level, the driver would begin some transactions by
+  # itself.
   connection.isolation_level = None
-  # PRIVACY: a power cut could lose the start of a round that ran. Every commit
-  # is synced to the disk before the round runs.
+  # PRIVACY: if a power cut lost the start of a round that ran, the claim would
+  # not count the clients of the round. SQLite syncs every commit to the disk
+  # before the round runs.
   # Guard: ledger_test.test_every_start_is_synced_to_the_disk.
   for left in reversed(range(_SWITCHES)):
     try:
       connection.execute('PRAGMA journal_mode = WAL')
       break
     except sqlite3.OperationalError:
-      # If several processes open a new file together, SQLite fails some of
-      # them at once.
+      # If several processes open a new file together, SQLite raises this error
+      # in some processes without waiting.
       if not left:
         raise
       time.sleep(0.1)
@@ -147,25 +150,28 @@ def _postgresql_arguments(options: str) -> dict[str, Union[str, int]]:
   """Returns the arguments with which psycopg2 connects.
 
   Args:
-    options: options of the server in the URL.
+    options: value of `options` in the URL, which goes to the server.
   """
   milliseconds = 1000 * _SECONDS
   settings = {
-    # PRIVACY: a power cut could lose the start of a round that ran, if the
-    # server's own setting is off. Every commit waits for the disk.
+    # PRIVACY: if the setting of the server is off, a power cut could lose the
+    # start of a round that ran, and the claim would not count the clients of
+    # the round. With this setting, every commit waits for the disk.
     # Guard: ledger_test.test_every_start_is_synced_to_the_disk.
     'synchronous_commit': 'on',
     'statement_timeout': milliseconds,
     'lock_timeout': milliseconds,
-    # A process that is stopped does not hold the lock for ever.
+    # After this time, the server takes the lock from a process that was stopped
+    # in a transaction.
     'idle_in_transaction_session_timeout': 10 * milliseconds,
   }
   return {
     'options': ' '.join(
       [options, *(f'-c {name}={value}' for name, value in settings.items())]
     ).strip(),
-    # Limits of libpq for a server that cannot be reached. A server process that
-    # is stopped keeps its connection, and the program waits for it.
+    # Limits of libpq for a server that cannot be reached. They do not apply to
+    # a server process that is stopped: its connection stays open, and the
+    # program waits.
     'connect_timeout': _SECONDS,
     'tcp_user_timeout': milliseconds,
     'keepalives_idle': _SECONDS // 2,
@@ -175,7 +181,8 @@ def _postgresql_arguments(options: str) -> dict[str, Union[str, int]]:
 
 
 def _begin_sqlite(connection: sa.engine.Connection) -> None:
-  # A transaction that writes takes the lock at its beginning. If it took the
-  # lock later, it could fail because another transaction has written since.
+  # A transaction that writes takes the lock when it begins. A transaction that
+  # took the lock later could fail, because another transaction could write
+  # first.
   reads = connection.get_execution_options().get('reads')
   connection.exec_driver_sql('BEGIN' if reads else 'BEGIN IMMEDIATE')

@@ -1,23 +1,23 @@
-"""Client identifiers in a ledger: hashes of 64 bits under a secret key.
+"""Client identifiers in a ledger: 64-bit hashes under a secret key.
 
 | symbol | name here | meaning                                      |
 |--------|-----------|----------------------------------------------|
 | s      | `secret`  | 128 bits in a file of mode 0600              |
 | c      | client    | an index in the population, or a string      |
-| h      |           | 64 bits, as an int64                         |
+| h      |           | identifier of c: 64 bits, as an int64        |
 
-For a string, h is BLAKE2b(key = s, c). For an index, h is a permutation of 64
-bits, which a holder of the key can invert: ten rounds of a Feistel network on
-two halves (x, y) of 32 bits,
+For a string, h is BLAKE2b(key = s, c). For an index, h is a permutation of the
+64-bit numbers, which a person with the key can invert: ten rounds of a Feistel
+network on two halves (x, y) of 32 bits. Round i of the network is
 
     (x, y) <- (y, x ^ F(i, y))    F(i, y) = 32 bits of AES(key from s; i, y)
 
-which cannot be told from a random permutation with far fewer than 2^32 values
-([LR88], [Pat10]: six rounds are enough).
+From far fewer than 2^32 values, nobody can tell this permutation from a random
+permutation ([LR88], [Pat10]: six rounds are enough).
 
-Without the key nobody can test whether a known client is in a ledger. Two
+Without the key, nobody can test whether a known client is in a ledger. Two
 strings with the same hash count as one client, which can only overstate the
-participation; among 10^7 strings the probability of such a pair is 3e-6.
+participation. Among 10^7 strings, the probability of two equal hashes is 3e-6.
 
 [LR88]: Luby, Rackoff, How to Construct Pseudorandom Permutations from
 Pseudorandom Functions. [Pat10]: Patarin, Security of Balanced and Unbalanced
@@ -43,16 +43,16 @@ Client = Union[int, str]
 
 _BYTES = 16
 _ROUNDS = 10
-# Number of values at a time, so that they fit in a cache.
+# Number of values that are permuted at a time; they fit in a cache.
 _CHUNK = 2**15
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Identifiers:
-  """The hash function of one ledger; never printed.
+  """The hash function of one ledger, whose key `repr` does not show.
 
   Attributes:
-    secret: 16 bytes.
+    secret: key of the hashes, 16 bytes.
   """
 
   secret: bytes
@@ -69,10 +69,11 @@ class Identifiers:
 
   @classmethod
   def load(cls, path: pathlib.Path) -> Identifiers:
-    """Returns the hash function of the key in a file.
+    """Returns the hash function whose key is in a file.
 
     Raises:
-      ValueError: there is no file, or others than its owner can use it.
+      ValueError: the file is missing, or another user than its owner can read
+        or write it.
     """
     try:
       return cls(_files.load_secret(path, _BYTES, 'ledger key'))
@@ -84,28 +85,32 @@ class Identifiers:
 
   @classmethod
   def load_or_create(cls, path: pathlib.Path) -> Identifiers:
-    """Returns the hash function of the key in a file; makes a missing file.
+    """Returns the hash function whose key is in a file; makes a missing file.
 
     Raises:
-      ValueError: others than its owner can use the file.
+      ValueError: another user than its owner can read or write the file.
     """
     return cls(_files.load_or_create_secret(path, _BYTES, 'ledger key'))
 
   def fingerprint(self) -> int:
-    """Returns 64 bits, signed, a one-way function of the key."""
+    """Returns a fingerprint of the key, a signed integer of 64 bits.
+
+    The fingerprint is a one-way function of the key.
+    """
     digest = hashlib.blake2b(
       key=self.secret, digest_size=8, person=b'bandmf ledger'
     ).digest()
     return int.from_bytes(digest, 'little', signed=True)
 
   def hashes(self, clients: Iterable[Client]) -> np.ndarray:
-    """Returns the identifiers of clients, [m] int64, in their order.
+    """Returns the identifiers of m clients, [m] int64, in the same order.
 
     Args:
       clients: indices or strings, see `names`.
 
     Raises:
-      TypeError: a client is neither an index nor a string, or there are both.
+      TypeError: a client is neither an index nor a string, or `clients` has
+        both.
       ValueError: an index is negative, or has more than 63 bits.
     """
     clients = names(clients)
@@ -122,21 +127,23 @@ class Identifiers:
     return np.frombuffer(digests, '<i8').astype(np.int64)
 
   def indices(self, identifiers: np.ndarray) -> np.ndarray:
-    """Returns the indices that have these identifiers, [m] int64.
+    """Returns the indices of clients by their identifiers, [m] int64.
 
-    The identifier of a string gives a meaningless number, maybe a negative one.
+    For the identifier of a string, the result is a meaningless number, which
+    may be negative.
 
     Args:
-      identifiers: [m] int64.
+      identifiers: [m] int64, identifiers of m clients.
     """
-    # The inverse is the same network, in reverse order, with swapped halves.
+    # The inverse permutation swaps the halves, applies the rounds of the
+    # network in reverse order, and swaps the halves again.
     swapped = _swapped(identifiers.astype(np.int64).view(np.uint64))
     return _swapped(
       self._permuted(swapped, reversed(range(_ROUNDS))).view(np.uint64)
     ).view(np.int64)
 
   def _permuted(self, values: np.ndarray, rounds: Iterable[int]) -> np.ndarray:
-    """Returns the network's output for [m] uint64, as int64."""
+    """Returns the output of the Feistel network, int64, for uint64 values."""
     key = hashlib.blake2b(
       key=self.secret, digest_size=16, person=b'bandmf index'
     ).digest()
@@ -159,17 +166,18 @@ class Identifiers:
 
 
 def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
-  """Returns the names of clients, [m], in their order: all of one kind.
+  """Returns the names of clients in the same order: all indices or strings.
 
   Args:
     clients: indices (any kind of integer, at least 0) or strings, in a list, a
       range or an array of any dtype.
 
   Returns:
-    int64 indices, or strings in a list. No clients give an array of indices.
+    An array of int64 indices, or a list of strings. Without clients, the result
+    is an empty array.
 
   Raises:
-    TypeError: a client is neither an index nor a string, or there are both.
+    TypeError: a client is neither an index nor a string, or `clients` has both.
     ValueError: an index is negative, or has more than 63 bits.
 
   >>> names(np.array([3, np.int32(1)], object)).tolist()
@@ -182,13 +190,15 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
       _index(client)
     return clients.astype(np.int64)
   if isinstance(clients, np.ndarray):
-    # The elements of an array of objects keep their kinds.
+    # `tolist` gives Python values: each element of an object array stays an
+    # integer or a string.
     clients = clients.tolist()
   clients = list(clients)
   strings = sum(isinstance(client, str) for client in clients)
   # PRIVACY: a program that reads names from two sources may have '1' and 1 for
-  # one client, which would take part twice within min_sep. NumPy would make
-  # strings of both, so a mixture is refused before any conversion.
+  # one client, which could then take part twice within min_sep rounds. A
+  # mixture of strings and indices is refused here, before NumPy could convert
+  # all names to strings.
   # Guard: identifiers_test.test_names_of_two_kinds_are_refused.
   if 0 < strings < len(clients):
     raise errors.type_error(
@@ -202,7 +212,7 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
 
 
 def _swapped(values: np.ndarray) -> np.ndarray:
-  """Returns [m] uint64 with their halves exchanged."""
+  """Returns uint64 values with exchanged 32-bit halves."""
   return values << np.uint64(32) | values >> np.uint64(32)
 
 

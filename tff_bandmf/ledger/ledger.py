@@ -1,10 +1,11 @@
-"""The ledger: the cohort of each round, durable before it runs, and its end.
+"""The ledger: the cohort of each round, and the end of each attempt.
 
-A round that was started counts, whether or not it gives a result. An attempt at
-a round is 'started', then 'finished', 'failed' (the round may be replayed) or
+The cohort of a round is durable before the round runs. A round that was started
+counts, whether or not it gives a result. The outcome of an attempt at a round
+is 'started', and later 'finished', 'failed' (the round may be replayed) or
 'abandoned' (the round is burnt: it may not be replayed). Clients are stored as
-keyed hashes. All events are in a chain of hashes, see `chain`; opening a ledger
-computes the chain again.
+keyed hashes. All events are in a chain of hashes, see `chain`. When a ledger is
+opened, the chain is computed again and compared.
 
   with Ledger('ledger.sqlite') as ledger:
     ledger.start_round(0, cohort)
@@ -33,12 +34,12 @@ from tff_bandmf.cohorts import history as history_lib
 from tff_bandmf.ledger import chain, counts, database, identifiers, tables
 
 _Result = TypeVar('_Result')
-# Indices in a population, or IDs.
+# Clients of one kind: indices in a population, or strings.
 _Clients = Union[Sequence[identifiers.Client], np.ndarray]
 
 
 class Ledger:
-  """The ledger of one run; use it in a `with` statement or `close` it.
+  """The ledger of one run, for use in a `with` statement or with `close`.
 
   Clients are indices in a population, or strings.
   """
@@ -53,15 +54,16 @@ class Ledger:
 
     Args:
       url: URL of SQLAlchemy, or path of a SQLite file. A database, or a schema
-        of it, holds one ledger.
-      create: whether to make a new ledger if there is none.
-      key_file: path of the key of the hashes, which is made when the first
-        round starts. None is private/ledger.key next to the SQLite file. Counts
-        can be read without the key.
+        in a database, holds one ledger.
+      create: whether to make a missing ledger.
+      key_file: path of the key by which clients are hashed. The key is made
+        when the first round starts. None stands for private/ledger.key next to
+        the SQLite file. Counts can be read without the key.
 
     Raises:
-      ValueError: there is no ledger, and `create` is False; or the database
-        holds something else, has another version, or was changed.
+      ValueError: the ledger is missing, and `create` is False; or the database
+        is a SQLite file with other tables, or holds only some tables of a
+        ledger, a ledger of another format, or a ledger that was changed.
     """
     address = database.url_of(url)
     path = database.sqlite_path(address)
@@ -86,8 +88,9 @@ class Ledger:
       missing = tables.TABLES - existing
       if 'bandmf_attempts' in existing:
         raise tables.other_format(1)
-      # PRIVACY: a new ledger forgets the clients that took part. A database
-      # with other tables is refused, and not taken for an empty ledger.
+      # PRIVACY: if a new ledger replaced a damaged one, the clients that took
+      # part would be forgotten. A SQLite file with other tables is refused, and
+      # so is a database with only some tables of a ledger.
       # Guard: ledger_test.test_database_of_something_else_is_refused.
       if missing and (
         missing < tables.TABLES or existing and isinstance(url, pathlib.Path)
@@ -96,7 +99,8 @@ class Ledger:
       if missing and not create:
         raise _missing(url)
       for table in () if missing else tables.TABLES:
-        # A computed column could return more bytes than the file has.
+        # A forged table could have a computed column, which returns more bytes
+        # than the file has.
         columns = sa.inspect(self._reader).get_columns(table)
         if any('computed' in column for column in columns):
           raise _not_a_ledger(url)
@@ -107,7 +111,7 @@ class Ledger:
         database.wait_to_create(connection)
         tables.create(connection)
     # PRIVACY: a ledger from which somebody removed a client understates the
-    # participation. A ledger whose chain is broken is not opened.
+    # participation. This line checks the chain, and raises if it is broken.
     # Guard: chain_test.test_any_change_of_a_row_is_refused.
     self._read(tables.verify)
 
@@ -118,17 +122,17 @@ class Ledger:
     self.close()
 
   def close(self) -> None:
-    """Closes the connections."""
+    """Closes the connections to the database."""
     self._writer.dispose()
 
   def _read(self, query: Callable[..., _Result], *arguments: object) -> _Result:
-    """Returns the result of a function of `tables`, in one transaction."""
+    """Returns the result of a function of `tables` in one transaction."""
     with database.transaction(self._reader) as connection:
       return query(connection, *arguments)
 
   @contextlib.contextmanager
   def _write(self) -> Iterator[sa.engine.Connection]:
-    """Yields a connection that holds the lock of the ledger until it ends."""
+    """Yields a connection whose transaction holds the lock of the ledger."""
     with database.transaction(self._writer) as connection:
       tables.row(connection, lock=True)
       yield connection
@@ -139,18 +143,18 @@ class Ledger:
     return row.run, row.noise_key
 
   def head(self) -> str:
-    """Returns the head of the chain now, in hexadecimal; see `chain`.
+    """Returns the present head of the chain, in hexadecimal; see `chain`.
 
-    `attempts` has the head after the last event of each attempt.
+    The method `attempts` returns the head after the last event of each attempt.
     """
     return self._read(tables.row).head.hex()
 
   def has_head(self, head: str) -> bool:
-    """Returns whether a head is the first or a later head of the chain."""
+    """Returns whether `head` is or was the head of the chain."""
     return self._read(tables.has_head, bytes.fromhex(head))
 
   def last_round(self) -> int:
-    """Returns the highest round that was started; -1 without one."""
+    """Returns the highest round that was started; -1 without rounds."""
     return self._read(tables.last_round)
 
   def cohort_size(self, round_index: int) -> int:
@@ -158,10 +162,11 @@ class Ledger:
     return self._read(tables.cohort_size, operator.index(round_index))
 
   def next_round(self) -> int:
-    """Returns the round with which a run goes on.
+    """Returns the round with which a run continues.
 
     If every attempt at the last started round is open or failed, the result is
-    this round, to be replayed or abandoned. Otherwise it is the next index.
+    the last started round, which the run replays or abandons. Otherwise the
+    result is the next round.
     """
     with database.transaction(self._reader) as connection:
       last = tables.last_round(connection)
@@ -189,12 +194,13 @@ class Ledger:
     round_index: int,
     population: Optional[_Clients] = None,
   ) -> Optional[np.ndarray]:
-    """Returns the cohort of a round, [m], ascending; None if it never started.
+    """Returns the cohort of a round, ascending; None if it was not started.
 
     Args:
       round_index: index of the round.
-      population: clients among which to look; None is the indices up to the
-        highest one in the ledger. A `range` of any size costs no time.
+      population: clients that may be in the cohort. None stands for all indices
+        up to the highest client index in the ledger. The time does not depend
+        on the size of a `range`.
 
     Raises:
       ValueError: a client of the cohort is not in the population.
@@ -224,15 +230,15 @@ class Ledger:
     before: int,
     participation: Optional[participation_lib.Participation] = None,
   ) -> Union[history_lib.History, history_lib.Patterns]:
-    """Returns the rounds of each client of a population below `before`.
+    """Returns the rounds below `before` of each client of a population.
 
     Args:
-      clients: size of the population; clients are indices below it.
+      clients: size of the population, whose clients are the indices below it.
       before: index of a round.
-      participation: schema of the history, needed for a budget; None otherwise.
+      participation: schema of the run; required for a `Budget`.
 
     Raises:
-      ValueError: the ledger holds clients beyond the population, or strings.
+      ValueError: the ledger has clients outside of the population, or strings.
     """
     highest = self._read(tables.last_client)
     if highest >= clients:
@@ -244,8 +250,9 @@ class Ledger:
     history = history_lib.empty(clients, participation)
     for round_index, cohort in self._cohorts(operator.index(before)):
       indices = hashed.indices(cohort)
-      # PRIVACY: a client that the history lacks would be drawn again too early.
-      # A ledger with a client outside of the population is refused.
+      # PRIVACY: a client that the history lacks would be drawn again earlier
+      # than the schema allows. A ledger with a client outside of the population
+      # is refused.
       # Guard: identifiers_test.test_clients_can_be_strings.
       if len(indices) and not (0 <= indices.min() and indices.max() < clients):
         raise errors.value_error(
@@ -261,15 +268,16 @@ class Ledger:
     before: int,
     whole: bool = False,
   ) -> history_lib.History:
-    """Returns the rounds of some clients below `before`, in their order.
+    """Returns the history of clients below a round, in the order of `clients`.
 
-    The time depends on these clients and on the rounds since the last call, not
-    on all rounds.
+    The time depends on the number of these clients and on the number of rounds
+    since the last call, and not on the number of all rounds.
 
     Args:
       clients: indices or strings.
       before: index of a round.
-      whole: whether the result has all rounds of a client, as a budget needs.
+      whole: whether the result has all rounds of a client, which a `Budget`
+        needs, or only the last round and the number of rounds.
     """
     return self._seen_before(before, whole).of(self._hash().hashes(clients))
 
@@ -278,7 +286,7 @@ class Ledger:
     population: _Clients,
     before: int,
   ) -> history_lib.Patterns:
-    """Returns all rounds of a population below `before`, in its order.
+    """Returns all rounds of a population below a round, in the same order.
 
     Args:
       population: different indices or strings.
@@ -292,13 +300,20 @@ class Ledger:
     return self._seen_before(before).clients()
 
   def _seen_before(self, before: int, whole: bool = False) -> history_lib.Seen:
-    """Returns the rounds below `before`; all of each client if `whole`."""
+    """Returns an index of the rounds below `before`, by client.
+
+    Args:
+      before: index of a round.
+      whole: whether the index has all rounds of a client, or only the last
+        round and the number of rounds.
+    """
     before = operator.index(before)
     if whole and not self._seen.whole:
       self._seen = history_lib.Seen(whole=True)
-    # PRIVACY: clients of a round that the index lacks could take part again too
-    # early. The index always has exactly the rounds below `before`, and is
-    # built anew if it has more.
+    # PRIVACY: if the index lacks a round, the clients of this round could take
+    # part again earlier than the schema allows. The rounds that are missing
+    # below `before` are read from the ledger; an index with later rounds is
+    # built anew.
     # Guard: admission_test.test_past_is_that_of_every_round_before.
     if self._seen.next > before:
       self._seen = history_lib.Seen(self._seen.whole)
@@ -310,16 +325,16 @@ class Ledger:
     strategy: Optional[strategies.Strategy] = None,
     costs: Optional[participation_lib.Costs] = None,
   ) -> counts.Observed:
-    """Returns the counts of the ledger, from its rows alone.
+    """Returns the counts of the ledger, computed only from its tables.
 
     Args:
-      strategy: C; the counts then have its sensitivity for the rounds in which
-        the clients really took part.
-      costs: costs of rounds of a budget, for this C; None without a budget.
+      strategy: strategy matrix C; None without one. With C, the counts include
+        the sensitivity of C for the rounds in which the clients took part.
+      costs: costs of a `Budget` under C; None for another schema.
 
     Raises:
       ValueError: the ledger was changed or is damaged, or has a round after the
-        last one of C.
+        last round of C.
     """
     with database.transaction(self._reader) as connection:
       sizes, attempts = tables.verify(connection)
@@ -336,15 +351,18 @@ class Ledger:
     )
 
   def bind(self, *, run: int, noise_key: int) -> None:
-    """Binds the ledger to a run and its noise key; later calls compare them.
+    """Binds the ledger to a run and its noise key.
+
+    Later calls compare run and key with the values of the first call.
 
     Args:
       run: ID of the run, 63 bits; see `noise.Key.identify`.
-      noise_key: fingerprint of the key, 63 bits; see `noise.Key.identify`.
+      noise_key: fingerprint of the noise key, 63 bits; see
+        `noise.Key.identify`.
 
     Raises:
-      ValueError: the ledger is bound to another run or key, or has rounds and
-        was not bound before them.
+      ValueError: the ledger is bound to another run or key, or has rounds that
+        were started before it was bound.
     """
     with self._write() as connection:
       row = tables.set_once(connection, run=run, noise_key=noise_key)
@@ -357,29 +375,32 @@ class Ledger:
     cohort: _Clients,
     enforced: Optional[bytes] = None,
   ) -> None:
-    """Records durably that a round starts with this cohort.
+    """Records durably that a round starts with a cohort.
 
-    **Formal guarantee.** If this call returns, the round is in the ledger with
-    this cohort and no other, even after a crash of the host. Assumption: the
-    database keeps transactions that it has committed.
+    **Formal guarantee.** Assumption: the database keeps transactions that it
+    has committed. Statement: if this call returns, the round is in the ledger
+    with this cohort and no other, even after a crash of the host.
 
-    A round may start again with the same cohort. Such a replay is safe only if
-    the same clients contribute the same values, as in a simulation. Otherwise
-    two sums would get the same noise: call `abandon_round` instead.
+    A round may start again with the same cohort. This replay is safe only if
+    the same clients contribute the same values, as in a simulation. If their
+    values differ, two sums would get the same noise: call `abandon_round`
+    instead.
 
     Args:
       round_index: index of a round that was started, or that is above all
         started rounds.
       cohort: all selected clients, including those that drop out later.
-      enforced: digest of the files that this round follows; see
-        `RunRecord.enforced_digest`.
+      enforced: digest of the plan and other files that this round follows; see
+        `RunRecord.enforced_digest`. None records no digest.
 
     Raises:
-      TypeError: a client is neither an index nor a string, or there are both.
+      TypeError: a client is neither an index nor a string, or the cohort has
+        both.
       ValueError: the round was started with another cohort, is abandoned, or is
-        below a started round; the digest differs from that of the round before;
-        a client occurs twice; clients are indices and the ledger has strings,
-        or the reverse; or the key of the ledger is missing.
+        below a started round; `enforced` differs from the digest of the last
+        started round; a client occurs twice; clients are indices and the ledger
+        has strings, or clients are strings and the ledger has indices; or the
+        key file is missing.
     """
     round_index = _round(round_index)
     hashes, highest = self._hashes_of(cohort)
@@ -393,9 +414,10 @@ class Ledger:
     with self._write() as connection:
       recorded = tables.digest(connection, round_index)
       attempts = tables.attempts(connection, round_index)
-      # PRIVACY: a client that was 1 in an earlier round and is '1' now would
-      # look new, and take part too early. All rounds name clients by index, or
-      # all by string, as the first round did.
+      # PRIVACY: a client that was named 1 in an earlier round and is named '1'
+      # now would look new, and could take part earlier than the schema allows.
+      # A cohort of strings is refused if earlier cohorts have indices, and a
+      # cohort of indices if earlier cohorts have strings.
       # Guard: identifiers_test.test_ledger_keeps_the_kind_of_its_names.
       if len(hashes) and tables.by_index(connection) not in (
         None,
@@ -408,8 +430,9 @@ class Ledger:
         )
       last = tables.last_round(connection)
       # PRIVACY: if the plan or the strategy is edited between two rounds, the
-      # noise proves the claim of neither version. Each round must have the
-      # digest of the round before, so all rounds have one digest. Guard:
+      # claim of neither version holds. The digest of a round must be equal to
+      # the digest of the last started round, so that all rounds have the same
+      # digest. Guard:
       # ledger_test.test_round_cannot_start_with_another_digest_than_the_last.
       if enforced is not None and any(
         attempt.enforced not in (None, enforced)
@@ -421,8 +444,9 @@ class Ledger:
           'that the run was started with'
         )
       if recorded is None:
-        # PRIVACY: a cohort for an earlier round was drawn without regard to
-        # later rounds, and may break the schema. Such a cohort is refused.
+        # PRIVACY: a cohort for a round below the last started round was drawn
+        # without regard to later rounds, and may break the schema. A new cohort
+        # for an earlier round is refused.
         # Guard: ledger_test.test_round_below_a_started_one_cannot_start.
         if round_index <= last:
           raise errors.value_error(
@@ -441,7 +465,8 @@ class Ledger:
           'configuration of the first start'
         )
       # PRIVACY: an abandoned round may have released a sum, and a second start
-      # could release another with the same noise. Such a start is refused.
+      # could release another sum with the same noise. A start of an abandoned
+      # round is refused.
       # Guard: ledger_test.test_abandoned_round_cannot_start_again.
       if _abandoned(attempts):
         raise errors.value_error(
@@ -467,19 +492,21 @@ class Ledger:
   ) -> None:
     """Records that a started round gave a result.
 
-    A replay may finish a round again, with the same result only, since
+    A replay may finish a round again, but only with the same result: two
     different results would mean that two sums got the same noise.
 
     Args:
       round_index: index of the round.
-      z_stddev: standard deviation of the noise that the aggregator measured,
-        clip included, >= 0; None if it is not known.
+      z_stddev: standard deviation of an entry of z, the noise before C^-1
+        multiplies it, in the unit of the sum, as the aggregator measured it, >=
+        0; None if it is not known.
       result: digest of the sum that is about to be released; None if it is not
         known. A replay with another digest is refused.
-      noise_checked: whether the process that added the noise tested it.
-      rounds_done: number of rounds that the aggregator counts, this one
-        included (`round` in its measurements); None if it is not known.
-      row: digest of the row of metrics that is about to be written.
+      noise_checked: whether the program that added the noise tested the noise.
+      rounds_done: the aggregator's count of rounds, including this round
+        (`round` in its measurements); None if it is not known.
+      row: digest of the row that is about to be written to `metrics.csv`; None
+        without a row.
       flags: flags of `chain.FLAGS` for the attempt.
 
     Raises:
@@ -487,8 +514,8 @@ class Ledger:
         is negative or not finite; or the aggregator counts another round.
     """
     # PRIVACY: if the aggregator counts another round, the sum of this cohort
-    # got the noise of that other round, which the other round's sum gets too.
-    # The result of the round is refused. Guard:
+    # got the noise of the other round, and the sum of the other round gets the
+    # same noise. The result of the round is refused. Guard:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:
       raise errors.value_error(
@@ -515,7 +542,9 @@ class Ledger:
     )
 
   def fail_round(self, round_index: int) -> None:
-    """Records that an attempt failed; the round can be started again.
+    """Records that the open attempt at a round failed.
+
+    The round can be started again.
 
     Raises:
       ValueError: no attempt is open.
@@ -528,7 +557,13 @@ class Ledger:
     row: Optional[bytes] = None,
     flags: Iterable[str] = (),
   ) -> None:
-    """Appends the flags of an attempt, its end, and the digest of its row."""
+    """Appends the flags of an attempt, its end, and the digest of its row.
+
+    Args:
+      event: end of the attempt.
+      row: digest of the row of `metrics.csv`; None without a row.
+      flags: flags of `chain.FLAGS` for the attempt.
+    """
     with self._write() as connection:
       attempts = tables.attempts(connection, event.round)
       if not attempts or attempts[-1].outcome != chain.STARTED:
@@ -556,14 +591,15 @@ class Ledger:
     row: Optional[bytes] = None,
     flags: Iterable[str] = (),
   ) -> None:
-    """Records that a started round is burnt: it is never started again.
+    """Records that a started round is burnt, and can never start again.
 
-    Its cohort took part, and contributed zero to the mechanism. A second call
-    changes only the digest of the row.
+    The cohort of a burnt round counts as having taken part, with a sum of zero.
+    A second call changes only the digest of the row.
 
     Args:
       round_index: index of the round.
-      row: digest of the row of metrics that is about to be written.
+      row: digest of the row that is about to be written to `metrics.csv`; None
+        without a row.
       flags: flags of `chain.FLAGS` for an attempt at the round.
 
     Raises:
@@ -594,9 +630,9 @@ class Ledger:
     return self._read(tables.digest, _round(round_index)) == digest
 
   def _hashes_of(self, cohort: _Clients) -> tuple[np.ndarray, int]:
-    """Returns the hashes of a cohort, ascending, and its highest index.
+    """Returns the hashes of a cohort, ascending, and its highest client index.
 
-    The index is -1 if clients are strings or there are none.
+    The index is -1 if clients are strings, or for an empty cohort.
     """
     names = identifiers.names(cohort)
     highest = names.max(initial=-1) if isinstance(names, np.ndarray) else -1
@@ -605,25 +641,26 @@ class Ledger:
   def record_drawn(self, as_drawn: bool) -> None:
     """Records whether every cohort is the one that the sampling key gives.
 
-    The verdict is an event of the chain, so the head of the chain covers it.
+    The answer is an event of the chain, so the head of the chain covers it.
 
     Args:
-      as_drawn: whether all cohorts, drawn again, are those in the ledger.
+      as_drawn: whether the sampling key gives exactly the cohorts in the
+        ledger.
 
     Raises:
-      ValueError: there is no round, or the last one has not ended.
+      ValueError: the ledger has no rounds, or the last attempt has not ended.
     """
     self._append_verdict(chain.DRAWN if as_drawn else chain.NOT_DRAWN)
 
   def record_end(self, results: bytes) -> None:
-    """Records the end of the run; the head of the chain covers its results.
+    """Records the end of the run, and the digest of its results.
 
     Args:
-      results: digest of the results. A second call replaces it, since a crash
-        may lose the file of the first.
+      results: digest of the results. A second call replaces the digest, since a
+        crash after the first call may lose the file of results.
 
     Raises:
-      ValueError: there is no round, or the last one has not ended.
+      ValueError: the ledger has no rounds, or the last attempt has not ended.
     """
     self._append_verdict(chain.ENDED, bytes(results))
 
@@ -637,7 +674,7 @@ class Ledger:
       tables.append(connection, chain.Event(last, kind, digest))
 
   def _hash(self) -> identifiers.Identifiers:
-    """Returns the hash function of this ledger; makes its key at first."""
+    """Returns this ledger's hash function; makes the key of a new ledger."""
     if self._identifiers is None:
       if self._key_file is None:
         raise errors.value_error(
@@ -645,8 +682,9 @@ class Ledger:
           'next to the other secrets of the run'
         )
       recorded = self._read(tables.row).key
-      # PRIVACY: with another key every client looks new, and could take part
-      # too early. Only the key whose fingerprint the ledger has is accepted.
+      # PRIVACY: with another key, every client looks new and could take part
+      # earlier than the schema allows. Only the key whose fingerprint is in the
+      # ledger is accepted.
       # Guards:
       # identifiers_test.test_ledger_without_its_key_lets_nobody_in and
       # test_ledger_with_another_key_lets_nobody_in.
@@ -717,7 +755,7 @@ def _abandoned(attempts: list[chain.Attempt]) -> bool:
 def _digest(
   round_index: int, kind: str, digest: Optional[bytes]
 ) -> list[chain.Event]:
-  """Returns the event of a digest; [] if there is no digest."""
+  """Returns a list with the event of a digest; [] if the digest is None."""
   return (
     [] if digest is None else [chain.Event(round_index, kind, bytes(digest))]
   )
@@ -726,7 +764,7 @@ def _digest(
 def _failure(
   round_index: int, attempts: list[chain.Attempt]
 ) -> list[chain.Event]:
-  """Returns the failure of an open attempt; [] if none is open."""
+  """Returns a list with the failure of an open attempt; [] without it."""
   if attempts and attempts[-1].outcome == chain.STARTED:
     return [chain.Event(round_index, chain.FAILED)]
   return []

@@ -2,15 +2,16 @@
 
 | table         | holds                                                        |
 |---------------|--------------------------------------------------------------|
-| bandmf_ledger | one row: the format, the run and the keys that the ledger    |
-|               | belongs to, how many events there are, the head of the chain |
-| bandmf_rounds | round; cohort: its identifiers, keyed hashes of clients,     |
-|               | ascending, 8 bytes each, little-endian; the highest index    |
-| bandmf_events | events in order, and the head after each; see `chain`        |
+| bandmf_ledger | one row: the format; the IDs of the ledger's run and keys;   |
+|               | the number of events; the head of the chain                  |
+| bandmf_rounds | one row a round: its index; its cohort, as identifiers       |
+|               | (keyed hashes of clients), ascending, 8 bytes each,          |
+|               | little-endian; the highest client index in the cohort        |
+| bandmf_events | one row an event: the event, the head after it; see `chain`  |
 
-A cohort is one value, so it is stored completely or not at all, and thousands
-of clients cost one write. Rows are added and never changed, except for the one
-row of bandmf_ledger. Every function works in the transaction of its caller.
+A cohort is one value, so a write stores all of its clients or none. Rows are
+added and never changed, except for the only row of bandmf_ledger. Every
+function works in the transaction of its caller.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _ROUNDS = sa.Table(
   'bandmf_rounds',
   _METADATA,
   sa.Column('round', sa.BigInteger, primary_key=True, autoincrement=False),
-  # This column is before the cohort, so that reading it skips the cohort.
+  # This column is before the cohort, so that a query for it does not read the
+  # cohort.
   sa.Column('highest', sa.BigInteger, nullable=False),
   sa.Column('cohort', sa.LargeBinary, nullable=False),
 )
@@ -64,21 +66,24 @@ TABLES = frozenset(_METADATA.tables)
 
 
 def _raw(column: sa.Column) -> sa.sql.ColumnElement:
-  # Returns the value of the driver. SQLite stores any type in any column, and
-  # SQLAlchemy's LargeBinary would turn an integer i into i bytes.
+  # Returns a column whose values SQLAlchemy does not convert. SQLite stores any
+  # type in any column, and SQLAlchemy's LargeBinary would turn an integer i
+  # into i bytes.
   return sa.type_coerce(column, sa.types.NullType())
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """The row of the ledger.
+  """The row of the table bandmf_ledger.
 
   Attributes:
-    run: ID of the run to which the ledger is bound; None before it is bound.
-    noise_key: fingerprint of the key of the noise; None before it is bound.
-    key: fingerprint of the key of the identifiers; None before the first round.
-    events: number of events.
-    head: head of the chain.
+    run: ID of the run to which the ledger is bound; None before the ledger is
+      bound.
+    noise_key: fingerprint of the noise key; None before the ledger is bound.
+    key: fingerprint of the key by which clients are hashed; None before the
+      first round.
+    events: number of events in the chain.
+    head: head of the chain, 32 bytes.
   """
 
   run: Optional[int]
@@ -89,7 +94,7 @@ class Row:
 
 
 def create(connection: sa.engine.Connection) -> None:
-  """Makes the missing tables, and the row of the ledger."""
+  """Makes the missing tables, and the row of bandmf_ledger."""
   for table in _METADATA.sorted_tables:
     connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
     for index in table.indexes:
@@ -101,20 +106,20 @@ def create(connection: sa.engine.Connection) -> None:
 
 
 def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
-  """Returns the row of the ledger.
+  """Returns the row of bandmf_ledger.
 
   Args:
     connection: connection to read, or to write.
-    lock: whether to wait for the lock of the row, and to hold it until the
-      transaction ends. SQLite locks when a transaction begins.
+    lock: whether to lock the row until the transaction ends. SQLite needs no
+      such lock, since it locks the database when a transaction begins.
 
   Raises:
-    ValueError: the row is damaged, or of another format.
+    ValueError: the row is damaged, or has another format.
   """
   query = sa.select(*map(_raw, _LEDGER.c))
-  # PRIVACY: another process could abandon a round between the read and the
-  # write. The abandoned round would start again, and add its noise to another
-  # sum. The row is read after locking.
+  # PRIVACY: if another process abandoned a round after this process had read
+  # the ledger and before it wrote, the abandoned round could start again, and
+  # add its noise to another sum. This read locks the row first.
   # Guard: ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
   if lock:
     query = query.with_for_update()
@@ -140,9 +145,9 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
 
 
 def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
-  """Returns whether a head is the first or a later head of the chain."""
+  """Returns whether `head` is or was the head of the chain."""
   ledger = row(connection)
-  # The key of the identifiers is set when the first round starts.
+  # The key by which clients are hashed is None until the first round starts.
   firsts = [
     chain.genesis(ledger.run, ledger.noise_key, key)
     for key in (None, ledger.key)
@@ -154,11 +159,11 @@ def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
 
 
 def set_once(connection: sa.engine.Connection, **values: int) -> Row:
-  """Sets `run`, `noise_key` or `key` if it has no value; returns the row.
+  """Sets those of `run`, `noise_key` and `key` that are None; returns the row.
 
   Raises:
-    ValueError: a value is missing and the ledger has events already; an
-      identity can be set only before the first one.
+    ValueError: a value is None, and the ledger has events already: these values
+      can be set only before the first event.
   """
   ledger = row(connection, lock=True)
   missing = {
@@ -179,17 +184,17 @@ def set_once(connection: sa.engine.Connection, **values: int) -> Row:
 
 
 def last_client(connection: sa.engine.Connection) -> int:
-  """Returns the highest client index; -1 without one."""
+  """Returns the highest client index; -1 without an index."""
   return _largest(connection, _ROUNDS.c.highest)
 
 
 def last_round(connection: sa.engine.Connection) -> int:
-  """Returns the highest round that was started; -1 without one."""
+  """Returns the highest round that was started; -1 without rounds."""
   return _largest(connection, _ROUNDS.c.round)
 
 
 def _largest(connection: sa.engine.Connection, column: sa.Column) -> int:
-  """Returns the largest value of a column; -1 without one."""
+  """Returns the largest value of a column; -1 for an empty column."""
   query = sa.select(sa.func.max(_raw(column)))
   largest = connection.execute(query).scalar_one()
   _require(largest is None or isinstance(largest, int), column.name)
@@ -197,7 +202,7 @@ def _largest(connection: sa.engine.Connection, column: sa.Column) -> int:
 
 
 def by_index(connection: sa.engine.Connection) -> Optional[bool]:
-  """Returns whether clients are indices; None if there are no clients."""
+  """Returns whether clients are indices; None if the ledger has no clients."""
   # The query does not read the cohort, which may be large.
   query = (
     sa.select(_raw(_ROUNDS.c.highest))
@@ -213,7 +218,7 @@ def by_index(connection: sa.engine.Connection) -> Optional[bool]:
 
 
 def cohort_size(connection: sa.engine.Connection, round_index: int) -> int:
-  """Returns the number of clients of a round; 0 if there is no such round."""
+  """Returns the number of clients of a round; 0 if it was not started."""
   query = sa.select(sa.func.length(_ROUNDS.c.cohort)).where(
     _ROUNDS.c.round == round_index
   )
@@ -226,13 +231,13 @@ def add_round(
   cohort: np.ndarray,
   highest: int,
 ) -> None:
-  """Adds a round.
+  """Adds a row to bandmf_rounds.
 
   Args:
     connection: connection to write.
     round_index: index of the round, which has no row yet.
-    cohort: [m] int64 identifiers, ascending.
-    highest: the highest index in the cohort; -1 without one.
+    cohort: [number of clients] int64 identifiers, ascending.
+    highest: the highest client index in the cohort; -1 without an index.
   """
   connection.execute(
     sa.insert(_ROUNDS).values(
@@ -282,7 +287,12 @@ def _attempts(round_index: int, events) -> list[chain.Attempt]:
 def _events(
   connection: sa.engine.Connection, round_index: Optional[int] = None
 ) -> Iterator[tuple[int, chain.Event, bytes]]:
-  """Yields the index, the event and the head after it, of one round or all."""
+  """Yields (index of an event, the event, the head after it), in order.
+
+  Args:
+    connection: connection to read.
+    round_index: round of the events; None for all rounds.
+  """
   query = sa.select(*map(_raw, _EVENTS.c))
   if round_index is not None:
     query = query.where(_EVENTS.c.round == round_index)
@@ -307,19 +317,20 @@ def _events(
 def verify(
   connection: sa.engine.Connection,
 ) -> tuple[dict[int, int], dict[int, list[chain.Attempt]]]:
-  """Computes the chain again, and returns the rounds of the ledger.
+  """Checks the chain of the ledger, and returns its rounds and attempts.
 
-  **Formal guarantee.** If the result is returned, and the head of the chain is
-  one that the reader knows, then no event and no cohort was changed, added or
-  removed since that head. Assumption: SHA-256 has no collisions that anybody
-  can find.
+  **Formal guarantee.** Assumption: nobody can find collisions of SHA-256.
+  Statement: if this function returns, and a reader knows that the chain had its
+  present head at an earlier time, then no event and no cohort was changed,
+  added or removed since then.
 
   Returns:
-    The number of clients of each round, and the attempts at each round, rounds
-    ascending.
+    Two dicts by the index of a round, rounds ascending: the number of clients,
+    and the attempts.
 
   Raises:
-    ValueError: the ledger was changed or is damaged; the line names the round.
+    ValueError: the ledger was changed or is damaged. The message names the
+      round.
   """
   ledger = row(connection)
   sizes, digests = {}, {}
@@ -331,9 +342,9 @@ def verify(
   head = chain.genesis(ledger.run, ledger.noise_key, ledger.key)
   for place, event, recorded in _events(connection):
     head = chain.link(head, count, event)
-    # PRIVACY: somebody could remove a client from a cohort, a cohort or an
-    # event, and so understate the participation. The chain then differs, and
-    # the ledger is refused. Guards:
+    # PRIVACY: somebody could remove a client, a cohort or an event from the
+    # ledger, so that it understates the participation. Then a hash of the chain
+    # or the digest of a cohort differs, and the ledger is refused. Guards:
     # chain_test.test_any_change_of_a_row_is_refused and
     # test_client_cut_out_of_two_cohorts_is_refused.
     if (
@@ -346,9 +357,9 @@ def verify(
       raise _broken(event.round)
     events.setdefault(event.round, []).append((event, head))
     count, last_event = count + 1, event.round
-  # PRIVACY: somebody could remove the last events, and so understate the
-  # participation. The number of events and the last head must be those in the
-  # row of the ledger.
+  # PRIVACY: somebody could remove the last events, so that the ledger
+  # understates the participation. The number of events and the last head must
+  # be equal to the values in the row of bandmf_ledger.
   # Guard: chain_test.test_events_gone_from_the_end_are_refused.
   if count != ledger.events or head != ledger.head:
     raise _broken(last_event)
@@ -365,7 +376,10 @@ def verify(
 def cohort(
   connection: sa.engine.Connection, round_index: int
 ) -> Optional[np.ndarray]:
-  """Returns the identifiers of a round, ascending; None without the round."""
+  """Returns the cohort of a round as identifiers, ascending.
+
+  The result is None if the round was not started.
+  """
   rounds = list(_rounds(connection, round_index + 1, round_index))
   return rounds[0][1] if rounds else None
 
@@ -373,7 +387,7 @@ def cohort(
 def digest(
   connection: sa.engine.Connection, round_index: int
 ) -> Optional[bytes]:
-  """Returns the digest of the cohort of a round; None without the round."""
+  """Returns the digest of a round's cohort; None if it was not started."""
   rounds = list(_rounds(connection, round_index + 1, round_index))
   return chain.cohort_digest(*rounds[0][1:]) if rounds else None
 
@@ -383,7 +397,10 @@ def cohorts(
   before: Optional[int] = None,
   start: int = 0,
 ) -> Iterator[tuple[int, np.ndarray]]:
-  """Yields rounds, ascending, and their identifiers; reads a few at a time."""
+  """Yields (index of a round, identifiers of its cohort), rounds ascending.
+
+  A few cohorts are in memory at a time.
+  """
   for round_index, identifiers, _ in _rounds(connection, before, start):
     yield round_index, identifiers
 
@@ -408,12 +425,12 @@ def _rounds(
 
 
 def _identifiers(content: object) -> np.ndarray:
-  """Returns the identifiers in a cohort, [m] int64 ascending."""
+  """Returns the identifiers in a stored cohort, int64, ascending."""
   packed = _content(content, 'cohort')
   _require(len(packed) % 8 == 0, 'cohort')
   identifiers = np.frombuffer(packed, '<i8')
-  # PRIVACY: the count of participations is wrong if identifiers repeat or are
-  # out of order. Such a cohort is refused.
+  # PRIVACY: if identifiers repeat or are out of order, the participation is
+  # counted wrong. A cohort whose identifiers do not increase is refused.
   # Guard: fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
   _require(bool(np.all(identifiers[1:] > identifiers[:-1])), 'cohort')
   return identifiers
@@ -426,7 +443,7 @@ def _content(value: object, name: str) -> bytes:
 
 
 def other_format(version: object) -> ValueError:
-  """Returns the error of a ledger of another version of this package."""
+  """Returns the error for a ledger that another version has written."""
   return errors.value_error(
     f'ledger=format {version}: cannot be read: this version has format '
     f'{chain.FORMAT}; end the run with the version that began it, or start a '

@@ -1,4 +1,7 @@
-"""The noise y = C^-1 z of a run, from its secret key to the sum of a round.
+"""The noise y = C^-1 z of a run, from the secret key to the sum of a round.
+
+C is the strategy matrix, and row t of y is y_t, the noise of round t. S_t is
+the sum of the clipped records of round t, and coordinate i of z_t is z[t, i].
 
   key       256 secret bits, one key for each run             key.py
    |
@@ -11,15 +14,15 @@
   tape      a file of y_t for each round, ahead of training   tape/writer.py
    |        its folder and its files                          tape/folder.py
    |
-  round     S_t + y_t in TFF's graph; each y_t for one sum    tape/reader.py
-            the choice of tape, server or TFF's state         source.py
+  round     S_t + y_t, where each y_t serves one sum          tape/reader.py
+            S_t + y_t in TFF's graph                          source.py
 
-All numbers are integers on the lattice of `lattice`. `placements` holds the
-values with which a user chooses where noise comes from. `self_test` tests y_t
-in the round that adds it. `position` says which round of a run is open, and
-`key_use` ensures that a key file serves one run. With `placements.InState`
-there are neither blocks nor a tape: `graph_generator` makes z in the graph, and
-the state remembers past y.
+All numbers are integers on the lattice of `lattice`. A user chooses with a
+value of `placements` where noise comes from. `self_test` tests y_t in the round
+that adds it. `released_sums` records which round of a run is open, and
+`key_use` ensures that a key file serves one run. `placements.InState` uses
+neither blocks nor a tape: `graph_generator` computes z in TFF's graph, and
+TFF's state holds past y.
 """
 
 from tff_bandmf.noise.key import Key

@@ -1,23 +1,26 @@
 """A 64-bit fingerprint of a release: a tree of FarmHash64, in NumPy.
 
-Each row of 16 int32 gives the FarmHash64 of its 64 bytes, as two int32; the
-rows of those give theirs, until one row is left. The last row of a level is
-filled up with zeros, so the number of coordinates is added to the root, bit by
-bit modulo 2. `tape.graph_reader.fingerprint` has the same bits: its
-`tf.fingerprint` is FarmHash64 [github.com/google/farmhash, farmhashna].
+A release is a vector of int32. It is cut into rows of 16 int32, and the
+FarmHash64 of the 64 bytes of a row gives two int32. These int32 are the next
+level of the tree, which is cut into rows in the same way, until one row is
+left. Zeros pad the last row of a level. So that releases of different lengths
+differ, the root is combined with the number of coordinates by exclusive or.
+`tape.graph_reader.fingerprint` returns the same bits: its `tf.fingerprint` is
+FarmHash64 [github.com/google/farmhash, farmhashna].
 
-A tree, because rows can be hashed in any order and many at once. Two releases
-agree by chance with a probability of at most 2^-64 a level. The fingerprint has
-no key: somebody who wants two releases to agree can make such a pair.
+In a tree, many rows can be hashed at once and in any order. Two different
+releases have the same fingerprint by chance with a probability of at most 2^-64
+for each level. The fingerprint has no key: a person who wants two releases with
+the same fingerprint can construct such a pair.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# Number of int32 of a row.
+# Number of int32 in a row.
 ROW = 16
-# Rows that are hashed at once, few enough to stay in cache.
+# Number of rows that are hashed at once, so few that they stay in cache.
 _PIECE = 1 << 11
 _K2 = np.uint64(0x9AE16A3B2F90404F)
 _MULTIPLIER = np.uint64((0x9AE16A3B2F90404F + 2 * 4 * ROW) % 2**64)
@@ -25,7 +28,7 @@ _SHIFT = np.uint64(47)
 
 
 def fingerprint(released: np.ndarray) -> tuple[int, int]:
-  """Returns the upper and the lower 32 bits of a fingerprint.
+  """Returns the upper and the lower 32 bits of the fingerprint of a release.
 
   >>> fingerprint(np.zeros(3, np.int32)) == fingerprint(np.ones(3, np.int32))
   False
@@ -48,7 +51,7 @@ def fingerprint(released: np.ndarray) -> tuple[int, int]:
 
 
 def _hashed(rows: np.ndarray) -> np.ndarray:
-  """Returns FarmHash64 of rows of 64 bytes, [rows, 8] uint64 -> [rows]."""
+  """Returns the FarmHash64 of rows of 64 bytes, [rows, 8] uint64 -> [rows]."""
   s = np.ascontiguousarray(rows.T)
   a, b, c, d = s[0] * _K2, s[1], s[7] * _MULTIPLIER, s[6] * _K2
   y = _rotated(a + b, 43) + _rotated(c, 30) + d
@@ -69,5 +72,5 @@ def _mixed(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _rotated(words: np.ndarray, bits: int) -> np.ndarray:
-  """Returns words rotated to the right."""
+  """Returns words of 64 bits, rotated to the right."""
   return (words >> np.uint64(bits)) | (words << np.uint64(64 - bits))

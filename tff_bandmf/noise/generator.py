@@ -1,20 +1,21 @@
-"""Standard normals from a key: ChaCha20 and the inverse of the normal CDF.
+"""Standard normals z from a key: ChaCha20 and the inverse of the normal CDF.
 
-Coordinate i of row t has the word w[i % 8] of one block of 64 bytes:
+ChaCha20 gives blocks of 64 bytes, and a block gives eight words. Coordinate i
+of row t is computed from the word w[i % 8] of one block:
 
   w = ChaCha20(key, (i // 8, t)),   eight little-endian integers of 64 bits
   u = (k + 1/2) 2^-64,              k = w // 2;   0 < u < 1/2
-  z = Phi^-1(u), or -Phi^-1(u) where w is odd
+  z = Phi^-1(u), or -Phi^-1(u) if w is odd
 
-If k < 2^39, a second word e of the same coordinate continues it, so that the
-tail ends at 13 and not at 9 standard deviations:
+Here Phi is the normal CDF. If k < 2^39, a second word e for the same coordinate
+makes u finer, so that the tail ends at 13 instead of 9 standard deviations:
 
   u = (k + (e + 1/2) 2^-64) 2^-64
 
-So z is a function of (key, row, coordinate) alone, however rows and coordinates
-are cut into pieces. A test that told the words from uniform ones would break
-ChaCha20 [RFC 8439]. `accounting.arithmetic.cells` bounds the cost of finite
-words and of float64.
+So z depends only on key, row and coordinate, and not on how a caller divides
+rows and coordinates into pieces. A test that distinguishes the words from
+uniform ones would break ChaCha20 [RFC 8439]. `accounting.arithmetic.cells`
+bounds the privacy cost of finite words and of float64.
 """
 
 from __future__ import annotations
@@ -29,42 +30,43 @@ from cryptography.hazmat.primitives.ciphers import algorithms
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 
-# 'expand 32-byte k', and the number of times that columns and diagonals take a
-# quarter round [RFC 8439, 2.3].
+# The constant 'expand 32-byte k', and the number of double rounds: quarter
+# rounds of all columns and then of all diagonals [RFC 8439, 2.3].
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 DOUBLE_ROUNDS = 10
-# uint32 words: arrays of NumPy or of JAX, or tensors of TensorFlow.
+# Array or tensor of uint32 words, of NumPy, JAX or TensorFlow.
 _Words = Any
-# Number of words in a block of ChaCha20; pieces of coordinates begin at its
-# multiples.
+# Number of words in a block of ChaCha20. Pieces of coordinates begin at
+# multiples of this number.
 GROUP = 8
-# PRIVACY: Below this k the spacing of u is large against u, so the tail would
-# differ from the normal one. A second word makes it finer.
+# PRIVACY: If k is small, the distance between values of u is large relative to
+# u, so the tail would differ from the normal tail. Below this k a second word
+# makes u finer.
 # Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 
-# Largest |z|, for which both words are 0.
+# Largest |z|, which occurs if both words are 0.
 MOST_DEVIATIONS = -float(scipy.special.ndtri(2.0**-129))
 
-# Last bit of the nonce: 0 for words, 1 for the words that extend them.
+# Last bit of the nonce: 0 for first words w, 1 for second words e.
 WORDS, EXTENSIONS = 0, 1
-# Number of groups, and of rows, that a nonce can hold.
+# A nonce can hold this number of groups, and of rows.
 _MOST = 2**63
 _ONE, _SIGN_BIT = np.uint64(1), np.uint64(63)
-# Coordinates made at once, few enough to stay in cache.
+# Number of coordinates computed at once, so few that they stay in cache.
 _PIECE = 1 << 14
 
 
 class Generator:
-  """The normals of one key.
+  """The normals z[t, i] of one key.
 
   **Formal guarantee.**
-  Assumption: the key is uniform and secret, and ChaCha20's words cannot be told
-  from uniform ones. Statement: all z[t, i] are independent, and each has the
-  law that the formulas of this module give to uniform words; no two
-  coordinates, rows or streams share a word. Source: [RFC 8439, 2.3] for the
-  block; docs/reference/arithmetic.md, Theorem 2, for the distance from the
-  normal law.
+  Assumption: the key is uniform and secret, and nobody can distinguish
+  ChaCha20's words from uniform ones. Statement: all z[t, i] are independent,
+  and each has the distribution that the formulas of this module give to uniform
+  words. No two coordinates, rows or streams share a word. Source: [RFC 8439,
+  2.3] for the block; docs/reference/arithmetic.md, Theorem 2, for the distance
+  from the normal distribution.
   """
 
   def __init__(self, key: key_lib.Key):
@@ -73,13 +75,13 @@ class Generator:
   def words(
     self, row: int, start: int, count: int, stream: int = WORDS
   ) -> np.ndarray:
-    """Returns words of a row, [count] uint64.
+    """Returns the words of one row, [count] uint64.
 
     Args:
       row: row of z, in [0, 2^63).
       start: first coordinate, a multiple of `GROUP`, in [0, 2^63).
       count: number of coordinates, >= 0.
-      stream: `WORDS` or `EXTENSIONS`.
+      stream: `WORDS` for first words, or `EXTENSIONS` for second words.
 
     Raises:
       ValueError: `start` is not a multiple of `GROUP`, or a value is out of
@@ -91,8 +93,8 @@ class Generator:
         '0; cut coordinates into pieces of the stream'
       )
     # PRIVACY: Two z from one word would be equal up to sign, and their noise
-    # would cancel. Row, coordinates and stream have bits of their own in the
-    # nonce, so no two share a block.
+    # would cancel. The nonce has separate bits for the row, the group of
+    # coordinates and the stream, so different z never share a word.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
     block = (start // GROUP) | row << 64 | stream << 127
     cipher = ciphers.Cipher(
@@ -124,7 +126,7 @@ class Generator:
     return z
 
   def fill(self, z: np.ndarray, first: int, start: int) -> None:
-    """Writes z[first : first + m, start : start + count] into an array.
+    """Writes z[first : first + m, start : start + count] to an array.
 
     Args:
       z: [m, count] float64, overwritten.
@@ -146,7 +148,7 @@ class Generator:
       z[rare] = magnitudes[rare] + (extensions + 0.5) * 2.0**-64
     z *= 2.0**-64
     scipy.special.ndtri(z, out=z)
-    # An odd word flips the sign bit of its z.
+    # If a word is odd, the sign of its z is flipped.
     bits = z.view(np.uint64)
     bits ^= words << _SIGN_BIT
 

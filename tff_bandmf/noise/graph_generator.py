@@ -1,7 +1,11 @@
-"""Standard normals of a key as TensorFlow operations, for noise in the state.
+"""Standard normals from a key as TensorFlow operations.
 
-The words are the same bits as in `generator.Generator`. The normals can differ
-from its normals in the last units of Phi^-1.
+`placements.InState` uses them, with the key in TFF's state.
+
+The words have the same bits as the words of `generator.Generator`. The normals
+z can differ from the generator's normals in their last bits, since Phi^-1 is
+computed by another library. A group is eight coordinates that share a block of
+ChaCha20.
 """
 
 from __future__ import annotations
@@ -10,19 +14,19 @@ import tensorflow as tf
 
 from tff_bandmf.noise import generator
 
-# Number of 32-bit words of a key, which a state holds.
+# Number of 32-bit words of a key, in TFF's state.
 KEY_WORDS = 8
 
 
 def fresh_key_words() -> tf.Tensor:
-  """Returns a key from the operating system, [8] int32, another for every call.
+  """Returns a new key from the operating system for each call, [8] int32.
 
   The key is 32 bytes of /dev/urandom on the machine that runs the graph.
-  TensorFlow reads the file as lines, which leaves out the bytes 10 and 13. The
-  other bytes are uniform over 254 values, so the key has 255.6 bits.
+  TensorFlow reads the file as lines, so no byte has the values 10 and 13. The
+  other 254 values are uniform, so the key has 255.6 bits.
   """
-  # PRIVACY: TensorFlow's own random numbers start from 32 bits, so an attacker
-  # could try all keys. The operating system draws the key.
+  # PRIVACY: TensorFlow's own random numbers start from a seed of 32 bits, so an
+  # attacker could try all keys. The operating system draws the key.
   # Guard: graph_generator_test.test_fresh_keys_differ_and_come_from_the_system.
   lines = tf.data.TextLineDataset('/dev/urandom', buffer_size=256)
   text = tf.strings.reduce_join(lines.batch(64).take(1).get_single_element())
@@ -39,7 +43,7 @@ def block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
 
   Args:
     key: [8] uint32.
-    counter: [4, blocks] uint32, counter and nonce of every block.
+    counter: [4, blocks] uint32, counter and nonce of each block.
 
   Returns:
     [16, blocks] uint32.
@@ -65,7 +69,7 @@ def block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
 
 
 def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
-  """Returns the first coordinates of z_t, iid standard normals.
+  """Returns the first `count` coordinates of z_t, iid standard normals.
 
   Args:
     key: [8] int32; secret.
@@ -80,16 +84,16 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   words = _words(key, round_index, groups, generator.WORDS)[:count]
   k = tf.cast(tf.bitwise.right_shift(words, tf.ones_like(words)), tf.int64)
   u = (tf.cast(k, tf.float64) + 0.5) * 2.0**-64
-  # PRIVACY: A tail from one word ends at 9.2 deviations and is too coarse
-  # before that, so rare releases would tell neighbours apart. A second word
-  # extends small words.
+  # PRIVACY: With one word, the tail would end at 9.2 standard deviations and be
+  # too coarse below that, so rare releases would distinguish neighbours. A
+  # second word makes u finer if the first word is small.
   # Guard: graph_generator_test.test_small_words_are_extended.
   small = tf.where(k < generator.EXTENDED_BELOW)
   coordinate = small[:, 0]
   extensions = _words(
     key, round_index, coordinate // generator.GROUP, generator.EXTENSIONS
   )
-  # Indices of the one word of each block that is needed.
+  # Index of the word of each coordinate: one word of each block is needed.
   rows = tf.range(tf.size(coordinate), dtype=tf.int64)
   at = rows * generator.GROUP + coordinate % generator.GROUP
   e = tf.cast(tf.gather(extensions, at), tf.float64)
@@ -104,15 +108,15 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
 def _words(
   key: tf.Tensor, round_index: tf.Tensor, groups: tf.Tensor, stream: int
 ) -> tf.Tensor:
-  """Returns the words of groups of eight coordinates, [8 groups] uint64.
+  """Returns the words of groups of coordinates, [8 groups] uint64.
 
   Args:
     key: [8] uint32; secret.
     round_index: t, scalar int64.
     groups: [groups] int64, numbers of the groups.
-    stream: `generator.WORDS` or `generator.EXTENSIONS`.
+    stream: `generator.WORDS` for first words, `EXTENSIONS` for second words.
   """
-  # The low half of 64 bits comes first.
+  # The lower 32 bits of an int64 come first.
   last_bit = tf.constant(-stream << 63, tf.int64)
   nonce = tf.fill(tf.shape(groups), round_index | last_bit)
   counter = tf.bitcast(tf.stack([groups, nonce], 1), tf.uint32)

@@ -1,4 +1,8 @@
-"""`position` in a round's graph, which reads and marks in any process."""
+"""`released_sums.Position` as TensorFlow operations, for the graph of a round.
+
+Any process that sees the run's folder may run the graph. S_t is the sum of
+round t, and y_t is its noise, in steps of `noise.lattice`.
+"""
 
 from __future__ import annotations
 
@@ -12,38 +16,39 @@ from tff_bandmf.noise.tape import graph_reader
 
 @dataclasses.dataclass(frozen=True)
 class GraphPosition:
-  """A `Position` as operations of TensorFlow.
+  """A `Position` whose methods are operations of a graph.
 
   Attributes:
-    position: position of the run.
+    position: the open round of the run, in files.
   """
 
   position: released_sums.Position
 
   def round_index(self, stated: tf.Tensor) -> tf.Tensor:
-    """Returns the open round, scalar int64, in a graph.
+    """Returns the open round, scalar int64.
 
     Args:
-      stated: scalar int64, the round that TFF's state counts. A value below 0,
-        of a run that has not begun, is returned as it is.
+      stated: scalar int64, the round that TFF's state counts. If the run has
+        not begun, the value is negative and is returned unchanged.
     """
     return tf.cond(
       stated >= 0, lambda: self._numbers(stated)[1], lambda: stated
     )
 
   def check_updates(self, updates: tf.Tensor, now: tf.Tensor) -> tf.Operation:
-    """Returns a check that a sum has at most one update a recorded client.
+    """Returns a check that a sum has at most one update per recorded client.
 
-    **Formal guarantee.** That of `released_sums.Position.check`.
+    **Formal guarantee.** The check has the guarantee of
+    `released_sums.Position.check`.
 
     Args:
       updates: scalar integer, number of updates in the sum.
-      now: t, scalar int64.
+      now: round t, scalar int64.
     """
     clients = self._numbers(now)[3]
-    # PRIVACY: An update beyond the recorded cohort comes from a client whose
-    # participation the ledger lacks, so epsilon would not count it. The round
-    # fails before its release.
+    # PRIVACY: If a sum has more updates than the recorded cohort has clients,
+    # some client's participation is not in the ledger, and epsilon would not
+    # count it. Such a round fails before its release.
     # Guard: run_test.test_more_updates_than_clients_are_refused_with_tff.
     return tf.debugging.Assert(
       tf.cast(updates, tf.int64) <= clients,
@@ -53,15 +58,16 @@ class GraphPosition:
   def mark(
     self, released: tf.Tensor, counts: tf.Tensor, now: tf.Tensor
   ) -> tf.Tensor:
-    """Returns the release, after it is marked as the only sum of its round.
+    """Returns the release after it is marked as the only one of its round.
 
-    **Formal guarantee.** That of `released_sums.Position.mark`.
+    **Formal guarantee.** The method has the guarantee of
+    `released_sums.Position.mark`.
 
     Args:
       released: [dimension] int32, S_t + y_t, in lattice steps.
       counts: [2] integers: the number of updates in S_t, and the number of
         all-zero updates among them.
-      now: t, scalar int64.
+      now: round t, scalar int64.
     """
     high, low = tf.unstack(graph_reader.fingerprint(released))
     owner = tf.strings.join(
@@ -71,9 +77,9 @@ class GraphPosition:
     round_name = graph_reader.digits(now, 8)
     name = tf.strings.join([round_name, attempt, owner], '-')
     path = graph_reader.path(self.position.marks, name, now)
-    # PRIVACY: The difference of two sums with one y has no noise. A sum is
-    # marked before it leaves, and the round fails if another sum has a mark, of
-    # this process or of an earlier one.
+    # PRIVACY: The difference of two sums with the same y_t has no noise. The
+    # mark of a sum is written before the graph returns the sum, and the round
+    # fails if another sum has a mark, from this process or another.
     # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
     content = tf.strings.reduce_join(
       tf.strings.as_string(counts), separator=' '
@@ -98,7 +104,7 @@ class GraphPosition:
     numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
     numbers = tf.ensure_shape(numbers, [4])
     # PRIVACY: An aggregation outside of a round would release updates of
-    # unrecorded clients. It fails unless a round of this run is open.
+    # unrecorded clients. The graph fails unless a round of this run is open.
     # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
     is_open = tf.debugging.Assert(
       tf.equal(numbers[0], self.position.run) & (numbers[1] >= 0),

@@ -1,10 +1,12 @@
-"""Standard normals of a key as JAX operations, for noise made on accelerators.
+"""Standard normals from a key as JAX operations, for noise from accelerators.
 
-The words are the same bits as in `generator.Generator`. The inverse of the
-normal CDF is another formula, which errs less than SciPy's; the normals differ
-in the last units of Phi^-1.
+The words have the same bits as the words of `generator.Generator`, which
+defines u, z and first and second words. The inverse Phi^-1 of the normal CDF is
+another formula, with a smaller error than SciPy's, so the normals can differ
+from the generator's normals in their last bits. A group is eight coordinates
+that share a block of ChaCha20.
 
-All functions need 64 bits: call them within `precise`.
+All functions compute in 64 bits and must run within `precise`.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 
-# Array or number of JAX or NumPy.
+# Array or number, of JAX or NumPy.
 Array = Any
 _Polynomials = tuple[Sequence[float], Sequence[float]]
 
-# Columns, then diagonals [RFC 8439, 2.3].
+# Indices of the columns and then of the diagonals [RFC 8439, 2.3].
 _QUARTERS = (
   *((i, i + 4, i + 8, i + 12) for i in range(4)),
   *((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4)),
 )
 
-# Wichura's PPND16 [AS 241, 1988]: numerator and denominator of a rational
-# function where |u - 1/2| <= 0.425, where r = sqrt(-log u) is at most 5, and
-# beyond; highest power first.
+# Wichura's PPND16 [AS 241, 1988] approximates Phi^-1 by one rational function
+# for |u - 1/2| <= 0.425, one for r = sqrt(-log u) <= 5 and one for r > 5. Each
+# has a numerator and a denominator, with the highest power first.
 _CENTRE = (
   (
     2.5090809287301226727e3,
@@ -102,42 +104,43 @@ _TAIL = (
     1.0,
   ),
 )
-# Error of the formula itself, in units of 2^-53 of its value.
+# Relative error of the approximation, without rounding, in units of 2^-53.
 _FORMULA_ERROR = 1.7
-# A public key with which devices are tested. In row 171 the word of coordinate
-# 34,860 is extended.
+# A public key for tests of devices. In row 171, coordinate 34,860 has a second
+# word.
 _KNOWN = key_lib.Key(bytes(range(32)))
 _KNOWN_ROW, _KNOWN_GROUP, _KNOWN_SHAPE = 170, 4352, (2, 4096)
 
 
 def precise() -> contextlib.AbstractContextManager:
-  """Returns a context in which this thread's JAX has 64 bits."""
-  # Later releases of JAX have `enable_x64` at the top level.
+  """Returns a context in which JAX computes in 64 bits in this thread."""
+  # Newer releases of JAX have `enable_x64` at the top level.
   if hasattr(jax, 'enable_x64'):
     return jax.enable_x64(True)
   return jax.experimental.enable_x64()
 
 
 def key_words(key: key_lib.Key) -> np.ndarray:
-  """Returns a key in the form that ChaCha20 takes, [8] uint32; secret."""
+  """Returns the words of a key for ChaCha20, [8] uint32; secret."""
   return np.frombuffer(key.secret, '<u4')
 
 
 def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
-  """Returns words, [rows, groups, 8] uint64.
+  """Returns words of ChaCha20, [rows, groups, 8] uint64.
 
   Args:
     key: [8] uint32; secret.
     rows: [rows] int64, numbers of the rows.
-    groups: [groups] int64, numbers of the groups of eight coordinates.
-    streams: [rows], `generator.WORDS` or `generator.EXTENSIONS` for each row.
+    groups: [groups] int64, numbers of the groups.
+    streams: [rows], `generator.WORDS` (first words) or `EXTENSIONS` (second
+      words) for each row.
   """
   shape = (len(rows), len(groups))
   group_low, group_high = _halves(groups[None, :])
   row_low, row_high = _halves(rows[:, None])
   # PRIVACY: Two z from one word would be equal up to sign, and their noise
-  # would cancel. Row, coordinates and stream have bits of their own in the
-  # nonce, so no two share a block.
+  # would cancel. The nonce has separate bits for the row, the group of
+  # coordinates and the stream, so different z never share a word.
   # Guard: jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
   row_high |= streams[:, None].astype(np.uint32) << 31
   nonce = group_low, group_high, row_low, row_high
@@ -166,13 +169,14 @@ def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
 def normals(
   key: Array, first_row: Array, first_group: Array, shape: tuple[int, int]
 ) -> jax.Array:
-  """Returns z of some rows and coordinates, iid standard normals.
+  """Returns z of consecutive rows and coordinates, iid standard normals.
 
   Args:
     key: [8] uint32; secret.
     first_row: scalar int64, number of the first row.
-    first_group: scalar int64, number of the first group of eight coordinates.
-    shape: (rows, coordinates), static; coordinates are a multiple of 8.
+    first_group: scalar int64, number of the first group.
+    shape: (rows, coordinates), static; the number of coordinates is a multiple
+      of 8.
 
   Returns:
     [rows, coordinates] float64.
@@ -182,13 +186,13 @@ def normals(
   word = words(key, rows, groups, jnp.full(len(rows), generator_lib.WORDS))
   u = (_magnitude(word) + 0.5) * 2.0**-64
   z = _signed(word, inverse(u, jnp, (_CENTRE, _MIDDLE))).reshape(shape)
-  # PRIVACY: A tail from one word ends at 9.2 deviations and is too coarse
-  # before that, so rare releases would tell neighbours apart. A second word
-  # extends small words.
+  # PRIVACY: With one word, the tail would end at 9.2 standard deviations and be
+  # too coarse below that, so rare releases would distinguish neighbours. A
+  # second word makes u finer if the first word is small.
   # Guard: jax_generator_test.test_small_words_are_extended.
   rare = (word >> 1 < generator_lib.EXTENDED_BELOW).any(-1)
 
-  # One group in 2 million has such a word, so they are extended one by one.
+  # Only one group in 2 million needs a second word: treat these one by one.
   def extend(state):
     z, rare = state
     row, group = jnp.divmod(jnp.argmax(rare), len(groups))
@@ -225,10 +229,10 @@ def inverse(
     u: float array in (0, 1/2].
     lib: `jax.numpy` or `numpy`.
     parts: coefficients of the rational functions for the centre, the middle and
-      the tail; without the tail, u must be at least 2^-36.
+      the tail. Without the tail, u must be at least 2^-36.
   """
-  # PRIVACY: JAX's own inverse errs by 9.1 units, where the slack of epsilon
-  # assumes 8. This formula errs less.
+  # PRIVACY: JAX's own inverse has an error of 9.1 units of 2^-53, but the slack
+  # of epsilon assumes at most 8. This formula has a smaller error.
   # Guard: jax_generator_test.test_inverse_of_the_cdf_errs_less.
   q = u - 0.5
   centre = q * _ratio(parts[0], 0.180625 - q * q)
@@ -242,7 +246,7 @@ def inverse(
 def is_exact(device: jax.Device) -> bool:
   """Returns whether a device of JAX is as exact as the guarantee assumes.
 
-  The device makes the normals of a known key, and inverts the CDF at known u.
+  The device computes normals of a public key, and Phi^-1 at fixed u.
   """
   u = np.concatenate(
     [2.0 ** -np.linspace(1.0, 129.0, 4001), np.linspace(0.05, 0.5, 4001)]
@@ -257,7 +261,7 @@ def is_exact(device: jax.Device) -> bool:
         _KNOWN_SHAPE,
       )
     )
-  # A long double has 64 bits of mantissa, a float64 has 53.
+  # A long double has a mantissa of 64 bits, and a float64 has one of 53 bits.
   exact = inverse(u.astype(np.longdouble), np)
   error = np.abs(inverted - exact) * 2**53 + _FORMULA_ERROR * np.abs(inverted)
   allowed = cells.inverse_error(np.abs(inverted))
@@ -268,9 +272,9 @@ def is_exact(device: jax.Device) -> bool:
     _KNOWN_SHAPE[1],
   )
   both = 2 * cells.inverse_error(np.abs(expected))
-  # PRIVACY: A driver or compiler that takes short cuts makes noise that the
-  # proof does not cover. A device that errs by more than the proof allows is
-  # refused.
+  # PRIVACY: A driver or compiler that reduces precision computes noise that the
+  # proof does not cover. A device whose error is larger than the proof allows
+  # is refused.
   # Guards: jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
   # test_device_with_other_words_is_not_exact.
   return bool(

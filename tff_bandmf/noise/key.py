@@ -16,11 +16,10 @@ _BYTES = 32
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Key:
-  """256 bits from which all z of a run are made; never printed.
+  """256 secret bits from which all noise of a run is computed; never printed.
 
-  Anybody who knows the key can subtract the noise from every release. The key
-  is in its file and, with noise in TFF's state, in the server state; nowhere
-  else.
+  A person who knows the key can subtract the noise from every release. The key
+  is stored in its file or, with `placements.InState`, in TFF's server state.
 
   Attributes:
     secret: 32 bytes.
@@ -47,8 +46,8 @@ class Key:
   def from_seed(cls, seed: int) -> Key:
     """Returns a key derived from an integer, for repeatable simulations.
 
-    The noise is as secret as the seed: a seed that somebody can guess protects
-    nobody.
+    The noise is as secret as the seed: if an attacker can guess the seed, the
+    run has no privacy.
 
     Args:
       seed: integer of any size and sign.
@@ -69,28 +68,29 @@ class Key:
 
   @classmethod
   def load_or_create(cls, path: Union[str, os.PathLike]) -> Key:
-    """Returns the key in a file; a missing file is made, with a fresh key.
+    """Returns the key in a file; a missing file is made with a new key.
 
     Args:
       path: path of the file, mode 0600.
 
     Raises:
-      ValueError: the file is not 32 bytes long, or others than its owner can
-        read or write it.
-      OSError: the file cannot be read or made.
+      ValueError: the file is not 32 bytes long, or users other than its owner
+        can read or write it.
+      OSError: the file cannot be read or written.
     """
     return cls(
       _files.load_or_create_secret(pathlib.Path(path), _BYTES, 'key file')
     )
 
   def identify(self, subject: bytes) -> int:
-    """Returns a 63-bit fingerprint of this key and a subject; one-way.
+    """Returns a 63-bit one-way fingerprint of the key and a subject.
 
-    The fingerprint is public: a state carries it to name its noise. Somebody
-    who can guess the key (a small seed) can check the guess against it.
+    The fingerprint is public: a server state carries it as the ID of its noise.
+    If the key comes from a small seed, a person who guesses it can use the
+    fingerprint to check the guess.
 
     Args:
-      subject: bytes that say what the fingerprint is for.
+      subject: bytes that name the purpose of the fingerprint.
     """
     digest = hashlib.blake2b(
       subject, key=self.secret, digest_size=8, person=b'tff_bandmf id'

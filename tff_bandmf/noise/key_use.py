@@ -1,9 +1,10 @@
 """The record of the noise made from a key file: its coordinates and folders.
 
-The record FILE.use, mode 0600, is beside the key file FILE. Each of its lines
-holds `tape ID, first coordinate, count, folder` of a server that had the key.
-Its byte i is locked while a server makes coordinate i. The record holds no
-secret.
+For a key file FILE, the record is the file FILE.use with mode 0600 in the same
+folder. A line `tape ID, first coordinate, count, folder` names the noise that a
+`bandmf noise-server` has made from the key; `tape.folder` defines these words.
+While a noise-server computes coordinate i from the key, it holds a lock on byte
+i of the record. The record holds no secret.
 """
 
 from __future__ import annotations
@@ -17,28 +18,30 @@ from collections.abc import Iterator
 
 from tff_bandmf import errors
 
-# Position past all coordinates; a process locks it to read or write the lines.
+# Offset beyond all coordinates. A process locks it to read or write the lines.
 _LINES = 2**62
 
 
 class KeyUse:
-  """The right of one process to make some coordinates from a key.
+  """The right of one process to compute some coordinates from a key.
 
   PRIVACY: Two tapes made from the same key hold the same noise, so the noise
   cancels in the difference of two releases. A process is refused if another
-  one is making one of its coordinates, if the key has made noise of another
-  tape ID, or if one of its coordinates was made in another folder. Guards:
+  process is computing one of its coordinates, if the key has made noise with
+  another tape ID, or if one of its coordinates was made in another folder.
+  Guards:
   noise_server_test.test_second_server_of_a_key_is_refused,
   noise_server_test.test_key_of_another_folder_is_refused.
 
   **Formal guarantee.**
-  Assumption: every process that uses the key reaches it by one path, on one
-  host or on a file system whose locks all hosts respect, and nobody removes or
-  edits the record. Statement: at any time at most one process makes a
-  coordinate from the key, and all processes, one after another, make it for one
-  tape ID (one C, size and deviation) and in one folder, whose marks then keep
-  rounds apart. Source: the process holds a lock of the byte of each coordinate,
-  and compares every line of the record.
+  Assumption: every process that uses the key reaches the key file by the same
+  path, on one host or on a file system whose locks all hosts respect. Nobody
+  removes or edits the record. Statement: at any time at most one process
+  computes a given coordinate from the key. All processes that ever compute this
+  coordinate do so for the same tape ID (so for the same C, dimension and
+  standard deviation) and in the same folder, whose marks prevent a second use
+  of a round. Source: a process locks the byte of each of its coordinates, and
+  compares its use with every line of the record.
   """
 
   def __init__(
@@ -48,18 +51,19 @@ class KeyUse:
     coordinates: range,
     directory: pathlib.Path,
   ):
-    """Takes the right; the process has it until `close` or until it ends.
+    """Takes the right, until `close` is called or the process ends.
 
     Args:
       key_file: path of the key file.
-      tape_id: ID of the noise, 63 bits, from `stream.identify`.
-      coordinates: the coordinates to be made, not empty, step 1.
+      tape_id: 63-bit ID of the noise, from `stream.identify`.
+      coordinates: coordinates to compute, not empty, with step 1.
       directory: folder of the tape.
 
     Raises:
-      ValueError: another process makes some of the coordinates, or the key has
-        made other noise, or has made some of the coordinates in another folder.
-      OSError: the record cannot be made or read.
+      ValueError: another process computes some of the coordinates; or the key
+        has made noise with another tape ID, or some of the coordinates in
+        another folder.
+      OSError: the record cannot be read or written.
     """
     self._path = pathlib.Path(f'{key_file}.use')
     self._key_file = key_file
@@ -87,10 +91,10 @@ class KeyUse:
       raise
 
   def record(self) -> None:
-    """Adds this use of the key to the record, durably and for ever.
+    """Adds this use of the key to the record; it is on disk on return.
 
     Raises:
-      ValueError: another process has recorded a different use meanwhile.
+      ValueError: another process has recorded a different use since `__init__`.
     """
     with self._lines() as lines:
       self._check(lines)
@@ -104,7 +108,7 @@ class KeyUse:
         os.fsync(self._handle)
 
   def close(self) -> None:
-    """Gives the right back; call it once."""
+    """Gives up the right; the caller must not call it twice."""
     os.close(self._handle)
 
   def _check(self, lines: list[str]) -> None:
@@ -131,7 +135,7 @@ class KeyUse:
 
   @contextlib.contextmanager
   def _lines(self) -> Iterator[list[str]]:
-    """Yields the lines; no other process changes them in the `with` block."""
+    """Yields the lines; no other process can write them in the `with` block."""
     self._lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _LINES, 1)
     try:
       content = os.pread(self._handle, os.fstat(self._handle).st_size, 0)
@@ -140,7 +144,7 @@ class KeyUse:
       self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _LINES, 1)
 
   def _lock(self, command: int, kind: int, start: int, count: int) -> None:
-    # `struct flock` of Linux. The lock belongs to the open file, not to the
+    # `struct flock` of Linux. The lock belongs to the open file instead of the
     # process.
     fcntl.fcntl(
       self._handle,

@@ -1,21 +1,26 @@
 """The lattice on which records, sums, noise and releases are integers.
 
-| symbol  | name here        | meaning                                        |
-|---------|------------------|------------------------------------------------|
-| h       | step             | the clipping norm is 2^k steps                 |
-| k       | `clip_bits`      | bits of the clipping norm in steps             |
-| B       | `largest_cohort` | most clients whose records are added up        |
-| s / h   | `z_steps`        | standard deviation of z, in steps              |
+| symbol | name here        | meaning                                          |
+|--------|------------------|--------------------------------------------------|
+| h      | step             | lattice step: the clipping norm is 2^k steps     |
+| k      | `clip_bits`      | log2 of the clipping norm in steps               |
+| B      | `largest_cohort` | maximum number of clients of a round             |
+| z, s   |                  | normals, and their standard deviation            |
+| s / h  | `z_steps`        | standard deviation of z in steps                 |
+| C, n   |                  | strategy matrix, and its number of rounds        |
+| y      |                  | noise C^-1 z, rounded to integers                |
+| rho_y  |                  | bound on the norms of the rows of C^-1           |
+| D      |                  | diag(C[t, t])                                    |
 
-All sums are of 32-bit integers, so they are exact in any order, if nothing
-leaves the range:
+Sums are 32-bit integers, so they are exact in any order if no value leaves the
+range:
 
   B 2^k + 12 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
-Here D = diag(C[t, t]); C^-1 D carries the rounding of y into later y. A cell is
-the step of one row, in units of z's standard deviation.
-`accounting.arithmetic.cells` bounds the cost of finite arithmetic, on the
-condition that every cell has a width in
+The third term bounds the effect of rounding errors on y. A cell is the interval
+of z that is rounded to one value of y, and its width is in units of s.
+`accounting.arithmetic.cells` bounds the slack, which is the privacy cost of
+finite arithmetic in epsilon and delta, if every cell has a width
 
   2^-17 <= h C[t, t] / s <= 1
 """
@@ -31,8 +36,8 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# PRIVACY: A cell narrower than this has a larger slack than claims include, so
-# that epsilon would be too small. A lattice with narrower cells is not made.
+# PRIVACY: A narrower cell has a larger slack than claims include, so epsilon
+# would be too small. A lattice with narrower cells is refused.
 # Guard: lattice_test.test_cells_are_as_wide_as_claims_say.
 _CELL_WIDTH = cells.CELL_WIDTH
 # Largest k: a float64 holds the square of 2^26 steps exactly.
@@ -46,7 +51,7 @@ class Lattice:
 
   Attributes:
     clip_bits: k, in [0, 26]: the clipping norm is 2^k steps.
-    largest_cohort: B, most clients of a round, >= 1.
+    largest_cohort: B, maximum number of clients of a round, >= 1.
     z_steps: standard deviation of z in steps, >= 0; 0 for a run without noise.
   """
 
@@ -64,22 +69,24 @@ class Lattice:
     dimension: int,
     secure_sum: bool = False,
   ) -> Lattice:
-    """Returns the finest lattice that holds a run.
+    """Returns the finest lattice on which no value of a run is out of range.
 
     **Formal guarantee.**
     Assumption: each record has a norm of at most 2^k steps, a round has at most
-    B of them, and no |y| is beyond 12 of its deviations (the probability of the
-    opposite is in slack_delta). Statement: no sum leaves 32 bits, and every
-    cell has a width in [2^-17, 1] in units of z, for which `slack_epsilon` and
-    `slack_delta` hold. Source: docs/reference/arithmetic.md, Theorem 2.
+    B records, and no |y| exceeds 12 of its standard deviations (`slack_delta`
+    includes the probability that a |y| does). Statement: no sum leaves 32 bits,
+    and every cell has a width in [2^-17, 1] in units of s, for which the
+    `slack_epsilon` and `slack_delta` of a claim hold. Source:
+    docs/reference/arithmetic.md, Theorem 2.
 
     Args:
-      recursion: the recursion by which y follows from z, for the strategy C.
-      z_stddev_per_clip: standard deviation of z for a clipping norm of 1, >= 0;
-        0 for no noise.
-      largest_cohort: B, most clients of a round, >= 1.
-      dimension: d, number of coordinates of a record, > 0.
-      secure_sum: whether sums are shifted by B clips before they are added.
+      recursion: recursion that computes y from z, for the strategy matrix C.
+      z_stddev_per_clip: standard deviation of z divided by the clipping norm,
+        >= 0; 0 means no noise.
+      largest_cohort: B, maximum number of clients of a round, >= 1.
+      dimension: number of coordinates of a record, > 0.
+      secure_sum: whether secure aggregation adds up the records, which doubles
+        the range that a sum needs.
 
     Raises:
       ValueError: no lattice is fine enough for the records and coarse enough
@@ -89,12 +96,11 @@ class Lattice:
       'largest_cohort', largest_cohort, 'it is the most clients of a round'
     )
     min_scale = float(np.min(recursion.scales))
-    # In the range condition 2^k is multiplied with `sums + deviations`;
-    # `constant` does not grow with it.
+    # The range condition is 2^k (sums + deviations) + constant <= 2^31 - 1.
     norm = recursion.rho * recursion.max_scale if z_stddev_per_clip else 0.0
     deviations = 12 * z_stddev_per_clip * norm
     sums = largest_cohort * (2 if secure_sum else 1)
-    # |row D|_1 <= sqrt(n) |row|_2 max C[t, t].
+    # |row of C^-1 D|_1 <= sqrt(n) |row of C^-1|_2 max_t C[t, t].
     constant = 1 + math.sqrt(recursion.rounds) * norm / (2 * min_scale)
     most = min(MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
@@ -103,8 +109,8 @@ class Lattice:
       )
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if z_stddev_per_clip:
-      # PRIVACY: The proof of the slack does not cover a cell wider than a
-      # deviation. A lattice with wider cells is refused.
+      # PRIVACY: The proof of the slack does not cover a cell wider than s, so
+      # epsilon could be too small. A lattice with wider cells is refused.
       # Guard: lattice_test.test_cells_wider_than_a_deviation_are_refused.
       least = max(least, math.ceil(-math.log2(min_scale * z_stddev_per_clip)))
     if most < least:
@@ -119,10 +125,10 @@ class Lattice:
 
   @property
   def clip_steps(self) -> int:
-    """The clipping norm in steps, 2^k."""
+    """The clipping norm in lattice steps, 2^k."""
     return 2**self.clip_bits
 
 
 def _bits(value: float) -> int:
-  """Returns floor(log2(value)); -1 below 1."""
+  """Returns floor(log2(value)), or -1 if value < 1."""
   return math.floor(math.log2(value)) if value >= 1 else -1

@@ -21,9 +21,9 @@ class Placement:
   """The choice of where the noise of a run comes from.
 
   Attributes:
-    key_in_state: bool, whether TFF's state holds the key; if it does, anybody
-      who has a state can subtract the noise.
-    start_round: round of the state from which a resumed run goes on, >= 0; 0
+    key_in_state: bool, whether TFF's server state holds the key. If it does, a
+      person who has a state can subtract the noise.
+    start_round: round of the state from which a resumed run continues, >= 0; 0
       for a new run.
   """
 
@@ -33,13 +33,14 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class InState(Placement):
-  """A placement that keeps the key and the memory of the noise in TFF's state.
+  """A placement that keeps the key and past noise in TFF's server state.
 
-  It suits small models, since the state passes between processes by value every
-  round (20 to 40 ms for each MB), and runtimes whose workers share no file
-  system with this process. Every `initialize` draws a new key in the process
-  that runs it. Each copy of the state is as secret as the key, since anybody
-  who has a copy can subtract the noise. This placement is refused where
+  The state passes between processes by value in every round, which takes 20 to
+  40 ms for each MB. So this placement is for small models, and for runtimes
+  whose workers share no file system with this process. Every call of
+  `initialize` draws a new key in the process that runs it. A copy of the state
+  is as secret as the key, since a person who has it can subtract the noise. An
+  aggregator with this placement is refused where
   `tff.learning.programs.train_model` would release the state.
   """
 
@@ -48,29 +49,29 @@ class InState(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Tape(Placement):
-  """A placement in which a thread of this process writes y ahead of the rounds.
+  """A placement in which a thread of this process writes noise before rounds.
 
-  TFF's state names the tape and holds no secret. The noise of a round is added
-  to one sum of one run; its file is removed when a later round has read its
-  own.
+  The thread writes a file with the noise y_t of each round t. TFF's server
+  state names these files and holds no secret. y_t is added to only one sum of
+  one run. Its file is removed after a later round was released.
 
   Attributes:
-    directory: folder for the tape, private, on a file system that the processes
-      that run the rounds share; None makes a temporary folder, in memory where
+    directory: private folder of the files, on a file system that all processes
+      that run rounds share. None makes a temporary folder, in memory if
       possible.
-    key: secret key of the noise, kept by the caller to resume a run; None draws
-      one from the operating system. One key serves one run: the difference of
-      two runs with one key has no noise.
-    start_round: round of the state from which a resumed run goes on, with the
-      key of that run, >= 0. `initialize` then begins at that round.
-    max_memory_bytes: most bytes of memory for the producer's past noise, > 0; a
-      larger past goes to a file in the folder for temporary files (TMPDIR).
-      None keeps it in memory.
-    backend: library that makes the noise, one of `stream.BACKENDS`.
-    devices: names of the backend's devices, all of one kind; () takes the
+    key: secret key of the noise; the caller keeps it to resume a run. None
+      draws a key from the operating system. A key serves one run: the
+      difference of two runs with the same key has no noise.
+    start_round: round of the state from which a run resumes, >= 0. The run
+      needs its own key again, and `initialize` then begins at this round.
+    max_memory_bytes: maximum number of bytes of past noise in memory, > 0. More
+      past noise goes to a file in the folder for temporary files (TMPDIR). None
+      means no limit.
+    backend: library that computes the noise, one of `stream.BACKENDS`.
+    devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
-    position: reports the open round, whatever the state says; None takes the
-      round of the state.
+    position: object that knows the open round; the round that the state counts
+      is then ignored. None means the round of the state.
   """
 
   directory: Optional[Union[str, os.PathLike]] = None
@@ -84,7 +85,7 @@ class Tape(Placement):
   def __post_init__(self):
     _check_start(self.start_round)
     if self.key is not None and not isinstance(self.key, key_lib.Key):
-      # The message shows the type only: the value may be a secret.
+      # The message shows the type only, because the value may be a secret.
       raise errors.type_error(
         f'key={type(self.key).__name__}: must be a noise.Key; use '
         'Key.load_or_create(path), or Key.from_seed(seed) in simulations'
@@ -98,13 +99,18 @@ class Tape(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Served(Placement):
-  """A placement in which `bandmf noise-server`s write y and have the key.
+  """A placement in which one or several `bandmf noise-server`s write the noise.
+
+  The servers have the key. They write a file with the noise of each round
+  before the round begins. A shard is a range of coordinates, the share of one
+  server.
 
   Attributes:
-    folders: folder of one server, or the folders of all shards in any order.
-    start_round: round of the state from which a resumed run goes on, >= 0.
-    notice_seconds: seconds, > 0; a line on standard error names a server for
-      which a round waits longer.
+    folders: folder of the only server, or the folders of all shards in any
+      order.
+    start_round: round of the state from which a resumed run continues, >= 0.
+    notice_seconds: seconds without the next round after which a line on
+      standard error names the server that is late, > 0.
   """
 
   folders: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]]

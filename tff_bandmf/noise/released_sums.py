@@ -1,14 +1,17 @@
 """The open round of a run and the sums that it released, in files.
 
-  position                      'run round attempt clients'; 'run -1 0 0'
-                                between rounds
-  released/00000003-2-HIGH-LOW  attempt 2 of round 3 released the sum with this
-                                fingerprint, 64 bits in two numbers; the content
-                                is 'updates zero'
+  position                      'run round attempt clients', or 'run -1 0 0'
+                                if no round is open
+  released/00000003-2-HIGH-LOW  a mark: attempt 2 of round 3 released the sum
+                                with the 64-bit fingerprint (HIGH, LOW); the
+                                content is 'updates zero', the numbers of all
+                                and of all-zero updates in the sum
 
-TFF's state cannot choose the round: a round adds the noise of the round that is
-open here, even if the state counts another one. The folder is private, and the
-processes that run the rounds share it.
+TFF's state cannot choose the round: an aggregation adds the noise of the round
+that is open here, even if the state counts another round. The folder is
+private, and the processes that run the rounds share it. The ledger is the
+durable record of a run's cohorts and releases. S_t is the sum of round t, and
+y_t is its noise, in steps of `lattice`.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from tff_bandmf import _files, errors
 from tff_bandmf.noise import fingerprint as fingerprints
 
 _CLOSED = -1
-# Why a release is refused.
+# The reasons for which a release is refused.
 NOT_OPEN = 'no round of this run is open; ask the run for one first'
 MORE_UPDATES = (
   'more updates than the round has clients; give one of each client of '
@@ -54,7 +57,7 @@ class Position:
     clients: int,
     before: Iterable[tuple[int, bytes]] = (),
   ) -> None:
-    """Opens a round for one attempt; sums of other rounds fail from here on.
+    """Opens a round for one attempt; sums of other rounds now fail.
 
     **Formal guarantee.**
     Assumption: the cohort of the round is durable in the ledger before this
@@ -67,17 +70,17 @@ class Position:
     Args:
       round_index: round to open, >= 0.
       attempt: number of the attempt at this round, >= 1.
-      clients: size of the recorded cohort, >= 0; a sum has at most as many
-        updates.
+      clients: size of the recorded cohort, >= 0; the maximum number of updates
+        in a sum.
       before: (attempt, fingerprint) of each sum that earlier attempts released
-        in this round, in the form that `released` returns.
+        in this round, as `released` returns them.
     """
     if not self.marks.is_dir():
       self.marks.mkdir(mode=0o700)
       _files.sync(self.directory)
-    # PRIVACY: A power cut can lose the mark of a sum that was released, and a
-    # second sum would then get the same noise. Sums that the ledger knows are
-    # marked again before the round is open.
+    # PRIVACY: If a power cut loses the mark of a released sum, a second sum
+    # could get the same noise. Sums that the ledger knows are marked again
+    # before the round is open.
     # Guard:
     # run_replay_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
     for other, fingerprint in before:
@@ -86,7 +89,7 @@ class Position:
     self._write(round_index, attempt, clients)
 
   def sync(self) -> None:
-    """Writes the marks through to the disk before it returns."""
+    """Returns after the marks are on the disk."""
     _files.sync(self.marks)
 
   def close(self) -> None:
@@ -104,9 +107,9 @@ class Position:
     }
 
   def updates(self, round_index: int) -> dict[int, tuple[int, int]]:
-    """Returns {attempt: (updates, all-zero updates)} of the sums of a round.
+    """Returns {attempt: (updates, all-zero updates)} of a round's sums.
 
-    An attempt whose mark was lost is missing.
+    If the mark of an attempt was lost, the attempt is missing.
     """
     counts = {}
     for path in sorted(self.marks.glob(f'{round_index:08d}-*')):
@@ -117,36 +120,36 @@ class Position:
     return counts
 
   def forget(self, below: int) -> None:
-    """Removes the marks of all rounds below `below`."""
+    """Removes the marks of all rounds before the round `below`."""
     for path in self.marks.glob('*-*'):
       if int(path.name.split('-')[0]) < below:
         path.unlink()
 
   def check(self, round_index: int, updates: int) -> None:
-    """Raises unless a round is open that has a client for each update.
+    """Raises ValueError unless the round is open and may have these updates.
 
     **Formal guarantee.**
-    Assumption: `updates` is the number of updates that were added up.
-    Statement: a sum of another round, or with more updates than the recorded
-    cohort has clients, is refused before the release. The check counts updates;
-    it cannot tell which client sent one.
+    Assumption: `updates` is the number of updates in the sum. Statement: a sum
+    of another round, or with more updates than the recorded cohort has clients,
+    is refused before the release. The check counts updates; it cannot tell
+    which client sent an update.
 
     Args:
-      round_index: t, >= 0.
+      round_index: round t of the sum, >= 0.
       updates: number of updates in the sum, >= 0.
 
     Raises:
-      ValueError: another round or none is open, or the updates are too many.
+      ValueError: this round is not open, or the updates are too many.
     """
     run, open_round, _, clients = self._numbers()
-    # PRIVACY: A release outside of its round would have clients that nobody has
-    # recorded. It fails unless this round of this run is open.
+    # PRIVACY: A release outside of its round would hold updates of clients that
+    # nobody has recorded. The call fails unless this round of this run is open.
     # Guard: run_replay_test.test_position_of_another_run_is_refused.
     if run != self.run or open_round == _CLOSED or open_round != round_index:
       raise errors.value_error(f'round={round_index}: {NOT_OPEN}')
-    # PRIVACY: An update beyond the recorded cohort comes from a client whose
-    # participation the ledger lacks, so epsilon would not count it. The round
-    # fails before its release.
+    # PRIVACY: If a sum has more updates than the recorded cohort has clients,
+    # some client's participation is not in the ledger, and epsilon would not
+    # count it. The round fails before its release.
     # Guard: run_replay_test.test_position_of_another_run_is_refused.
     if updates > clients:
       raise errors.value_error(f'updates={updates}: {MORE_UPDATES} {clients}')
@@ -157,29 +160,29 @@ class Position:
     """Marks a release as the only one of its round.
 
     **Formal guarantee.**
-    Assumption: all attempts of the run share this folder, a new file is seen by
-    every later listing, and `open` has marked the sums that the ledger knows.
-    Statement: among two different sums with the noise of one round, `mark`
-    returns for at most one, in this process or another, except where their
-    64-bit fingerprints agree. Source: each call writes its mark before it lists
-    the marks, so of two concurrent calls at least one sees the mark of the
-    other and fails.
+    Assumption: all attempts of the run share this folder, every listing of the
+    folder shows each file that was created before, and `open` has marked the
+    sums that the ledger knows. Statement: among two different sums with the
+    noise of one round, `mark` returns for at most one, in this process or
+    another, unless their 64-bit fingerprints agree. Source: each call writes
+    its mark before it lists the marks, so of two concurrent calls at least one
+    sees the mark of the other call and fails.
 
     Args:
       released: [dimension] int32, S_t + y_t, in lattice steps.
       counts: the number of updates in S_t, and the number of all-zero updates
         among them.
-      round_index: t, >= 0.
+      round_index: round t, >= 0.
 
     Raises:
-      ValueError: the round released another sum before.
+      ValueError: another sum of this round has a mark.
     """
     high, low = fingerprints.fingerprint(released)
     owner = f'{high:010d}-{low:010d}'
     attempt = self._numbers()[2]
-    # PRIVACY: The difference of two sums with one y has no noise. A sum is
-    # marked before it leaves, and the round fails if another sum has a mark, of
-    # this process or of an earlier one.
+    # PRIVACY: The difference of two sums with the same y_t has no noise. The
+    # mark of a sum is written before this method returns, and the round fails
+    # if another sum has a mark, from this process or another.
     # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
     mark = self.marks / f'{round_index:08d}-{attempt}-{owner}'
     mark.write_text('{} {}'.format(*counts))
@@ -187,7 +190,7 @@ class Position:
       raise errors.value_error(f'round={round_index}: {OTHER_SUM}')
 
   def _numbers(self) -> tuple[int, ...]:
-    """Returns the run, round, attempt and clients of the file."""
+    """Returns (run, round, attempt, clients) from the file `position`."""
     return tuple(map(int, self._file.read_text().split()))
 
   @property
@@ -201,6 +204,7 @@ class Position:
 
   def _write(self, round_index: int, attempt: int, clients: int) -> None:
     content = f'{self.run} {round_index} {attempt} {clients}'.encode()
-    # Without a sync a power cut can restore an older position. A program that
-    # is started again calls `close` before anything reads the file.
+    # Without a sync, a power cut can restore an older position. This does no
+    # harm: a program that starts again calls `close` before a round reads the
+    # file.
     _files.write(self._file, content, mode=0o600, durable=False)

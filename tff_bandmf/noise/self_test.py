@@ -1,7 +1,9 @@
-"""A test of the noise by the process that adds it; only the verdict leaves.
+"""A test of the noise y_t in the process that adds it to the sum S_t.
 
-The measured deviation is secret: |y_t| together with the release S_t + y_t
-tells S_t from any other sum.
+y_t is row t of C^-1 z for a strategy matrix C and normals z, in steps of
+`lattice`. The process outputs only whether the test passed. The measured
+deviation is secret: a person who knows |y_t| and the release S_t + y_t can tell
+S_t from most other sums.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from tff_bandmf import errors
 if TYPE_CHECKING:
   import tensorflow as tf
 
-# Probability that a sound run fails the test in some round; part of
-# slack_delta.
+# Probability that a correct run fails the test in some round; slack_delta
+# includes it.
 FALSE_ALARM = 1e-24
-# Coordinates whose squares are added up at once.
+# Number of coordinates whose squares are added up at once.
 _PIECE = 1 << 13
 _UNSOUND = (
   'noise: its sample deviation is not that of the strategy, so the round is '
   'not released; were strategy, noise or files changed? Start anew with a new '
   'key'
 )
-# A number or a scalar tensor.
+# A number, or a scalar tensor.
 _Number = Any
 
 
@@ -40,22 +42,24 @@ def check(
   row_norms: np.ndarray,
   round_index: int,
 ) -> None:
-  """Raises if the sample deviation of y does not fit the noise of its round.
+  """Raises ValueError if the sample deviation of y_t does not fit round t.
 
-  With sigma = z_steps * row_norms[t] and d coordinates, |y|^2 / sigma^2 is
-  chi-square of d degrees of freedom, apart from rounding. The rounding of this
-  round moves a coordinate by about 1/2. The rounding of earlier rounds, through
-  C^-1, moves it by less than row_norms[t].
+  The sample deviation is |y_t|_2 / sqrt(d), with d coordinates. With sigma =
+  z_steps * row_norms[t], |y_t|^2 / sigma^2 has a chi-square distribution with d
+  degrees of freedom, apart from rounding. The rounding of round t moves a
+  coordinate by at most 1/2. The rounding of earlier rounds, through C^-1, moves
+  it by less than row_norms[t].
 
   Args:
-    parts: the coordinates of y, vectors of int32, in lattice steps.
+    parts: the coordinates of y_t, vectors of int32, in lattice steps.
     z_steps: standard deviation of z in lattice steps, > 0.
-    row_norms: [n] float64, |row t of C^-1|_2; `FALSE_ALARM` is spread over the
-      n rounds.
-    round_index: t, in [0, n).
+    row_norms: [rounds] float64, the norms |row t of C^-1|_2 of all rounds,
+      where C is the strategy matrix. `FALSE_ALARM` is divided among the rounds.
+    round_index: t, in [0, rounds).
 
   Raises:
-    ValueError: the deviation is out of `interval`.
+    ValueError: the sample deviation is outside of `interval` by more than
+      rounding explains.
   """
   dimension = sum(map(len, parts))
   squares = 0.0
@@ -78,17 +82,17 @@ def check(
 def graph_check(
   y: tf.Tensor, *, z_steps: float, row_norms: np.ndarray, round_index: tf.Tensor
 ) -> tf.Tensor:
-  """Returns y, if it passes `check`, in TensorFlow's graph.
+  """Returns y_t in TensorFlow's graph if y_t passes `check`.
 
   Args:
-    y: [d] int32, in lattice steps; d is static.
+    y: [d] int32, y_t in lattice steps; the number d is static.
     z_steps: standard deviation of z in lattice steps, > 0.
-    row_norms: [n] float64, see `check`.
+    row_norms: [rounds] float64, see `check`.
     round_index: t, scalar int64.
 
   Raises:
-    tf.errors.InvalidArgumentError: when the graph runs, if the deviation is out
-    of `interval`.
+    tf.errors.InvalidArgumentError: when the graph runs, if the sample deviation
+      is outside of `interval` by more than rounding explains.
   """
   import tensorflow as tf
 
@@ -109,10 +113,10 @@ def _is_sound(
   row_norm: _Number,
   bounds: tuple[float, float],
 ) -> _Number:
-  """Returns whether a sample deviation fits, for numbers or for tensors.
+  """Returns whether a sample deviation fits its round, as a bool or a tensor.
 
   Args:
-    rms: sample deviation of y in lattice steps.
+    rms: sample deviation of y_t in lattice steps.
     z_steps: standard deviation of z in lattice steps, > 0.
     row_norm: |row t of C^-1|_2.
     bounds: the result of `interval`.
@@ -129,16 +133,16 @@ def _is_sound(
 def interval(dimension: int, rounds: int) -> tuple[float, float]:
   """Returns (low, high) bounds on the mean of d squared standard normals.
 
-  Chernoff's bound: the mean is above a > 1 with a probability of at most
-  exp(-d/2 (a - 1 - ln a)), and below a < 1 with a probability of at most the
+  By Chernoff's bound, the mean exceeds a > 1 with a probability of at most
+  exp(-d/2 (a - 1 - ln a)). It is below a < 1 with a probability of at most the
   same expression. Each side gets half of `FALSE_ALARM` / rounds.
 
   >>> [round(bound, 4) for bound in interval(4_000_000, 2000)]
   [0.992, 1.008]
 
   Args:
-    dimension: d, > 0.
-    rounds: n, > 0.
+    dimension: d, number of normals, > 0.
+    rounds: number of rounds of the run, > 0.
   """
   target = 2.0 / dimension * math.log(2.0 * rounds / FALSE_ALARM)
 

@@ -1,7 +1,17 @@
-"""Sources of noise: they add y_t to the sum of round t, in TFF's graph.
+"""Sources of noise: they add y_t to the sum of round t in TFF's graph.
 
-`of` makes the source of a placement. `TapeSource` reads y_t from files that a
-producer wrote ahead of the round; `StateSource` computes y_t from TFF's state.
+| symbol  | meaning                                                       |
+|---------|---------------------------------------------------------------|
+| C       | strategy matrix of the mechanism                              |
+| S, S_t  | sums of the clipped records; row t is the sum of round t      |
+| Z, z_t  | unit normals; row t is for round t                            |
+| y, y_t  | noise z_steps C^-1 Z, rounded; row t is for round t           |
+| M_t     | memory of the recursion that computes y_t from z_t and past y |
+
+All numbers are in steps of `lattice`. A placement is the user's choice of where
+y_t comes from, and `of` returns its source. `TapeSource` reads y_t from a tape:
+files that a producer writes before the round. `StateSource` computes y_t from
+TFF's server state.
 """
 
 from __future__ import annotations
@@ -23,9 +33,9 @@ from tff_bandmf.noise import (
 from tff_bandmf.noise.tape import graph_reader, opened
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# With more than 1.9 GB of state TFF's local runtime fails or retries for ever.
+# With more than 1.9 GB of state, TFF's local runtime fails or retries for ever.
 _MAX_STATE_BYTES = 1_800_000_000
-# Run ID of a state that `begin` did not create.
+# The run ID of a state that `begin` did not create.
 _NOBODY = 0
 
 # State of a noise source: nested structure of tensors.
@@ -33,15 +43,15 @@ State = Any
 
 
 class NoiseSource(abc.ABC):
-  """Adds y_t to an integer sum inside a graph; y_t itself never leaves.
+  """Adds y_t to an integer sum inside a graph that never outputs y_t alone.
 
-  The methods that run in a graph are functions of the state alone and, where
-  there is a tape, of the files in its folder.
+  The methods that run in a graph depend only on the state and, with a tape, on
+  the files in its folder.
 
   Attributes:
-    placement: 'state', 'tape' or 'none': where y_t comes from.
+    placement: where y_t comes from: 'state', 'tape' or 'none'.
     dimension: d, number of coordinates of y_t, > 0.
-    start_round: round at which `begin` starts, >= 0.
+    start_round: the first round of a run that `begin` creates, >= 0.
   """
 
   placement: ClassVar[str]
@@ -50,7 +60,7 @@ class NoiseSource(abc.ABC):
 
   @abc.abstractmethod
   def initial_state(self) -> State:
-    """Returns the state, nested tensors, of a run that has not begun."""
+    """Returns the state of a run that has not begun, nested tensors."""
 
   def begin(self, state: State) -> State:
     """Returns the first state of a new run, given `initial_state()`."""
@@ -60,8 +70,8 @@ class NoiseSource(abc.ABC):
     """Returns the round t to be released, scalar int64.
 
     Args:
-      stated: scalar int64, the round that TFF's state counts; < 0 before the
-        run has begun.
+      stated: scalar int64, the round that TFF's state counts; negative if the
+        run has not begun.
     """
     return stated
 
@@ -76,41 +86,43 @@ class NoiseSource(abc.ABC):
     """Returns (total + y_t, state of the next round).
 
     **Formal guarantee.**
-    Assumption: the key is secret and serves one run, the noise of each round is
-    added to one sum, the recursion and `z_steps` are of a `Lattice` that holds
-    the run, and nobody can tell words of ChaCha20 from uniform ones. Statement:
-    if the Gaussian mechanism C S + z_steps Z on real numbers is (epsilon,
-    delta)-DP, then the releases of all rounds are (epsilon + 2 alpha, e^alpha
-    delta + beta (1 + e^(epsilon + alpha)))-DP. A round that fails releases
-    nothing. Source:
+    Assumption: the key is secret and serves one run; the noise of each round is
+    added to one sum; the recursion and `z_steps` belong to a `Lattice` on which
+    no value of the run is out of range; and nobody can distinguish words of
+    ChaCha20 from uniform ones. Statement: if the Gaussian mechanism C S +
+    z_steps Z on real numbers is (epsilon, delta)-DP, then the releases of all
+    rounds are (epsilon + 2 alpha, e^alpha delta + beta (1 + e^(epsilon +
+    alpha)))-DP. A round that fails releases nothing. Source:
     docs/reference/arithmetic.md, Theorems 1 and 2, where alpha and beta are
-    defined; its last section lists what is measured and not proved.
+    defined. Its last section lists the properties that are measured but not
+    proved.
 
-    `TapeSource` enforces one sum for each round; see
-    `tape.graph_reader.release`. With `StateSource` the caller has to, since it
-    releases from any state that it gets. `NoNoise` guarantees nothing.
+    `TapeSource` enforces that each round has one sum; see
+    `tape.graph_reader.release`. `StateSource` releases from any state that it
+    gets, so the caller must ensure that each round has one sum. `NoNoise`
+    guarantees nothing.
 
     Args:
-      state: state of the round, from `begin` or from the release before.
+      state: state of the round, from `begin` or from the previous release.
       round_index: t, scalar int64.
-      total: [dimension] int32, S_t, the sum of the records in lattice steps.
+      total: [dimension] int32, S_t in lattice steps.
       counts: [2] integers: the number of updates in the total, and the number
-        of all-zero updates among them. Only a source that has a
-        `released_sums.Position` reads it.
+        of all-zero updates among them. Only a source with a
+        `released_sums.Position` uses the counts.
     """
 
   def metrics(
     self, state: State, round_index: tf.Tensor
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns the metrics of a round, by name; none depends on the noise.
+    """Returns the metrics of a round by name; no metric depends on the noise.
 
     Args:
       state: state of the round.
       round_index: t, scalar int64.
     """
     del state, round_index
-    # A round whose noise fails the self-test fails too, so a round that has
-    # metrics was checked.
+    # If the noise fails its self-test, the round fails. So a round that has
+    # metrics has passed the self-test.
     return collections.OrderedDict(
       noise_placement=tf.constant(self.placement),
       noise_checked=tf.constant(self.placement != NoNoise.placement),
@@ -137,16 +149,17 @@ class NoNoise(NoiseSource):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StateSource(NoiseSource):
-  """A source that keeps the key and the recursion's memory in TFF's state.
+  """A source that keeps the key and the memory of past noise in TFF's state.
 
-    y_t = round(z_steps scale_t z_t + readout_t . S_t)
+    y_t = round(z_steps scale_t z_t + readout_t . M_t)
 
-  Here S_t is the memory of the recursion. The state is secret: anybody who has
-  it can subtract the noise. The recursion's table is a constant of the graph,
-  and passes between processes every round as the state does.
+  The state is secret: a person who has it can subtract the noise. The weights
+  scale_t and readout_t of all rounds are in a table, `Recursion.table`. The
+  table is a constant of the graph, so it passes between processes in every
+  round like the state.
 
   Attributes:
-    recursion: the recursion by which y follows from z, for the strategy C.
+    recursion: recursion that computes y from z, for the strategy matrix C.
     z_steps: standard deviation of z in lattice steps, > 0.
     dimension: d, number of coordinates of y_t, > 0.
   """
@@ -158,7 +171,7 @@ class StateSource(NoiseSource):
 
   @staticmethod
   def bytes_passed(recursion: recursion_lib.Recursion, dimension: int) -> int:
-    """Returns the bytes of state and table that each round passes on."""
+    """Returns the bytes of state and table that every round passes on."""
     kind = _memory_type(recursion)
     return (
       kind.size * recursion.memory * dimension
@@ -198,9 +211,9 @@ class StateSource(NoiseSource):
         past, tf.gather(table.readout, phase), transpose_a=True
       )
     v = tf.round(v + mean)
-    # PRIVACY: If y alone wrapped around, the recursion would go on from another
-    # y than the theorem assumes. Such a round fails; a wrap-around of the sum
-    # would be post-processing.
+    # PRIVACY: If y_t wrapped around, the recursion would continue from another
+    # y_t than the theorem assumes. Such a round fails. Wrap-around of the sum
+    # S_t + y_t would be post-processing.
     # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
     in_range = tf.debugging.Assert(
       tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
@@ -214,8 +227,8 @@ class StateSource(NoiseSource):
       round_index=round_index,
     )
     new_state = collections.OrderedDict(key=state['key'])
-    # PRIVACY: If the memory held another y than the sum, the noise would be
-    # that of another C. The memory takes the rounded y that was added.
+    # PRIVACY: If the memory held another y_t than the sum, the noise would be
+    # that of another C. The memory gets the rounded y_t that was added.
     # Guard: source_test.test_rounds_are_those_of_the_recursion.
     if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
       gain = tf.gather(table.gain, phase)
@@ -234,17 +247,17 @@ class TapeSource(NoiseSource):
   """A source that reads y_t from the files of a tape; the state names the tape.
 
   The process that runs the round must see the folders of the tape. A tape
-  serves one run, namely the first that reads a round of it. `begin` gives each
-  run its own ID. States that `begin` did not create all share ID 0.
+  serves one run: the first run that reads a round from it. `begin` gives each
+  run its own ID. All states that `begin` did not create share the ID 0.
   """
 
   placement: ClassVar[str] = 'tape'
 
   def __init__(self, tape: opened.OpenTape):
-    """Initializes the source; `close` closes the tape too.
+    """Initializes the source; its method `close` also closes the tape.
 
     Args:
-      tape: the tape from which rounds read y_t.
+      tape: the tape from which the rounds read y_t.
     """
     self._opened = tape
     self._tape = tape.tape
@@ -303,7 +316,7 @@ class TapeSource(NoiseSource):
 
 
 def _memory_type(recursion: recursion_lib.Recursion) -> tf.DType:
-  """Returns the type of the recursion's memory: past y are integers."""
+  """Returns the type of the memory: integers if the memory holds past y."""
   return tf.int32 if recursion.keeps == recursion_lib.PAST_Y else tf.float64
 
 
@@ -313,20 +326,20 @@ def of(
   z_steps: float,
   dimension: int,
 ) -> NoiseSource:
-  """Returns the source of a placement, and starts the producer of a tape.
+  """Returns the source of a placement; starts the producer of a tape.
 
   Args:
-    placement: the choice of where y comes from.
-    recursion: the recursion by which y follows from z, for the strategy C.
+    placement: the user's choice of where y_t comes from.
+    recursion: recursion that computes y from z, for the strategy matrix C.
     z_steps: standard deviation of z in lattice steps, >= 0; 0 means no noise.
     dimension: d, number of coordinates of y_t, > 0.
 
   Raises:
-    TypeError: the placement is of an unknown kind.
-    ValueError: a value is out of range, the state is too large to pass between
-      processes, another source of this process has the key, or a server's
+    TypeError: `placement` is of an unknown kind.
+    ValueError: a value is out of range; the state is too large to pass between
+      processes; another source of this process has the key; or a noise-server's
       folder does not fit this run or has another reader.
-    OSError: there is no room for the folder of a tape.
+    OSError: the disk has too little space for the folder of a tape.
   """
   if not z_steps:
     return NoNoise(dimension, placement.start_round)

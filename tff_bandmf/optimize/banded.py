@@ -1,64 +1,76 @@
-"""Optimal C with few bands, and few-banded Toeplitz C, for any workload.
+"""Optimal banded C and optimal banded Toeplitz C, for any workload.
 
 | symbol | meaning                                                         |
 |--------|-----------------------------------------------------------------|
-| X      | C^T C; banded as C is                                           |
+| n, b   | number of rounds, and of bands of C                             |
+| A      | workload, [n, n]                                                |
+| X      | C^T C, which has the bands of C above and below its diagonal    |
 | e_t    | squared norm of row t of A C^-1, times sens(C)^2                |
-| w_t    | weights of the queries, positive, of sum 1                      |
-| p      | power                                                           |
+| w_t    | weight of e_t, positive; the sum of all weights is 1            |
+| p      | power in the loss of the largest error, >= 1                    |
 
   minimise log mean(e), or log max(e), over C scaled to sensitivity 1
 
 The largest error is minimised by the method of multipliers on
 
-  loss(C; w, p) = log (sum_t w_t e_t^p)^(1/p),   v_t = w_t e_t^(p-1) / sum
+  loss(C; w, p) = log (sum_t w_t e_t^p)^(1/p)
+  v_t = w_t e_t^(p-1) / sum_s w_s e_s^(p-1)
 
-and after each minimisation v becomes w; p grows to a moderate size only. At a
-minimum of loss(.; w, p), C also minimises sum_t v_t e_t, because both have the
-same gradient, e_t is convex in X, and X ranges over a convex set. Therefore
+After each minimisation v replaces w, and p grows up to a moderate size. If C
+minimises loss(.; w, p), it also minimises sum_t v_t e_t, because both functions
+have parallel gradients, e_t is convex in X, and X ranges over a convex set. So
 
   sum_t v_t e_t <= least possible max(e) <= max(e)
 
-and the search ends when the two sides are nearly equal. For a Toeplitz C this
-bound is not proved; if the two sides stay apart, the search reports that it has
-not converged.
+and the search ends when the first and the last number are nearly equal. For a
+Toeplitz C this bound is not proved; if the numbers stay apart, the search
+reports that it has not converged.
 
-The optimum is that of [BandMF23, Sec 4 and App B], computed by the recursion of
-`covariance`.
+The optimum is defined in [BandMF23, Sec 4 and App B]. The module `covariance`
+computes e and its gradient.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from typing import Callable, Optional
+import math
+from typing import Callable, Optional, Union
 
 import numpy as np
 import scipy.linalg
 import scipy.special
-import tensorflow as tf
+import threadpoolctl
 
 from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, solver, toeplitz
 from tff_bandmf.strategies import base
 
-# Least decrease of the log loss by an iteration; below it the search ends.
+# The search ends if an iteration decreases the log loss by less than this.
 _TOLERANCE = 1e-10
-# Most evaluations with one set of weights.
+# Largest number of evaluations with the same weights w.
 _STAGE_EVALUATIONS = 200
+# Powers p of the first stages, and of all later stages.
 _POWERS = (1.0, 4.0, 16.0, 64.0)
 _LAST_POWER = 256.0
-# Least weight of a query, because a weight of 0 could never grow again.
+# Fraction of the weights that all w_t share equally, because a weight of 0
+# could never grow again.
 _LEAST_WEIGHT = 1e-2
-# Gap between the largest error and its lower bound, in log loss, at the end.
+# Largest log(max(e) / lower bound) at which the search has converged.
 _GAP = 1e-4
-# Past gradients that L-BFGS stores; each takes 2 n b numbers, and more of them
-# hardly speed it up.
+# Number of past gradients that L-BFGS stores. Each takes 2 n b numbers, and
+# more of them hardly speed up the search.
 _CORRECTIONS = 5
 
-# Parameters [n, b] or [b] -> columns of C, [n, b], and sens(C)^2.
-_ToColumns = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+# Function from the gradient by the columns of C, [n, b], to the gradient by the
+# parameters, for a constant sens(C).
+_Pullback = Callable[[np.ndarray], np.ndarray]
+# Function from parameters, [n, b] or [b - 1], to the columns of C, [n, b], to
+# log sens(C)^2 with its gradient by the parameters, and to the pullback.
+_ToColumns = Callable[
+  [np.ndarray], tuple[np.ndarray, float, Union[np.ndarray, float], _Pullback]
+]
 
 
 def optimize_banded(
@@ -69,22 +81,23 @@ def optimize_banded(
   """Returns the banded strategy of least loss.
 
     loss = error * sens^2
-    sens^2 = k                                          equal column norms
-    sens^2 = max_{r < b} sum_j |C[:, r + j b]|^2 = 1    otherwise
+    sens^2 = k                                               equal column norms
+    sens^2 = max_{r < min_sep} sum_j |C[:, r + j min_sep]|^2 = 1      otherwise
 
-  Both are exact for bands <= min_sep = b, where columns of one client do not
-  overlap. [BandMF23, Sec 4; App B]
+  Here k is the largest number of rounds of a client. Both formulas are exact
+  for bands <= min_sep, because columns of a client's rounds then share no rows.
+  [BandMF23, Sec 4; App B]
 
   Args:
     problem: error to minimise.
-    bands: at most n, and at most min_sep.
+    bands: number of bands of C, at most n and at most min_sep.
     equal_column_norms: whether all columns of C must have norm 1. If not, only
-      the columns of one client together must, which gives a slightly smaller
-      loss and is for fixed epochs only. With a single participation there is no
-      difference.
+      the squared norms of the columns of a client's rounds must have sum 1. The
+      loss is then slightly smaller, and the schema must have fixed epochs. If a
+      client has only one round, both conditions are the same.
 
   Raises:
-    ValueError: a value is out of range, or two values do not fit each other.
+    ValueError: a value is out of range, or two values contradict each other.
 
   >>> from tff_bandmf import participation
   >>> found = optimize_banded(solver.Problem(9, participation.Single()), 3)
@@ -95,7 +108,8 @@ def optimize_banded(
   base.check_few(base.count_bands(bands), rounds)
   k = schema.participations(rounds)
   solver.check_separated(bands, schema.min_sep)
-  # Number of sets of columns with norm 1, and of such sets for one client.
+  # Columns with the same index modulo `groups` form a set of norm 1; one client
+  # has the columns of `sets` sets.
   if equal_column_norms or k == 1:
     groups, sets = rounds, k
   else:
@@ -105,26 +119,33 @@ def optimize_banded(
   columns = np.where(inside, toeplitz_start, 0.0)
   columns /= np.linalg.norm(columns, axis=1, keepdims=True)
   if groups == rounds:
-    # The scale of columns is free, and a step changes the direction of a column
-    # by the inverse square of its norm. The curvature by column j grows with
-    # n - j, so earlier columns get larger norms.
+    # Columns are scaled to norm 1 later, so their norms here are free. A step
+    # changes the direction of a column in inverse proportion to its squared
+    # norm. The curvature of the loss by column j grows with n - j, so earlier
+    # columns get larger norms.
     columns *= np.sqrt(np.arange(rounds, 0, -1) / rounds)[:, None]
 
-  # The parameters are the rows of Z in C = Z T, where T is Toeplitz with the
-  # coefficients of the start. The second derivative of a sum of e in direction
-  # D of C is close to |A C^-1 D C^-1|^2, and this choice removes the last
-  # factor, which halves the number of steps.
+  # The parameters are the rows of Z in C = Z T, where T is the Toeplitz matrix
+  # at which the search starts. The second derivative of a sum of e_t in
+  # direction D of C is about |A C^-1 D C^-1|^2. For D = E T this is about
+  # |A C^-1 E|^2, which halves the number of steps.
   times = scipy.linalg.toeplitz(
     toeplitz_start[0] * np.eye(1, bands)[0], toeplitz_start
   )
 
   def to_columns(parameters):
-    columns = _columns(parameters @ tf.constant(times))
-    return _scaled(columns, groups), tf.constant(sets, tf.float64)
+    columns, scaled_back = _scaled(_columns(parameters @ times), groups)
+
+    def pullback(by_columns):
+      return _rows(scaled_back(by_columns)) @ times.T
+
+    return columns, math.log(sets), 0.0, pullback
 
   start = scipy.linalg.solve_triangular(times, _rows(columns).T, trans='T').T
-  minimum = _search(to_columns, start, problem, None)
-  columns = to_columns(tf.constant(minimum.x.reshape(columns.shape)))[0].numpy()
+  # BLAS gets one thread: waiting threads spin, and take time from other work.
+  with threadpoolctl.threadpool_limits(1, 'blas'):
+    minimum = _search(to_columns, start, problem, None)
+  columns, *_ = to_columns(minimum.x.reshape(columns.shape))
   strategy = strategies.Banded(_rows(columns))
   sums = np.bincount(
     np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns)
@@ -138,19 +159,21 @@ def optimize_banded(
 
 
 def unit_column_loss(rounds: int, bands: int) -> Loss:
-  """Returns log mean(e) of C with columns scaled to norm 1, as a function.
+  """Returns the function log mean(e) of C, with columns scaled to norm 1.
+
+  The workload is prefix sums. The argument of the function is [n * bands]
+  float64, C[j + s, j] at [j, s] of its [n, bands] view.
 
   Args:
-    rounds: n, of prefix sums.
-    bands: bands of C; the function takes the columns of C by their bands,
-      [n * bands] float64.
+    rounds: n.
+    bands: number of bands of C.
   """
-  return Loss(
-    lambda columns: (_scaled(columns, rounds), tf.ones([], tf.float64)),
-    (rounds, bands),
-    rounds,
-    workloads.PREFIX,
-  )
+
+  def to_columns(columns):
+    scaled, pullback = _scaled(_inside(columns, rounds), rounds)
+    return scaled, 0.0, 0.0, pullback
+
+  return Loss(to_columns, (rounds, bands), rounds, workloads.PREFIX)
 
 
 def optimize_banded_toeplitz_scheduled(
@@ -159,14 +182,16 @@ def optimize_banded_toeplitz_scheduled(
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss, for any workload.
 
-    loss = error * |c|^2
+    loss = error * |c|^2, where c is the first column of C
 
-  This search is for workloads that are not Toeplitz, such as those with a
-  learning rate schedule; for others `optimize_banded_toeplitz` is much faster.
+  This search is for workloads that are not Toeplitz, such as workloads with a
+  learning rate schedule; for Toeplitz workloads `optimize_banded_toeplitz` is
+  much faster.
 
   Args:
-    problem: error to minimise; its participation is replaced by a single one.
-    bands: at most n.
+    problem: error to minimise; the search assumes that each client has only
+      one round, whatever its participation schema is.
+    bands: number of bands of C, at most n.
 
   Raises:
     ValueError: a value is out of range.
@@ -202,7 +227,7 @@ def optimize_banded_toeplitz_scheduled(
 def _check_epochs(
   rounds: int, participation: participation_lib.Participation
 ) -> int:
-  """Returns min_sep if a client's rounds are all rounds r modulo min_sep.
+  """Returns min_sep if a client has all rounds r, r + min_sep, ... for some r.
 
   Raises:
     ValueError: the schema allows other patterns.
@@ -224,47 +249,70 @@ def _check_epochs(
 
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
-  """Returns the best Toeplitz coefficients for a constant rate, [bands]."""
+  """Returns the best Toeplitz coefficients, [bands], without a schedule."""
   easier = solver.Problem(
     problem.rounds, problem.participation, problem.workload.unscheduled
   )
   return toeplitz.optimize_banded_toeplitz(easier, bands).strategy.coefficients
 
 
-def _inside(columns: tf.Tensor, rounds: int) -> tf.Tensor:
-  """Returns columns [n, b] with 0 past round n."""
-  rows = tf.range(rounds)[:, None] + tf.range(columns.shape[-1])
-  return tf.where(rows < rounds, columns, tf.zeros([], tf.float64))
+def _inside(columns: np.ndarray, rounds: int) -> np.ndarray:
+  """Returns columns, [n, b], with 0 in place of entries below row n - 1.
 
-
-def _scaled(columns: tf.Tensor, groups: int) -> tf.Tensor:
-  """Returns columns cut at n and scaled.
-
-  All columns with the same index modulo `groups` together have norm 1.
+  Args:
+    columns: [n, b] float64, or [b] for n equal columns.
+    rounds: n.
   """
-  rounds = columns.shape[0]
-  epochs = -(-rounds // groups)
-  inside = _inside(columns, rounds)
-  squares = tf.pad(tf.reduce_sum(inside**2, 1), [[0, epochs * groups - rounds]])
-  sums = tf.reduce_sum(tf.reshape(squares, [epochs, groups]), 0)
-  return inside / tf.tile(tf.sqrt(sums), [epochs])[:rounds, None]
+  rows = np.add.outer(np.arange(rounds), np.arange(columns.shape[-1]))
+  return np.where(rows < rounds, columns, 0.0)
+
+
+def _scaled(columns: np.ndarray, groups: int) -> tuple[np.ndarray, _Pullback]:
+  """Returns scaled columns, [n, b], and their pullback of gradients.
+
+  The squared norms of all columns with the same index modulo `groups` have
+  sum 1.
+  """
+  rounds = len(columns)
+
+  def totals(squares):
+    """Returns the sum of the group of each column, [n, 1] float64."""
+    epochs = -(-rounds // groups)
+    padded = np.zeros(epochs * groups)
+    padded[:rounds] = squares
+    sums = padded.reshape(epochs, groups).sum(0)
+    return np.tile(sums, epochs)[:rounds, None]
+
+  norms = np.sqrt(totals(np.einsum('ij,ij->i', columns, columns)))
+  scaled = columns / norms
+
+  def pullback(by_scaled):
+    along = totals(np.einsum('ij,ij->i', by_scaled, scaled))
+    return (by_scaled - along * scaled) / norms
+
+  return scaled, pullback
 
 
 def _toeplitz_columns(
-  free: tf.Tensor, rounds: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the columns of C for c_1 .. c_{b-1}, and |c|^2."""
-  coefficients = tf.concat([tf.ones([1], tf.float64), free], 0)
-  return _inside(coefficients, rounds), tf.reduce_sum(coefficients**2)
+  free: np.ndarray, rounds: int
+) -> tuple[np.ndarray, float, np.ndarray, _Pullback]:
+  """Returns the four values of `_ToColumns` for the Toeplitz C of c_1, ...."""
+  coefficients = np.concatenate([[1.0], free])
+  squared = float(coefficients @ coefficients)
+  return (
+    _inside(coefficients, rounds),
+    math.log(squared),
+    2 * free / squared,
+    lambda by_columns: by_columns.sum(0)[1:],
+  )
 
 
-def _columns(rows: tf.Tensor) -> tf.Tensor:
+def _columns(rows: np.ndarray) -> np.ndarray:
   """Returns columns[j, s] = rows[j + s, s], 0 where j + s >= n."""
-  rounds, bands = rows.shape
-  wide = tf.reshape(tf.pad(tf.transpose(rows), [[0, 0], [0, bands]]), [-1])
-  # Each row is longer by one, so the next row begins one entry further right.
-  skewed = tf.reshape(tf.pad(wide, [[0, bands]]), [bands, rounds + bands + 1])
-  return tf.transpose(skewed[:, :rounds])
+  columns = np.zeros_like(rows)
+  for s in range(rows.shape[1]):
+    columns[: len(rows) - s, s] = rows[s:, s]
+  return columns
 
 
 def _rows(columns: np.ndarray) -> np.ndarray:
@@ -276,13 +324,13 @@ def _rows(columns: np.ndarray) -> np.ndarray:
 
 
 class Loss:
-  """The loss of this module's docstring, as a function of the parameters.
+  """The loss of the module docstring, as a function of the parameters of C.
 
   Attributes:
     log_weights: [n] float64, log w.
     power: p.
-    least: least log max(e) so far.
-    best: parameters with the least log max(e); None if they are not stored.
+    least: least log max(e) so far, if `keep_best` is set.
+    best: parameters with this log max(e); empty if there are none yet.
   """
 
   def __init__(
@@ -299,46 +347,40 @@ class Loss:
     self.best = np.empty(0)
     self._shape = shape
     self._keep_best = keep_best
-    self._inverse_rows = tf.constant(workload.inverse_rows(rounds))
-
-    def compute(parameters, inverse_rows, log_weights, power):
-      with tf.GradientTape() as tape:
-        tape.watch(parameters)
-        columns, sensitivity_squared = to_columns(parameters)
-        e = sensitivity_squared * covariance.per_query_errors(
-          covariance.times_inverse_workload(columns, inverse_rows)
-        )
-        loss = tf.reduce_logsumexp(log_weights + power * tf.math.log(e)) / power
-      return loss, tape.gradient(loss, parameters), e
-
-    self._compute = covariance.compiled(
-      compute, shape, self._inverse_rows.shape, [rounds], []
-    )
+    self._to_columns = to_columns
+    self._inverse_rows = workload.inverse_rows(rounds)
 
   def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns the loss and its gradient at x, [parameters]."""
     parameters = x.reshape(self._shape)
     if parameters.ndim == 2 and np.min(parameters[:, 0]) <= 0:
-      # C is singular or beyond: the loss is infinite there.
+      # A diagonal entry of C is not positive: the loss counts as infinite.
       return np.inf, np.zeros_like(x)
-    loss, gradient, e = self._evaluate(parameters)
+    with np.errstate(all='ignore'):
+      columns, log_sens, by_sens, pullback = self._to_columns(parameters)
+      e, errors_back = covariance.per_query_errors(
+        covariance.times_inverse_workload(columns, self._inverse_rows)
+      )
+      log_e = np.log(e)
+      terms = self.log_weights + self.power * log_e
+      total = scipy.special.logsumexp(terms)
+      by_columns = covariance.times_inverse_workload_back(
+        errors_back(np.exp(terms - total) / e), self._inverse_rows
+      )
+      gradient = pullback(by_columns) + by_sens
     if self._keep_best:
-      most = float(np.log(np.max(e)))
+      most = log_sens + float(np.max(log_e))
       if most < self.least:
         self.least, self.best = most, x.copy()
-    return float(loss), gradient.numpy().reshape(-1)
+    return log_sens + float(total / self.power), gradient.reshape(-1)
 
   def log_errors(self, x: np.ndarray) -> np.ndarray:
     """Returns log e at x, [n] float64."""
-    return np.log(self._evaluate(x.reshape(self._shape))[2].numpy())
-
-  def _evaluate(self, parameters):
-    return self._compute(
-      tf.constant(parameters),
-      self._inverse_rows,
-      tf.constant(self.log_weights),
-      tf.constant(self.power, tf.float64),
+    columns, log_sens, *_ = self._to_columns(x.reshape(self._shape))
+    e, _ = covariance.per_query_errors(
+      covariance.times_inverse_workload(columns, self._inverse_rows)
     )
+    return log_sens + np.log(e)
 
 
 def _search(
@@ -347,7 +389,7 @@ def _search(
   problem: solver.Problem,
   bounds: Optional[list[tuple[float, float]]],
 ) -> solver.Minimum:
-  """Returns the best parameters, as a flat array, and their log loss."""
+  """Returns the minimum of the log loss, with parameters as a flat array."""
   is_max, callback = problem.objective == solver.MAX, problem.callback
   loss = Loss(to_columns, start.shape, problem.rounds, problem.workload, is_max)
 
@@ -374,7 +416,7 @@ def _search_max(
   minimize: Callable[..., solver.Minimum],
   max_evaluations: int,
 ) -> solver.Minimum:
-  """Returns the parameters of least max(e), as a flat array, and its log."""
+  """Returns the minimum of log max(e), with parameters as a flat array."""
   converged = interrupted = False
   evaluations = 0
   try:
@@ -389,8 +431,8 @@ def _search_max(
       evaluations += minimum.evaluations + 1
       weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
       lower_bound = np.log(weights @ np.exp(log_e))
-      # The bound holds only at a minimum, so the gain of this stage, too, must
-      # be small.
+      # The lower bound holds only at a minimum of the loss of this stage. So
+      # the decrease of the loss in this stage must be small, too.
       converged = bool(
         loss.least - lower_bound + before - minimum.value <= _GAP
       )

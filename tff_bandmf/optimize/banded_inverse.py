@@ -5,10 +5,10 @@
 | r      | first column of C^-1, r_0 = 1, p terms      |
 | c      | first column of C, c(x) = 1 / r(x), n terms |
 
-`series` computes the loss. The best c may increase at lags t < min_sep, where
-columns of one client do not overlap; the sensitivity in `series` is exact for
-such c, too. [DPCGD26] and [BIFR26] have closed forms with few bands of C^-1;
-here all p - 1 coefficients are free.
+The module `series` computes the loss. Any two rounds of a client are at least
+min_sep apart, so the best c may increase at lags t < min_sep; the sensitivity
+that `series` computes is exact for such a c, too. [DPCGD26] and [BIFR26] have
+closed forms of C^-1 with few bands; here all p - 1 coefficients are free.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ def optimize_banded_inverse(
   problem: solver.Problem,
   bands: int,
 ) -> solver.Optimized[strategies.BandedInverse]:
-  """Returns the strategy of least loss found whose C^-1 has `bands` bands.
+  """Returns the best strategy found whose C^-1 has `bands` bands.
 
-    loss = error * sens^2, with an upper bound of sens if it is not exact
+    loss = error * sens^2
+
+  If the sensitivity sens is not known exactly, the loss has an upper bound of
+  it.
 
   Args:
     problem: error to minimise.
-    bands: p, of C^-1, at most n.
+    bands: p, number of bands of C^-1, at most n.
 
   Raises:
     ValueError: a value is out of range, or the workload has a learning rate
@@ -63,8 +66,8 @@ def optimize_banded_inverse(
     if (
       minimum.evaluations < problem.max_evaluations and not minimum.interrupted
     ):
-      # The search may stop at a kink of the majorant if it begins at the square
-      # root. With a small min_sep independent noise is a better start.
+      # From the square root the search may stop at a kink of the majorant in
+      # `series`. If min_sep is small, independent noise is a better start.
       other = loss.minimize(
         np.zeros(bands - 1), evaluations=minimum.evaluations
       )

@@ -2,30 +2,35 @@
 
 | symbol      | meaning                                                     |
 |-------------|-------------------------------------------------------------|
-| d           | buffers                                                     |
+| n           | number of rounds                                            |
+| c           | first column of C, as a power series c(y) = sum_t c_t y^t   |
+| d           | number of buffers                                           |
 | theta_i     | decays of C, exp(-lambda_i)                                 |
 | omega_i     | output scales of C                                          |
-| theta_hat_i | decays of C^-1, exp(-lambda_hat_i) but for the last         |
+| theta_hat_i | decays of C^-1, exp(-lambda_hat_i) for i < d                |
+| omega_hat_i | output scales of C^-1                                       |
 | l           | log lambda_1, log lambda_hat_1, .., log lambda_d, [2 d - 1] |
-| x           | parameters: l_0, the gaps of l, theta_d - theta_hat_d       |
+| x           | parameters: l_0, differences of l, theta_d - theta_hat_d    |
 
-  c(x) = prod_j (1 - theta_hat_j x) / (1 - theta_j x)
-  c_t = sum_i omega_i theta_i^(t-1),
+  c(y) = prod_j (1 - theta_hat_j y) / (1 - theta_j y)
+  c_t = sum_i omega_i theta_i^(t-1) for t > 0,
   omega_i = prod_j (theta_i - theta_hat_j) / prod_{j!=i} (theta_i - theta_j)
 
-and the same for C^-1 with the roles swapped. The parameters interlace:
+and the same formulas hold for C^-1 if theta and theta_hat are exchanged. The
+decays interlace:
 
   1 > theta_1 > theta_hat_1 > theta_2 > ... > theta_d > theta_hat_d
   theta_d > 0
 
 which is equivalent to omega > 0. Then c is positive and decreases from c_1 on,
-so the sensitivity is exact, and differences of parameters are computed without
-cancellation. theta_hat_d < 0 reduces the loss with momentum. Two neighbouring
-decays that are equal cancel, and the buffer has no effect. So the search for d
-buffers starts from the best d - 1 buffers and one pair of nearly equal decays,
-tried at several places, and never gives a larger loss. `series` computes the
-loss. BLTs are from [BLT24], their optimisation for many participations from
-[UseBLTs24]; the interlacing parameters and the starts are from this project.
+so the sensitivity is exact. Differences of decays are computed without
+cancellation. A theta_hat_d < 0 reduces the loss of workloads with momentum. If
+two neighbouring decays are equal, their factors of c(y) cancel, and their
+buffer has no effect. So the search for d buffers starts from the best d - 1
+buffers and one more pair of nearly equal decays, at several places, and never
+gives a larger loss. The module `series` computes the loss. BLTs are from
+[BLT24], and their optimisation for many participations is from [UseBLTs24]; the
+interlacing parameters and the starts are from this project.
 """
 
 from __future__ import annotations
@@ -40,25 +45,25 @@ import numpy as np
 from tff_bandmf import _checks, strategies
 from tff_bandmf.optimize import series, solver
 
-# Bounds of the gaps of l, and the gap of a new pair of decays. The lower bound
-# keeps slow decays distinct in float64.
+# Bounds of the differences of l, and this difference for a new pair of decays.
+# With the lower bound slow decays stay distinct in float64.
 _LEAST_GAP = 1e-3
 _LARGEST_GAP = 30.0
 _OPENED_GAP = 0.05
-# Bounds of theta_d - theta_hat_d; both numbers are in (-1, 1).
+# Bounds of theta_d - theta_hat_d; both decays are in (-1, 1).
 _LEAST_LAST = 1e-6
 _LARGEST_LAST = 2.0
-# Bounds of n lambda_1 from below, and of lambda_1 from above.
+# Lower bound of n lambda_1, and upper bound of lambda_1.
 _SLOWEST = 1e-6
 _FASTEST = 10.0
-# Relative decrease of the loss that counts as 0.
+# A smaller relative decrease of the loss counts as 0.
 NO_GAIN = 1e-10
-# Places at which a new buffer is tried.
+# Number of places at which a new pair of decays is tried.
 _STARTS = 8
 
 
 def _differences(rates: np.ndarray, others: np.ndarray) -> np.ndarray:
-  """Returns exp(-rates_i) - exp(-others_j), accurate for nearly equal rates."""
+  """Returns exp(-rates_i) - exp(-others_j), also accurate for close rates."""
   gap = rates[:, None] - others
   nearer = np.exp(-np.minimum(rates[:, None], others))
   return np.sign(gap) * nearer * np.expm1(-np.abs(gap))
@@ -70,7 +75,7 @@ class _Decays:
 
   Attributes:
     rates: [d] float64, lambda.
-    others: [d - 1] float64, lambda_hat but for the last.
+    others: [d - 1] float64, lambda_hat.
     last: theta_hat_d, in (-1, 1).
     scales: [d] float64, omega.
     other_scales: [d] float64, omega_hat.
@@ -97,14 +102,22 @@ class _Decays:
   ) -> np.ndarray:
     """Returns the gradient by x, [2 d] float64.
 
-    The last entry of `by_others` is the gradient by theta_hat_d.
+    With d for a differential,
 
-    d log omega_i = sum_j d(theta_i - theta_hat_j) / (theta_i - theta_hat_j)
-      - sum_{j!=i} d(theta_i - theta_j) / (theta_i - theta_j)
+      d log omega_i = sum_j d(theta_i - theta_hat_j) / (theta_i - theta_hat_j)
+        - sum_{j!=i} d(theta_i - theta_j) / (theta_i - theta_j)
+
+    Args:
+      by_scales: [d] float64, gradient by omega.
+      by_rates: [d] float64, gradient by lambda.
+      by_other_scales: [d] float64, gradient by omega_hat.
+      by_others: [d] float64, gradient by lambda_hat; the last entry is the
+        gradient by theta_hat_d.
     """
     by_logs = by_scales * self.scales
     by_other_logs = by_other_scales * self.other_scales
-    # Two decays are equal in float64 only if both are 0; their gradient is 0.
+    # Two decays are equal in float64 only if both are 0; the gradient by such
+    # decays is 0.
     by_between = np.divide(
       by_logs[:, None] + by_other_logs,
       self.between,
@@ -119,7 +132,7 @@ class _Decays:
       -by_between.sum(0) - by_other_among.sum(1) + by_other_among.sum(0)
     )
     by_last = by_others[-1] + by_other[-1]
-    by_theta[-1] += by_last  # theta_hat_d = theta_d - gap
+    by_theta[-1] += by_last  # theta_hat_d is theta_d minus the last entry of x.
     by_l = np.empty(2 * len(self.rates) - 1)
     by_l[::2] = self.rates * (by_rates - np.exp(-self.rates) * by_theta)
     by_l[1::2] = self.others * (
@@ -162,10 +175,10 @@ class _Powers:
   """Powers of d decays and their derivatives.
 
   Attributes:
-    values: [d, exponents] float64, theta^e.
-    slopes: [d, exponents] float64, derivatives of theta^e by lambda. For
-      theta_hat_d, which may be 0 or negative and has no lambda, they are
-      derivatives by theta_hat_d.
+    values: [d, exponents] float64, the powers of the decays.
+    slopes: [d, exponents] float64, derivatives of the powers by lambda, or by
+      theta_hat_d in the row of theta_hat_d, which has no lambda because it may
+      be 0 or negative.
   """
 
   values: np.ndarray
@@ -175,7 +188,7 @@ class _Powers:
 def _powers(
   rates: np.ndarray, exponents: np.ndarray, last: Optional[float] = None
 ) -> _Powers:
-  """Returns powers of exp(-rates), and of `last` if there is one."""
+  """Returns powers of exp(-rates), and of `last` if it is given."""
   values = np.exp(-np.outer(rates, exponents))
   slopes = -exponents * values
   if last is not None:
@@ -186,10 +199,11 @@ def _powers(
 
 
 class _Series:
-  """c_0 = 1, c_t = sum_i scale_i theta_i^(t - 1), and its gradient.
+  """The series c_0 = 1, c_t = sum_i scale_i theta_i^(t - 1), and its gradient.
 
-  With t - 1 = B u + s a power is a product theta^(B u) theta^s, and the sum is
-  a product of matrices of about sqrt(n) columns.
+  With t - 1 = B u + s for a block size B, each power theta^(t - 1) is the
+  product theta^(B u) theta^s, so that the sum is a product of two matrices of
+  about sqrt(n) columns.
   """
 
   def __init__(
@@ -204,8 +218,8 @@ class _Series:
     Args:
       rounds: n.
       scales: [d] float64.
-      rates: lambda of the decays, [d], or [d - 1] with `last`.
-      last: the last decay if it has no lambda, else None.
+      rates: [d] float64, lambda of the decays; [d - 1] if `last` is given.
+      last: the last decay if it is given without a lambda, else None.
     """
     self._scales = scales
     self._rounds = rounds
@@ -221,7 +235,10 @@ class _Series:
     return np.concatenate([[1.0], powers[: self._rounds - 1]])
 
   def back(self, by_terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the gradients by the scales and by rates or `last`, [d] each."""
+    """Returns the gradients by the scales and by the decays, [d] each.
+
+    Gradients by decays are by lambda, or by `last` for the last decay.
+    """
     grid = np.zeros(self._block**2)
     grid[: self._rounds - 1] = by_terms[1:]
     grid = grid.reshape(self._block, self._block)
@@ -236,7 +253,10 @@ class _Series:
 def _columns(
   x: np.ndarray, rounds: int
 ) -> tuple[np.ndarray, np.ndarray, series.Pullback]:
-  """Returns c and r, [rounds] float64 each, and their pullback of gradients."""
+  """Returns the first columns of C and C^-1, [n] each, and their pullback.
+
+  See `series.Build`.
+  """
   decays = _decays(x)
   column = _Series(rounds, decays.scales, decays.rates)
   inverse = _Series(rounds, decays.other_scales, decays.others, decays.last)
@@ -252,16 +272,16 @@ def optimize_blt(
   buffers: int,
   worth: float = NO_GAIN,
 ) -> solver.Optimized[strategies.Blt]:
-  """Returns the BLT strategy of least loss found.
+  """Returns the best BLT strategy found.
 
     loss = error * sens^2
 
   Args:
-    problem: error to minimise; `max_evaluations` holds for each search.
-    buffers: most buffers d, >= 1, each of which needs one model copy. Fewer are
-      used if more do not reduce the loss.
-    worth: least relative decrease of the loss for one more buffer; below it the
-      search ends.
+    problem: error to minimise; `max_evaluations` limits the search from each
+      start.
+    buffers: largest number of buffers, >= 1; each needs one model copy. Fewer
+      buffers are used if more do not reduce the loss.
+    worth: least relative decrease of the loss for which a buffer is added.
 
   Raises:
     ValueError: a value is out of range, or the workload has a learning rate
@@ -275,14 +295,14 @@ def optimize_blt(
   """
   _checks.count('buffers', buffers, 'give the number of buffers')
   rounds, is_toeplitz = problem.rounds, problem.workload.is_toeplitz
-  if rounds == 1:  # C is 1 for all buffers.
+  if rounds == 1:  # For one round C is 1, whatever the buffers are.
     return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
   def loss(problem):
     return series.Objective(lambda x: _columns(x, rounds), problem, falls=True)
 
-  # With learning rates the search for the least maximum is slow, so it starts
-  # from the strategy of the least mean, which is near.
+  # With learning rates the search for the least maximal error is slow, so it
+  # starts from the strategy of least mean error, which is close.
   easier = attrs.evolve(problem, objective=solver.MEAN)
   best = _search(
     loss(problem if is_toeplitz else easier), rounds, buffers, worth
@@ -302,7 +322,7 @@ def _search(
   buffers: int,
   worth: float,
 ) -> solver.Minimum:
-  """Returns the best of all starts, from one buffer to all of them."""
+  """Returns the best minimum for 1, 2, ... up to `buffers` buffers."""
   x, evaluations = np.empty(0), 0
   best = solver.Minimum(x, np.inf, 0, False)
   places = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
@@ -319,7 +339,7 @@ def _search(
           best, evaluations=evaluations, converged=False, interrupted=True
         )
     if best.value > before.value * (1 - worth):
-      # One more buffer was tried at all places and did not help.
+      # One more buffer reduced the loss too little, whatever its place.
       best = before
       break
     x = best.x
@@ -327,9 +347,11 @@ def _search(
 
 
 def _with_buffer(x: np.ndarray, place: float) -> np.ndarray:
-  """Returns x, [2 d] or [0], of one more buffer, which does nearly nothing.
+  """Returns the parameters for one more buffer, which has nearly no effect.
 
-  `place` is l of the new neighbours.
+  Args:
+    x: parameters of d buffers, [2 d] float64; empty for d = 0.
+    place: mean entry of l for the new pair of decays.
   """
   l = list(place + _OPENED_GAP * np.array([-0.5, 0.5]))
   last = -np.inf
@@ -357,7 +379,7 @@ def _bounds(rounds: int, buffers: int) -> list[tuple[float, float]]:
 
 
 def _strategy(rounds: int, x: np.ndarray) -> strategies.Blt:
-  """Returns the strategy without buffers that have no effect."""
+  """Returns the strategy with parameters x, without buffers of no effect."""
   decays = _decays(x)
   used = decays.scales > 0
   return strategies.Blt(

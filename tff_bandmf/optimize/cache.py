@@ -1,13 +1,14 @@
 """A cache of the results of searches, on the disk.
 
 The result of a search is a function of its request and of the code. The name of
-a cached file contains the digests of request, code and strategy; a file with
-another content is ignored. No claim depends on the cache, because errors and
-sensitivity are computed from the strategy that was read.
+a cached file contains a digest of the request and the code, and a digest of the
+strategy; a file whose strategy has another digest is ignored. No claim depends
+on the cache, because errors and sensitivity are computed from the strategy that
+was read.
 
-The environment variable BANDMF_CACHE is the path of the folder, by default
-`$XDG_CACHE_HOME/tff_bandmf/strategies`. The folder may be removed at any time.
-An empty variable switches the cache off.
+The environment variable BANDMF_CACHE is the path of the cache folder, by
+default `$XDG_CACHE_HOME/tff_bandmf/strategies`. The folder may be removed at
+any time. If the variable is empty, nothing is cached.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ def found_before(
   request: request_lib.Request,
   search: Callable[[request_lib.Request], solver.Optimized],
 ) -> solver.Optimized:
-  """Returns the result of `search`, from the cache if it is there.
+  """Returns the result of `search`, from the cache if the cache has it.
 
-  A stored result has no evaluations. A search that did not converge is not
-  stored.
+  A result from the cache has 0 evaluations. The result of a search that did not
+  converge is not stored.
   """
   folder = _folder()
   if folder is None:
@@ -77,7 +78,7 @@ def _key(request: request_lib.Request) -> str:
 
 
 def _read(path: pathlib.Path) -> Optional[strategies.Strategy]:
-  """Returns the strategy of a cached file, or None.
+  """Returns the strategy of a cached file.
 
   The result is None if the file is missing, damaged or unreadable.
   """

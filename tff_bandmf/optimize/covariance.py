@@ -1,54 +1,51 @@
-"""Per-query errors of banded C, and their gradient, in TensorFlow.
+"""Per-query errors of banded C, and their gradient.
 
 | symbol | meaning                                                          |
 |--------|------------------------------------------------------------------|
-| L      | C A^-1, lower-triangular, m + 1 bands; A C^-1 = L^-1             |
-| y      | L^-1 z for iid unit z; e_t = var(y_t)                            |
+| n      | number of rounds                                                 |
+| A      | workload, [n, n]                                                 |
+| L      | C A^-1, lower-triangular with m + 1 bands; A C^-1 = L^-1         |
+| z, y   | y = L^-1 z for iid unit normals z                                |
+| e_t    | var(y_t), the error of query t                                   |
 | M      | rounds in a block, at least m                                    |
+| y_k    | block k of y: M rounds                                           |
 | T_k    | diagonal block of L, M x M and lower-triangular                  |
 | H_k    | block of L to the left of T_k, M x M                             |
-| P_k    | covariance of block k of y                                       |
-| D_k    | diagonal matrix of d loss / d e                                  |
-| G_k    | d loss / d P_k, through all later blocks                         |
+| P_k    | covariance of y_k                                                |
+| D_k    | diagonal matrix of d loss / d e_t in block k                     |
+| G_k    | d loss / d P_k, including the effect of P_k on later blocks      |
+| dT, dH | d loss / d T and d loss / d H                                    |
 
 Since T_k y_k = z_k - H_k y_{k-1}, with N_k = T_k^-1 H_k and P_{-1} = 0,
 
-  P_k = T_k^-1 T_k^-T + N_k P_{k-1} N_k^T,  e = diag(P_k)
+  P_k = T_k^-1 T_k^-T + N_k P_{k-1} N_k^T,  e_t of block k: diag(P_k)
   G_k = D_k + N_{k+1}^T G_{k+1} N_{k+1}
   dT_k = -2 T_k^-T G_k P_k,  dH_k = 2 T_k^-T G_k N_k P_{k-1}
 
-Only the two recursions are sequential, and all operations are matrix products.
-The time is O(n M^2) and the memory O(n M); [BandMF24, Alg 3] takes O(n^2 m)
-time.
+Only the recursions of P and G are sequential, and all operations are matrix
+products. The time is O(n M^2) and the memory is O(n M); [BandMF24, Alg 3] takes
+O(n^2 m) time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Callable, Union
+from typing import Callable
 
-import tensorflow as tf
+import numpy as np
+import scipy.linalg
 
-_Tensors = Union[tf.Tensor, tuple[tf.Tensor, ...]]
-# Least rounds in a block; with fewer, the overhead of the loop dominates.
+# Least number of rounds in a block; in smaller blocks the overhead of the loop
+# dominates.
 _SHORTEST_BLOCK = 16
 
-
-def compiled(
-  function: Callable[..., _Tensors], *shapes: Sequence[int]
-) -> Callable[..., _Tensors]:
-  """Returns a function of float64 tensors of these shapes, compiled by XLA."""
-  # `tf.function` is called here for each problem, so that each has one trace;
-  # otherwise TensorFlow warns about retracing.
-  return tf.function(
-    function, jit_compile=True, autograph=False
-  ).get_concrete_function(*(tf.TensorSpec(each, tf.float64) for each in shapes))
+# Function from the gradient by e to the gradient by the columns of L.
+Pullback = Callable[[np.ndarray], np.ndarray]
 
 
 def times_inverse_workload(
-  columns: tf.Tensor, inverse_rows: tf.Tensor
-) -> tf.Tensor:
-  """Returns the columns of L = C A^-1 by their bands.
+  columns: np.ndarray, inverse_rows: np.ndarray
+) -> np.ndarray:
+  """Returns the bands of the columns of L = C A^-1.
 
     L[j + r, j] = sum_p C[j + r, j + p] A^-1[j + p, j]
 
@@ -59,72 +56,94 @@ def times_inverse_workload(
   Returns:
     [n, b + min(n, q) - 1] float64, L[j + r, j] at [j, r], 0 where j + r >= n.
   """
-  lags = min(inverse_rows.shape)
-  product = tf.zeros([], tf.float64)
+  (rounds, bands), lags = columns.shape, min(inverse_rows.shape)
+  product = np.zeros((rounds, bands + lags - 1))
   for p in range(lags):
-    term = columns[p:] * inverse_rows[p:, p : p + 1]
-    product += tf.pad(term, [[0, p], [p, lags - 1 - p]])
+    product[: rounds - p, p : p + bands] += (
+      columns[p:] * inverse_rows[p:, p : p + 1]
+    )
   return product
 
 
-@tf.custom_gradient
-def per_query_errors(columns: tf.Tensor):
-  """Returns e, [n] float64: the squared L2 norms of the rows of L^-1.
+def times_inverse_workload_back(
+  by_product: np.ndarray, inverse_rows: np.ndarray
+) -> np.ndarray:
+  """Returns the gradient of a loss by the columns of C.
+
+  Args:
+    by_product: [n, b + min(n, q) - 1] float64, gradient of the loss by the
+      result of `times_inverse_workload`.
+    inverse_rows: [n, q] float64, as in `times_inverse_workload`.
+  """
+  rounds, lags = len(by_product), min(inverse_rows.shape)
+  bands = by_product.shape[1] - lags + 1
+  by_columns = np.zeros((rounds, bands))
+  for p in range(lags):
+    by_columns[p:] += (
+      by_product[: rounds - p, p : p + bands] * inverse_rows[p:, p : p + 1]
+    )
+  return by_columns
+
+
+def per_query_errors(columns: np.ndarray) -> tuple[np.ndarray, Pullback]:
+  """Returns e, the squared L2 norms of the rows of L^-1, and its pullback.
 
   Args:
     columns: [n, m + 1] float64, L[j + s, j] at [j, s], 0 where j + s >= n.
+
+  Returns:
+    e, [n] float64, and the function from the gradient by e, [n], to the
+    gradient by `columns`.
   """
   rounds, bands = columns.shape
   count, size = _blocks(rounds, max(bands - 1, _SHORTEST_BLOCK))
-  # Rows of the identity fill the last block. The width of rows is such that
-  # after reshaping each diagonal entry is one column right of the one before.
-  padding = count * size - rounds
+  # Rows of the identity fill up the last block. The width of rows is chosen so
+  # that after reshaping each diagonal entry is one column to the right of the
+  # previous one.
   width = 2 * size + 1
-  rows = tf.concat(
-    [
-      tf.pad(columns, [[0, 0], [0, width - bands]]),
-      tf.one_hot([0] * padding, width, dtype=tf.float64),
-    ],
-    0,
-  )
-  flat = tf.reshape(rows, [count, size * width])[:, : size * (width - 1)]
-  blocks = tf.reshape(flat, [count, size, width - 1])
-  nothing = tf.zeros([1, size, size], tf.float64)
-  inverse = tf.linalg.triangular_solve(
-    blocks[:, :, :size],
-    tf.eye(size, batch_shape=[count], dtype=tf.float64),
-    lower=False,
-    adjoint=True,
-  )
-  # Block k of `blocks` holds T_k^T and H_{k+1}^T.
-  step = tf.concat(
-    [nothing, tf.matmul(inverse[1:], blocks[:-1, :, size:], transpose_b=True)],
-    0,
-  )
-  covariance, before = _accumulate(
-    tf.matmul(inverse, inverse, transpose_b=True), step, forward=True
-  )
-  e = tf.reshape(tf.linalg.diag_part(covariance), [-1])[:rounds]
-
-  def gradient(de):
-    de = tf.reshape(tf.pad(de, [[0, padding]]), [count, size])
-    later = tf.concat([step[1:], nothing], 0)
-    adjoint, _ = _accumulate(tf.linalg.diag(de), later, forward=False)
-    # K^T = G T^-1; like `blocks`, all further matrices are transposed.
-    k = tf.matmul(adjoint, inverse)
-    d_diagonal = tf.matmul(covariance, k)
-    d_left = tf.matmul(before[1:], k[1:], transpose_a=True)
-    d_blocks = 2 * tf.concat([-d_diagonal, tf.concat([d_left, nothing], 0)], 2)
-    d_flat = tf.pad(
-      tf.reshape(d_blocks, [count, size * (width - 1)]), [[0, 0], [0, size]]
+  rows = np.zeros((count * size, width))
+  rows[:rounds, :bands] = columns
+  rows[rounds:, 0] = 1.0
+  blocks = rows.reshape(count, size * width)[:, : size * (width - 1)]
+  blocks = blocks.reshape(count, size, width - 1)
+  # Block k of `blocks` holds T_k^T and H_{k+1}^T. LAPACK stores matrices by
+  # columns, so that it reads T_k from a block.
+  inverse = np.ascontiguousarray(blocks[:, :, :size])
+  for block in inverse:
+    # LAPACK does not change a T_k that has a 0 on its diagonal.
+    inverted, failed = scipy.linalg.lapack.dtrtri(
+      block.T, lower=1, overwrite_c=1
     )
-    return tf.reshape(d_flat, [count * size, width])[:rounds, :bands]
+    block[:] = np.nan if failed else inverted.T
+  inverse = inverse.transpose(0, 2, 1)
+  step = np.matmul(inverse[1:], blocks[:-1, :, size:].transpose(0, 2, 1))
+  covariance = np.matmul(inverse, inverse.transpose(0, 2, 1))
+  before = _accumulate(covariance, step)
 
-  return e, gradient
+  def pullback(by_e):
+    adjoint = np.zeros((count, size, size))
+    diagonal = adjoint.reshape(count, -1)[:, :: size + 1]
+    padded = np.zeros(count * size)
+    padded[:rounds] = by_e
+    diagonal[:] = padded.reshape(count, size)
+    _accumulate(adjoint[::-1], step[::-1].transpose(0, 2, 1))
+    # `k` is G_k T_k^-1. The gradients below are transposed, like `blocks`.
+    k = np.matmul(adjoint, inverse)
+    by_rows = np.zeros((count, size * width))
+    by_blocks = by_rows[:, : size * (width - 1)]
+    by_blocks = by_blocks.reshape(count, size, width - 1)
+    np.matmul(covariance, k, out=by_blocks[:, :, :size])
+    by_blocks[:, :, :size] *= -2
+    np.matmul(before.transpose(0, 2, 1), k[1:], out=by_blocks[:-1, :, size:])
+    by_blocks[:-1, :, size:] *= 2
+    return by_rows.reshape(count * size, width)[:rounds, :bands]
+
+  e = np.einsum('kii->ki', covariance).reshape(-1)[:rounds]
+  return e, pullback
 
 
 def _blocks(rounds: int, shortest: int) -> tuple[int, int]:
-  """Returns the number and length of blocks with the fewest operations."""
+  """Returns the number and the length of blocks with the fewest operations."""
   most, fewer = -(-rounds // shortest), max(rounds // shortest, 1)
   return min(
     (most, shortest),
@@ -133,34 +152,19 @@ def _blocks(rounds: int, shortest: int) -> tuple[int, int]:
   )
 
 
-def _accumulate(
-  terms: tf.Tensor, steps: tf.Tensor, forward: bool
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns all S_k = terms_k + steps_k S_{k-1} steps_k^T, and steps_k S_{k-1}.
+def _accumulate(terms: np.ndarray, steps: np.ndarray) -> np.ndarray:
+  """Returns all products N_k S_{k-1}, and replaces `terms` by S.
+
+    S_0 = terms_0,  S_k = N_k S_{k-1} N_k^T + terms_k
 
   Args:
     terms: [count, M, M] float64.
-    steps: [count, M, M] float64.
-    forward: if False, S_k = terms_k + steps_k^T S_{k+1} steps_k instead, and
-      steps_k^T S_{k+1}.
+    steps: [count - 1, M, M] float64, N_1, N_2, ....
   """
-  count, size, _ = terms.shape
-
-  def body(i, state, states, products):
-    k = i if forward else count - 1 - i
-    product = tf.matmul(steps[k], state, transpose_a=not forward)
-    state = terms[k] + tf.matmul(product, steps[k], transpose_b=forward)
-    return (
-      i + 1,
-      state,
-      tf.tensor_scatter_nd_update(states, [[k]], [state]),
-      tf.tensor_scatter_nd_update(products, [[k]], [product]),
-    )
-
-  nothing = tf.zeros_like(terms)
-  *_, states, products = tf.while_loop(
-    lambda i, *_: i < count,
-    body,
-    (tf.constant(0), tf.zeros([size, size], tf.float64), nothing, nothing),
-  )
-  return states, products
+  products = np.empty(steps.shape)
+  added = np.empty(terms.shape[1:])
+  for state, step, product, term in zip(terms, steps, products, terms[1:]):
+    np.matmul(step, state, out=product)
+    np.matmul(product, step.T, out=added)
+    term += added
+  return products

@@ -1,54 +1,62 @@
-"""The least error of any lower-triangular C, with a proof of how near it is.
+"""The best lower-triangular C of a class, with a lower bound of the loss.
 
 | symbol | meaning                                                            |
 |--------|--------------------------------------------------------------------|
+| n      | number of rounds                                                   |
 | A      | workload, [n, n]                                                   |
 | X      | C^T C                                                              |
 | e_t    | error of round t, the squared L2 norm of row t of A C^-1           |
-| w_t    | weight of e_t, with sum 1: 1 / n (mean), or searched for (max)     |
+| w_t    | weight of e_t, with sum 1: 1 / n (mean), or a variable (max)       |
 | W      | A^T diag(w) A                                                      |
 | M      | dual variables of the sensitivity, [n, n], positive definite       |
 | m, d   | diag(M), diag(X)                                                   |
-| v, V   | weights that m is made of; largest m . d that the schema allows    |
-| T      | tr (W^1/2 M W^1/2)^1/2                                             |
+| v      | parameters >= 0 of m, which is linear in v                         |
+| V      | largest m . d that the schema allows                               |
+| T      | tr ((W^1/2 M W^1/2)^1/2)                                           |
 
 For any X of sensitivity at most 1, and any M with tr(M X) <= V for all such X,
 
   sum_t w_t e_t = tr(W X^-1) >= 2 T - tr(M X),  hence  error * sens^2 >= T^2 / V
 
-with equality iff X = X(M) = M^-1/2 (M^1/2 W M^1/2)^1/2 M^-1/2. The search goes
-down V - 2 T, convex in M, whose gradient is X(M) itself. X(M) is then made to
-meet the constraints exactly: the loss of that C and T^2 / V enclose the least.
-A result is called converged only where they agree to a gap. [MultiEpoch23]
-climbs the same dual by other steps; the parameters of M (dense_multipliers.py),
-the weights w of the max error, and the gap of an exactly feasible C are ours.
-For one participation M is diagonal, and the fixed point of [SingleEpoch22] is
+with equality in the first bound iff X is
+
+  X(M) = M^-1/2 (M^1/2 W M^1/2)^1/2 M^-1/2.
+
+The search minimises V - 2 T, which is convex in M; the gradient of 2 T is X(M).
+X(M) is then changed to meet the constraints exactly. The least loss is between
+T^2 / V and the loss of the C of this X. A result has converged only if the two
+numbers agree up to a relative gap. [MultiEpoch23] maximises the same dual by
+other steps. The parameters of M (`dense_multipliers`), the weights w for the
+max error, and the gap of an exactly feasible C are from this project. For one
+participation M is diagonal, and the fixed point of [SingleEpoch22] is
 m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2).
 
-Optimality. The search keeps X_ij = 0 for any two rounds i, j of one client:
-columns i and j of C are orthogonal. So sens^2 is exactly the largest sum of d
-over the rounds of a pattern.
+**Optimality.** The search has X_ij = 0 for any two rounds i, j in which one
+client can take part: columns i and j of C are orthogonal. So sens^2 is exactly
+the largest sum of d over the rounds of a pattern. The result is the optimum of
+the following strategies:
 
-- One participation: the optimum of all strategies.
-- Fixed epochs, every client in every epoch: the optimum of all strategies. M is
-  0 between rounds of different clients, and a block of M of equal diagonal v is
-  v times a matrix of scalar products of unit vectors, which are contributions
-  a client can make. So tr(M X) <= V for all X: overlap cannot help.
-- Fixed epochs with fewer participations than epochs: the optimum of strategies
-  whose columns for the rounds of one client are orthogonal.
-- Min-separation: the optimum of strategies with at most min_sep bands. If
-  max_participations allows fewer rounds than min_sep does, the optimum of those
-  strategies whose columns also have equal norms.
+- One participation: all strategies.
+- Fixed epochs with every client in every epoch: all strategies. M is 0 between
+  rounds of different clients. A block of M with all diagonal entries equal to u
+  is u times a matrix of inner products of unit vectors, which are contributions
+  that a client can make. So tr(M X) <= V for all X, and columns that are not
+  orthogonal cannot reduce the loss.
+- Fixed epochs with fewer participations than epochs: strategies whose columns
+  for the rounds of one client are orthogonal.
+- Min-separation: strategies with at most min_sep bands. If max_participations
+  allows fewer rounds than min_sep does, only those of these strategies whose
+  columns have equal norms.
 
-Two cases are hard, and the result may say that it has not converged: the max
-error of many participations or of momentum, where weights w of rounds that
-hardly matter converge slowly (it is never above that of the optimum for the
-mean, where its search starts); and momentum with max_participations binding
-before min_sep, where the best M is nearly singular.
+In two cases the search may end without convergence. One is the max error with
+many participations or with momentum: weights w of rounds that hardly matter
+converge slowly. This search starts at the optimum for the mean, and its result
+is never worse than that optimum. The other case is momentum if
+max_participations allows fewer rounds than min_sep does: the best M is nearly
+singular.
 
-One symmetric eigenvalue problem a step is nearly all of the work. LAPACK's
-divide and conquer, through NumPy, takes 1.3 s for n = 2052 on one core; nothing
-is left around it that TensorFlow could fuse.
+Nearly all of the time is for one symmetric eigenvalue problem a step. LAPACK's
+divide and conquer, through NumPy, takes 1.3 s for n = 2052 on one core.
 """
 
 from __future__ import annotations
@@ -67,16 +75,17 @@ from tff_bandmf.strategies import base
 # Relative distance of a loss from its lower bound that counts as converged.
 GAP = strategies.PARAMETERS['gap'].default
 
-# Gap of an optimum that is only the start of the next search.
+# The same distance for an optimum at which only the next search starts.
 _START_GAP = 1e-3
-# Evaluations of the dual between two primal solutions.
+# Number of evaluations of the dual for each strategy that is computed.
 _CHECK_EVERY = 10
-# T goes on linearly below this fraction of the smallest eigenvalue at the
-# start, so that a step out of the cone has a finite value and a way back.
+# Below this fraction of the smallest eigenvalue at the start, the square root
+# of an eigenvalue in T is replaced by its tangent. So V - 2 T is finite for an
+# indefinite M, and its gradient leads back.
 _FLOOR = 1e-8
 # Least ratio of eigenvalues of W in the first guess of M.
 _SMALLEST_EIGENVALUE = 1e-14
-# Factors of the off-diagonal of X, tried until X is positive definite.
+# Factors of the off-diagonal entries of X, tried until X is positive definite.
 _KEPT = (1.0, 1 - 1e-6, 1 - 1e-4, 0.99, 0.9, 0.5)
 
 
@@ -85,9 +94,10 @@ class _ProvenError(Exception):
 
 
 class _Dual:
-  """V / V_0 - 2 T / T_0 and its gradient, and the best strategy on the way.
+  """V / V_0 - 2 T / T_0 with its gradient, and the best strategy so far.
 
-  Parameters are those of M, then, for the max error, multiples of sqrt(w_t).
+  V_0 and T_0 are the values at the start. The parameters are the parameters of
+  M followed, for the max error, by multiples of sqrt(w_t).
 
   Attributes:
     start: [parameters] float64, start of the search.
@@ -95,7 +105,8 @@ class _Dual:
     evaluations: number of evaluations so far.
     strategy: strategy of the smallest loss so far.
     loss: loss of `strategy`.
-    lower_bound: largest lower bound so far on the loss of any strategy.
+    lower_bound: largest lower bound so far on the loss of the strategies in
+      "Optimality".
     parameters: [parameters] float64, the point evaluated last.
   """
 
@@ -113,7 +124,7 @@ class _Dual:
     self._roots = np.full((rounds, 1), rounds**-0.5)
     half = self._roots * self._summed(np.eye(rounds))
     if guess is None:
-      # diag(W^1/2): one step of the fixed point from M = identity.
+      # diag(W^1/2) is the fixed-point iterate that follows M = identity.
       values, vectors = np.linalg.eigh(half @ half.T)
       values = np.maximum(values, _SMALLEST_EIGENVALUE * values[-1])
       decoder = self._transposed(self._roots * vectors) * values**-0.25
@@ -134,7 +145,8 @@ class _Dual:
     self.evaluations = 0
     self.lower_bound = 0.0
     self.parameters = start
-    # No worse than independent noise of the best variances, W_ii^1/2 / d_i.
+    # The first strategy is independent noise, with d_i proportional to W_ii^1/2
+    # as far as the schema allows. The result is never worse than this strategy.
     own = np.linalg.norm(half, axis=0)
     self.strategy, self.loss = (
       strategies.Dense(np.diag(np.sqrt(self._model.feasible(own)))),
@@ -143,7 +155,7 @@ class _Dual:
     self.offer(self.strategy)
 
   def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns value and gradient; makes a strategy of X(M) now and then."""
+    """Returns value and gradient; sometimes computes the strategy of X(M)."""
     return self.evaluate(parameters, self.evaluations % _CHECK_EVERY == 0)
 
   def evaluate(
@@ -153,7 +165,7 @@ class _Dual:
 
     Args:
       parameters: [parameters] float64.
-      check: whether to make a strategy of X(M).
+      check: whether to compute the strategy of X(M).
 
     Raises:
       _ProvenError: the best strategy is within the gap of a lower bound.
@@ -175,11 +187,11 @@ class _Dual:
     total_slope, trace_slope = self._multipliers.gradients(own, gram)
     if self._is_max:
       along = 2 * np.square(vectors) @ (slope * values) / roots[:, 0]
-      # w has sum 1 whatever the length of its parameters.
+      # w does not change with the norm of its parameters.
       along -= roots[:, 0] * (roots[:, 0] @ along)
       total_slope = np.concatenate([total_slope, np.zeros(len(lengths))])
       trace_slope = np.concatenate([trace_slope, along / norm])
-    # If M is indefinite, T is not defined and gives no lower bound.
+    # If M is indefinite, T is undefined and there is no lower bound.
     if values[0] > 0:
       self.lower_bound = max(
         self.lower_bound, np.sum(np.sqrt(values)) ** 2 / total
@@ -197,7 +209,7 @@ class _Dual:
     return self._multipliers.matrix(self.parameters[: self._weights])
 
   def _check(self, gram: np.ndarray) -> None:
-    """Makes X(M) meet the constraints, and offers its C."""
+    """Offers the C of X(M), changed to meet the constraints."""
     gram[self._pairs] = gram.T[self._pairs] = 0.0
     diagonal = np.diagonal(gram)
     change = np.sqrt(self._model.feasible(diagonal) / diagonal)
@@ -217,7 +229,7 @@ class _Dual:
 
   @property
   def proven(self) -> bool:
-    """Whether `loss` is within the gap of the least possible."""
+    """Whether `loss` is within the gap of `lower_bound`."""
     return self.loss <= (1 + self._gap) * self.lower_bound
 
   def _summed(self, rows):
@@ -235,7 +247,10 @@ class _Dual:
 
 
 def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
-  """Returns C with C^T C = X, the off-diagonal of X shrunk as far as needed."""
+  """Returns C with C^T C = X.
+
+  If X is not positive definite, its off-diagonal entries are reduced first.
+  """
   diagonal = np.diag(np.diagonal(gram))
   for share in _KEPT:
     try:
@@ -249,26 +264,26 @@ def optimize_dense(
   problem: solver.Problem,
   gap: float = GAP,
 ) -> solver.Optimized[strategies.Dense]:
-  """Returns the strategy of least loss, and whether that is proved.
+  """Returns the strategy of least loss, and whether this is proved.
 
     loss = error * sens^2 >= T^2 / V for every M
 
-  "Optimality" in the docstring of this module says among which strategies the
-  result is best. Each evaluation
-  is O(n^3), and memory a few n x n matrices; under min-separation it is about
-  40 (n - min_sep)^2 / 2 numbers more.
+  The paragraph "Optimality" of the module docstring says among which strategies
+  the result is the best. Each evaluation takes O(n^3) time. Memory is a few
+  n x n matrices; under min-separation it has about 40 (n - min_sep)^2 / 2 more
+  numbers.
 
   Args:
-    problem: error to minimise; evaluations are counted of the dual. The
-      callback gets the best loss so far of the search at hand: min-separation
-      starts from the optimum for fixed epochs, and the max error from that for
-      the mean.
+    problem: error to minimise; `max_evaluations` limits the evaluations of the
+      dual. The callback gets the best loss so far of the current search; there
+      may be several. Under min-separation the first search is for fixed epochs,
+      and for the max error a search for the mean error comes before.
     gap: relative distance of the loss from its lower bound at which the search
       ends, at least 0.
 
   Returns:
-    The strategy; `converged` if no strategy of the class has a loss smaller by
-    more than `gap`, relative.
+    The strategy. It has converged if it is proved that none of the strategies
+    in "Optimality" has a loss smaller by more than `gap`, relatively.
 
   Raises:
     ValueError: there are so many rounds that a matrix would not fit in memory.
@@ -285,7 +300,7 @@ def optimize_dense(
   def search(dual):
     nonlocal left, interrupted
     point = dual.start
-    # Whatever ends the search, `dual` has a strategy.
+    # `dual` has a strategy for each way in which the search can end.
     try:
       if left > 0 and not interrupted:
         minimum = solver.minimize(
@@ -308,7 +323,8 @@ def optimize_dense(
   schema = problem.participation
   count = schema.participations(problem.rounds)
   if not schema.evenly_spaced and count > 1:
-    # Fewer patterns: its M is one of min-separation too, and a better start.
+    # Fixed epochs have fewer patterns. An M for them is valid for
+    # min-separation, too, and a better start.
     fixed = participation_lib.FixedEpoch(
       schema.separation(problem.rounds), count
     )

@@ -2,13 +2,16 @@
 
 | symbol | meaning                                                           |
 |--------|-------------------------------------------------------------------|
+| n      | number of rounds                                                  |
 | b, k   | min_sep, and the largest number of participations of one client   |
 | pair   | rounds i < j in which one client can take part                    |
 | M      | dual variables, [n, n] symmetric; M_ij = 0 if i, j differ and do  |
 |        | not form a pair                                                   |
-| m, d   | diag(M), diag(C^T C)                                              |
-| v      | weights >= 0 that m is made of: of patterns, or of a flow of them |
+| m, d   | diag(M), diag(X) for X = C^T C                                    |
+| v      | parameters >= 0 of m, which is linear in v                        |
 | V      | the largest m . d over the d that the schema allows               |
+| A, w   | workload, and the weights of the errors of its queries            |
+| W      | A^T diag(w) A                                                     |
 | T      | tr ((W^1/2 M W^1/2)^1/2), and dT = tr(X dM) / 2                   |
 """
 
@@ -22,30 +25,31 @@ import scipy.sparse
 
 from tff_bandmf import participation as participation_lib
 
-# Weight of idle patterns relative to that of participating ones: at first, and
-# in the scale of its parameters, where this was found to suit.
+# Scale of y in `min_sep_diagonal` relative to the scale of m. The value was
+# found by experiment.
 _IDLE_SCALE = 3.0
-# Smallest ratio of a feasible d_i to the d_i that it replaces.
+# Smallest ratio of a feasible d_i to the given d_i.
 _SMALLEST_CHANGE = 1e-3
-# Below this ratio of eigenvalues, the smallest of a product are rounding.
+# If the ratio of the smallest to the largest eigenvalue of a product H H^T is
+# less than this, the smallest eigenvalues are mainly rounding errors.
 _ACCURATE = 1e-11
 
-# Function from a matrix of [n, columns] to the product of A and the matrix.
+# Function from an [n, columns] matrix to the product of A and this matrix.
 Summed = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Diagonal:
-  """m and V as linear functions of v, and the d that they are dual to.
+  """m and V as linear functions of v, and the d that the schema allows.
 
   Attributes:
     spread: [n, weights] sparse, m = spread @ v.
     total: [weights] float64, V = total @ v.
-    start: [weights] float64, v for M = diag(m).
-    scale: [weights] float64, parameters are v / scale: the curvature of T
-      along v_i is about 1 / v_i, so scale_i^2 should be about v_i.
-    feasible: takes d, [n] positive float64; returns one near a multiple of it
-      that the schema allows.
+    start: [weights] float64, v at the start, where M = diag(m).
+    scale: [weights] float64; the parameters of the search are v / scale. The
+      curvature of T along v_i is about 1 / v_i, so scale_i^2 is about v_i.
+    feasible: function from d, [n] positive float64, to a d that the schema
+      allows and that is nearly a multiple of the given d.
   """
 
   spread: scipy.sparse.csr_matrix
@@ -56,9 +60,11 @@ class Diagonal:
 
 
 def equal_diagonal(guess: np.ndarray, count: int) -> Diagonal:
-  """Returns the model with d_i = 1 / k, for which V = sum of m / k.
+  """Returns the `Diagonal` for d_i = 1 / k, where V = sum_i m_i / k.
 
-  `guess` is the first m, [n] positive float64.
+  Args:
+    guess: [n] positive float64, m at the start.
+    count: k.
   """
   n = len(guess)
   return Diagonal(
@@ -73,10 +79,16 @@ def equal_diagonal(guess: np.ndarray, count: int) -> Diagonal:
 def fixed_epoch_diagonal(
   guess: np.ndarray, min_sep: int, count: int
 ) -> Diagonal:
-  """Returns the model with a sum of d over each pattern of at most 1.
+  """Returns the `Diagonal` for d whose sum over each pattern is at most 1.
 
-  m_i is the sum of v over the patterns that contain round i. A pattern is the k
-  rounds i, i + b, ..., or all such rounds if there are fewer than k.
+  A pattern is the k rounds i, i + b, ..., or all such rounds if there are fewer
+  than k. There is one v for each pattern, and m_i is the sum of v over the
+  patterns that contain round i.
+
+  Args:
+    guess: [n] positive float64, m at the start.
+    min_sep: b.
+    count: k.
   """
   n = len(guess)
   first = np.arange(n)
@@ -100,16 +112,21 @@ def fixed_epoch_diagonal(
 
 
 def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
-  """Returns the model with a sum of d over rounds at least b apart <= 1.
+  """Returns the `Diagonal` for d whose sum over each pattern is at most 1.
 
-  With F_i the heaviest pattern from round i on, d_i = F_i - F_{i+b} for an F
-  that is 1 over the first b < n rounds and does not increase. Patterns are a
-  flow: m_i of the weight V is in round i and back b rounds later, y_i >= 0
-  idles.
+  A pattern is a set of rounds that are at least b apart. Let F_i be the largest
+  sum of d over a pattern of rounds >= i. Then d_i = F_i - F_{i+b}, where F is 1
+  in the first b < n rounds and does not increase. In the dual, patterns have
+  weights with sum V. m_i is the weight of the patterns that contain round i,
+  and y_i >= 0 is the weight of those that could contain round i and do not.
 
     m_i = m_{i-b} + y_{i-1} - y_i,  V = m_0 + ... + m_{b-1} + y_{b-1}
 
   v is m_0, ..., m_{b-1}, y_{b-1}, ..., y_{n-1}.
+
+  Args:
+    guess: [n] positive float64, m at the start.
+    min_sep: b.
   """
   n = len(guess)
   lag = np.subtract.outer(np.arange(n), np.arange(n))
@@ -147,15 +164,17 @@ def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
 
 
 class FactoredMultipliers:
-  """M = L L^T with the pairs as the pattern of L. Positive definite always.
+  """M = L L^T, where L is lower-triangular; M is always positive definite.
 
-  Row i of L is sqrt(m_i) (u_i, 1) / |(u_i, 1)|, u_i by pair; v is the square of
-  its parameters. At the optimum the curvature of T along L is d, nearly
-  constant, however ill-conditioned M. The pattern of L L^T is that of L for one
-  participation and for fixed epochs.
+  The off-diagonal entries of L are 0 except for pairs. Row i of L is
+  sqrt(m_i) (u_i, 1) / |(u_i, 1)|, where u_i has one parameter for each pair of
+  round i with an earlier round. The other parameters are the square roots of v.
+  At the optimum the curvature of T along L is d, which is nearly constant, even
+  if M is ill-conditioned. For one participation and for fixed epochs, M has
+  zeros where L has zeros.
 
   Attributes:
-    start: parameters for M = diag(m).
+    start: [parameters] float64, parameters for M = diag(m).
     bounds: (low, high) of each parameter.
   """
 
@@ -179,7 +198,12 @@ class FactoredMultipliers:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns eigenvalues, increasing, and eigenvectors of B M B^T.
 
-    B = diag(roots) A, where `roots` is [n, 1] float64 and `summed` is by A.
+    B is diag(roots) A.
+
+    Args:
+      parameters: [parameters] float64.
+      roots: [n, 1] float64, square roots of w.
+      summed: function that multiplies a matrix by A.
     """
     half = roots * summed(self._factor_matrix(parameters))
     values, vectors = np.linalg.eigh(half @ half.T)
@@ -224,7 +248,7 @@ class FactoredMultipliers:
     return factor
 
   def _factor(self, parameters):
-    """Returns m, the lengths of (u_i, 1), and the entries of L."""
+    """Returns m, the norms |(u_i, 1)|, and the nonzero entries of L."""
     own = self._diagonal.spread @ parameters[: self._weights] ** 2
     raw = np.concatenate([parameters[self._weights :], np.ones(len(own))])
     lengths = np.sqrt(np.bincount(self._rows, raw**2))
@@ -232,12 +256,14 @@ class FactoredMultipliers:
 
 
 class DirectMultipliers:
-  """M by v and its entries, scaled to even the curvature of T at the start.
+  """M whose parameters are v and the entries M_ij of pairs.
 
-  This class is for pairs for which L L^T is not 0 exactly where L is 0.
+  The parameters are scaled so that the curvature of T at the start is nearly
+  the same for all of them. This class is for min-separation, for which the M of
+  `FactoredMultipliers` would have other nonzero entries than those of pairs.
 
   Attributes:
-    start: parameters for M as guessed.
+    start: [parameters] float64, parameters for the guess of M.
     bounds: (low, high) of each parameter.
   """
 
@@ -267,9 +293,10 @@ class DirectMultipliers:
   def decomposed(
     self, parameters: np.ndarray, roots: np.ndarray, summed: Summed
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns eigenvalues and eigenvectors of B M B^T; M may be indefinite.
+    """Returns eigenvalues and eigenvectors of B M B^T.
 
-    `FactoredMultipliers.decomposed` describes arguments and result.
+    M may be indefinite. The arguments and the result are those of
+    `FactoredMultipliers.decomposed`.
     """
     multipliers = self.matrix(parameters)
     values, vectors = np.linalg.eigh(
@@ -279,8 +306,8 @@ class DirectMultipliers:
       try:
         return _of_squared(roots * summed(np.linalg.cholesky(multipliers)))
       except np.linalg.LinAlgError:
-        # M is indefinite, even if rounding errors made all values positive. A
-        # value of at most 0 tells the caller to take no lower bound from M.
+        # M is indefinite, even if all computed eigenvalues are positive. If an
+        # eigenvalue is at most 0, the caller takes no lower bound from M.
         values[0] = min(values[0], 0.0)
     return values, vectors
 
@@ -312,10 +339,13 @@ class DirectMultipliers:
 
 
 def _of_squared(half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns eigenvalues, increasing, and eigenvectors of H H^T, H = `half`.
+  """Returns eigenvalues, increasing, and eigenvectors of H H^T.
 
-  The smallest eigenvalues are accurate; computed from the product H H^T, they
-  would be rounding errors. This takes several times as long as `eigh`.
+  The smallest eigenvalues are accurate; `eigh` of the product H H^T would give
+  mainly rounding errors. This function takes several times as long as `eigh`.
+
+  Args:
+    half: H, [n, n] float64.
   """
   vectors, values, _ = np.linalg.svd(half)
   return values[::-1] ** 2, vectors[:, ::-1]
@@ -329,16 +359,17 @@ def of_schema(
   participation: participation_lib.Participation,
   guess: np.ndarray,
 ) -> tuple[Diagonal, tuple[np.ndarray, np.ndarray], Multipliers]:
-  """Returns the model of m and d, the pairs, and M.
+  """Returns the dual variables of a schema.
 
   Args:
     rounds: n.
-    participation: which rounds one client can take part in.
-    guess: [n, n] float64, M to start from; its diagonal, if M is factored.
+    participation: schema of a client's rounds.
+    guess: [n, n] float64, M at the start; only its diagonal is used for one
+      participation and for fixed epochs.
 
   Returns:
-    The model; the rounds i < j that one client can both take part in, two int
-    arrays; M.
+    (diagonal, pairs, multipliers): the `Diagonal`; the rounds i and j of all
+    pairs, two integer arrays; and M as a function of parameters.
   """
   own = np.diagonal(guess)
   count = participation.participations(rounds)

@@ -1,8 +1,9 @@
-"""Finds the best strategy of a family, given by its name.
+"""The best strategy of a family that is given by its name.
 
 Parameters that are not given are chosen by the family's optimiser or by a sweep
-over their values. Bands are swept over powers of two and min_sep, unless the
-optimiser chooses them. Strategies are compared by the loss, error * sens^2.
+over their values. If the optimiser does not choose the number of bands, powers
+of two and min_sep are compared. Strategies are compared by the loss,
+error * sens^2.
 """
 
 from __future__ import annotations
@@ -35,19 +36,20 @@ def optimize(
 
   Args:
     family: a name of `strategies.FAMILIES`.
-    rounds: n.
-    participation: the schema whose sensitivity counts.
-    workload: A.
+    rounds: number of rounds.
+    participation: schema under which the sensitivity is computed.
+    workload: workload under which the error is computed.
     objective: `MEAN` or `MAX` over the per-query errors.
-    noise_copies: most model copies that the noise may need; None for no limit.
-    callback: function that is called with the loss reached during the search.
-    **parameters: parameters of the family; None to let the search choose.
+    noise_copies: largest number of model copies that the noise may need; None
+      for no limit.
+    callback: function that is called during the search with the best loss so
+      far.
+    **parameters: parameters of the family; None lets the search choose.
 
   Raises:
-    ImportError: the search needs TensorFlow, which is not installed.
-    TypeError: a parameter has another type.
-    ValueError: the family is unknown, does not take a parameter, or needs one
-      that is not given.
+    TypeError: a parameter has a wrong type.
+    ValueError: the family is unknown, does not take a parameter, or needs a
+      parameter that is not given.
 
   >>> from tff_bandmf import participation
   >>> found = optimize('dp-cgd', 3900, participation.MinSep(390, 10))
@@ -67,7 +69,7 @@ def optimize(
     family=declared,
     parameters=declared.checked(parameters),
   )
-  # Parameters are checked before a search, which may take minutes.
+  # A search may take minutes, so missing parameters are reported before it.
   for each in declared.parameters:
     if each.required:
       request.needed(each.name)
@@ -82,14 +84,8 @@ def optimize(
 
 
 def _search(request: _Request) -> solver.Optimized:
-  """Returns the result of the family's optimiser; may import TensorFlow."""
-  family = request.family
-  try:
-    return pkgutil.resolve_name(family.optimizer)(request)
-  except ModuleNotFoundError as error:
-    if error.name != 'tensorflow':
-      raise
-    raise errors.needs_tensorflow(f'the search for {family.name}') from error
+  """Returns the result of the family's optimiser."""
+  return pkgutil.resolve_name(request.family.optimizer)(request)
 
 
 def _check_copies(request: _Request, needed: int) -> None:
@@ -101,7 +97,7 @@ def _check_copies(request: _Request, needed: int) -> None:
 
 
 def build(request: _Request) -> solver.Optimized:
-  """Returns the best strategy of a family that its parameters define.
+  """Returns the best strategy of a family that has no optimiser.
 
   Raises:
     ValueError: a parameter is missing.
@@ -137,7 +133,14 @@ def build(request: _Request) -> solver.Optimized:
 def _best_bands(
   request: _Request, find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
-  """Returns the best of the given bands, or of powers of two and min_sep."""
+  """Returns the best strategy for the given bands, or of several candidates.
+
+  The candidates are powers of two and min_sep.
+
+  Args:
+    request: request of the search.
+    find: function from a number of bands to the best strategy.
+  """
   if 'bands' in request.parameters:
     return find(request.bands)
   candidates = {1 << i for i in range(request.rounds.bit_length())}
@@ -161,7 +164,7 @@ def _best_bands(
 
 
 def stamped(request: _Request) -> solver.Optimized:
-  """Returns the stamped strategy whose block is optimal for its rounds."""
+  """Returns the stamped strategy whose block is optimal for `block_rounds`."""
   rounds = request.needed('block_rounds', request.participation.min_sep)
   parameters = {
     name: value

@@ -17,9 +17,11 @@ class Request(solver.Problem):
   """The request of a search: a family, and the error to minimise.
 
   Attributes:
-    family: name of the family of strategies.
-    parameters: checked parameters of the family; the search chooses the others.
-    noise_copies: most model copies that the noise may need; None for no limit.
+    family: declaration of the family of strategies.
+    parameters: given parameters of the family, checked; the search chooses all
+      other parameters.
+    noise_copies: largest number of model copies that the noise may need; None
+      for no limit.
   """
 
   family: strategies.Family = attrs.field(kw_only=True)
@@ -27,16 +29,16 @@ class Request(solver.Problem):
   noise_copies: Optional[int] = None
 
   def __getitem__(self, name: str) -> Any:
-    """Returns the given value of a parameter, else its default or None."""
+    """Returns the given value of a parameter, or else its default or None."""
     parameter = self.family.parameter(name)
     default = None if parameter is None else parameter.default
     return self.parameters.get(name, default)
 
   def needed(self, name: str, *otherwise: Any) -> Any:
-    """Returns the given value of a parameter, else the first of `otherwise`.
+    """Returns the value of a parameter, or else the first of `otherwise`.
 
     Raises:
-      ValueError: the parameter is not given, and `otherwise` has no value.
+      ValueError: all of these values are None.
     """
     for value in (self[name], *otherwise):
       if value is not None:
@@ -48,13 +50,14 @@ class Request(solver.Problem):
 
   @property
   def bands(self) -> int:
-    """Returns the given number of bands, else min_sep.
+    """The given number of bands, or else min_sep.
 
-    Up to min_sep more bands never increase the error. With more than min_sep
-    bands, columns of one client overlap, and the sensitivity grows.
+    As long as the bands do not exceed min_sep, more bands never increase the
+    loss. With more than min_sep bands, columns of a client's rounds share rows,
+    and the sensitivity grows.
 
     Raises:
-      ValueError: neither is given, or the bands exceed the rounds.
+      ValueError: neither number is given, or the bands exceed the rounds.
     """
     if 'bands' in self.parameters:
       return base.check_few(self['bands'], self.rounds)
@@ -62,13 +65,13 @@ class Request(solver.Problem):
     return min(bands, self.most_bands())
 
   def most_bands(self) -> int:
-    """Returns the most bands whose noise fits in `noise_copies`."""
+    """Returns the largest number of bands that `noise_copies` allows."""
     if self.noise_copies is None:
       return self.rounds
     return min(self.rounds, self.noise_copies + 1)
 
   def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:
-    """Returns the strategy, its columns scaled if `column_normalize` is set."""
+    """Returns the strategy, column-normalised if `column_normalize` is set."""
     if self['column_normalize']:
       return strategies.ColumnNormalized(strategy)
     return strategy

@@ -1,9 +1,4 @@
-"""The searches that families name as their optimisers.
-
-TensorFlow is imported for a banded C that is not Toeplitz, and for a banded
-Toeplitz C under a learning rate schedule, for which there is no closed form.
-The other searches need NumPy and SciPy only.
-"""
+"""The searches that families name as their optimisers."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from collections.abc import Iterable
 from typing import Callable
 
 from tff_bandmf import _checks, strategies
+from tff_bandmf.optimize import banded as banded_lib
 from tff_bandmf.optimize import banded_inverse as banded_inverse_lib
 from tff_bandmf.optimize import blt as blt_lib
 from tff_bandmf.optimize import dense as dense_lib
@@ -19,7 +15,7 @@ from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 from tff_bandmf.optimize import toeplitz as toeplitz_lib
 
-# Least relative decrease of the loss for more bands or buffers.
+# Least relative decrease of the loss for which bands or buffers are added.
 _WORTH = 1e-3
 _MOST_BUFFERS = 10
 _MOST_INVERSE_BANDS = 64
@@ -29,8 +25,6 @@ _Request = request_lib.Request
 
 def banded(request: _Request) -> solver.Optimized:
   """Returns the best C with few bands."""
-  from tff_bandmf.optimize import banded as banded_lib
-
   return banded_lib.optimize_banded(
     request,
     request.bands,
@@ -56,7 +50,11 @@ def robust_toeplitz(request: _Request) -> solver.Optimized:
 
 
 def blt(request: _Request) -> solver.Optimized:
-  """Returns the best BLT; buffers are added while the loss falls."""
+  """Returns the best BLT.
+
+  If `buffers` is not given, they are added one by one as long as the loss
+  decreases enough.
+  """
   most = _MOST_BUFFERS
   if request.noise_copies is not None:
     most = min(most, request.noise_copies)
@@ -70,7 +68,11 @@ def blt(request: _Request) -> solver.Optimized:
 
 
 def banded_inverse(request: _Request) -> solver.Optimized:
-  """Returns the best banded C^-1; bands are added while the loss falls."""
+  """Returns the best banded C^-1.
+
+  If `bands` is not given, they are doubled as long as the loss decreases
+  enough.
+  """
   given = 'bands' in request.parameters
   most = (
     request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
@@ -93,15 +95,18 @@ def _toeplitz(
   """Returns an optimised banded Toeplitz strategy."""
   if request.workload.is_toeplitz:
     return toeplitz_lib.optimize_banded_toeplitz(request, bands)
-  from tff_bandmf.optimize import banded as banded_lib
-
   return banded_lib.optimize_banded_toeplitz_scheduled(request, bands)
 
 
 def _growing(
   sizes: Iterable[int], find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
-  """Returns the strategy of the first size that the next hardly improves."""
+  """Returns the strategy of the first size that is nearly as good as the next.
+
+  Args:
+    sizes: numbers of bands, ascending.
+    find: function from a number of bands to the best strategy.
+  """
   sizes = iter(sizes)
   best = find(next(sizes))
   evaluations = best.evaluations

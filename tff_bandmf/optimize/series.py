@@ -2,31 +2,36 @@
 
 | symbol | meaning                                                           |
 |--------|-------------------------------------------------------------------|
-| c, r   | first columns of C and C^-1; as power series r = 1 / c            |
-| a      | first column of A, 1 / ((1 - x) h(x)), h of the workload          |
-| w      | first column of A C^-1, w = a r                                   |
+| n      | number of rounds                                                  |
+| A      | workload; without learning rates, A(x) = 1 / ((1 - x) h(x))       |
+| h      | polynomial of the workload                                        |
+| c, r   | first columns of C and C^-1; as power series r(x) = 1 / c(x)      |
+| w      | first column of A C^-1, w(x) = A(x) r(x)                          |
 | a_j    | weight of w_j^2 in the error: (n - j) / n (mean) or 1 (max)       |
-| v      | r / h(x)                                                          |
-| eta    | learning rates                                                    |
+| eta    | learning rates, one for each round                                |
+| v      | v(x) = r(x) / h(x)                                                |
 | B      | A C^-1 with learning rates, B[t, i] = sum_{s<=t} eta_s v_{s-i}    |
 | Q      | matrix of the mean error with learning rates, v^T Q v             |
-| b, k   | min_sep, and the most rounds of one client                        |
+| e_t    | error of query t with learning rates, (B B^T)[t, t]               |
+| b, k   | min_sep, and the largest number of rounds of one client           |
 | m      | m_t = |c_t| for t < b, else max_{s>=t} |c_s|                      |
 
   loss = error * sens^2
-  error = sum_j a_j w_j^2, or v^T Q v or max_t (B B^T)[t, t] with learning rates
+  error = sum_j a_j w_j^2                                no learning rates
+  error = v^T Q v (mean) or max_t e_t (max)                 learning rates
   sens = || sum_{j<k} shift(m, j b) ||, or || c || for one participation
 
 sens is exact if m = c. Otherwise it is an upper bound, because the entries of
-|C| are at most those of the Toeplitz matrix of m. Proof: if c >= 0 does not
-increase from b on, the leftmost pattern has the largest sum of X = C^T C, since
-X[i, j] = sum_{t<n-j} c_{t+j-i} c_t and the leftmost pattern has the least j and
-j - i. [BSR24, Thm 2] assumes that c does not increase from 0 on.
+|C| are at most the entries of the Toeplitz matrix of m. Proof that it is exact
+for m = c: if c >= 0 does not increase from b on, the leftmost pattern 0, b, ...
+has the largest sum of X = C^T C, since X[i, j] = sum_{t<n-j} c_{t+j-i} c_t and
+each pair of rounds i < j of this pattern has the least j and j - i. [BSR24, Thm
+2] assumes that c does not increase from 0 on.
 
-Gradients are computed by hand. The power series y = x / c is L(c)^-1 x, where
-L(c) is the lower-triangular Toeplitz matrix of c. If `by_y` is the gradient by
-y, the gradient by x is u = L(c)^-T by_y, the same division backwards in time,
-and the gradient by c_s is -sum_t u_t y_{t-s}.
+Gradients are computed by formulas. The power series y = x / c is L(c)^-1 x,
+where L(c) is the lower-triangular Toeplitz matrix of c. If `by_y` is the
+gradient by y, then the gradient by x is u = L(c)^-T by_y, which is the same
+division backwards in time, and the gradient by c_s is -sum_t u_t y_{t-s}.
 """
 
 from __future__ import annotations
@@ -43,13 +48,13 @@ from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import solver
 
-# Most rounds with learning rates, which need n x n matrices.
+# Largest number of rounds with learning rates, which need n x n matrices.
 _MOST_SCHEDULED_ROUNDS = 4096
 # Powers p of the norm that replaces the maximum over rounds; the norm exceeds
-# the maximum by a factor of at most n^(1 / p). They are used one after the
-# other, because a search with a large p alone converges slowly.
+# the maximum by a factor of at most n^(1 / p). One search for each p follows
+# the other, because a search with only a large p converges slowly.
 _NORMS = (100.0, 1e4)
-# A decrease of the log loss below this counts as 0.
+# A smaller decrease of the log loss counts as 0.
 _NO_GAIN = 1e-10
 
 # Function from the gradients by c and r to the gradient by the parameters.
@@ -57,8 +62,8 @@ Pullback = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # Function from [parameters] to c, r and their `Pullback`; c and r are [n], or
 # shorter if further terms are 0.
 Build = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, Pullback]]
-# Function from r, [n], and the power of the norm that replaces a maximum, to
-# the error and its gradient by r, [n].
+# Function from r, [n], and the power p of a norm, to the error and its gradient
+# by r, [n].
 _Error = Callable[[np.ndarray, float], tuple[float, np.ndarray]]
 
 
@@ -75,7 +80,12 @@ def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 def divide_back(
   by_quotient: np.ndarray, coefficients: np.ndarray
 ) -> np.ndarray:
-  """Returns the gradient by `series`, given the gradient by the quotient."""
+  """Returns the gradient of a loss by the argument `series` of `divide`.
+
+  Args:
+    by_quotient: [terms] float64, gradient of the loss by the result.
+    coefficients: [b] float64.
+  """
   return divide(by_quotient[::-1], coefficients)[::-1]
 
 
@@ -89,11 +99,11 @@ def reciprocal(coefficients: np.ndarray, terms: int) -> np.ndarray:
 def reciprocal_back(
   by_quotient: np.ndarray, quotient: np.ndarray, coefficients: np.ndarray
 ) -> np.ndarray:
-  """Returns the gradient by `coefficients`, given that by the reciprocal.
+  """Returns the gradient of a loss by the argument of `reciprocal`.
 
   Args:
-    by_quotient: [terms] float64.
-    quotient: [terms] float64, `reciprocal` of the coefficients.
+    by_quotient: [terms] float64, gradient of the loss by the result.
+    quotient: [terms] float64, the result of `reciprocal`.
     coefficients: [b] float64, b at most `terms`.
   """
   by_series = divide_back(by_quotient, coefficients)
@@ -108,7 +118,7 @@ def squared_sensitivity(
   participation: participation_lib.Participation,
   falls: bool = False,
 ) -> tuple[float, np.ndarray]:
-  """Returns sens^2, or an upper bound, for a Toeplitz C, and its gradient.
+  """Returns sens^2 of a Toeplitz C, or an upper bound of it, and its gradient.
 
   Args:
     column: [terms] float64, c; terms past the last are 0.
@@ -125,8 +135,9 @@ def squared_sensitivity(
   min_sep = participation.separation(rounds)
   m = np.abs(column)
   largest = np.arange(len(m))
-  # PRIVACY: If gaps may exceed b, the leftmost pattern of |c| may be lighter
-  # than another pattern. The non-increasing majorant of |c| is used instead.
+  # PRIVACY: If distances of rounds may exceed b, the leftmost pattern of |c|
+  # may have a smaller sum than another pattern. The leftmost pattern of m,
+  # which does not increase from b on, bounds the sums of all patterns.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
   if not (falls or participation.evenly_spaced):
     largest[min_sep:] = min_sep + _last_maxima(m[min_sep:])
@@ -148,7 +159,7 @@ def squared_sensitivity(
 
 
 def _last_maxima(m: np.ndarray) -> np.ndarray:
-  """Returns for every t the last s >= t with m_s = max_{s>=t} m_s, [terms]."""
+  """Returns for each t the last index of the maximum of m_t, m_{t+1}, ...."""
   backwards = m[::-1]
   positions = np.arange(len(m))
   record = np.concatenate(
@@ -159,7 +170,7 @@ def _last_maxima(m: np.ndarray) -> np.ndarray:
 
 
 class Objective:
-  """The log loss of a Toeplitz strategy as a function of few parameters."""
+  """The log loss of a Toeplitz strategy as a function of its parameters."""
 
   def __init__(
     self,
@@ -170,7 +181,7 @@ class Objective:
     """Makes the objective.
 
     Args:
-      build: function from parameters to c, r and their pullback of gradients.
+      build: function from parameters to c, r and their `Pullback`.
       problem: error to minimise.
       falls: whether c is known to be positive and to decrease from c_1 on.
 
@@ -211,11 +222,12 @@ class Objective:
   def __call__(
     self, x: np.ndarray, norm: Optional[float] = None
   ) -> tuple[float, np.ndarray]:
-    """Returns the log loss, infinite where it is NaN, and its gradient.
+    """Returns the log loss, or infinity if it is not finite, and its gradient.
 
     Args:
       x: [parameters] float64.
-      norm: power p of the norm that replaces a maximum with learning rates.
+      norm: power p of the norm that replaces the maximum if there are learning
+        rates; None means the largest power.
     """
     problem = self._problem
     with np.errstate(all='ignore'):
@@ -243,9 +255,9 @@ class Objective:
     """Returns the best point that the function `minimize` finds.
 
     Args:
-      start: [parameters] float64.
-      bounds: (low, high) of each parameter, None for none.
-      evaluations: number of earlier evaluations to add to those of the result.
+      start: [parameters] float64, start of the search.
+      bounds: (low, high) of each parameter; None means no bounds.
+      evaluations: number of earlier evaluations, which the result includes.
     """
     problem = self._problem
     for norm in self._norms:
@@ -271,19 +283,20 @@ def minimize(
 ) -> solver.Minimum:
   """Returns the best point of `solver.minimize` for a log loss.
 
-  L-BFGS-B also stops at a kink, or if rounding errors exceed further decreases.
-  So it is started again from its last point, and has converged if the second
-  search does not decrease the loss.
+  L-BFGS-B may stop before a minimum, at a kink or because of rounding errors.
+  So it is started again from its last point until it converges or does not
+  decrease the loss, which counts as convergence.
 
   Args:
-    function: takes [parameters] float64, returns log loss and gradient.
-    callback: called after every iteration with the loss reached.
+    function: function from [parameters] float64 to log loss and gradient.
     start: [parameters] float64, start of the search.
-    bounds: (low, high) of each parameter, None for none.
-    max_evaluations: most evaluations of the function, >= 1.
+    bounds: (low, high) of each parameter; None means no bounds.
+    max_evaluations: largest number of evaluations of the function, >= 1.
+    callback: function that is called after every iteration with the least loss
+      so far.
 
   Returns:
-    The minimum; its `value` is the loss, not the logarithm.
+    The minimum; its `value` is the loss and not the log loss.
   """
   evaluations, previous = 0, np.inf
   while True:
@@ -312,9 +325,15 @@ def minimize(
 def _toeplitz_error(
   inverse: np.ndarray, weights: np.ndarray, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns sum_j a_j w_j^2, the mean or the max, and its gradient.
+  """Returns sum_j a_j w_j^2, the mean or the max error, and its gradient.
 
-  e_t does not decrease with t, so the max is the error of the last round.
+  The error of a query does not decrease from round to round, so the max error
+  is the error of the last round.
+
+  Args:
+    inverse: r, [n] float64.
+    weights: a_j, [n] float64.
+    steps: coefficients of 1 / A(x) = (1 - x) h(x).
   """
   w = divide(inverse, steps)
   weighted = weights * w
@@ -324,7 +343,13 @@ def _toeplitz_error(
 def _scheduled_mean(
   inverse: np.ndarray, form: np.ndarray, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns v^T Q v and its gradient."""
+  """Returns v^T Q v and its gradient by r.
+
+  Args:
+    inverse: r, [n] float64.
+    form: Q, [n, n] float64.
+    steps: coefficients of h(x).
+  """
   v = divide(inverse, steps)
   product = form @ v
   return float(v @ product), divide_back(2 * product, steps)
@@ -333,10 +358,17 @@ def _scheduled_mean(
 def _scheduled_max(
   inverse: np.ndarray, rates: np.ndarray, norm: float, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns (sum_t e_t^p)^(1 / p) and its gradient; e_t = |row t of B|^2."""
+  """Returns (sum_t e_t^p)^(1 / p) and its gradient by r.
+
+  Args:
+    inverse: r, [n] float64.
+    rates: eta, [n] float64.
+    norm: p.
+    steps: coefficients of h(x).
+  """
   n = len(inverse)
   v = divide(inverse, steps)
-  # Row t is v reversed, from index n - 1 - t on: v_t, .., v_0, 0, ....
+  # Row t of `windows` is v_t, ..., v_0, 0, ..., a part of the reversed v.
   reversed_v = np.concatenate([v[::-1], np.zeros(n - 1)])
   windows = np.lib.stride_tricks.sliding_window_view(reversed_v, n)[::-1]
   b = np.cumsum(rates[:, None] * windows, axis=0)
@@ -345,7 +377,7 @@ def _scheduled_max(
   by_e = np.exp((norm - 1) * log_e - (norm - 1) * log_error)
   b *= 2 * by_e[:, None]
   by_rows = np.cumsum(b[::-1], axis=0)[::-1] * rates[:, None]
-  # Entry l of the result is the sum of diagonal l, the entries [s, s - l].
+  # Entry l of `by_v` is the sum of the entries [s, s - l] of `by_rows`.
   padded = np.zeros((n, 2 * n))
   padded[:, n:] = by_rows
   row, entry = padded.strides
@@ -356,7 +388,7 @@ def _scheduled_max(
 
 
 def _mean_form(rates: np.ndarray) -> np.ndarray:
-  """Returns Q, [n, n] float64, for learning rates eta.
+  """Returns Q, [n, n] float64.
 
   n Q[a, a - l] = sum_{s>=a} eta_s eta_{s-l} (n - s)
   """

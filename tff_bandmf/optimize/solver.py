@@ -17,7 +17,7 @@ MEAN = 'mean'
 MAX = 'max'
 MAX_EVALUATIONS = 2000
 
-# Called after every iteration with the loss reached.
+# Function that is called after every iteration with the best loss so far.
 Callback = Callable[[float], None]
 
 
@@ -30,11 +30,10 @@ class Optimized(Generic[StrategyT]):
 
   Attributes:
     strategy: best strategy found.
-    loss: error times squared sensitivity of the strategy, both computed again
-      without TensorFlow.
-    evaluations: number of losses computed, with or without gradient.
-    converged: False if the optimiser stopped for another reason, an interrupt
-      for instance; the strategy is then the best so far.
+    loss: error times squared sensitivity, both computed from the strategy.
+    evaluations: number of evaluations of the loss, with or without gradient.
+    converged: whether the search converged; if it stopped for another reason,
+      such as an interrupt, the strategy is the best so far.
   """
 
   strategy: StrategyT
@@ -45,15 +44,15 @@ class Optimized(Generic[StrategyT]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Minimum:
-  """The best point that `minimize` saw.
+  """The point with the least value that `minimize` evaluated.
 
   Attributes:
     x: [parameters] float64.
     value: value of the function at x.
     evaluations: number of evaluations of the function.
     converged: whether the solver converged.
-    interrupted: whether Ctrl-C ended the search; a caller with further searches
-      skips them.
+    interrupted: whether Ctrl-C ended the search, so that a caller skips its
+      further searches.
   """
 
   x: np.ndarray
@@ -68,17 +67,17 @@ class Problem:
   """The error that a search minimises.
 
   Attributes:
-    rounds: n.
-    participation: the schema whose sensitivity counts.
-    workload: A.
+    rounds: n, number of rounds.
+    participation: schema under which the sensitivity is computed.
+    workload: A, the workload under which the error is computed.
     objective: `MEAN` or `MAX` over the per-query errors.
-    max_evaluations: most evaluations of the loss and its gradient, >= 1.
-    callback: function that is called with the loss reached during the search;
-      None for no calls.
+    max_evaluations: largest number of evaluations of the loss, >= 1.
+    callback: function that is called during the search with the best loss so
+      far; None for no calls.
 
   Raises:
-    TypeError: `rounds` is not an integer, or `participation` not a schema.
-    ValueError: `rounds` is below 1, or the objective is another.
+    TypeError: `rounds` is not an integer, or `participation` is not a schema.
+    ValueError: `rounds` is below 1, or the objective is unknown.
   """
 
   rounds: int
@@ -97,7 +96,7 @@ class Problem:
       )
 
   def error(self, strategy: strategies.Strategy) -> float:
-    """Returns the error of a strategy, computed without TensorFlow."""
+    """Returns the mean or max error of a strategy."""
     return strategy.errors(self.workload)[self.objective == MAX]
 
   def evaluated(
@@ -105,9 +104,14 @@ class Problem:
     strategy: StrategyT,
     minimum: Union[Optimized, Minimum, None] = None,
   ) -> Optimized[StrategyT]:
-    """Returns `strategy` with its loss, and the counts of its search."""
-    # PRIVACY: A search may assume another sensitivity than the final C has, and
-    # its loss would then be too small. The sensitivity is computed from the
+    """Returns the result of a search that ended with `strategy`.
+
+    Args:
+      strategy: best strategy of the search.
+      minimum: result of the solver; None if no solver was needed.
+    """
+    # PRIVACY: A search may assume a smaller sensitivity than the final C has,
+    # and its loss would then be too small. The sensitivity is computed from the
     # final C.
     # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
     sens = sensitivity.sensitivity(strategy, self.participation).value
@@ -130,19 +134,21 @@ def minimize(
 ) -> Minimum:
   """Returns the best point that L-BFGS-B evaluates while minimising `function`.
 
-  Ctrl-C ends the search and returns the best point so far, not converged.
+  Ctrl-C ends the search; the result is then the best point so far, and has not
+  converged.
 
   Args:
-    function: takes [parameters] float64, returns value and gradient. A value
-      that is not finite counts as worse than any other.
-    start: [parameters] float64.
-    bounds: (low, high) of each parameter, None for none.
-    max_evaluations: most evaluations of `function`, >= 1.
-    callback: called after every iteration with the value reached.
-    tolerance: least decrease of the value by an iteration, relative if the
-      value is above 1, else absolute; below it the search has converged.
+    function: function from [parameters] float64 to its value and gradient. A
+      value that is not finite counts as larger than all finite values.
+    start: [parameters] float64, start of the search.
+    bounds: (low, high) of each parameter; None means no bound.
+    max_evaluations: largest number of evaluations of `function`, >= 1.
+    callback: function that is called after every iteration with the least value
+      so far.
+    tolerance: decrease of the value by an iteration, relative if the value is
+      above 1, else absolute, below which the search has converged.
     corrections: number of past gradients that L-BFGS stores; its memory is
-      about 2 corrections + 5 times that of `start`.
+      about 2 * `corrections` + 5 times that of `start`.
 
   Raises:
     ValueError: `function` is not finite at `start`.
@@ -157,7 +163,7 @@ def minimize(
     if value < best.value:
       best = Minimum(x.copy(), float(value), evaluations, False)
     if not np.isfinite(value):
-      # The line search interpolates, and so needs a finite value.
+      # The line search interpolates values, so it needs a finite value.
       return best.value + max(1.0, abs(best.value)), np.zeros_like(x)
     return value, np.asarray(gradient, np.float64)
 
@@ -196,7 +202,11 @@ def minimize(
 
 
 def check_separated(bands: int, min_sep: Optional[int]) -> int:
-  """Returns `bands`; raises ValueError if they exceed min_sep."""
+  """Returns `bands`.
+
+  Raises:
+    ValueError: `bands` exceeds `min_sep`.
+  """
   if min_sep is not None and bands > min_sep:
     raise errors.value_error(
       f'bands={bands}: must not exceed min_sep={min_sep}, or columns of one '

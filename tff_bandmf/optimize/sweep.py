@@ -7,9 +7,11 @@
 
   minimise error(x) * sens(x)^2
 
-The best x is often near an end of the range, where orders of magnitude of the
-distance matter (1 - lambda of DP-CGD, nu of LTI); u resolves them. A grid that
-includes the ends of the range finds local minima, and each is then refined.
+The best x is often so near an end of the range that the order of magnitude of
+its distance from the end matters (1 - lambda of DP-CGD, nu of LTI). A change of
+u by a constant changes this order of magnitude by a constant. The loss is first
+computed on a grid that includes the ends of the range; then each local minimum
+of the grid is refined.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from tff_bandmf import errors, strategies
 from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 
-# Grid of u. Its ends are x at a billionth of the range from low and from high.
+# Grid of u. At its ends x is a billionth of the range away from low or high.
 _GRID = np.linspace(-20.75, 20.75, 31)
-# Precision in u; the loss is flat at a minimum, so its error is of the square.
+# Precision of u. The error of the loss is of the order of its square, because
+# the derivative of the loss is 0 at a minimum.
 _PRECISION = 1e-5
 
 
@@ -38,10 +41,11 @@ def sweep(
 ) -> solver.Optimized:
   """Returns the strategy of least loss among build(x), low <= x <= high.
 
-  Ctrl-C ends the search and returns the best so far, not converged.
+  Ctrl-C ends the search; the result is then the best strategy so far, and has
+  not converged.
 
   Args:
-    request: error to minimise; its callback is called after every loss.
+    request: error to minimise; its callback is called after every evaluation.
     build: function from x to a strategy.
     low: least x.
     high: largest x, > `low`.
@@ -62,7 +66,7 @@ def sweep(
     try:
       optimized = request.evaluated(build(float(x)))
     except ValueError as e:
-      # C^-1 may overflow at some x only.
+      # C^-1 may overflow for some x and not for others.
       failure = failure or e
       return np.inf
     if not np.isfinite(optimized.loss):

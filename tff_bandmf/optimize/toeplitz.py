@@ -1,22 +1,25 @@
-"""Finds the banded Toeplitz coefficients of least error, for any n.
+"""Optimal banded Toeplitz coefficients, for any number of rounds.
 
 | symbol | name here | meaning                                                |
 |--------|-----------|--------------------------------------------------------|
-| n, b   |           | number of rounds, of bands                             |
+| n      | `rounds`  | number of rounds                                       |
+| b      | `bands`   | number of bands                                        |
+| A      |           | workload, a Toeplitz matrix and a power series A(x)    |
 | c      | `c`       | coefficients, c_0 = 1, c_1 .. c_{b-1} in [0, 1]        |
 | h      | `h`       | polynomial of the workload, A(x) = 1 / ((1 - x) h(x))  |
-| q, m   | `q`       | coefficients q_0 .. q_m of c(x) h(x)                   |
+| q      | `q`       | coefficients q_0 .. q_m of c(x) h(x)                   |
+| m      |           | degree of q                                            |
 | w      |           | first column of A C^-1, w(x) = 1 / ((1 - x) q(x))      |
-| W      | `limit`   | limit of w, 1 / q(1)                                   |
-| d      |           | w - W, d(x) = p(x) / q(x)                              |
+| W      | `limit`   | limit of w_j for large j, 1 / q(1)                     |
+| d      |           | d_j = w_j - W, with d(x) = p(x) / q(x)                 |
 | p      | `p`       | p_j = 1 - W (q_0 + ... + q_j), j < m                   |
-| L1, L2 |           | lower-triangular Toeplitz; first columns q_0 .. q_{m-1} |
-|        |           | and q_m .. q_1                                         |
+| L1     |           | lower-triangular Toeplitz, first column q_0 .. q_{m-1} |
+| L2     |           | lower-triangular Toeplitz, first column q_m .. q_1     |
 | K      |           | L1 L1^T - L2 L2^T, [m, m]                              |
 | s      | `s`       | K^-1 p                                                 |
 | T      |           | sum_j j d_j^2                                          |
 
-  minimise log error(c) + log |c|^2, where error is the mean or the maximum:
+  minimise log error(c) + log |c|^2, where error is the mean or the max error:
 
   n mean = sum_{j<n} (n - j) w_j^2
          = n (n + 1) W^2 / 2 + 2 W (n sum d_j - sum j d_j) + n sum d_j^2 - T
@@ -24,12 +27,13 @@
 
 If d_j is negligible from j = n on, the sums over d_j extend to all j >= 0.
 These infinite sums have a closed form that costs O(b^3), whatever n is. K^-1 is
-the matrix of autocovariances of 1 / q (Gohberg and Semencul), so sum d_j^2 =
-p^T s. For T, scale by rho: sum rho^2j d_j^2 has the same closed form with rho^j
-q_j and rho^j p_j for q_j and p_j, and T is half of its derivative by rho at rho
-= 1. K is positive definite iff q has all roots outside the unit disc, and the
-search stays in that set. If d does not vanish, all terms are added up. The loss
-is from [BandMF24, Sec 4], the closed form from this project.
+the matrix of autocovariances of 1 / q (Gohberg and Semencul), so that
+sum d_j^2 = p^T s. For any rho, sum rho^(2j) d_j^2 has the same closed form with
+rho^j q_j and rho^j p_j in place of q_j and p_j, and T is half of the derivative
+of this sum by rho at rho = 1. K is positive definite iff all roots of q are
+outside the unit disc, and the search stays in the set of such q. If d_j is not
+negligible from j = n on, all n terms are added up. The loss is from
+[BandMF24, Sec 4], and the closed form is from this project.
 """
 
 from __future__ import annotations
@@ -48,17 +52,21 @@ from tff_bandmf.optimize import series, solver
 # n >= _ROUNDS_PER_DECAY / h(1).
 _ROUNDS_PER_BAND = 64
 _ROUNDS_PER_DECAY = 20
-# Largest relative error of the closed form, compared with the exact loss.
+# Largest relative difference of the closed form from the exact loss.
 _EXACT = 1e-10
 
-# Takes c_1 .. c_{b-1}; returns the log loss and its gradient.
+# Function from c_1 .. c_{b-1} to the log loss and its gradient.
 _Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 def _form(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  """Returns K, [m, m], of the first columns of L1 and L2.
+  """Returns K, [m, m] float64.
 
-  K[i, j] - K[i - 1, j - 1] is of rank two.
+  K[i, j] - K[i - 1, j - 1] is entry [i, j] of a matrix of rank two.
+
+  Args:
+    first: first column of L1, [m] float64.
+    second: first column of L2, [m] float64.
   """
   form = np.outer(first, first) - np.outer(second, second)
   for above, row in zip(form, form[1:]):
@@ -67,30 +75,31 @@ def _form(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _times(column: np.ndarray, x: np.ndarray) -> np.ndarray:
-  """Returns L x, [m], L being lower-triangular Toeplitz of this column."""
+  """Returns L x, [m]; L is lower-triangular Toeplitz, first column `column`."""
   return np.convolve(column, x)[: len(x)]
 
 
 def _hankel(s: np.ndarray, x: np.ndarray) -> np.ndarray:
-  """Returns H x, [m], for H[i, j] = s_{i+j}, 0 past the end.
+  """Returns H x, [m], for H[i, j] = s_{i+j}, or 0 if i + j >= m.
 
   H x = L^T s for the lower-triangular Toeplitz L with first column x, so H is
-  the derivative of L^T s by that column.
+  the derivative of L^T s by x.
   """
   return np.correlate(np.concatenate([s, np.zeros(len(s) - 1)]), x, 'valid')
 
 
 class _Settled:
-  """The log loss as a function of c_1 .. c_{b-1}, for n so large that d is 0.
+  """The log loss as a function of c_1 .. c_{b-1}, if d_j vanishes for j >= n.
 
-    E = error = W^2 lead + 2 W (sum d_j - h sum j d_j) + p^T s - h T
-    T = p'^T s - F . F' + G . G'
+    E = error = W^2 u + 2 W (sum d_j - h sum j d_j) + p^T s - h T
+    T = p'^T s - F . F' + G . G',  F = L1^T s,  G = L2^T s
 
-  with lead = (n + 1) / 2 and h = 1 / n for the mean, n and 0 for the maximum;
-  F = L1^T s, G = L2^T s, and a prime is the derivative by rho at fixed s.
-  s solves K s = p. The gradient needs no derivative of s: 2 p^T s - s^T K s
-  stands for p^T s, and y^T (p - K s) with y = -h K^-1 dT/ds is added. The value
-  of E stays the same, and its derivative by s is 0.
+  For the mean error u = (n + 1) / 2 and h = 1 / n, and for the max error u = n
+  and h = 0; this h is not the polynomial h. A prime is the derivative by rho at
+  fixed s. The gradient needs no derivative of s, where K s = p, because E is
+  written with 2 p^T s - s^T K s in place of p^T s, and with the additional term
+  y^T (p - K s), y = -h K^-1 dT/ds. The value of E stays the same, and its
+  derivative by s is 0.
   """
 
   def __init__(self, rounds: int, objective: str, h: np.ndarray):
@@ -104,7 +113,7 @@ class _Settled:
     try:
       error, by_q = self._error(np.convolve(c, self._filter))
     except np.linalg.LinAlgError:
-      # K is not positive definite: q has a root in the unit disc.
+      # K is not positive definite, because q has a root in the unit disc.
       return np.inf, np.zeros_like(free)
     by_c = np.correlate(by_q, self._filter, 'valid') / error
     squared = c @ c
@@ -114,7 +123,7 @@ class _Settled:
     """Returns E, and its gradient by q, [m + 1]."""
     h = self._h
     steps = np.arange(len(q), dtype=float)
-    weighted = steps[:-1]  # p'_j = j p_j
+    weighted = steps[:-1]  # p'_j is weighted_j p_j.
     sums = np.cumsum(q)
     limit = 1 / sums[-1]
     p = 1 - limit * sums[:-1]
@@ -166,15 +175,18 @@ def optimize_banded_toeplitz(
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss.
 
-    loss = error * sens^2, sens = |c| for a single participation
+    loss = error * |c|^2
+
+  |c| is the sensitivity if each client takes part once.
 
   With at most `min_sep` bands the same strategy is optimal under every
-  min-separation schema: the sensitivity is a multiple of |c|, except for
-  columns that are cut at round n.
+  min-separation schema, because the sensitivity is a multiple of |c|, except
+  for columns that are cut off at row n.
 
   Args:
-    problem: error to minimise; its participation is replaced by a single one,
-      and its workload must have a constant learning rate.
+    problem: error to minimise; the search assumes that each client has only
+      one round, whatever its participation schema is. The workload must have a
+      constant learning rate.
     bands: b, at most n.
 
   Raises:
@@ -207,7 +219,7 @@ def optimize_banded_toeplitz(
     start = np.concatenate([[1.0], minimum.x])
     strategy = strategies.BandedToeplitz(problem.rounds, start)
     value = problem.error(strategy) * float(start @ start)
-    # If the values differ, d does not vanish, and all terms must be added up.
+    # If the losses differ, d does not vanish, and all terms must be added up.
     exact = bands == 1 or abs(minimum.value / value - 1) <= _EXACT
     if exact or minimum.interrupted or evaluations >= problem.max_evaluations:
       break
@@ -217,7 +229,7 @@ def optimize_banded_toeplitz(
 
 
 def _losses(problem: solver.Problem, bands: int) -> Iterator[_Loss]:
-  """Yields log losses of c_1 .. c_{b-1}, fastest first."""
+  """Yields functions that compute the log loss, the fastest one first."""
   h = problem.workload.polynomial
   if problem.rounds >= max(
     _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / h.sum()

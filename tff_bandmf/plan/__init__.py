@@ -1,4 +1,4 @@
-"""A plan: what a run does, what it guarantees and what that costs.
+"""The plan of a run: its strategy, its noise, its guarantee and its error.
 
 | name        | purpose                                         |
 |-------------|-------------------------------------------------|

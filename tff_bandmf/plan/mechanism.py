@@ -1,4 +1,4 @@
-"""A family of strategies and its parameters, as a plan names them."""
+"""The mechanism of a plan: a family of strategies and its parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 from tff_bandmf import strategies
 
-# The mechanism of a plan that takes the family with the least error.
+# Name that asks for the family with the least error.
 BEST = 'best'
 
 
@@ -19,8 +19,8 @@ class Mechanism:
 
   Attributes:
     family: name of a family of `strategies.FAMILIES`.
-    parameters: maps names of the family's parameters to values; parameters that
-      are missing are optimised or swept.
+    parameters: values of the family's parameters, by name. Missing parameters
+      are optimised, or several values are compared.
 
   >>> Mechanism('banded', bands=64)
   Mechanism(family='banded', parameters={'bands': 64})

@@ -1,4 +1,4 @@
-"""A plan: what a run does, what it guarantees and what that costs.
+"""The plan of a run: its strategy, its noise, its guarantee and its error.
 
   plan = Plan(
     rounds=1000, clients_per_round=100, cohorts=participation.MinSep(50),
@@ -13,8 +13,9 @@
 | sigma  | `noise_multiplier`  | stddev(Z) / (clip * sensitivity of C)        |
 |        | `z_stddev`          | stddev(Z) = sigma * sensitivity * clip       |
 
-A `Plan` is a `Request`, with the user's values, and gets a `Result` from the
-search or from a file. The file of a plan has both, see `plan_json`.
+A `Plan` is a `Request`, which has the user's values. It gets a `Result` from a
+search or from a file. The file of a plan has the request and the result, see
+`plan_json`.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ from tff_bandmf.plan import result as result_lib
 class Plan(request_lib.Request):
   """The rounds, cohorts, clip and claim of a run, and the noise for them.
 
-  The strategy is searched for when it is first needed, which takes seconds. A
-  plan that was loaded from a file has its strategy.
+  The first access to the strategy or the noise starts a search, which takes
+  seconds. A plan that was loaded from a file has its strategy, and does not
+  search.
 
   Attributes:
-    The attributes of `Request`, each a keyword.
+    The attributes of `Request`, which are keyword arguments.
 
   Raises:
     TypeError: a value has a wrong type.
@@ -64,7 +66,8 @@ class Plan(request_lib.Request):
   (20, 1.895)
   """
 
-  # A field that `attrs.evolve` does not copy: other values need other noise.
+  # `attrs.evolve` does not copy this field, since a plan with other values
+  # needs other noise.
   _result: Optional[result_lib.Result] = attrs.field(
     default=None, init=False, repr=False
   )
@@ -79,26 +82,29 @@ class Plan(request_lib.Request):
     return self._with(self._result or result_lib.search(self, progress))
 
   def _with(self, result: result_lib.Result) -> result_lib.Result:
-    """Stores a result in the plan, which is frozen for its users."""
+    """Stores a result in the plan, which users cannot change."""
     object.__setattr__(self, '_result', result)
     return result
 
   @property
   def strategy(self) -> strategies.Strategy:
-    """The strategy C."""
+    """The strategy matrix C of the run."""
     return self.result.guarantee.strategy
 
   @property
   def planned_strategy(self) -> strategies.Strategy:
-    """The strategy C of the planned rounds, whose errors are stated.
+    """The strategy matrix C of the planned rounds, to which errors apply.
 
-    For a `Budget`, `strategy` is C of all rounds up to its horizon.
+    For a `Budget`, `strategy` is C of all rounds up to the horizon.
     """
     return self.result.planned_strategy
 
   @property
   def schema(self) -> participation_lib.Participation:
-    """The schema that bounds each client, with the costs of a `Budget`."""
+    """The schema that bounds the rounds of each client.
+
+    A `Budget` in the result has its costs under C.
+    """
     if isinstance(self.cohorts, participation_lib.Budget):
       return self.result.guarantee.cohorts.schema
     return self.cohorts.schema
@@ -109,8 +115,9 @@ class Plan(request_lib.Request):
     planned = self.result.guarantee
     if self.stands_for is None:
       return planned
-    # PRIVACY: a simulation has fewer clients than the larger run, and its noise
-    # is smaller by the same ratio. This guarantee is for the smaller noise.
+    # PRIVACY: this run has fewer clients than the larger run that it simulates,
+    # and less noise by the same ratio, so the guarantee of the larger run would
+    # claim too much. This line reduces the noise multiplier by the ratio.
     # Guard: plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
     share = self.clients_per_round / self.stands_for
     return attrs.evolve(
@@ -124,7 +131,7 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def sampled(self) -> Optional[accounting.Sampled]:
-    """The cohorts that a run draws; None if a schema is enforced."""
+    """The kind of sampled cohorts; None if a schema is enforced."""
     if self.cohorts.is_enforced:
       return None
     return accounting.sampled(self.guarantee.cohorts)
@@ -138,9 +145,10 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def most_clients(self) -> int:
-    """The largest number of clients of a round, for which the lattice has room.
+    """The largest number of clients of a round.
 
-    A round with a larger sampled cohort is burnt: it releases nothing.
+    The lattice of the noise has room for the sum of so many clients. A round
+    with a larger sampled cohort is burnt: it releases nothing.
 
     Raises:
       ValueError: cohorts are sampled, and the population is unknown.
@@ -155,20 +163,24 @@ class Plan(request_lib.Request):
   def z_stddev(self) -> float:
     """The standard deviation of Z, in the unit of the updates.
 
-    For an adaptive clip it is the value of the first round; it moves with the
-    clip.
+    For an adaptive clip, this value is for the first round. In later rounds the
+    standard deviation is proportional to the clip.
     """
     return self.guarantee.z_stddev_per_clip * self.clip
 
   @functools.cached_property
   def rmse(self) -> float:
-    """The root mean square error of a run, for a clip of 1."""
+    """The root mean square error of a coordinate over all rounds, at clip 1.
+
+    A coordinate is an entry of A C^-1 Z, where A is the matrix of the workload,
+    in the unit of a sum of updates.
+    """
     mean, _ = self.planned_strategy.errors(self.workload)
     return self.z_stddev_at_1 * math.sqrt(mean)
 
   @property
   def z_stddev_at_1(self) -> float:
-    """The standard deviation of Z if the clip of an update is 1."""
+    """The standard deviation of Z for a clip of 1."""
     return self.guarantee.z_stddev_per_clip * clips.growth(self.l2_norm_clip)
 
   def noise_to_signal(self, dimension: Optional[int]) -> Optional[float]:
@@ -176,11 +188,12 @@ class Plan(request_lib.Request):
 
       z_stddev max_t |(A C^-1)[t]|_2 dimension^(1/2) / (n B clip)
 
-    The numerator is the expected norm of the noise in the sum of released
-    means, in its worst round; A makes prefix sums. The denominator is the norm
-    of the sum without noise if all updates have one direction and the norm of
-    the clip. Above 1 no optimiser gets a model out of the releases. Real
-    updates have many directions and need a ratio far below 1.
+    The numerator is the expected norm of the noise in the prefix sums of the
+    releases, in the worst round, where A is the matrix of prefix sums. The
+    denominator is the norm of the prefix sum of the last round without noise,
+    if all updates have the same direction and a norm equal to the clip. If the
+    ratio is above 1, no optimiser can learn a model from the releases. Real
+    updates have many directions, and need a ratio far below 1.
 
     Args:
       dimension: number of coordinates of the model; None returns None.
@@ -195,23 +208,23 @@ class Plan(request_lib.Request):
     )
 
   def what_if(self) -> dict[str, Optional[float]]:
-    """Returns epsilon at `delta` if cohorts turn out worse than planned.
+    """Returns epsilon at `delta` for cohorts that are worse than planned.
 
-    The noise is the planned noise. Keys name the difference: a min_sep that is
-    10 % or 50 % smaller, or one more participation. A value is None if no
-    epsilon is proved. The result is empty for sampled cohorts, whose guarantee
-    holds for no other rule.
+    The noise is the planned noise. A key names the difference from the plan: a
+    min_sep that is 10 % or 50 % smaller, or one more participation. A value is
+    None if no epsilon is proved. The result is empty for a `Budget`, for
+    sampled cohorts, and without a claim.
     """
     return what_if.epsilons(self.guarantee, self.delta)
 
   def spent(self, rounds: int) -> Optional[float]:
-    """Returns an upper bound of epsilon at `delta` of the first rounds.
+    """Returns an upper bound on epsilon at `delta` for the first rounds.
 
-    For sampled cohorts and a budget it is the epsilon of the whole run. The
-    result is None if the plan claims no epsilon.
+    For sampled cohorts and for a `Budget`, the result is the epsilon of the
+    whole run. The result is None if the plan claims no epsilon.
 
     Args:
-      rounds: number of rounds that are done, >= 0.
+      rounds: number of rounds that are over, >= 0.
     """
     if not rounds:
       return 0.0
@@ -222,8 +235,8 @@ class Plan(request_lib.Request):
       and not isinstance(schema, participation_lib.Budget)
     ):
       # PRIVACY: a count of participations that is too small would understate
-      # the epsilon spent so far. This line takes ceil(t / b), the largest
-      # number that a client can have in t rounds.
+      # the epsilon spent so far. This line takes ceil(rounds / min_sep), the
+      # largest number of participations of a client in these rounds.
       # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
       most = schema.participations(min(rounds, self.rounds))
       if most < schema.participations(self.rounds):
@@ -236,7 +249,10 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def _shorter(self) -> dict[int, accounting.Guarantee]:
-    """A cache of guarantees by number of participations; each takes seconds."""
+    """Cache of guarantees by number of participations.
+
+    To compute a guarantee takes seconds.
+    """
     return {}
 
   def sweep(
@@ -246,15 +262,16 @@ class Plan(request_lib.Request):
     epsilon: Sequence[float] = (),
     population: Optional[int] = None,
   ) -> trade_off.TradeOff:
-    """Returns the noise and error of other cohort sizes and epsilons.
+    """Returns the noise and error for other cohort sizes and epsilons.
 
-    Print the result for a table; it also has `to_dict` and `plot`.
+    `print` shows the result as a table; the methods `to_dict` and `plot` give
+    JSON and a figure.
 
     Args:
-      clients_per_round: cohort sizes to compare; empty takes the plan's.
-      epsilon: epsilons to compare; empty takes the plan's.
-      population: number of clients to draw from, by which the result marks
-        cohorts that cannot be filled; None marks none.
+      clients_per_round: cohort sizes to compare; empty takes the plan's size.
+      epsilon: epsilons to compare; empty takes the plan's epsilon.
+      population: number of clients in the population. The result then marks
+        cohorts that this population cannot fill. None marks no cohorts.
 
     Raises:
       ValueError: the plan has no delta, or a value is out of range.
@@ -265,12 +282,13 @@ class Plan(request_lib.Request):
       raise errors.value_error(
         f'{name}=None: is what is traded for noise; plan with epsilon and delta'
       )
-    # The clip without the indicator of an adaptive clip, which `rmse` includes.
+    # The norm leaves out the indicator of an adaptive clip, which `rmse`
+    # includes.
     norm = clips.norm(clips.layers(self.l2_norm_clip))
     points = []
     for clients in clients_per_round or (self.clients_per_round,):
       for each in epsilons:
-        # With an enforced schema, the best C is the same for all these plans.
+        # With an enforced schema, the best C is the same for all these values.
         other = attrs.evolve(
           self,
           clients_per_round=clients,
@@ -295,9 +313,9 @@ class Plan(request_lib.Request):
     return trade_off.TradeOff(tuple(points), self.delta)
 
   def _short_of(self, clients: int) -> Optional[feasibility.Wanted]:
-    """Returns the planned cohorts if a population cannot fill them, else None.
+    """Returns the wanted cohorts if a population cannot fill them, else None.
 
-    The result is None for sampled cohorts too, which may be small by chance.
+    For sampled cohorts, which may be small by chance, the result is None.
     """
     wanted = feasibility.Wanted(
       clients,
@@ -308,13 +326,13 @@ class Plan(request_lib.Request):
     return wanted if self.cohorts.is_enforced and wanted.never() else None
 
   def device_rule(self) -> _files.JsonObject:
-    """Returns what a device needs to decide whether it takes part.
+    """Returns the rule by which a device decides whether it takes part.
 
-    The JSON object is that of `Budget.device_rule`. It names no client and may
-    be public.
+    The result is the JSON object of `Budget.device_rule`. It names no client,
+    and may be public.
 
     Raises:
-      ValueError: cohorts are not by `Budget`, or C is not Toeplitz.
+      ValueError: `cohorts` is not a `Budget`, or C is not Toeplitz.
     """
     if not isinstance(self.schema, participation_lib.Budget):
       raise errors.value_error(
@@ -324,7 +342,7 @@ class Plan(request_lib.Request):
     return self.schema.device_rule()
 
   def check_population(self, clients: int) -> None:
-    """Raises ValueError if a population cannot fill every round.
+    """Raises ValueError if a population cannot fill the cohort of every round.
 
     The sampler of a run makes the same check, see `feasibility`. Sampled
     cohorts always pass, since they may be small by chance.
@@ -346,7 +364,7 @@ class Plan(request_lib.Request):
       )
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the numbers of the plan under their JSON keys."""
+    """Returns the numbers of the plan, by JSON key."""
     schema = self.schema
     mean, largest = self.planned_strategy.errors(self.workload)
     scale = self.z_stddev_at_1
@@ -385,17 +403,18 @@ class Plan(request_lib.Request):
     """Writes the plan to a file, completely or not at all.
 
     Raises:
-      ValueError: the file exists; a plan never changes under a run.
+      ValueError: the file exists. A file is not replaced, since a run may use
+        its plan.
       OSError: the file cannot be written.
     """
     plan_json.save(self.result, path)
 
   @classmethod
   def load(cls, path: Union[str, os.PathLike]) -> Plan:
-    """Returns the plan of a file, with the strategy in the file.
+    """Returns the plan in a file, with the strategy in the file.
 
     Raises:
-      ValueError: the file is not a plan, or claims more than its noise gives.
+      ValueError: the file is not a plan, or its noise does not prove its claim.
       OSError: the file cannot be read.
     """
     result = plan_json.load(path)
@@ -404,7 +423,7 @@ class Plan(request_lib.Request):
     return plan
 
   def warning(self, dimension: Optional[int]) -> Optional[str]:
-    """Returns a warning if noise exceeds the largest signal, or None.
+    """Returns a warning if `noise_to_signal` is above 1, else None.
 
     Args:
       dimension: number of coordinates of the model; None returns None.
@@ -490,13 +509,13 @@ class Plan(request_lib.Request):
     return '\n'.join(lines)
 
   def _error(self) -> str:
-    """Returns the error as text, compared with that of independent noise."""
+    """Returns the error as text, with the error of independent noise."""
     text = f'rmse {plan_text.rounded_up(self.rmse)} at clip 1'
     if self.sampled is not None:
       return text
     identity = strategies.Identity(self.rounds)
     mean, _ = identity.errors(self.workload)
-    # For an enforced schema the noise multiplier does not depend on C.
+    # For an enforced schema, the noise multiplier does not depend on C.
     independent = (
       self.guarantee.noise_multiplier
       * self.clients_per_unit

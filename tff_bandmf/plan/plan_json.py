@@ -1,8 +1,8 @@
 """The file of a plan: the user's request, the strategy, noise and claim.
 
-The file stores the numbers of the strategy, so that a resumed run computes with
-the same digits. A program that resumes a run makes a plan too, and the request
-of this plan must equal the request in the file.
+The file stores all numbers of the strategy, so that a resumed run computes with
+the same digits. The request of the program that resumes a run must be equal to
+the request in the file.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ def _check_claim(
   bound: Optional[_files.JsonObject],
 ) -> None:
   """Raises ValueError if the noise in a file does not prove its claim."""
-  # PRIVACY: an edited file could claim more privacy than its noise gives. This
-  # check proves the claim anew from the noise, or refuses the file.
+  # PRIVACY: an edited file could claim a smaller epsilon than its noise gives.
+  # This check proves the claim again from the noise in the file, or refuses the
+  # file.
   # Guards: plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused
   # and test_sampled_plan_with_less_noise_is_refused.
   stored, guarantee = result.request, result.guarantee
@@ -160,11 +161,11 @@ def _mechanism(written: Any, strategy: strategies.Strategy) -> Any:
   """Returns the mechanism of a request.
 
   Args:
-    written: the mechanism in the JSON of the file.
-    strategy: the strategy in the file.
+    written: the mechanism of the request in the file.
+    strategy: the strategy in the file, for the planned rounds.
 
   Raises:
-    TypeError: the request names another strategy than the file holds.
+    TypeError: the request names another strategy.
   """
   if isinstance(written, str):
     return written

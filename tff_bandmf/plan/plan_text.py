@@ -1,4 +1,7 @@
-"""Parts of the text of a plan, for `print(plan)`; numbers are rounded up."""
+"""Parts of the text of a plan, for `print(plan)`.
+
+Numbers are rounded up.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from tff_bandmf.plan import request as request_lib
 def cohorts(
   request: request_lib.Request, cohorts: participation.Cohorts
 ) -> str:
-  """Returns the kind of cohorts, and the most rounds of one client.
+  """Returns the kind of cohorts, and the largest number of rounds of a client.
 
   Args:
     request: the request of the plan.
-    cohorts: the cohorts of its guarantee, which have all values set.
+    cohorts: the cohorts of the plan's guarantee, in which no value is missing.
   """
   (_, kind), *values = cohorts.to_dict().items()
   text = ' '.join(
@@ -34,10 +37,10 @@ def cohorts(
 
 
 def budget(schema: participation.Budget, clients_per_round: int) -> str:
-  """Returns what a round costs, and how long the run may go on.
+  """Returns the cost of a round, and the largest number of rounds.
 
   Args:
-    schema: the budget, with its costs.
+    schema: the `Budget`, with its costs.
     clients_per_round: expected number of clients of a round.
   """
   costs = schema.known_costs
@@ -51,7 +54,7 @@ def budget(schema: participation.Budget, clients_per_round: int) -> str:
 
 
 def claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
-  """Returns the claim of a guarantee at `delta`, with its adjacency and rho."""
+  """Returns the claim of a guarantee at `delta`, with adjacency and rho."""
   if not guarantee.noise_multiplier:
     return 'none, there is no noise'
   rho = '' if guarantee.rho is None else f', rho {rounded_up(guarantee.rho)}'
@@ -68,12 +71,12 @@ def claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
 def clip(
   adaptive: clips.AdaptiveClip, guarantee: accounting.Guarantee, clients: int
 ) -> str:
-  """Returns how the clip adapts, and the noise of the fraction that it uses.
+  """Returns the rule of an adaptive clip, and the noise of its fraction.
 
   Args:
     adaptive: the clip of the plan.
     guarantee: the guarantee of the run.
-    clients: the number of clients that a mean divides by, >= 1.
+    clients: the number by which the mean divides the sum, >= 1.
   """
   until = '' if adaptive.until is None else f' until round {adaptive.until}'
   noise = (

@@ -17,8 +17,8 @@ from tff_bandmf import (
 )
 from tff_bandmf.plan import mechanism as mechanism_lib
 
-# A claim with more than these protects nobody and is refused. A plan without a
-# claim has noise_multiplier=0.
+# Largest epsilon and largest delta of a claim. A larger value protects nobody,
+# and is refused. A plan without a claim has noise_multiplier=0.
 _MOST_EPSILON = 100.0
 _MOST_DELTA = 1e-2
 
@@ -59,33 +59,38 @@ class Request:
     clients_per_round: B, expected number of clients in a round and divisor of
       the mean, integer >= 1.
     cohorts: rule by which clients take part. `MinSep`, `Budget`, `FixedEpoch`
-      and `Single` are enforced; `CyclicPoisson`, `BallsInBins` and `BMinSep`
-      are sampled and amplify.
+      and `Single` are enforced. `CyclicPoisson`, `BallsInBins` and `BMinSep`
+      are sampled at random, which amplifies privacy.
     l2_norm_clip: largest norm of a client's clipped update, > 0; or a tuple
-      with one clip a layer; or an `AdaptiveClip`, which follows the updates.
-    epsilon: target epsilon of the whole run, in (0, 100]. Give epsilon and
-      delta, or `noise_multiplier`.
+      with one norm for each layer; or an `AdaptiveClip`.
+    epsilon: target epsilon of the whole run, in (0, 100]. A request has either
+      epsilon and delta or `noise_multiplier`.
     delta: target delta of the whole run, in (0, 0.01].
-    noise_multiplier: sigma, >= 0; 0 adds no noise and claims nothing.
-    mechanism: 'best', the best family that fits in `memory_copies`; or the name
-      of a family, a `Mechanism`, a strategy, or the path of a strategy file or
-      of a `.npy` file of C.
-    memory_copies: copies of the model that the noise may keep in memory, >= 1;
-      None is any number.
-    largest_cohort: largest number of clients of a round; None is
-      `clients_per_round` or, for sampled cohorts, a size that a cohort exceeds
-      with negligible probability, see `Plan.most_clients`.
-    zeroing_norm: float > 0; updates of larger norm become zero. None zeroes no
+    noise_multiplier: standard deviation of Z, in the noise C^-1 Z, divided by
+      the clip and by the sensitivity of C, >= 0. The value 0 adds no noise and
+      claims nothing.
+    mechanism: 'best', for the family with the least error that fits in
+      `memory_copies`; or the name of a family, a `Mechanism`, a strategy, or
+      the path of a strategy file or of a `.npy` file of C.
+    memory_copies: largest number of copies of the model that the noise may have
+      in memory, >= 1; None sets no limit.
+    largest_cohort: largest number of clients of a round, >=
+      `clients_per_round`. None takes `clients_per_round` or, for sampled
+      cohorts, a size that a cohort exceeds with negligible probability, see
+      `Plan.most_clients`.
+    zeroing_norm: norm above which an update becomes zero, > 0. None zeroes no
       finite update.
     workload: linear map from released sums to models: prefix sums or momentum.
-    objective: 'mean' or 'max' of the error over rounds, by which strategies are
-      optimised and ranked.
-    dimension: number of coordinates of the model, >= 1. None covers all models
-      for which `slack` counts at most 2^33 pairs (round, coordinate).
+    objective: 'mean' or 'max': whether strategies are optimised and ranked by
+      the mean or by the largest error of a round.
+    dimension: number of coordinates of the model, >= 1. With None, the claim
+      covers all models for which `slack` counts at most 2^33 pairs (round,
+      coordinate).
     clients_per_unit: largest number of clients of one unit of privacy, such as
-      the devices of a person; each of them keeps to `cohorts`.
+      the devices of a person. Each client follows `cohorts`.
     stands_for: number of clients in a round of a larger run that this run
-      simulates; `epsilon` and `delta` are then the claim of the larger run.
+      simulates. Then `epsilon` and `delta` are the claim of the larger run.
+      None simulates no larger run.
 
   Raises:
     TypeError: a value has a wrong type.
@@ -149,9 +154,9 @@ class Request:
           f'{name}={value}: must be at least clients_per_round={least}; leave '
           'it out'
         )
-    # PRIVACY: the larger run draws each client with a larger probability than
-    # the plan accounts for, so that its claim would be too small. `stands_for`
-    # with sampled cohorts is refused.
+    # PRIVACY: a larger run samples each client with a larger probability than
+    # the plan accounts for, so the epsilon of the larger run would be too
+    # small. `stands_for` with sampled cohorts is refused.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
     if self.stands_for is not None and not self.cohorts.is_enforced:
       raise errors.value_error(
@@ -174,21 +179,22 @@ class Request:
   def clip(self) -> float:
     """The largest norm of one client's contribution to a round.
 
-    The norm is over all layers. For an adaptive clip it is the norm of an
-    update with its indicator, in the first round.
+    The norm is over all layers. For an adaptive clip, it is the norm of an
+    update together with its indicator, in the first round.
     """
     return clips.norm(self.l2_norm_clip)
 
   @property
   def unit(self) -> str:
-    """The protected unit, as the subject of a sentence."""
+    """The unit of privacy, as the subject of a sentence."""
     return 'one client' if self.clients_per_unit == 1 else 'one unit of privacy'
 
   @property
   def coordinates(self) -> Optional[int]:
     """The number of coordinates with noise; None if `dimension` is None."""
-    # PRIVACY: epsilon would be too small if the slack left out a coordinate
-    # with noise. The indicator of an adaptive clip counts as one coordinate.
+    # PRIVACY: epsilon would be too small if `slack`, the cost of the noise's
+    # arithmetic, left out a coordinate with noise. The indicator of an adaptive
+    # clip counts as one coordinate.
     # Guard: plan_test.test_adaptive_clip_is_a_coordinate_of_the_claim.
     return self.dimension and (
       self.dimension + clips.indicators(self.l2_norm_clip)

@@ -1,4 +1,4 @@
-"""Finds the strategy and the noise for the request of a plan."""
+"""The search for the strategy and the noise of a plan."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ class Result:
   """The strategy and noise of a plan, from a search or from a file.
 
   Attributes:
-    request: the request that the strategy and noise answer.
-    guarantee: the strategy C, its noise and its privacy; for a request with
-      `stands_for`, these are of the larger run that it simulates.
-    runners_up: pairs (family, rmse) of other families that fit the memory,
-      least error first; the rmse is for a clip of 1.
-    left_out: maps the name of a family that was not compared to the reason.
+    request: the request of the plan.
+    guarantee: the strategy C, the noise and their guarantee, for the larger run
+      if the request has `stands_for`.
+    runners_up: pairs (family, root mean square error for a clip of 1) of the
+      other families that fit in the memory, least error first.
+    left_out: dict from the name of a family that was not compared to the
+      reason.
 
   Raises:
-    ValueError: sampled cohorts will not have the sizes of the request.
+    ValueError: sampled cohorts do not have the expected size or the largest
+      size of the request.
   """
 
   request: request_lib.Request
@@ -46,14 +48,17 @@ class Result:
   left_out: Mapping[str, str] = attrs.Factory(dict)
 
   def __attrs_post_init__(self):
-    # PRIVACY: an edited file could hold cohort sizes that a new plan refuses.
-    # A result from a file passes the same check as a result of a search.
+    # PRIVACY: an edited file could have cohort sizes that a search would
+    # refuse. This check applies to results from files and from searches.
     # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
     _check_sizes(self.request, self.guarantee.cohorts)
 
   @property
   def planned_strategy(self) -> strategies.Strategy:
-    """C for the planned rounds; for a `Budget`, `guarantee` may have more."""
+    """C for the planned rounds.
+
+    For a `Budget`, C of `guarantee` may have more rounds.
+    """
     strategy = self.guarantee.strategy
     if isinstance(self.request.cohorts, participation.Budget):
       return strategy.of_rounds(self.request.rounds)
@@ -61,7 +66,7 @@ class Result:
 
   @property
   def bound(self) -> Optional[_files.JsonObject]:
-    """The claim and its parts as a JSON object; None if there is no claim."""
+    """The claim and its parts as a JSON object; None without a claim."""
     if self.request.epsilon is None or self.request.delta is None:
       return None
     return dataclasses.asdict(self.guarantee.claim(self.request.delta))
@@ -70,28 +75,29 @@ class Result:
 def search(
   request: request_lib.Request, progress: Callable[[str], None]
 ) -> Result:
-  """Returns the strategy and noise for a request; the search takes seconds.
+  """Returns the strategy and noise for a request, after seconds of search.
 
   The search compares families if the mechanism is 'best', and calibrates the
   noise to the claim of the request.
 
   Args:
     request: the request of a plan.
-    progress: called after each step of the search, with the name of the family
-      that was searched or the loss that was reached.
+    progress: function that is called after each step of the search, with a
+      text: the family that was searched, or the loss that was reached.
   """
   cohorts = request.cohorts.for_cohort_size(request.clients_per_round)
   bands = cohorts.candidate_bands(request.rounds)
   if bands is None or len(bands) == 1:
-    # Before minutes of search, whose C does not change what is refused here.
+    # This check is early, since the search may take minutes and does not change
+    # the sizes of the cohorts.
     _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
   families = _compared(request, cohorts)
   if families == ():
     return Result(
       request, _calibrated(request, _strategy(request, progress), cohorts)
     )
-  # The ranking needs an epsilon and a delta; a request without a claim is
-  # ranked at these typical values.
+  # The ranking needs an epsilon and a delta. For a request without a claim, the
+  # ranking takes these typical values.
   target = choosing.Target(
     1.0 if request.epsilon is None else request.epsilon,
     1e-6 if request.delta is None else request.delta,
@@ -124,7 +130,7 @@ def search(
 def _check_sizes(
   request: request_lib.Request, cohorts: participation.Cohorts
 ) -> None:
-  """Raises ValueError if sampled cohorts will not have the planned sizes."""
+  """Raises ValueError if sampled cohorts do not have the sizes of a request."""
   sampled = accounting.sampled(cohorts)
   if sampled is None or sampled.population is None:
     return
@@ -136,9 +142,9 @@ def _check_sizes(
       f'clients_per_round={round(expected)}'
     )
   least = sampled.largest_cohort(request.rounds)
-  # PRIVACY: a round with more clients than largest_cohort is burnt, which an
-  # observer sees. A smaller largest_cohort would burn rounds more often than
-  # delta accounts for, so it is refused.
+  # PRIVACY: a round with more clients than `largest_cohort` is burnt, which an
+  # observer sees. With a `largest_cohort` below `least`, rounds would be burnt
+  # more often than delta accounts for. Such a value is refused.
   # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
   if request.largest_cohort is not None and request.largest_cohort < least:
     raise errors.value_error(
@@ -163,8 +169,8 @@ def _compared(
     and not pathlib.Path(mechanism).suffix
     and cohorts.candidate_bands(request.rounds) is not None
   ):
-    # The search compares numbers of bands. More bands have less error, but they
-    # split the clients into more groups, which amplifies less.
+    # The search compares numbers of bands. A strategy with more bands has less
+    # error, but splits the clients into more groups, which amplifies less.
     return (mechanism,)
   return ()
 
@@ -209,7 +215,7 @@ def _calibrated(
 ) -> accounting.Guarantee:
   """Returns the guarantee of a plan, or of the larger run that it simulates."""
   if isinstance(cohorts, participation.Budget):
-    # `choosing` returns C for all rounds up to the horizon; `of_run` below
+    # `choosing` returns C for all rounds up to the horizon, and `of_run` below
     # takes C for the planned rounds.
     strategy = strategy.of_rounds(request.rounds)
   strategy, cohorts = sensitivity.budget.of_run(cohorts, strategy)

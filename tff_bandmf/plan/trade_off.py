@@ -1,4 +1,4 @@
-"""Compares plans with other cohort sizes and epsilons.
+"""A comparison of plans that differ in cohort size and in epsilon.
 
 | symbol | name here           | meaning                                     |
 |--------|---------------------|---------------------------------------------|
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """One plan of a trade-off.
+  """The numbers of one plan of a comparison.
 
   Attributes:
     clients_per_round: B, integer >= 1.
     epsilon: epsilon of the whole run, > 0.
     noise_multiplier: sigma, > 0.
     z_stddev: standard deviation of z, in the unit of the updates.
-    error: root mean square error of one coordinate by the noise alone, in the
-      unit of the updates.
-    feasible: whether the population can fill every round; None if the
-      population is unknown.
+    error: root mean square error of one coordinate of the model by the noise
+      alone, in the unit of the updates.
+    feasible: whether the population can fill the cohort of every round; None if
+      the population is unknown.
   """
 
   clients_per_round: int
@@ -50,8 +50,8 @@ class TradeOff:
   """Plans that differ in clients a round and in epsilon.
 
   Attributes:
-    points: the plans, in the order of the arguments of `Plan.sweep`:
-      clients_per_round first, then epsilon.
+    points: the plans, ordered by clients_per_round and then by epsilon, each in
+      the order of the arguments of `Plan.sweep`.
     delta: delta of all plans.
   """
 
@@ -59,7 +59,7 @@ class TradeOff:
   delta: float
 
   def __str__(self) -> str:
-    """Returns a table of errors: rows are cohort sizes, columns epsilons."""
+    """Returns a table of errors by cohort size (rows) and epsilon (columns)."""
     epsilons = sorted({point.epsilon for point in self.points})
     rows = [
       [clients, *(_cell(points.get(epsilon)) for epsilon in epsilons)]

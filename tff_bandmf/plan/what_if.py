@@ -1,4 +1,4 @@
-"""The epsilons of a plan if cohorts turn out worse than planned."""
+"""The epsilons of a plan for cohorts that are worse than planned."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SHARES = (0.9, 0.5)
 def epsilons(
   guarantee: accounting.Guarantee, delta: Optional[float]
 ) -> dict[str, Optional[float]]:
-  """Returns epsilon by a text that names the difference; see `Plan.what_if`.
+  """Returns {difference from the plan: epsilon}; see `Plan.what_if`.
 
   Args:
     guarantee: guarantee for the planned cohorts.
-    delta: delta of the claim; None gives no epsilons.
+    delta: delta of the claim; None returns {}.
   """
   if delta is None or not guarantee.noise_multiplier:
     return {}
@@ -31,8 +31,9 @@ def epsilons(
 def _worse(
   cohorts: participation.Cohorts, rounds: int
 ) -> list[tuple[str, participation.Participation]]:
-  """Returns pairs of a text and a schema that is worse than the planned one."""
-  # A budget has neither a min_sep nor a number of rounds to make worse.
+  """Returns pairs of a text and a schema that is worse than the plan's."""
+  # The patterns of a `Budget` have no fixed min_sep and no fixed number of
+  # rounds that could be worse.
   if not cohorts.is_enforced or isinstance(cohorts, participation.Budget):
     return []
   schema = cohorts.schema
@@ -46,7 +47,7 @@ def _worse(
       for least in sorted(shares, reverse=True)
     ]
   if k < rounds:
-    # The k + 1 rounds of one client have k gaps.
+    # The k gaps between k + 1 rounds of a client sum to at most `rounds` - 1.
     least = min(schema.separation(rounds), (rounds - 1) // k)
     worse.append(
       (f'{k + 1} participations', participation.MinSep(least, k + 1))

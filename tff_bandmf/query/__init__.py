@@ -1,13 +1,13 @@
-"""Clipping and noise: what one round adds up and releases.
+"""Clipping and noise: the sum of a round and its release.
 
-| name                   | purpose                                          |
-|------------------------|--------------------------------------------------|
-| `Clipping`             | bounds one client's update, on an integer lattice |
-| `NoisyMean`            | clips, sums and adds the noise of round t, in NumPy |
-| `GraphClipping`        | `Clipping` in TensorFlow, with the same bits     |
-| `CorrelatedNoiseQuery` | `NoisyMean` as a TFF query, with the same bits   |
-| `check_bounds`         | validates clipping and zeroing norms             |
-| `record_dimension`     | counts the coordinates of an update              |
+| name                   | purpose                                            |
+|------------------------|----------------------------------------------------|
+| `Clipping`             | bounds one client's update, on an integer lattice  |
+| `NoisyMean`            | clips, sums and adds the noise of a round          |
+| `GraphClipping`        | `Clipping` in TensorFlow, with the same bits       |
+| `CorrelatedNoiseQuery` | `NoisyMean` as a TFF query, with the same bits     |
+| `check_bounds`         | validates clipping and zeroing norms               |
+| `record_dimension`     | counts the coordinates of an update                |
 
 `GraphClipping` and `CorrelatedNoiseQuery` need TensorFlow Privacy, and are
 imported when they are first used.

@@ -1,12 +1,19 @@
 """The bounds of a clipped update, its groups, and the clip of the next round.
 
+An update of a client is a record. Clipping bounds the L2 norm of each group of
+the record, and then rounds the record to integers.
+
 | symbol  | name here    | meaning                                            |
 |---------|--------------|----------------------------------------------------|
-| x_g     |              | leaves of group g of a record                      |
-| clip_g  | `clips`      | bound of |x_g|_2                                   |
-| d_g     | `dimensions` | coordinates of group g                             |
+| group   | `groups`     | leaves of a record that share one clip             |
+| x_g     |              | the leaves of group g of a record, as a vector     |
+| clip    |              | clipping norm of all groups together               |
+| clip_g  | `clips`      | clipping norm of group g, a bound of |x_g|_2       |
+| d_g     | `dimensions` | number of coordinates of group g                   |
 | r_g     | `radii`      | norm to which x_g is scaled down before rounding   |
-| h       | `step`       | unit of the integers                               |
+| h       | `step`       | unit of the integers; clip is 2^clip_bits h        |
+| round_h |              | rounding to multiples of h                         |
+| q       |              | the integers: clipped record divided by h          |
 | S_t     |              | adaptive clip of round t, see `clips`              |
 | beta    |              | weight of the indicator of an adaptive clip        |
 """
@@ -30,14 +37,14 @@ from tff_bandmf.noise import lattice
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
 # An adaptive clip stays within this factor of its first value, so it is finite.
 _MOST_SCALE = 2.0**64
-# Past this exponent the clip is at an end of its range anyway.
+# If an exponent is larger, the clip is at an end of its range in any case.
 _MOST_EXPONENT = 2 * math.log(_MOST_SCALE)
 FLOATS = ('bfloat16', 'float16', 'float32', 'float64')
-# Coefficients of the exponential series, and how often its sum is squared.
+# Coefficients of the exponential series, and the number of its squarings.
 _SERIES = [1 / math.factorial(k) for k in range(16, -1, -1)]
 _SQUARINGS = 8
 
-# Nested structure of arrays or of tensors; or of `tf.TensorSpec`.
+# Nested structure of arrays, of tensors, or of `tf.TensorSpec`.
 Record = Any
 _Kind = TypeVar('_Kind', bound='Bounds')
 
@@ -77,55 +84,58 @@ def record_dimension(record_specs: Record) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-  """Bounds of a record that `clip` turns into int32 multiples of a step h.
+  """Bounds of a record, whose method `clip` returns int32 multiples of a step.
 
   A record x becomes
 
     0                                        if x is not finite
     0                                        if its norm is above zeroing_norm
-    round_h(x_g * min(1, r_g / |x_g|_2))     else, for every group of leaves g
-    r_g = clip_g - d_g h^2 / (24 clip_g) - 2 h,   h = l2_norm / 2^clip_bits
+    round_h(x_g * min(1, r_g / |x_g|_2))     else, for every group g
 
-  Rounding lengthens x_g by about d_g h^2 / (24 clip_g). The radius r_g leaves
-  room for that. If a rounded record is too long all the same, its entries are
-  truncated towards zero instead. Near the coarsest step that is allowed,
-  clip_g = 2 d_g^(1/2) h, entries below h / 2 round to 0: a record that consists
-  of many small entries of one size is lost.
+  with r_g = clip_g - d_g h^2 / (24 clip_g) - 2 h,   h = l2_norm / 2^clip_bits.
 
-  **Formal guarantee.** Assumption: `scale` in `clip` is 1, or a function of
-  earlier releases alone. Then for every record, of any float type and with any
-  values (NaN and infinity too), the integers q that `clip` returns satisfy
+  Rounding lengthens x_g by about d_g h^2 / (24 clip_g), which the radius r_g
+  takes into account. If a rounded record is too long nevertheless, its entries
+  are truncated towards zero instead. Entries below h / 2 become 0. So if h is
+  near the largest step that is allowed, clip_g / (2 d_g^(1/2)), a record of
+  many small equal entries is lost.
+
+  **Formal guarantee.** Assumption: the argument `scale` of `clip` is 1, or
+  depends only on earlier releases. Then for every record, of any float type and
+  with any values (also NaN and infinity), the integers q that `clip` returns
+  satisfy
 
     sum_{i in g} q_i^2 <= (clip_g / h)^2   for every group g,
-    sum_i q_i^2 <= 4^clip_bits             over all groups, the indicator too.
+    sum_i q_i^2 <= 4^clip_bits             over all groups and the indicator.
 
   So two cohorts that differ by the presence of one client have sums that differ
-  by at most 2^clip_bits steps in L2 norm. The first line is tested at run time
-  on the integers themselves, in exact arithmetic (`_fits`); the second follows
-  from `squared_bounds`. No bound depends on another record, and a record is
-  zeroed by a constant rule: zeroing costs no privacy and raises no sensitivity.
-  Source: docs/reference/arithmetic.md takes this norm as its bound of a record.
+  by at most 2^clip_bits steps in L2 norm. The code tests the first line at run
+  time on the integers q, in exact arithmetic (`_fits`). The second line follows
+  from `squared_bounds`. No bound depends on another record. The rule that
+  zeroes a record is constant, so zeroing costs no privacy and does not raise
+  the sensitivity. Source: docs/reference/arithmetic.md takes this norm as its
+  bound of a record.
 
   If the clip adapts, clip_g, r_g and h of a round are their values of the first
   round times the scale of the round. A record then has one more group, its
   indicator: one coordinate, whose clip is beta / 2 times the clip of all other
-  groups. The indicator is plus its clip for a record below the clip, minus its
-  clip for a record that was clipped, and 0 for a record that becomes zero.
+  groups. The indicator is plus its clip if the record is below the clip, minus
+  its clip if the record was clipped, and 0 if the record becomes zero.
 
-  `clipping.Clipping` and `graph_clipping.GraphClipping` have `clip`. Make them
-  with `of`.
+  The subclasses `clipping.Clipping` and `graph_clipping.GraphClipping` have the
+  method `clip`. The method `of` creates their instances.
 
   Attributes:
-    clips: clip_g of every group, floats > 0 in the unit of the records; the
-      indicator's is last.
+    clips: clip_g of every group, floats > 0 in the unit of the records. The
+      clip of the indicator is last.
     dimensions: d_g of every group, integers >= 0.
     groups: index of the group of every leaf, in the order of dm-tree.
     clip_bits: integer; the clip of all groups together is 2^clip_bits steps.
-    zeroing_norm: float > 0 in the unit of the records; a record of larger norm
-      becomes zero. None zeroes no finite record.
+    zeroing_norm: float > 0 in the unit of the records; a record with a larger
+      norm becomes zero. None means that no finite record becomes zero.
     zeroing_norm_order: order of the norm that `zeroing_norm` bounds, over all
       leaves: 2, or math.inf for the largest magnitude.
-    adaptive: rule by which the clip moves; None for a constant clip.
+    adaptive: rule that changes the clip; None for a constant clip.
   """
 
   clips: tuple[float, ...]
@@ -137,8 +147,8 @@ class Bounds:
   adaptive: Optional[clips_lib.AdaptiveClip] = None
 
   def __post_init__(self):
-    # PRIVACY: with more bits float64 would round sums of squares, and a record
-    # above the clip could pass. Such a lattice is refused.
+    # PRIVACY: with more bits, float64 would round sums of squares, and a record
+    # above the clip could pass. More bits are refused.
     # Guard: query_test.test_norm_is_compared_exactly.
     if self.clip_bits > lattice.MOST_CLIP_BITS:
       raise errors.value_error(
@@ -149,8 +159,8 @@ class Bounds:
       self.clips, self.dimensions, self.squared_bounds
     ):
       least = max(2 * math.sqrt(dimension), 4)
-      # This check protects accuracy, not privacy: rounding would leave little
-      # of such a group, and the group would get as much noise as any other.
+      # This check protects accuracy and not privacy: rounding would make most
+      # entries of such a group zero, and noise would dominate the group.
       if dimension and bound < least**2:
         raise errors.value_error(
           f'l2_norm_clip={clip}: is {math.sqrt(bound):.3g} steps of the '
@@ -168,23 +178,24 @@ class Bounds:
     zeroing_norm: Optional[float] = None,
     zeroing_norm_order: float = math.inf,
   ) -> _Kind:
-    """Returns the clipping of records that have the given shapes and types.
+    """Returns the bounds of records with the given shapes and types.
 
     Args:
       l2_norm_clip: number > 0, which bounds the norm over all leaves; or a
-        nested structure of such numbers that matches the outer containers of
-        `record_specs`: each number bounds the norm over the leaves below it; or
-        an `AdaptiveClip`.
+        nested structure of such numbers, which matches the outer containers of
+        `record_specs` and whose numbers bound the norms over the leaves below
+        them; or an `AdaptiveClip`.
       record_specs: nested structure of arrays or of `tf.TensorSpec`, of float
         types.
       clip_bits: integer; the clip is 2^clip_bits steps, see `noise.Lattice`.
-      zeroing_norm: the attribute of this name.
-      zeroing_norm_order: the attribute of this name.
+      zeroing_norm: the attribute `zeroing_norm`.
+      zeroing_norm_order: the attribute `zeroing_norm_order`.
 
     Raises:
       TypeError: a bound is not a number.
-      ValueError: a bound is out of range, `l2_norm_clip` does not fit, or a
-        group has so small a clip that rounding would empty it.
+      ValueError: a bound is out of range, the structure of `l2_norm_clip` does
+        not match, or the clip of a group is so small that rounding would make
+        its entries zero.
     """
     bounds = []
     layers = clips_lib.layers(l2_norm_clip)
@@ -200,8 +211,8 @@ class Bounds:
     except (TypeError, ValueError):
       groups = []
     specs = tree.flatten(record_specs)
-    # PRIVACY: `tree` silently passes over leaves that have no clip, so they
-    # would be released unbounded. Every leaf must have a group.
+    # PRIVACY: `tree` silently skips leaves that have no clip, so they would be
+    # released unbounded. Every leaf must have a group.
     # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
     if len(groups) != len(specs):
       raise errors.value_error(
@@ -228,20 +239,21 @@ class Bounds:
 
   @property
   def l2_norm(self) -> float:
-    """The largest L2 norm of a clipped record, in its unit, at scale 1."""
+    """Largest L2 norm of a clipped record, in its unit, at scale 1."""
     return clips_lib.norm(self.clips)
 
   @property
   def step(self) -> float:
-    """The step h, in the unit of the records, at scale 1."""
+    """h, the step in the unit of the records, at scale 1."""
     return math.ldexp(self.l2_norm, -self.clip_bits)
 
   @functools.cached_property
   def squared_bounds(self) -> list[int]:
-    """The largest sum of q^2 that each group may have, in squared steps.
+    """Largest sum of q_i^2 of each group, in squared steps.
 
-    PRIVACY: bounds that were rounded up would let a record of several groups
-    exceed the clip. Fractions rounded down add up to at most 4^clip_bits.
+    PRIVACY: if these bounds were rounded up, a record of several groups could
+    exceed the clip. The bounds are fractions rounded down, so their sum is at
+    most 4^clip_bits.
     Guard: query_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
     """
     squares = [fractions.Fraction(clip) ** 2 for clip in self.clips]
@@ -253,7 +265,8 @@ class Bounds:
     """Magnitude of the indicator of a record, in steps.
 
     PRIVACY: an indicator above its bound would raise the sensitivity beyond the
-    clip. Rounded down, it stays within 2^clip_bits steps with the other groups.
+    clip. The magnitude is rounded down, so the indicator and the other groups
+    together stay within 2^clip_bits steps.
     Guards:
     adaptive_clip_test.test_client_moves_all_rounds_by_at_most_the_sensitivity,
     adaptive_clip_test.test_audit_finds_noise_without_delta.
@@ -269,10 +282,10 @@ class Bounds:
     ]
 
   def inverse_step(self, scale: Any = 1.0) -> Any:
-    """Returns 1 / h for a scale, which is a number or a scalar tensor.
+    """Returns 1 / h at a scale, a number or a scalar tensor.
 
-    TensorFlow's optimiser turns a division by a constant into a product with
-    its inverse. So this inverse is what NumPy multiplies by, too.
+    TensorFlow's optimiser replaces a division by a constant by a product with
+    the inverse of the constant. So NumPy must multiply by this inverse too.
     """
     step = self.step * scale
     with np.errstate(divide='ignore'):
@@ -280,11 +293,11 @@ class Bounds:
 
   @functools.cached_property
   def initial(self) -> float:
-    """The adaptive clip of the first round, without its indicator."""
+    """Adaptive clip of the first round, without the indicator."""
     return clips_lib.norm(self.clips[:-1])
 
   def fraction(self, released: Any, clients_per_round: float) -> Any:
-    """Returns the share of updates below the clip, with the noise of a round.
+    """Returns the share of updates below the clip of a round, with noise.
 
     Args:
       released: float64, number or scalar tensor: the released sum of
@@ -300,16 +313,18 @@ class Bounds:
     clients_per_round: float,
     clip: Callable[..., Any] = np.clip,
   ) -> Any:
-    """Returns S_{t+1}, the adaptive clip after a round.
+    """Returns S_{t+1}, the adaptive clip of the round after round t.
 
-    NumPy and TensorFlow round alike in all that this function does: products
-    and sums of two numbers. Their exponentials differ in the last bits.
+    This function computes its own exponential, since those of NumPy and
+    TensorFlow differ in their last bits. It uses only products and sums of two
+    numbers, which both libraries round in the same way.
 
     Args:
       last: S_t, float64, number or scalar tensor.
-      released: see `fraction`.
+      released: float64, number or scalar tensor: the released sum of indicators
+        of round t, in steps.
       clients_per_round: divisor of the mean, > 0.
-      clip: function (value, least, most).
+      clip: function (value, lower bound, upper bound).
     """
     rule = self.adaptive
     assert rule is not None
@@ -334,16 +349,17 @@ class Bounds:
 
     Args:
       l2_norm_clip: S_t, float64, number or scalar tensor.
-      maximum: function of two numbers. The product is compared with 0, which
-        changes nothing, since TensorFlow's optimiser would otherwise multiply
-        constants of two products first, and round otherwise.
+      maximum: function of two numbers, which compares the product with 0. The
+        comparison does not change the value. Without it, TensorFlow's optimiser
+        could merge the constants of two products, and the result would be
+        rounded differently.
     """
     return maximum(l2_norm_clip * (1.0 / self.initial), 0.0)
 
 
 def _shape(spec: Any) -> tuple[Optional[int], ...]:
-  """Returns the sizes of an array, or of a `tf.TensorSpec`."""
-  # TensorFlow has shapes of unknown rank.
+  """Returns the sizes of an array or of a `tf.TensorSpec`."""
+  # A shape in TensorFlow can have an unknown rank.
   return (None,) if getattr(spec.shape, 'rank', 0) is None else (*spec.shape,)
 
 
@@ -356,7 +372,7 @@ def check_bounds(
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:
-  """Raises if the bounds are invalid for every record; see `Bounds.of`.
+  """Raises if the bounds are invalid whatever the record is; see `Bounds.of`.
 
   Raises:
     TypeError: a bound is not a number.

@@ -1,16 +1,17 @@
 """Clips one client's update and rounds it to integers of bounded norm.
 
 An update ("record") is a nested structure of floats. `Clipping` turns it into
-int32 multiples of a step h, whose L2 norm is bounded in exact arithmetic. Sums
-of such records do not depend on their order, and one client moves a sum by at
-most the clip. This module does so in NumPy; `graph_clipping` does so in
-TensorFlow's graph, with the same bits.
+int32 multiples of a step h. The L2 norm of these integers is bounded by the
+clip (the clipping norm) in exact arithmetic. Sums of such records do not depend
+on their order, and one client changes a sum by at most the clip. This module
+computes in NumPy. `graph_clipping` computes the same bits in TensorFlow's
+graph.
 
   clipping = Clipping.of(0.5, record_specs, clip_bits=20)
   steps = clipping.clip(update)  # int32; clipping.step is their unit
 
-The squares of a leaf are summed in the order of `summation`, so that |x_g|_2
-has the same bits in NumPy and in TensorFlow, with any number of threads.
+The squares of a leaf are added in the order of `summation`, so that norms have
+the same bits in NumPy and in TensorFlow, with any number of threads.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ import tree
 
 from tff_bandmf.query import bounds, summation
 
-# Coordinates that are rounded at once, few enough to stay in cache.
+# Number of coordinates that are rounded at once, so few that they stay in
+# cache.
 _PIECE = 1 << 13
 _ROUNDINGS: tuple[Callable[..., np.ndarray], ...] = (np.rint, np.trunc)
 
 
 @dataclasses.dataclass(frozen=True)
 class Clipping(bounds.Bounds):
-  """Turns one record into int32 multiples of a step h, of bounded norm.
+  """Turns one record into int32 multiples of a step h, with a bounded norm.
 
-  The class `Bounds` has the attributes, the formulas and the guarantee.
+  The class `Bounds` has the attributes, the symbols, the formulas and the
+  guarantee.
   """
 
   def clip(
@@ -42,18 +45,19 @@ class Clipping(bounds.Bounds):
     scale: float = 1.0,
     out: Optional[np.ndarray] = None,
   ) -> np.ndarray:
-    """Returns the record clipped and rounded, or zero.
+    """Returns the clipped and rounded record, or zeros.
 
-    A record that is too long after rounding is truncated towards zero instead.
-    The magnitudes of a truncated record are at most those of the scaled float64
-    record, whose norm is at most
-    r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)). For
-    d_g up to 2^22 that is below clip_g whatever the order of summation, so a
-    truncated record fits. The code tests it all the same, and a record that
-    fails the test becomes zero.
+    If a rounded record is longer than its clip, its entries are truncated
+    towards zero instead. The magnitudes of a truncated record are at most those
+    of the scaled float64 record, whose norm in group g is at most
+    r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)). For d_g up
+    to 2^22 this is below clip_g in every order of summation, so a truncated
+    record is never too long. The code tests its norm nevertheless. A record
+    that fails the test becomes zero.
 
     PRIVACY: the noise is too small for a record longer than the clip. Every
-    record is measured after rounding, and truncated or zeroed if too long.
+    record is measured after rounding; a record that is too long is truncated or
+    becomes zero.
     Guards: query_test.test_norm_is_at_most_the_clip_in_every_dtype,
     test_crafted_record_that_rounding_makes_longer_is_cut,
     test_record_that_is_not_finite_becomes_zero and
@@ -62,12 +66,12 @@ class Clipping(bounds.Bounds):
     Args:
       record: nested structure of arrays of real numbers.
       scale: factor of the bounds and the step in this round, float64 > 0.
-      out: [dimensions] int32, contiguous, overwritten with the result; None
-        makes a new array.
+      out: [dimensions] int32, contiguous; overwritten with the result. None
+        creates an array.
 
     Returns:
-      [dimensions] int32, in steps: the leaves in the order of dm-tree, each
-      in C order, and last the indicator, if the clip adapts.
+      [dimensions] int32, in steps: the leaves in the order of dm-tree, each in
+      C order. If the clip adapts, the indicator is last.
     """
     leaves = [_flat(leaf) for leaf in tree.flatten(record)]
     sizes = [leaf.size for leaf in leaves]
@@ -83,17 +87,18 @@ class Clipping(bounds.Bounds):
         squares = np.zeros(len(self.clips))
         for leaf, part, group in zip(leaves, parts, self.groups):
           squares[group] += _write(part, leaf, factors[group], rounding)
-        # PRIVACY: a rounded sum of squares could hide a record above the clip.
-        # A sum of squared integers computed as at most 2^53 is exact, in any
-        # order. Guard: noisy_mean_test.test_norm_is_compared_exactly.
+        # PRIVACY: if a sum of squares were rounded, a record above the clip
+        # could pass. A sum of squared integers is exact, in any order, if it is
+        # computed as at most 2^53.
+        # Guard: noisy_mean_test.test_norm_is_compared_exactly.
         if np.all(squares <= self.squared_bounds):
           break
       else:
         out[:] = 0
     if self.adaptive is not None:
-      # PRIVACY: if the indicator of a zeroed record were not 0, it would tell
-      # that the client took part. The indicator is 0, so the sum is the same as
-      # without the client.
+      # PRIVACY: if the indicator of a zeroed record were not 0, the sum would
+      # show that the client took part. The indicator is 0, so the sum is the
+      # same as without the client.
       # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
       sign = -1 if np.any(scales < 1.0) else 1
       out[-1] = self.indicator_steps * sign * is_kept
@@ -102,13 +107,13 @@ class Clipping(bounds.Bounds):
   def _judge(
     self, leaves: Sequence[np.ndarray], scale: float
   ) -> tuple[bool, bool, np.ndarray]:
-    """Returns whether a record is finite, whether too large, and its factors.
+    """Returns (is finite, is above `zeroing_norm`, factors) for a record.
 
-    A record whose sum of squares overflows float64 counts as not finite.
-    The factors are min(1, r_g / |x_g|) of each group, float64.
+    A record whose sum of squares overflows float64 is not finite. The factors
+    are min(1, r_g / |x_g|) of each group, float64.
 
     Args:
-      leaves: the leaves of the record, vectors.
+      leaves: the leaves of the record, as vectors.
       scale: factor of the bounds in this round.
     """
     squares = np.zeros(len(self.clips))
@@ -134,12 +139,12 @@ class Clipping(bounds.Bounds):
 
 
 def is_real(array: np.ndarray) -> bool:
-  """Returns whether an array has floats, integers or booleans."""
+  """Returns whether the type of an array is float, integer or boolean."""
   return array.dtype.kind in 'biuf' or array.dtype.name in bounds.FLOATS
 
 
 def _flat(leaf: np.typing.ArrayLike) -> np.ndarray:
-  """Returns a leaf as a vector of floats or integers."""
+  """Returns a leaf as a vector of real numbers."""
   leaf = np.asarray(leaf)
   return (leaf if is_real(leaf) else leaf.astype(np.float64)).reshape(-1)
 
@@ -150,10 +155,10 @@ def _write(
   factor: float,
   rounding: Callable[..., np.ndarray],
 ) -> float:
-  """Writes leaf times factor, rounded; returns the sum of the squares.
+  """Writes leaf * factor, rounded, to `out`; returns the sum of its squares.
 
-  The squares are those of the integers that were written, so they are right
-  even if another thread changes the leaf meanwhile.
+  The sum is computed from the integers in `out`, so it is correct even if
+  another thread changes the leaf meanwhile.
 
   Args:
     out: [size] int32, overwritten.

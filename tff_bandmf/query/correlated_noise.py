@@ -1,16 +1,20 @@
 """The query of a run: a clipped mean with correlated noise in every round.
 
-TFF's `DifferentiallyPrivateFactory` calls it: `preprocess_record` at clients,
+TFF's `DifferentiallyPrivateFactory` calls `preprocess_record` at clients and
 `get_noised_result` at the server.
 
-| symbol | name here             | meaning                                    |
-|--------|-----------------------|--------------------------------------------|
-| t      | `round`               | index of the round, from 0                 |
-| n      | `rounds`              | rounds of the run                          |
-| x_i    | `record`              | update of one client                       |
-| y_t    |                       | noise of round t, correlated across rounds |
-| C, Z   |                       | the strategy, and standard normals         |
-| h      | `clip.step`           | records, sums and noise are multiples of h |
+| symbol  | name here      | meaning                                      |
+|---------|----------------|----------------------------------------------|
+| t       | `round`        | index of the round, from 0                   |
+| n       | `rounds`       | number of rounds of the run                  |
+| x_i     | `record`       | update of client i                           |
+| clip    | `l2_norm_clip` | clipping norm, or clipping to this norm      |
+| y_t     |                | noise of round t, row t of y                 |
+| C       |                | strategy matrix                              |
+| Z       |                | unit normals, one row for each round         |
+| z       |                | z_stddev Z, the noise before C^-1            |
+| h       | `clip.step`    | records, sums and noise are multiples of h   |
+| round_h |                | rounding to multiples of h                   |
 """
 
 from __future__ import annotations
@@ -28,23 +32,23 @@ from tff_bandmf.noise import source as source_lib
 from tff_bandmf.query import bounds as bounds_lib
 from tff_bandmf.query import graph_clipping
 
-# Round index of a state on which `begin` was not called.
+# Round index of a state for which `begin` was not called.
 NOT_BEGUN = -1
 # Name scope of the operations that release a round, in TensorFlow's graph.
 RELEASE_NAME = 'tff_bandmf_release'
 
 
 class QueryState(NamedTuple):
-  """State between rounds.
+  """The state of a run between two rounds.
 
   Attributes:
-    round: scalar int64, number of rounds done and index of the next round;
-      `NOT_BEGUN` in the state that `initial_global_state` returns.
+    round: scalar int64, number of finished rounds, which is the index of the
+      next round; `NOT_BEGUN` in the state that `initial_global_state` returns.
     noise: state of the noise source. It holds the secret key if the placement
       is `InState`.
-    clip: empty for a constant clip. For an adaptive clip two scalars float64,
-      both released: `l2_norm_clip`, the clip of the next round, and `fraction`,
-      the share of updates below the clip of the last round, with noise.
+    clip: empty for a constant clip. For an adaptive clip, two released float64
+      scalars: `l2_norm_clip`, the clip of the next round, and `fraction`, the
+      share of updates below the clip of the last round, with noise.
   """
 
   round: tf.Tensor
@@ -57,30 +61,29 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
     y_t = round_h(z_stddev * (C^-1 Z)[t])
 
-  y_t is computed from z_t and the earlier rows y_0 .. y_{t-1}, by solving
-  C y = z row by row; the earlier rows are taken after rounding.
+  Row t of y is computed from row t of Z and from the rounded earlier rows y_0
+  .. y_{t-1}, by solving C y = z row by row.
 
   Records, sums and noise are int32 multiples of the step h. So sums are exact
-  in any order, and the release is one integer addition; its result is scaled in
-  float64 and cast to the types of the record. If the clip adapts, h is a
-  function of earlier releases, and a round also releases the share of records
-  below the clip, which is one more coordinate with noise like the others. A
-  round of more than
-  `largest_cohort` clients fails before its release, so that no sum wraps.
+  in any order, and the release is one integer addition. Its result is scaled in
+  float64 and cast to the types of the record. If the clip adapts, h depends on
+  earlier releases. A round then also releases the share of records below the
+  clip, in one more coordinate, which gets noise like the other coordinates. A
+  round of more than `largest_cohort` clients fails before its release, so that
+  no sum wraps around.
 
-  The guarantee of the run is the `accounting.Guarantee` from which
-  `CorrelatedNoiseQuery.of` makes the query; `get_noised_result` states what it
-  rests on.
+  The run has the `accounting.Guarantee` from which `CorrelatedNoiseQuery.of`
+  creates the query, on the assumptions that `get_noised_result` states.
 
-  The query is pure: its state, and the files of a tape, hold everything that
-  changes. Call `begin` on an initial state before the first round. A round past
-  the last raises. The event of one round is unsupported, because correlated
-  rounds do not compose one by one: account with `Guarantee.dp_event`, one event
-  for the run.
+  The query is pure: everything that changes is in its state and in the files of
+  a tape. Call `begin` on an initial state before the first round. A round past
+  the last one raises. The `DpEvent` of one round is unsupported, because
+  correlated rounds do not compose one by one. Account for the run with its
+  single event `Guarantee.dp_event`.
 
   Attributes:
-    clip: clipping of one record, on `lattice`.
-    lattice: range of sums and noise, integers in steps.
+    clip: clipping of one record, in steps of `lattice`.
+    lattice: range of sums and noise, which are integers.
     record_specs: nested structure of `tf.TensorSpec` of one update.
   """
 
@@ -97,17 +100,17 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Initializes the query.
 
     Args:
-      clip: clipping of one record, on `lattice`.
-      lattice: range of sums and noise, integers in steps.
-      clients_per_round: divisor of the mean, > 0; it does not depend on how
-        many clients contribute.
+      clip: clipping of one record, in steps of `lattice`.
+      lattice: range of sums and noise, which are integers.
+      clients_per_round: divisor of the mean, > 0, whatever the number of
+        clients of a round.
       record_specs: nested structure of `tf.TensorSpec` of float types, of one
         update and of the mean.
       rounds: n, number of rounds of the run.
-      source: gives y_t in steps of the lattice.
-      sums: whether a record is a pair: the sum of updates that were clipped
-        before (int32, in steps), and their number (int32). If not, a record is
-        one update, and the query clips it.
+      source: source that adds y_t, in steps of the lattice.
+      sums: whether a record is a pair (sum, number) of several clipped updates.
+        The sum is int32 in steps, and the number is int32. If False, a record
+        is one update, and the query clips it.
 
     Raises:
       TypeError: a leaf of the record is not a float.
@@ -144,18 +147,18 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     secure_sum: bool = False,
     sums: bool = False,
   ) -> CorrelatedNoiseQuery:
-    """Returns the query of a run; `close` it when the run ends.
+    """Returns the query of a run; call its `close` when the run ends.
 
     Args:
-      guarantee: guarantee of the run, for a clip of 1.
-      record_specs: the argument of this name of `__init__`.
+      guarantee: guarantee of the run, for a clipping norm of 1.
+      record_specs: the argument `record_specs` of `__init__`.
       bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order, in this order;
         see `Bounds.of`.
-      clients_per_round: the argument of this name of `__init__`.
+      clients_per_round: the argument `clients_per_round` of `__init__`.
       largest_cohort: largest number of clients of any round, >= 1.
-      noise_from: place where the noise is made.
-      secure_sum: whether secure aggregation makes the sums.
-      sums: the argument of this name of `__init__`.
+      noise_from: the user's choice of where noise comes from.
+      secure_sum: whether secure aggregation computes the sums.
+      sums: the argument `sums` of `__init__`.
 
     Raises:
       TypeError: a leaf of the record is not a float.
@@ -164,8 +167,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = bounds_lib.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: the claim adds some epsilon and delta for the rounding of every
-    # coordinate. For a model with more coordinates than the claim counts,
+    # PRIVACY: the claim includes some epsilon and delta for the rounding of
+    # each coordinate. For a model with more coordinates than the claim counts,
     # epsilon would be too small. Such a model is refused.
     # Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
@@ -192,19 +195,19 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     )
 
   def close(self) -> None:
-    """Stops the background process that makes noise, if there is one."""
+    """Stops the thread that computes noise, if there is one."""
     self._source.close()
 
   @property
   def z_stddev(self) -> float:
-    """Standard deviation of z in the unit of updates, at the first clip."""
+    """Standard deviation of z in the unit of updates, in the first round."""
     return self.lattice.z_steps * self.clip.step
 
   def initial_global_state(self) -> QueryState:
-    """Returns a state from which no round is released; see `begin`.
+    """Returns a state that releases no sum; `begin` makes it the first state.
 
-    TFF evaluates a round on this state inside `initialize`: the round gives
-    zeros and reads no noise.
+    Inside `initialize`, TFF evaluates a round with this state. This round
+    returns zeros and reads no noise.
     """
     return QueryState(
       tf.constant(NOT_BEGUN, tf.int64),
@@ -215,11 +218,11 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def initial_clip(
     self, l2_norm_clip: Optional[float] = None
   ) -> graph_clipping.Tensors:
-    """Returns the clip part of a state; empty for a constant clip.
+    """Returns the clip part of a state, which is empty for a constant clip.
 
     Args:
-      l2_norm_clip: adaptive clip of the next round, > 0, for a run that is
-        resumed; None is the clip of the first round.
+      l2_norm_clip: adaptive clip of the next round of a resumed run, > 0. None
+        means the clip of the first round.
     """
     if self.clip.adaptive is None:
       return ()
@@ -229,7 +232,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     )
 
   def begin(self, global_state: QueryState) -> QueryState:
-    """Returns the state of a new run, from an initial one."""
+    """Returns the first state of a new run, given the initial state."""
     return QueryState(
       tf.constant(self._source.start_round, tf.int64),
       self._source.begin(global_state.noise),
@@ -239,9 +242,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def derive_sample_params(
     self, global_state: QueryState
   ) -> tuple[graph_clipping.Tensors, ...]:
-    """Returns the arguments of `Clipping.clip` after the record, as a tuple.
+    """Returns the arguments of `GraphClipping.clip` after the record.
 
-    The tuple has the scale of the round if the clip adapts, else no element.
+    This is a tuple of the scale of the round if the clip adapts, and an empty
+    tuple otherwise.
     """
     if self.clip.adaptive is None:
       return ()
@@ -252,17 +256,18 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     params: tuple[graph_clipping.Tensors, ...],
     record: graph_clipping.Tensors,
   ) -> tuple[graph_clipping.Tensors, tf.Tensor, tf.Tensor]:
-    """Returns the clipped record, and counts of its clients and zero updates.
+    """Returns the clipped record, its number of clients and of zero updates.
 
     Returns:
       The clipped record, int32 in steps; its number of clients; and 1 for an
-      update that becomes zero (such as one that is not finite), else 0. For
-      sums over clients the last number is unknown, and is 0.
+      update that becomes zero (such as an update that is not finite), else 0.
+      If a record is a sum over clients, the last number is unknown and 0 is
+      returned.
 
     Raises:
       tf.errors.InvalidArgumentError: at run time, if a sum over clients has
-        more clients than `largest_cohort`, or an entry that is above its number
-        of clients times the clip.
+        more clients than `largest_cohort`, or an entry above its number of
+        clients times the clip.
     """
     if not self._sums:
       clipped = self.clip.clip(record, *params)
@@ -275,8 +280,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
       return clipped, tf.constant(1, tf.int32), tf.cast(~moves, tf.int32)
     leaves, clients = record
-    # PRIVACY: a sum of more clients than it states could make the sum of the
-    # round wrap around in int32. A sum with an entry above its number of
+    # PRIVACY: a sum over more clients than its stated number could make the sum
+    # of the round wrap around in int32. A sum with an entry above its number of
     # clients times the clip is refused.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
     bound = tf.cast(clients, tf.int64) * self.lattice.clip_steps
@@ -309,7 +314,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def initial_sample_state(
     self, template: graph_clipping.Tensors = None
   ) -> tuple[graph_clipping.Tensors, tf.Tensor, tf.Tensor]:
-    """Returns the empty sum: zeros in the types in which records are summed."""
+    """Returns an empty sum: zeros in the types in which records are summed."""
     del template
     zero = tf.zeros([], tf.int64 if self._sums else tf.int32)
     return self.clip.zeros(self.record_specs), zero, zero
@@ -323,28 +328,29 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     record to a round, and only in rounds and cohorts that `participation` of
     the `Guarantee` allows; records are clipped by `Clipping`; each round of a
     run is released for one sum only; the key of the noise is secret and used
-    once, and ChaCha20 is indistinguishable from random words. If the cohorts
-    amplify, they are drawn by the sampler of their kind and stay secret.
+    once; and nobody can distinguish the words of ChaCha20 from random ones. If
+    the cohorts amplify privacy, they are drawn by the sampler of their kind and
+    stay secret.
 
-    Statement: the releases of all rounds together, against an adversary who
-    knows the program, sees every release to the bit and chooses later data
-    after earlier releases, have the (epsilon, delta) of `Guarantee.claim` for
-    the presence of one client. With exact real arithmetic the releases are
-    post-processing of the adaptive Gaussian mechanism C S + z_steps Z, where
-    row t of S is the integer sum of round t; the claim adds the cost of
-    finite precision (`slack_epsilon`, `slack_delta`).
+    Statement: consider an adversary who knows the program, sees every release
+    to the bit, and chooses later data after earlier releases. Against this
+    adversary the releases of all rounds together have the (epsilon, delta) of
+    `Guarantee.claim` for the presence of one client. With exact real arithmetic
+    the releases are post-processing of the adaptive Gaussian mechanism C S +
+    z_steps Z, where row t of S is the integer sum of round t. The claim adds
+    the cost of finite precision (`slack_epsilon`, `slack_delta`).
 
     Source: docs/reference/arithmetic.md, Theorems 1 and 2.
 
     Raises:
-      tf.errors.InvalidArgumentError: at run time, past the last round, or with
-        more clients than `largest_cohort`.
+      tf.errors.InvalidArgumentError: at run time, if the round is past the last
+        one or has more clients than `largest_cohort`.
     """
     leaves, clients, without_effect = sample_state
     t = self._source.round_index(global_state.round)
-    # PRIVACY: C has no row for a round past the last one. If the noise of an
-    # earlier round were used again, it would cancel in the difference of the
-    # two releases. Such a round fails.
+    # PRIVACY: C has no row for a round past the last one. If the round used the
+    # noise of an earlier round again, the noise would cancel in the difference
+    # of the two releases. Such a round fails.
     # Guard: aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(
       t < self._rounds,
@@ -376,9 +382,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0
       )
 
-    # PRIVACY: before `begin`, the noise of a state is not reserved for a run,
-    # so two runs could add the same noise to two sums. The release of
-    # such a state is zeros, not the sum.
+    # PRIVACY: before `begin`, the noise of a state is not reserved for one run,
+    # so two runs could add the same noise to two sums. The release from such a
+    # state is zeros instead of the sum.
     # Guard: query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(
       t >= 0,
@@ -409,9 +415,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     t: tf.Tensor,
     global_state: QueryState,
   ) -> tuple[tf.Tensor, QueryState]:
-    # PRIVACY: an operation that releases clients' values without this noise
-    # breaks the guarantee. By this name, `aggregator.check_process` recognises
-    # the one operation that adds the noise.
+    # PRIVACY: if another operation released values of clients without this
+    # noise, the guarantee would not hold. `aggregator.check_process` finds by
+    # this name the only operation that adds the noise.
     # Guard:
     # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
     with tf.name_scope(RELEASE_NAME):
@@ -420,7 +426,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
       released = tf.identity(released)
       # PRIVACY: a clip computed from updates without noise would leak them. The
-      # next clip is a function of the released indicator alone.
+      # next clip depends only on the released sum of indicators.
       # Guard: adaptive_clip_test.test_clip_follows_what_is_released.
       clip = self._adapted(global_state.clip, released[-1], t)
       return released, QueryState(t + 1, noise_state, clip)
@@ -428,11 +434,11 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def _adapted(
     self, clip: graph_clipping.Tensors, released: tf.Tensor, t: tf.Tensor
   ) -> graph_clipping.Tensors:
-    """Returns the next clip, given the noised indicator sum of round t.
+    """Returns the next clip, given the noisy sum of indicators of round t.
 
     Args:
-      clip: clip part of the state before round t.
-      released: scalar, the indicator sum of round t with its noise, in steps.
+      clip: clip part of the state of round t.
+      released: scalar, sum of the indicators of round t with noise, in steps.
       t: scalar int64, index of the round.
     """
     adaptive = self.clip.adaptive

@@ -1,4 +1,4 @@
-"""`Clipping` in TensorFlow's graph, where clients run; see `clipping`."""
+"""`Clipping` in TensorFlow's graph, which clients run; see `clipping`."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _Scalar = Union[float, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class GraphClipping(bounds.Bounds):
-  """A `Clipping` of tensors, with the bits of `Clipping.clip`.
+  """Clips tensors as `Clipping` clips arrays, with the same bits.
 
-  PRIVACY: another rounding than that of `Clipping.clip` could exceed the clip.
-  Both do the same operations in the same order.
+  PRIVACY: a record that is not rounded as by `Clipping.clip` could exceed the
+  clip. Both methods do the same operations in the same order.
   Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
   """
 
   def clip(self, record: Tensors, scale: _Scalar = 1.0) -> Tensors:
-    """Returns the record clipped and rounded, or zero.
+    """Returns the clipped and rounded record, or zeros.
 
     Args:
       record: nested structure of float tensors.
       scale: factor of the bounds and the step in this round, float64 > 0.
 
     Returns:
-      The record as a structure of int32 tensors, in steps. For an adaptive clip
-      a pair of the record and its indicator, a scalar int32 in steps.
+      The record as a structure of int32 tensors, in steps. For an adaptive
+      clip, a pair of this structure and the indicator, a scalar int32 in steps.
     """
     finite, above, scales = self._judge(record, scale)
     factors = tf.unstack(
       tf.where(finite & ~above, scales * self.inverse_step(scale), 0.0),
       len(self.clips),
     )
-    # A factor of 0 makes NaN and infinity 0 too.
+    # If the factor is 0, NaN and infinity become 0 too.
     scaled = [
       tf.math.multiply_no_nan(tf.cast(leaf, tf.float64), factors[group])
       for leaf, group in zip(tf.nest.flatten(record), self.groups)
@@ -62,16 +62,16 @@ class GraphClipping(bounds.Bounds):
     )
     if self.adaptive is None:
       return clipped
-    # PRIVACY: if the indicator of a zeroed record were not 0, it would tell
-    # that the client took part. The indicator is 0, so the sum is the same as
-    # without the client.
+    # PRIVACY: if the indicator of a zeroed record were not 0, the sum would
+    # show that the client took part. The indicator is 0, so the sum is the same
+    # as without the client.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
     return clipped, self.indicator_steps * sign
 
   def zeros(self, record_specs: Tensors) -> Tensors:
-    """Returns zeros in the structure and types that `clip` returns."""
+    """Returns zeros with the structure and types of the result of `clip`."""
     zeros = tf.nest.map_structure(
       lambda spec: tf.zeros(spec.shape, tf.int32), record_specs
     )
@@ -80,9 +80,9 @@ class GraphClipping(bounds.Bounds):
   def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
     """Returns whether every group of a record is within its bound.
 
-    PRIVACY: a rounded sum of squares could hide a record above the clip. Here
-    the squares are of integers, so that a computed sum of at most 2^53, such as
-    the bound, is exact in every order of summation.
+    PRIVACY: if a sum of squares were rounded, a record above the clip could
+    pass. A sum of squared integers is exact, in any order, if it is computed as
+    at most 2^53. The bound is below 2^53.
     Guard: query_test.test_norm_is_compared_exactly.
 
     Args:
@@ -93,8 +93,8 @@ class GraphClipping(bounds.Bounds):
     )
 
   def _squares(self, leaves: list[tf.Tensor]) -> tf.Tensor:
-    """Returns |q_g|^2 of every group, [groups] float64; sums are exact."""
-    # `l2_loss` needs no array of squares; its factor 1 / 2 is exact.
+    """Returns |q_g|^2 of every group g, [groups] float64, from integers q."""
+    # `l2_loss` needs no array of squares. Its factor 1 / 2 is exact.
     halves = [tf.nn.l2_loss(leaf) for leaf in leaves]
     return 2.0 * tf.math.unsorted_segment_sum(
       tf.stack(halves), self.groups, len(self.clips)
@@ -103,10 +103,10 @@ class GraphClipping(bounds.Bounds):
   def describe(
     self, record: Tensors, scale: _Scalar = 1.0
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns how `clip` changed one record: int32 scalars, 0 or 1.
+    """Returns how `clip` changed one record: int32 scalars, each 0 or 1.
 
     At most one scalar is 1. The scalars have no noise, so the guarantee does
-    not cover their release.
+    not cover a release of them.
     """
     finite, above, scales = self._judge(record, scale)
     below = finite & ~above
@@ -122,13 +122,14 @@ class GraphClipping(bounds.Bounds):
   def _judge(
     self, record: Tensors, scale: _Scalar
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns whether a record is finite, whether too large, and its factors.
+    """Returns (is finite, is above `zeroing_norm`, factors) for a record.
 
-    A record whose sum of squares overflows float64 counts as not finite.
+    A record whose sum of squares overflows float64 is not finite.
 
     Returns:
       Scalar bool, whether the record is finite; scalar bool, whether its norm
-      is above `zeroing_norm`; min(1, r_g / |x_g|) of each group, float64.
+      is above `zeroing_norm`; [groups] float64, min(1, r_g / |x_g|) of each
+      group.
     """
     leaves = [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(record)]
     sums = [_sum_of_squares(leaf) for leaf in leaves]
@@ -172,7 +173,7 @@ def _sum_of_squares(leaf: tf.Tensor) -> tf.Tensor:
 
 
 def _total(sums: Union[list[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-  """Returns the sum of scalars, with the bits of `summation.total`."""
+  """Returns the sum of scalar tensors, with the bits of `summation.total`."""
   padding = summation.padding(len(sums))
   if not len(sums):
     return tf.zeros([], tf.float64)

@@ -1,7 +1,8 @@
-"""The noisy mean of a round in NumPy: clip, sum, add y_t, divide.
+"""The noisy mean of a round t in NumPy: clip, sum, add the noise y_t, divide.
 
-`correlated_noise` does the same in TensorFlow's graph, with the same bits: both
-clip to the same integers, add the same y_t, and scale and round alike.
+`correlated_noise` computes the same bits in TensorFlow's graph: both clip to
+the same integers, add the same y_t, and scale and round the sum in the same
+way.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tff_bandmf.noise.tape import opened, reader
 from tff_bandmf.query import bounds as bounds_lib
 from tff_bandmf.query import clipping
 
-# Coordinates that are scaled at once, few enough to stay in cache.
+# Number of coordinates that are scaled at once, so few that they stay in cache.
 _PIECE = 1 << 13
 
 
@@ -28,9 +29,10 @@ class Release(NamedTuple):
   """The release of one round.
 
   Attributes:
-    mean: the mean with noise, in the structure, shapes and dtypes of `like`.
-    released: for an adaptive clip, `l2_norm_clip` of the next round and
-      `fraction`, the share of updates below the clip, with noise; else empty.
+    mean: the mean with noise, in the structure, shapes and dtypes of an update.
+    released: empty for a constant clip. For an adaptive clip, `l2_norm_clip` is
+      the clip of the next round, and `fraction` is the share of updates below
+      the clip of this round, with noise.
   """
 
   mean: Any
@@ -40,13 +42,13 @@ class Release(NamedTuple):
 class NoisyMean:
   """Releases (sum_i clip(x_i) + y_t) / clients_per_round in round t.
 
-  See `correlated_noise.CorrelatedNoiseQuery`, which has the formulas.
+  `correlated_noise` defines the symbols, and its class `CorrelatedNoiseQuery`
+  has the formulas.
 
   Attributes:
-    clip: clipping of one record, on `lattice`.
-    lattice: range of sums and noise, integers in steps.
-    like: example of an update, whose structure, shapes and dtypes all rounds
-      have; its values are 0.
+    clip: clipping of one record, in steps of `lattice`.
+    lattice: range of sums and noise, which are integers.
+    like: update of zeros with the structure, shapes and dtypes of all updates.
   """
 
   def __init__(
@@ -59,23 +61,23 @@ class NoisyMean:
     largest_cohort: int,
     placement: Union[placements.Tape, placements.Served],
   ):
-    """Makes the lattice and opens the tape; `close` it when the run ends.
+    """Creates the lattice and opens the tape; call `close` when the run ends.
 
     Args:
-      guarantee: guarantee of the run, for a clip of 1.
+      guarantee: guarantee of the run, for a clipping norm of 1.
       like: example of an update: nested structure of float arrays.
       bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order, in this order;
         see `Bounds.of`.
       clients_per_round: divisor of the mean, > 0.
       largest_cohort: largest number of clients of any round, >= 1.
-      placement: place where the noise is made.
+      placement: the user's choice of where noise comes from.
 
     Raises:
       TypeError: a leaf of `like` is not a float.
       ValueError: the sizes of records, cohort and noise are incompatible.
     """
     l2_norm_clip, zeroing_norm, order = bounds
-    # Arrays that take no memory.
+    # Arrays of zeros that take no memory.
     self.like = tree.map_structure(
       lambda leaf: np.broadcast_to(
         np.zeros((), np.asarray(leaf).dtype), np.shape(leaf)
@@ -84,8 +86,8 @@ class NoisyMean:
     )
     dimension = bounds_lib.record_dimension(self.like)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: the claim adds some epsilon and delta for the rounding of every
-    # coordinate. For a model with more coordinates than the claim counts,
+    # PRIVACY: the claim includes some epsilon and delta for the rounding of
+    # each coordinate. For a model with more coordinates than the claim counts,
     # epsilon would be too small. Such a model is refused.
     # Guard: noisy_mean_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
@@ -103,7 +105,7 @@ class NoisyMean:
     self._clients_per_round = clients_per_round
     self._rounds = guarantee.strategy.rounds
     self._dimension = dimension
-    # The ID of this run on a tape; public.
+    # The public run ID, which the marks of a tape carry.
     self._run = secrets.randbits(63) | 1
     self._opened = (
       opened.OpenTape(placement, recursion, self.lattice.z_steps, dimension)
@@ -112,13 +114,13 @@ class NoisyMean:
     )
 
   def close(self) -> None:
-    """Stops the background process that makes noise, if there is one."""
+    """Stops the thread that computes noise, if there is one."""
     if self._opened is not None:
       self._opened.close()
 
   @property
   def z_stddev(self) -> float:
-    """Standard deviation of z, in the unit of the first round's sum."""
+    """Standard deviation of z in the unit of updates, in the first round."""
     return self.lattice.z_steps * self.clip.step
 
   def release(
@@ -127,21 +129,21 @@ class NoisyMean:
     updates: Iterable[object],
     l2_norm_clip: Optional[float] = None,
   ) -> Release:
-    """Returns the mean of updates with the noise of a round.
+    """Returns the mean of updates with the noise of round t.
 
-        **Formal guarantee.** The guarantee of
+    **Formal guarantee.** The guarantee of
     `correlated_noise.CorrelatedNoiseQuery.get_noised_result` holds here too.
 
     Args:
       t: index of the round, in [0, n).
-      updates: updates of the clients, one a client, in the structure and shapes
-        of `like`. One update at a time is in memory.
-      l2_norm_clip: adaptive clip of this round, > 0; None for a constant clip,
-        or in the first round.
+      updates: one update for each client, with the structure and shapes of
+        `like`. The method holds one update at a time in memory.
+      l2_norm_clip: adaptive clip of this round, > 0. None for a constant clip,
+        and in the first round.
 
     Raises:
       ValueError: an update has another structure or shape than `like`; the
-        round is past the last, not open, or has more clients than
+        round is past the last round, not open, or has more clients than
         `largest_cohort`; or the noise is damaged or was used for another sum.
     """
     last, scale = self.clip.initial, 1.0
@@ -149,9 +151,9 @@ class NoisyMean:
       last = l2_norm_clip or last
       scale = self.clip.scale(last)
     total, counts = self._summed(updates, scale)
-    # PRIVACY: C has no row for a round past the last one. If the noise of an
-    # earlier round were used again, it would cancel in the difference of the
-    # two releases. Such a round fails.
+    # PRIVACY: C has no row for a round past the last one. If the round used the
+    # noise of an earlier round again, the noise would cancel in the difference
+    # of the two releases. Such a round fails.
     # Guard: noisy_mean_test.test_round_past_the_last_raises.
     if not 0 <= t < self._rounds:
       raise errors.value_error(
@@ -162,7 +164,7 @@ class NoisyMean:
     released = {}
     if self.clip.adaptive is not None:
       # PRIVACY: a clip computed from updates without noise would leak them. The
-      # next clip is a function of the released indicator alone.
+      # next clip depends only on the released sum of indicators.
       # Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
       steps = float(total[-1])
       until = self.clip.adaptive.until
@@ -183,8 +185,8 @@ class NoisyMean:
     """Returns the sum of clipped updates, and counts of updates.
 
     Returns:
-      [dimension] int32, in steps; the number of updates, and how many of them
-      became zero.
+      [dimension] int32, the sum in steps; the number of updates, and the number
+      of updates that became zero.
     """
     total = np.zeros(self._dimension, np.int32)
     record = np.empty(self._dimension, np.int32)
@@ -208,7 +210,7 @@ class NoisyMean:
     return total, (count, without_effect)
 
   def _checked(self, update: object) -> object:
-    """Returns an update as arrays, if it has the structure of `like`.
+    """Returns an update as arrays if it has the structure of `like`.
 
     Raises:
       ValueError: the structure or a shape differs.
@@ -216,8 +218,8 @@ class NoisyMean:
 
     def converted(example: np.ndarray, leaf: np.typing.ArrayLike) -> np.ndarray:
       leaf = np.asarray(leaf)
-      # PRIVACY: a sum would broadcast a smaller array, so that its client would
-      # count more often than the clip allows. Another shape is refused.
+      # PRIVACY: NumPy would broadcast a smaller array in a sum, so its client
+      # would count more often than the clip allows. Another shape is refused.
       # Guard: run_test.test_update_of_another_shape_is_refused.
       if leaf.shape != example.shape:
         raise ValueError(f'{leaf.shape} is not {example.shape}')
@@ -234,7 +236,7 @@ class NoisyMean:
   def _add_noise(
     self, t: int, total: np.ndarray, counts: tuple[int, int]
   ) -> None:
-    """Adds y_t to a sum in place, and records which sum the round released."""
+    """Adds y_t to a sum in place, and marks the sum as released in round t."""
     if self._opened is None:
       return
     position = self._opened.position
@@ -251,11 +253,11 @@ class NoisyMean:
       position.mark(total, counts, t)
 
   def _mean(self, released: np.ndarray, unit: float) -> object:
-    """Returns a release in the types of `like`.
+    """Returns a release in the unit and types of an update.
 
     Args:
       released: [dimension] int32, in steps.
-      unit: float64, a step over the divisor of the mean.
+      unit: float64, step of the round divided by `clients_per_round`.
     """
     leaves, start = [], 0
     for example in tree.flatten(self.like):
@@ -265,7 +267,7 @@ class NoisyMean:
         exact = released[start + first :][: len(piece)].astype(np.float64)
         exact *= unit
         with np.errstate(over='ignore'):
-          # TensorFlow rounds float64 to 16 bits by way of float32.
+          # TensorFlow rounds float64 to 16 bits in two steps, through float32.
           piece[:] = exact.astype(np.float32) if leaf.itemsize < 4 else exact
       leaves.append(leaf.reshape(example.shape))
       start += example.size

@@ -1,9 +1,11 @@
-"""Sums of squares in one fixed order, the same in NumPy and in TensorFlow.
+"""Sums of squares in a fixed order, with the same bits in every library.
 
-Float64 sums depend on their order, and libraries choose theirs by the number of
-threads and by the processor. Here a vector of 2^k rows is folded: its second
-half is added to the first, entry by entry, until one row is left, which is
-folded alike. Entry-wise sums have the same bits everywhere.
+The result of a float64 sum depends on the order of its terms, and libraries
+choose the order by the number of threads and by the processor. Here a vector is
+divided into rows, and the number of rows is a power of two. The second half of
+the rows is added to the first half, entry by entry, until one row is left. The
+entries of this row are added in the same way. Entry-wise sums have the same
+bits in NumPy and in TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-# Largest number of entries of a row, small enough to stay in cache.
+# Largest number of entries of a row, so small that a row stays in cache.
 _ROW = 1 << 13
 
 
 def rows_of(size: int) -> tuple[int, int]:
-  """Returns (rows, width) in which `fold` adds up a vector of this size.
+  """Returns (rows, width), with which `fold` adds up a vector of `size`.
 
-  The number of rows is a power of two. If there are several rows, the number of
-  entries of a row is a multiple of eight, because TensorFlow slices such rows
-  without a copy. The vector is padded with zeros.
+  The number of rows is a power of two. If the vector has several rows, `width`,
+  the number of entries of a row, is a multiple of eight: TensorFlow slices such
+  rows without a copy. The vector is padded with zeros.
 
   >>> rows_of(10), rows_of(20_000)
   ((1, 16), (4, 5000))
@@ -36,13 +38,13 @@ def rows_of(size: int) -> tuple[int, int]:
 
 
 def fold(x: Any, stop: int = 1) -> Any:
-  """Returns a vector whose halves were added until `stop` entries are left.
+  """Returns a vector after its halves were added until `stop` entries are left.
 
-  The entries are added in one order, which depends on their number alone.
+  The order of the additions depends only on the number of entries.
 
   Args:
     x: [2^k stop] float64, array or tensor.
-    stop: number of entries to be left, > 0.
+    stop: number of entries of the result, > 0.
 
   Returns:
     [stop] float64.
@@ -54,21 +56,21 @@ def fold(x: Any, stop: int = 1) -> Any:
 
 
 def padding(size: int) -> int:
-  """Returns how many zeros a vector lacks to a power of two."""
+  """Returns the number of zeros that pad a vector to a power of two."""
   return (1 << max(size - 1, 0).bit_length()) - size
 
 
 def total(x: np.ndarray) -> float:
-  """Returns the sum of a vector by `fold`, [size] float64."""
+  """Returns the sum of a vector x, [size] float64, in the order of `fold`."""
   return float(fold(np.pad(x, (0, padding(len(x)))))[0])
 
 
 def of_squares(leaf: np.ndarray) -> float:
   """Returns |leaf|^2, with the bits of `fold` over all rows.
 
-  Row r is first added to row r + rows / 2, and so on with half as many rows.
-  The rows are read in such an order that one partial sum for each halving is
-  enough, without an array of all squares.
+  `fold` first adds row r + rows / 2 to row r, and then does the same with half
+  as many rows. This function reads the rows in an order that needs only one
+  partial sum for each halving, and no array of all squares.
 
   Args:
     leaf: [size] real numbers.

@@ -1,4 +1,4 @@
-"""The privacy report of a run; reads the files of its directory alone."""
+"""The privacy report of a run, built from the files in the run's folder."""
 
 from tff_bandmf._files import code_digest
 from tff_bandmf.report.public import HTML_FILE as PUBLIC_FILE

@@ -1,4 +1,4 @@
-"""The assumptions of the claim of a run."""
+"""The assumptions of a run's privacy claim."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CHOSEN = (
 def rows(
   claim: claim_lib.Claim, run: run_json.RunRecord, elsewhere: bool
 ) -> list[dict[str, str]]:
-  """Returns the assumptions; each says who enforces it and who checked it.
+  """Returns the assumptions, each with its enforcer and its check.
 
   Args:
     claim: claim of the run.
     run: content of `run.json`.
-    elsewhere: whether training ran elsewhere, so that a log is known at most.
+    elsewhere: whether training ran outside this library, without a ledger.
   """
   enforced = (run.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
@@ -72,8 +72,9 @@ def rows(
       trainer,
       _UNCHECKED,
     ),
-    # PRIVACY: the claim does not cover rounds or noise that were chosen after
-    # looking at releases. The report states the assumption that they were not.
+    # PRIVACY: the claim does not cover a number of rounds, or a noise, that
+    # somebody chose after looking at releases. The report states the assumption
+    # that nobody did so.
     # Guards: after_test.test_report_claims_the_composition,
     # report_test.test_stopped_run_claims_the_rounds_it_started.
     *(
@@ -152,7 +153,7 @@ def _process(
 def _recorded(
   claim: claim_lib.Claim, elsewhere: bool, trainer: str
 ) -> list[tuple[str, str, str]]:
-  """Returns the assumption about the log or ledger; none without either."""
+  """Returns the assumption about the log or ledger, [] if neither exists."""
   if claim.stated:
     return []
   if elsewhere:

@@ -1,15 +1,15 @@
 // Recomputes the claims of this page from the numbers that it embeds.
-// n, b, k: rounds; those of one client are b apart, and k at most
+// b, k: least distance, and maximum number, of the rounds of one client
 // c: first column of the matrix C
 // mu: square root of the sum over runs of (1 / noise multiplier)^2
 // Phi: distribution function of the standard normal
-// epsilon is the least one at which delta is what the arithmetic leaves of it:
-//   delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
+// epsilon - slack_epsilon is the least x with delta(x) <= delta - slack_delta:
+//   delta(x) = Phi(mu/2 - x/mu) - e^x Phi(-mu/2 - x/mu)
 'use strict';
 
 const MOST_ROUNDS = 1e7, MOST_PRODUCTS = 2e8, LARGEST_EPSILON = 1e6;
 
-// Returns log(Phi(x)); Phi has a relative error below 1e-12, in tails too.
+// Returns log(Phi(x)); the relative error of Phi is below 1e-12, in tails too.
 function logPhi(x) {
   if (x > 0) return Math.log1p(-Math.exp(logPhi(-x)));
   if (x > -2) {
@@ -22,8 +22,8 @@ function logPhi(x) {
   return -x * x / 2 - Math.log(Math.sqrt(2 * Math.PI) * (rest - x));
 }
 
-// Returns the least x in [0, high] with holds(x), from above. `holds` is false
-// below some x, and true from there on.
+// Returns the least x in [0, high] with holds(x), rounded up. `holds` is false
+// below this x and true above it.
 function least(holds, high) {
   if (holds(0)) return 0;
   if (!holds(high)) return Infinity;
@@ -68,8 +68,8 @@ function column(series, rounds) {
   return c;
 }
 
-// Returns the norm of the sum of columns 0, b, ..., (k - 1) b of C, or of the
-// matrix of its columns divided by their norms.
+// Returns the norm of the sum of columns 0, b, ..., (k - 1) b of C. If
+// `normalized`, the columns of C are first divided by their norms.
 function leftmost(c, rounds, minSep, k, normalized) {
   const rows = new Float64Array(rounds), squares = [0];
   for (let m = 0; m < rounds && normalized; m++) {
@@ -83,8 +83,8 @@ function leftmost(c, rounds, minSep, k, normalized) {
   return Math.sqrt(rows.reduce((sum, row) => sum + row * row, 0));
 }
 
-// Returns {value} of the sensitivity of a run where a theorem gives it exactly,
-// or {reason} why it is not recomputed.
+// Returns {value}, the sensitivity of a run, if a theorem gives it exactly.
+// Else returns {reason}, which says why the sensitivity is not recomputed.
 function sensitivity(run) {
   const {rounds, participation, series, normalized} = run;
   if (!['single', 'min-sep', 'fixed-epoch'].includes(participation)) {
@@ -121,13 +121,13 @@ function rounded(value, digits = 4) {
 // Returns mu of a claim, from the noise that was added and the sensitivity.
 function muOf(check, claim) {
   return Math.hypot(...claim.runs.map(i => {
-    const run = check.runs[i], found = sensitivity(run).value;
-    return run.more_noise * (found || run.sensitivity) / run.z_stddev_per_clip;
+    const run = check.runs[i], exact = sensitivity(run).value;
+    return run.more_noise * (exact || run.sensitivity) / run.z_stddev_per_clip;
   }));
 }
 
-// Returns alpha, beta of the arithmetic: probabilities of the released bits and
-// those of real numbers differ by at most the factor e^alpha, and beta.
+// Returns alpha and beta: the probability of an event for the released bits is
+// at most e^alpha p + beta, where p is for real numbers, and vice versa.
 function slackOf(mu, point) {
   const alpha = point.slack_epsilon / 2;
   const exact = point.delta - point.slack_delta;
@@ -135,7 +135,7 @@ function slackOf(mu, point) {
   return [alpha, added / (1 + Math.exp(gaussianEpsilon(mu, exact) + alpha))];
 }
 
-// Returns an epsilon at any delta, the least that the stated slacks prove.
+// Returns the least epsilon that the stated slacks prove at `delta`.
 function epsilonAt(mu, points, delta) {
   return Math.min(...points.map(point => {
     if (point.delta === delta) {
@@ -145,15 +145,15 @@ function epsilonAt(mu, points, delta) {
     const [alpha, beta] = slackOf(mu, point);
     const total = x => Math.exp(alpha) * gaussianDelta(mu, x)
       + beta * (1 + Math.exp(x + alpha));
-    // `total` falls up to where Phi(-mu/2 - x/mu) is beta, and then rises.
+    // `total` falls until Phi(-mu/2 - x/mu) is beta, and rises after that.
     const x = least(x => total(x) <= delta
       || logPhi(-mu / 2 - x / mu) < Math.log(beta), LARGEST_EPSILON);
     return total(x) <= delta ? x + 2 * alpha : Infinity;
   }));
 }
 
-// Returns how many members an attacker recognises at most that calls a share of
-// bystanders members.
+// Returns the largest share of members that an attacker recognises, if the
+// attacker calls the share `share` of bystanders members.
 function members(mu, point, share) {
   const [alpha, beta] = slackOf(mu, point);
   const larger = Math.min(1 - 1e-15, Math.exp(alpha) * share + beta);
@@ -161,8 +161,8 @@ function members(mu, point, share) {
   return Math.min(1, Math.exp(alpha + logPhi(quantile + mu)) + beta);
 }
 
-// Returns lines {ok, text, claim}; `ok` is null where nothing was recomputed.
-// `texts` are [path in `check`, text on the page].
+// Returns lines {ok, text, claim}; `ok` is null for a number that was not
+// recomputed. An entry of `texts` is [path in `check`, text on the page].
 function verdicts(check, texts) {
   const lines = [], rough = check.digits === 3;
   const add = (ok, text, claim) => lines.push({ok, text, claim});
@@ -208,7 +208,7 @@ function verdicts(check, texts) {
   return lines;
 }
 
-// Fills in what check.html.j2 has for it.
+// Fills in the elements `check` and `check-...` of form.html.j2.
 function show() {
   const at = name => document.getElementById(`check-${name}`);
   const line = (parent, ok, text) => parent.append(Object.assign(

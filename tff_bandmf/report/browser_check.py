@@ -1,8 +1,10 @@
 """The numbers from which a reader's browser recomputes a claim.
 
-The numbers are those of the claim without amplification, because all runs then
-compose to one Gaussian release. For sampled cohorts, this claim is for the
-schema that every draw satisfies.
+The numbers belong to the claim without amplification, because without
+amplification all runs compose to one Gaussian release. For sampled cohorts,
+the claim without amplification is for the participation schema that every draw
+satisfies. The slack is the part of epsilon and delta that covers finite
+arithmetic.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import numpy as np
 from tff_bandmf import _files, accounting, strategies
 from tff_bandmf.strategies import base
 
-# Deltas for which a page has epsilon and the slack.
+# Values of delta at which a page states epsilon and the slack.
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
-# Largest number of coefficients in a page.
+# Largest number of coefficients of C that a page has.
 _MOST = 4096
 
 
@@ -26,14 +28,14 @@ def numbers(
   claims: Sequence[tuple[str, Sequence[int], float, Optional[float]]],
   rounded: Optional[Callable[[Optional[float]], Optional[float]]] = None,
 ) -> Optional[_files.JsonObject]:
-  """Returns what `browser_check.js` reads, JSON; None without a claim.
+  """Returns the input of `browser_check.js`; None if a claim has no proof.
 
   Args:
     runs: pairs of a run's name and its guarantee without amplification.
-    claims: the claims of the page, the leading one first: its name, the
-      positions of its runs, delta, and the amplified epsilon, None if the claim
-      is not amplified.
-    rounded: rounds epsilon and rho up, for a page that shows few digits.
+    claims: the claims of the page, the leading claim first. A claim has a name,
+      the indices of its runs in `runs`, delta, and the amplified epsilon, which
+      is None if the claim is not amplified.
+    rounded: function that rounds epsilon and rho up; None keeps all digits.
   """
   if not all(guarantee.noise_multiplier for _, guarantee in runs):
     return None
@@ -65,7 +67,7 @@ def numbers(
 def _points(
   together: accounting.Composition, delta: float
 ) -> list[dict[str, float]]:
-  """Returns the slack at delta, then at the `DELTAS` for which it is proved."""
+  """Returns the slack at delta and at those of `DELTAS` with a proved slack."""
   points = []
   for point_delta in dict.fromkeys((delta, *DELTAS)):
     try:
@@ -109,7 +111,10 @@ def _run(name: str, guarantee: accounting.Guarantee) -> _files.JsonObject:
 
 
 def _series(strategy: strategies.Strategy) -> Optional[_files.JsonObject]:
-  """Returns the numbers that define a Toeplitz C; None if too many, or none."""
+  """Returns the numbers that define a Toeplitz C.
+
+  The result is None if C is not Toeplitz or has more than `_MOST` numbers.
+  """
   series = strategy.series()
   if series is None or any(np.size(value) > _MOST for value in series.values()):
     return None

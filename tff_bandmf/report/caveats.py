@@ -68,15 +68,16 @@ def warnings(
   completed: bool,
   elsewhere: bool,
 ) -> list[tuple[str, str]]:
-  """Returns warnings, worst first, as pairs (for the report, for the public).
+  """Returns pairs of warnings, worst first.
 
-  One text of a pair may be empty: then that reader gets no warning.
+  The first text of a pair is for the report of the run, the second one for the
+  public report. A report leaves an empty text out.
 
   Args:
     claim: claim of the run.
     run: content of `run.json`.
     completed: whether the end of the run was recorded.
-    elsewhere: whether training ran elsewhere, so that a log is known at most.
+    elsewhere: whether training ran outside this library, without a ledger.
   """
   seen = claim.observed
   planned, rounds = claim.planned.cohorts.schema, claim.planned_rounds
@@ -92,12 +93,12 @@ def warnings(
     )
   away = _STATED if claim.stated else _ELSEWHERE
   over = seen.rounds >= rounds and not seen.open
-  # PRIVACY: exact counts of clients have no noise, and would tell the public
-  # about participation. The texts for the public leave counts out.
+  # PRIVACY: exact counts of clients have no noise, and would reveal
+  # participation to the public. The texts for the public leave counts out.
   # Guard: public_test.test_counts_of_clients_are_not_published.
   rows = (
-    # PRIVACY: a reader could take the epsilon of a simulation for one of a
-    # deployment. The first warning says that the run is a simulation.
+    # PRIVACY: a reader could take the epsilon of a simulation for the epsilon
+    # of a deployment. The first warning says that the run is a simulation.
     # Guard: report_pages_test.test_simulated_run_leads_with_it.
     (run.simulated is not None, _SIMULATED, _SIMULATED),
     (
@@ -127,7 +128,8 @@ def warnings(
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     (claim.process_unknown and not elsewhere, _PROCESS, _PROCESS),
     (run_json.ALL_ZERO in run.not_covered, _NOISE_ALONE, ''),
-    # The public report has this warning here, the report of a run further down.
+    # The public report has this warning here; the report of a run has the same
+    # warning further down.
     (nothing, '', _NO_NOISE),
     (
       claim.cohorts is not None and bool(seen.incomplete),
@@ -165,8 +167,8 @@ def warnings(
     (
       seen.burnt > 0,
       f'{seen.burnt} of {statement.count(seen.rounds, "round")} '
-      f'{"was" if seen.burnt == 1 else "were"} burnt: started, and what came '
-      'of it is not in the model. The claim counts burnt rounds.',
+      f'{"was" if seen.burnt == 1 else "were"} burnt: started, but without '
+      'effect on the model. The claim counts burnt rounds.',
       'Some rounds are not in the model; the claim has them.',
     ),
     (
@@ -193,7 +195,7 @@ def _participation(min_sep: Optional[int], participations: int) -> str:
 def _over_budget(
   budget: participation.Budget, seen: ledger_lib.Observed
 ) -> str:
-  """Returns how the rounds of clients differ from a budget."""
+  """Returns a text that compares the rounds of clients with their budget."""
   cost = (seen.log.cost or 0) / budget.known_costs.limit
   return (
     'Planned: rounds of a client cost its budget at most, and are '

@@ -1,12 +1,13 @@
-"""The claim of a run: its plan, corrected by the participation in its ledger.
+"""The claim of a run: the planned claim, corrected by observed participation.
 
 | symbol | name here            | meaning                                    |
 |--------|----------------------|--------------------------------------------|
 | C      | `strategy`           | the matrix in the file `strategy.json`     |
-| b, k   | `planned`, `held`    | min_sep and participations, planned and    |
-|        |                      | claimed                                    |
-| pi     | `seen`               | the rounds that clients really took        |
-| z      | `z_stddev`           | standard deviation of the noise added      |
+| b      | `min_sep`            | least distance of two rounds of a client   |
+| k      | `max_participations` | maximum number of rounds of a client       |
+| z      | `z_stddev`           | independent Gaussian noise of this         |
+|        |                      | standard deviation; the run adds C^-1 z    |
+| sens   | `sensitivity`        | sensitivity of C to a client's rounds      |
 
   noise_multiplier = z_stddev / (clip * sens(C; b, k))
 
@@ -14,9 +15,10 @@ The noise of a finished run is fixed. So participation that was worse than
 planned makes the sensitivity larger, the noise multiplier smaller, and epsilon
 larger. If a run stopped early, the claim is for the rounds that it started.
 
-For sampled cohorts, this is the guarantee without amplification. The report
-also makes the amplified claim if the ledger has exactly the cohorts that the
-sampler's key gives.
+For sampled cohorts, this noise multiplier gives the guarantee without
+amplification. The report also makes the amplified claim if the ledger has
+exactly the cohorts that the sampler's key gives. The slack is the part of
+epsilon and delta that covers finite arithmetic.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.report import evidence
 from tff_bandmf.run_files import run_json
 
-# Verdict of the ledger on sampled cohorts, as text.
+# Text for each value of `Observed.drawn`, the check of sampled cohorts.
 DRAWN = {
   True: 'as the key of the draws gives them',
   False: 'not as the key of the draws gives them',
   None: 'not checked',
 }
-# Keys copied from the leading guarantee: amplified if claimed, else `held`.
+# Keys copied from `Claim.claimed`, the guarantee that the report leads with.
 _LEADING = ('sensitivity', 'sensitivity_method', 'sensitivity_reason')
 _EPSILON = ('epsilon', 'slack_epsilon', 'slack_delta')
 
@@ -60,10 +62,10 @@ class Claim:
       started or, if clients took part more often, for the observed
       participation.
     amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
-      or if the ledger shows other cohorts, so that only `held` may be claimed.
+      or if cohorts in the ledger have only the guarantee `held`.
     cohorts: the planned sampled cohorts; None if cohorts are enforced.
-    seen: guarantee for exactly the rounds that clients took, a statement about
-      this one ledger; None if nobody took part.
+    seen: guarantee for exactly the participation in this ledger or log; None if
+      nobody took part.
     observed: participation in the ledger, or in a log.
     violated: whether clients took part more often, or closer together, than
       planned.
@@ -72,7 +74,7 @@ class Claim:
     delta: delta of the claim, in (0, 1).
     l2_norm_clip: the clipping norm, > 0; for an adaptive clip the norm of an
       update with its indicator, in the first round.
-    clients_per_round: divisor of the mean, > 0.
+    clients_per_round: divisor of the mean update, > 0.
     planned_rounds: number of rounds that were planned, >= 1; for a `Budget` the
       strategy may have more.
   """
@@ -92,7 +94,7 @@ class Claim:
 
   @property
   def budget(self) -> Optional[participation_lib.Budget]:
-    """The budget of a client that was planned; None for another schema."""
+    """The planned budget of a client; None for another kind of schema."""
     schema = self.planned.cohorts.schema
     return schema if isinstance(schema, participation_lib.Budget) else None
 
@@ -108,15 +110,18 @@ class Claim:
 
   @property
   def planned_or_worse(self) -> accounting.Guarantee:
-    """The claim if the run goes on to its last round; never below `claimed`."""
+    """The claim if the run goes on to its last round.
+
+    Its epsilon is never below the epsilon of `claimed`.
+    """
     # PRIVACY: a stopped run spends more privacy once it resumes. This guarantee
-    # counts all its planned rounds.
+    # counts all planned rounds of the run.
     # Guard: after_test.test_unfinished_run_counts_as_planned.
     return self.amplified or (self.held if self.violated else self.planned)
 
   @property
   def stated(self) -> bool:
-    """Whether a plan alone says who took part: no ledger shows it, no log."""
+    """Whether a plan alone states participation, without a ledger or log."""
     return self.observed.head is None and not self.observed.clients
 
   @property
@@ -175,7 +180,7 @@ class Claim:
       'rmse': self.claimed.sensitivity.value * math.sqrt(mean),
       'max_rmse': self.claimed.sensitivity.value * math.sqrt(largest),
       **{name: led[name] for name in ('noise_multiplier', *_EPSILON, 'delta')},
-      # Amplification has no rho.
+      # An amplified guarantee has no rho, so this rho is without amplification.
       'rho': self.held.rho,
       'amplification': self.amplification,
       'sampling': self._sampling(led),
@@ -203,7 +208,11 @@ class Claim:
     }
 
   def _counts(self) -> _files.JsonObject:
-    """Returns the observed counts of clients; None where they are not told."""
+    """Returns figures of the observed participation.
+
+    The figures are None if the report has to leave them out, or if neither a
+    ledger nor a log shows participation.
+    """
     observed, seen = self.observed, self.seen
     counts = {
       'clients': observed.clients,
@@ -217,13 +226,17 @@ class Claim:
     }
     if self.amplified is None and not self.stated:
       return counts
-    # PRIVACY: amplification assumes that cohorts are secret, and counts of
-    # drawn clients would tell about the cohorts. The report leaves them out.
+    # PRIVACY: counts of drawn clients reveal something about the cohorts, which
+    # amplification assumes to be secret. The report of an amplified claim
+    # leaves these counts out.
     # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
     return {**dict.fromkeys(counts), 'delta': self.delta}
 
   def _sampling(self, led: _files.JsonObject) -> Optional[_files.JsonObject]:
-    """Returns how cohorts were sampled, and epsilon without amplification."""
+    """Returns how cohorts were sampled, and epsilon without amplification.
+
+    The result is None for enforced cohorts.
+    """
     if self.cohorts is None:
       return None
     return {
@@ -243,8 +256,8 @@ def figures(
 ) -> dict[str, Optional[float]]:
   """Returns noise multiplier, rho, epsilon at delta and its slack.
 
-  Epsilon is None without noise, or if the noise is so little that its slack is
-  too large for a proof.
+  Epsilon and its slack are None without noise, or if so little noise has no
+  proof. Without a guarantee, all values but delta are None.
   """
   values: dict[str, Optional[float]] = {
     **dict.fromkeys(('noise_multiplier', 'rho', *_EPSILON)),
@@ -301,7 +314,7 @@ def from_run(directory: pathlib.Path) -> Claim:
     planned,
     observed,
     # PRIVACY: a round without the digest of the fixed files may have run with
-    # other files. The claim is signed only if every round has this digest.
+    # other files. `signed` is true only if every round has this digest.
     # Guard: report_test.test_what_the_run_held_to_is_checked_in_every_round.
     signed=observed.enforced == {run.enforced_digest(directory)},
     delta=delta,
@@ -315,7 +328,7 @@ def from_run(directory: pathlib.Path) -> Claim:
     ),
   )
   # PRIVACY: cohorts that no secret key drew may follow a pattern that an
-  # attacker knows. Without a sampling key nothing is amplified.
+  # attacker knows. Without a sampling key, this line drops the amplified claim.
   # Guard: report_sampling_test.test_cohorts_that_no_key_drew_are_not_amplified.
   if run.sampling_key_id is None:
     run_claim = dataclasses.replace(run_claim, amplified=None)
@@ -333,7 +346,7 @@ def from_evidence(
   clients_per_round: float,
   planned_rounds: Optional[int] = None,
 ) -> Claim:
-  """Returns the claim of a planned guarantee and an observed participation.
+  """Returns the claim that a planned guarantee and a participation support.
 
   Args:
     planned: guarantee for the planned schema or, for sampled cohorts, for the
@@ -350,8 +363,9 @@ def from_evidence(
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if schema.evenly_spaced:
     # PRIVACY: rounds more than b apart can have a larger sensitivity than
-    # rounds exactly b apart, and the ledger's figures do not tell the two
-    # apart. The claim is for all rounds at least b apart.
+    # rounds exactly b apart, and the figures of a ledger do not show which of
+    # these patterns clients had. The claim is for all patterns of rounds at
+    # least b apart.
     # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
     planned = planned.under(
       participation_lib.MinSep(
@@ -359,9 +373,9 @@ def from_evidence(
       )
     )
   violated = not observed.log.keeps(planned.cohorts.schema, rounds)
-  # PRIVACY: cohorts that the rule did not draw have no amplified guarantee, and
-  # neither has a sum from which the program left drawn clients out. In both
-  # cases this line drops the amplified claim.
+  # PRIVACY: the amplified guarantee holds neither for cohorts that the sampling
+  # rule did not draw, nor for a sum that lacks drawn clients. In both cases
+  # this line drops the amplified claim.
   # Guards: report_sampling_test.test_other_cohorts_are_not_amplified and
   # test_cut_cohort_has_no_amplified_claim.
   holds = (
@@ -397,7 +411,7 @@ def _strategy(directory: pathlib.Path) -> strategies.Strategy:
     fault = 'is gone' if missing else 'is not the whole file of the run'
     raise errors.value_error(
       f'strategy={path}: {fault}; restore the file that the run was started '
-      'with: no other strategy is that of its noise'
+      'with: no other strategy fits the noise of the run'
     ) from error
 
 
@@ -406,7 +420,7 @@ def what_if(
   min_sep: Optional[int] = None,
   max_participations: Optional[int] = None,
 ) -> _files.JsonObject:
-  """Returns the guarantee that the noise of a run gives under another b, k.
+  """Returns the guarantee that the noise of a run gives under another b or k.
 
     noise_multiplier = z_stddev / (clip * sens(C; b, k))
 
@@ -416,13 +430,13 @@ def what_if(
   Args:
     directory: folder of the run.
     min_sep: b, >= 1; None takes the planned b.
-    max_participations: k, >= 1; None takes the planned k, which may be as large
-      as min_sep allows.
+    max_participations: k, >= 1; None takes the planned k or, if the plan has
+      none, the largest k that min_sep allows.
 
   Raises:
     TypeError: b or k is not an integer.
-    ValueError: neither is given, one is out of range, or the files do not
-      support a claim.
+    ValueError: neither b nor k is given, a value is out of range, or the files
+      do not support a claim.
   """
   if min_sep is None and max_participations is None:
     raise errors.value_error(
@@ -432,7 +446,7 @@ def what_if(
   claim = from_run(directory)
   planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
   if min_sep is None:
-    # A client that takes part once has no separation.
+    # A plan with one participation per client has no min_sep.
     min_sep = planned.min_sep or 1
   if max_participations is None:
     max_participations = planned.max_participations
@@ -446,8 +460,8 @@ def what_if(
     **figures(guarantee, claim.delta),
     'observed_min_sep': claim.observed.min_sep,
     'observed_participations': claim.observed.max_participations,
-    # Clients took part more often, or closer together, than the question
-    # assumes, so the answer is not about this run.
+    # If clients took part more often, or closer together, than this schema
+    # allows, the result does not hold for this run.
     'observed_is_worse': not claim.observed.log.keeps(schema, rounds),
   }
 
@@ -464,8 +478,8 @@ def _planned(
     claim.get('horizon'),
   )
   # PRIVACY: epsilon would be too small if its slack were for fewer coordinates
-  # than the run has. It is for the dimension in `run.json` or, without one, for
-  # every model up to a limit that the run checked.
+  # than the run has. The slack is for the dimension in `run.json` or, without a
+  # dimension there, for every model up to a size limit that the run checked.
   # Guard: report_test.test_slack_is_that_of_the_run.
   guarantee = accounting.Guarantee(
     strategy,
@@ -476,8 +490,9 @@ def _planned(
     clients_per_unit=claim.get('clients_per_unit', 1),
   )
   # PRIVACY: an edited run.json could claim a larger noise multiplier than its
-  # noise gives. The sensitivity is computed again, and the noise that follows
-  # must be the noise in the file.
+  # noise gives. This check computes the sensitivity again; the standard
+  # deviation that follows from the noise multiplier must be the one in the
+  # file.
   # Guards: report_test.test_edited_claim_is_refused and
   # test_less_noise_measured_than_claimed_is_refused.
   if not math.isclose(
@@ -494,7 +509,10 @@ def _planned(
 def _confirmed(
   sampled: accounting.Guarantee, claim: _files.JsonObject, delta: float
 ) -> accounting.Guarantee:
-  """Returns the guarantee, with its bound computed again from its samples."""
+  """Returns the guarantee after a check of its bound on delta.
+
+  The check computes a bound from random samples again, with the same samples.
+  """
   bound = claim.get('bound')
   if bound is not None:
     try:
@@ -509,7 +527,11 @@ def _confirmed(
 def _held(
   planned: accounting.Guarantee, observed: ledger.Observed, violated: bool
 ) -> accounting.Guarantee:
-  """Returns the guarantee for the planned or, if worse, the observed rounds."""
+  """Returns the guarantee for the planned participation.
+
+  If the observed participation is worse, the guarantee covers both, by the
+  smaller min_sep and the larger number of participations.
+  """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   started = observed.last_round + 1
   if violated:
@@ -518,11 +540,11 @@ def _held(
     )
     most = max(schema.participations(rounds), observed.max_participations)
   elif isinstance(schema, participation_lib.Budget):
-    # The guarantee of a budget holds for any number of rounds.
+    # The guarantee of a budget holds for all rounds up to its horizon.
     return planned
   elif schema.min_sep is not None and 0 < started < rounds:
-    # PRIVACY: a count of participations that is too small would understate
-    # epsilon. This line takes ceil(t / b), the largest number that a client can
+    # PRIVACY: too small a number of participations would understate epsilon.
+    # This line takes min(k, ceil(t / b)), the largest number that a client can
     # have in the t rounds that were started.
     # Guard: report_test.test_stopped_run_claims_the_rounds_it_started.
     min_sep, most = schema.min_sep, schema.participations(started)

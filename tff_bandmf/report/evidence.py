@@ -1,4 +1,4 @@
-"""Checks that the files of a run agree: its plan, and its ledger by round.
+"""Checks that the files in a run's folder agree with each other.
 
 | part of the ledger             | compared with                               |
 |--------------------------------|---------------------------------------------|
@@ -7,14 +7,16 @@
 | heads of the chain             | `result.json`, every checkpoint in the      |
 |                                | folder                                      |
 | digests of rows, cohort sizes  | every row of `metrics.csv`                  |
-| finished rounds                | started rounds; each has verified noise     |
-| digest, in each round, of the  | `run.json` without its notes, plan and      |
-| files that are fixed           | strategy                                    |
+| finished rounds                | started rounds; the noise of each was       |
+|                                | verified                                    |
+| digest, in each round, of the  | plan, strategy, and the fields of           |
+| fixed files                    | `run.json` that may not change              |
 | digest of the results          | `result.json`                               |
-| attempts                       | marks of releases                           |
+| attempts of each round         | files that mark released sums               |
 
-The check compares files with each other. It does not notice a person who edits
-all of them consistently, such as the operator of the training.
+A head is the last hash of the ledger's chain at some time. The checks do not
+notice a person who edits all files consistently, such as the operator of the
+training.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _Attempts = Mapping[int, Sequence[ledger_lib.Attempt]]
 # Relative tolerance of the measured standard deviation, which is float32.
 _TOLERANCE = 1e-6
 _REMEDY = 'nothing can be claimed for such a run'
-# Values that a plan may leave open, and the run then fixes.
+# Parameters that may be None in a plan. The run then sets their values.
 _OPEN = ('horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta')
 
 
@@ -47,10 +49,10 @@ def check_plan(
   run: run_json.RunRecord,
   strategy: strategies.Strategy,
 ) -> None:
-  """Raises ValueError unless a run claims what the plan in its folder promises.
+  """Checks that `run.json` claims the guarantee of the plan beside it.
 
   Args:
-    directory: folder of the run; without a plan nothing is checked.
+    directory: folder of the run; a folder without a plan passes the check.
     run: content of `run.json`.
     strategy: C.
 
@@ -77,7 +79,7 @@ def check_plan(
         planned['clients_per_round'] / planned['stands_for']
       )
     if planned.get('participation') == participation.Budget.name:
-      # The run has the largest number of rounds that fits.
+      # A run states no more participations than min_sep allows in its rounds.
       planned['max_participations'] = participation.MinSep(
         planned['min_sep'], planned['max_participations']
       ).participations(run.claim['rounds'])
@@ -88,11 +90,12 @@ def check_plan(
     raise errors.value_error(f'plan={path}: is damaged; {_REMEDY}') from error
   _require(
     same == strategy.digest(),
-    f'strategy={path}: is another one than that of {run_json.STRATEGY_FILE}',
+    f'strategy={path}: differs from the strategy in {run_json.STRATEGY_FILE}',
   )
-  # PRIVACY: a forger who computes every hash again could divide the clip in
-  # run.json by ten and multiply the noise multiplier: a tenth of mu is claimed.
-  # Both files must say the same.
+  # PRIVACY: a forger could divide the clip in run.json by ten, multiply the
+  # noise multiplier by ten, and compute every hash again: the report would
+  # claim a tenth of the true mu = 1 / noise_multiplier. Each of these values
+  # must be the same in run.json and in the plan.
   # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
   for name in sorted(planned.keys() & run.claim.keys() | cohorts.keys()):
     value, claimed = planned[name], run.claim.get(name)
@@ -114,14 +117,15 @@ def verified_ledger(
   schema: participation.Participation,
   z_stddev: float,
 ) -> ledger_lib.Observed:
-  """Returns the participation in the ledger of a run, after all these checks.
+  """Returns the participation in the ledger of a run, after all checks.
 
   Args:
     directory: folder of the run.
     run: content of `run.json`.
     strategy: C.
     schema: participation schema of the claim.
-    z_stddev: claimed standard deviation of z, in the unit of the updates.
+    z_stddev: claimed standard deviation of z, the independent noise from which
+      the run makes C^-1 z, in the unit of the updates.
 
   Raises:
     ValueError: the ledger is missing or damaged, belongs to another run, or
@@ -131,8 +135,8 @@ def verified_ledger(
     bound = ledger.bound()
     attempts = ledger.all_attempts()
     last_round = max(attempts, default=-1)
-    # PRIVACY: C has no noise for a round past its last one, which would expose
-    # its clients. A ledger with such a round is refused.
+    # PRIVACY: a round after the last row of C has no noise, and its release
+    # would expose its clients. A ledger with such a round is refused.
     # Guard:
     # report_test.test_ledger_with_more_rounds_than_the_strategy_is_refused.
     _require(
@@ -142,12 +146,12 @@ def verified_ledger(
     )
     observed = ledger.observed(strategy, schema.costs)
   # PRIVACY: the ledger of another run could show fewer participations. The IDs
-  # of run and key must match.
+  # of the run and of its key must be the same in the ledger and in run.json.
   # Guard: evidence_test.test_ledger_of_another_run_is_refused.
   _require(
     bound == run.bound(),
-    f'ledger={directory / run_json.LEDGER_FILE}: is not that of the run and '
-    f'the key in {run_json.RUN_FILE}',
+    f'ledger={directory / run_json.LEDGER_FILE}: belongs to another run or key '
+    f'than {run_json.RUN_FILE} names',
   )
   if run.population is not None:
     highest = run.highest_client
@@ -174,9 +178,8 @@ def verified_ledger(
   # Guard: evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
     observed.enforced <= {None, run.enforced_digest(directory)},
-    f'run={directory / run_json.RUN_FILE}: or {run_json.PLAN_FILE} or '
-    f'{run_json.STRATEGY_FILE} is not that which the rounds in the ledger held '
-    'to',
+    f'run={directory / run_json.RUN_FILE}: this file, {run_json.PLAN_FILE} or '
+    f'{run_json.STRATEGY_FILE} was changed after rounds in the ledger',
   )
   # PRIVACY: two sums with the same noise reveal their difference. A ledger with
   # a round that was finished with two results is refused.
@@ -184,8 +187,8 @@ def verified_ledger(
   _require(
     not (z_stddev and observed.finished_twice),
     f'round={min(observed.finished_twice, default=None)}: was finished twice, '
-    'and the ledger does not show that one result was released: its noise may '
-    'have met two sums',
+    'and the ledger does not show that one result was released: two sums may '
+    'have the same noise',
   )
   results, ended = run_json.read_result(directory)
   if ended is not None:
@@ -234,7 +237,7 @@ def _check_noise(observed: ledger_lib.Observed, z_stddev: float) -> None:
     _require(
       measured <= z_stddev * (1 + _TOLERANCE),
       f'z_stddev={measured}: all rounds measured more noise than the claim, '
-      f'{z_stddev}: clip or noise were others',
+      f'{z_stddev}: the clip or the noise was another one',
     )
   # PRIVACY: one release without its noise exposes its clients. The noise of
   # every finished round must have been verified.
@@ -255,8 +258,8 @@ def _check_checkpoints(directory: pathlib.Path, attempts: _Attempts) -> None:
       # The checkpoint before round 0 follows no round.
       continue
     # PRIVACY: a ledger that was replaced or shortened could hide participation.
-    # It lacks the heads in the checkpoints, so every checkpoint's head must be
-    # in the ledger.
+    # Such a ledger lacks heads that checkpoints have. The head in every
+    # checkpoint must be in the ledger.
     # Guard: evidence_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
       head in {attempt.head for attempt in attempts.get(before, ())},

@@ -1,4 +1,4 @@
-"""A report as files: JSON, and templates filled with its content."""
+"""The files of a report: JSON, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Pages:
 
 
 def signed(content: _files.JsonObject) -> _files.JsonObject:
-  """Returns the content of a report, with the digest of this content added.
+  """Returns the content of a report with the digest of this content added.
 
   PRIVACY: readers could take an edited number in the JSON file for a number of
-  the run. The digest shows that the file was edited. Guard:
-  forgery_test.test_forged_report_is_refused.
+  the run. The stored digest does not match an edited content.
+  Guard: forgery_test.test_forged_report_is_refused.
   """
   return {**content, 'content_sha256': _files.json_digest(content).hex()}
 
@@ -81,8 +81,8 @@ def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
   """Returns a number as text, rounded; 'no guarantee' for None.
 
   PRIVACY: a rounded claim could be stronger than the computed one. Callers
-  round privacy loss up and noise down. Guard:
-  report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
+  round privacy loss up and noise down.
+  Guard: report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
 
   Args:
     value: the number.
@@ -111,11 +111,11 @@ def _sha256(text: str) -> str:
 def _render(
   template: str, form: str, content: _files.JsonObject, images: dict[str, str]
 ) -> str:
-  """Returns a filled template; values are escaped if the form is HTML.
+  """Returns a template filled with content; HTML forms escape the values.
 
   Args:
     template: name of the template, which selects and orders the content.
-    form: name of the file of macros that write headings, rows and so on.
+    form: name of the file of macros for headings and rows, in Markdown or HTML.
     content: content of the report.
     images: maps the name of a plot to its address.
   """
@@ -126,7 +126,7 @@ def _render(
 
 @functools.cache
 def _template(name: str, form: str) -> jinja2.Template:
-  """Returns a compiled template; compiling takes as long as filling it."""
+  """Returns a compiled template from a cache, since compiling is slow."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
     autoescape='.html' in form,

@@ -6,8 +6,8 @@ columns are ignored. In CSV a line is a row. Nothing is quoted, and the last
 line has a line end too.
 
 Clients are identified by 64-bit hashes. Two strings with the same hash count as
-one client, which can only raise the sensitivity. Among 10^7 strings this
-happens with probability 3e-6.
+one client, which can only raise the sensitivity. The probability that two of
+10^7 strings have the same hash is 3e-6.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
   import pyarrow as pa
 
 COLUMNS = ('round', 'client')
-# Participations in a part of `parts`, which takes about 150 MB.
+# Participations in a part that `parts` yields. A part takes about 150 MB.
 _PART_SIZE = 2**22
 _MOST_ROUNDS = 2**31
-# A quote, a control character, or a blank at either end: refused in CSV.
+# Client names in CSV may not have a quote, a control character, or a blank at
+# either end.
 _BAD_NAME = r'["\x00-\x1f\x7f]|^\s|\s$'
-# Bytes of CSV and rows of Parquet in a batch.
+# Size of a batch: bytes of CSV, or rows of Parquet.
 _BATCH_BYTES = 2**24
 _BATCH_ROWS = 2**20
 _CSV = ('.csv', '.txt')
 _PARQUET = ('.parquet', '.pq')
-# The finaliser of SplitMix64.
+# Factors of the finaliser of SplitMix64.
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -50,10 +51,11 @@ class ParticipationLog:
   """
 
   def __init__(self, path: Union[str, os.PathLike]):
-    """Reads a log; 12 bytes a participation stay in memory.
+    """Reads a log and keeps 12 bytes per participation in memory.
 
     Args:
-      path: path of a CSV or Parquet file; its ending says which.
+      path: path of a CSV or Parquet file; the ending of its name selects the
+        format.
 
     Raises:
       ValueError: the file is not a log with these columns.
@@ -76,8 +78,9 @@ class ParticipationLog:
     self._rounds_of_rows = np.concatenate(rounds)
     self._clients_of_rows = np.concatenate(clients)
     self.participations = len(self._rounds_of_rows)
-    # PRIVACY: later columns of C have smaller norms, so that a log numbered
-    # from 1 would claim too small an epsilon. A log without round 0 is refused.
+    # PRIVACY: later columns of C have smaller norms, so a log whose rounds are
+    # numbered from 1 would give too small an epsilon. A log without round 0 is
+    # refused.
     # Guard: participation_log_test.test_rounds_from_1_are_refused.
     if self.participations and self._rounds_of_rows.min() > 0:
       raise self._refused(
@@ -91,13 +94,16 @@ class ParticipationLog:
   def parts(
     self, size: int = _PART_SIZE
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields ([m] rounds ascending, [m] clients), each client in one part.
+    """Yields the log in parts; all rows of a client are in the same part.
+
+    A part is a pair of [m] int64 arrays, the rounds in ascending order and
+    their clients.
 
     Args:
       size: approximate number of participations in a part, >= 1.
     """
     count = max(1, -(-self.participations // size))
-    # Hashes are uniform, so equal ranges hold about as many rows each.
+    # Hashes are uniform, so equal ranges have similar numbers of rows.
     edges = [part * 2**64 // count for part in range(1, count)]
     for low, high in zip([0, *edges], [*edges, None]):
       in_part = self._clients_of_rows >= np.uint64(low)
@@ -116,7 +122,7 @@ class ParticipationLog:
     return dict(zip(rounds.tolist(), counts.tolist()))
 
   def check_sizes(self, largest_cohort: int) -> None:
-    """Raises ValueError if a round has more clients than a plan has room for.
+    """Raises ValueError if a round has more clients than a plan allows.
 
     Args:
       largest_cohort: largest number of clients of a round, >= 1.
@@ -186,11 +192,15 @@ class ParticipationLog:
   def _string_hashes(
     self, content: np.ndarray, bounds: np.ndarray
   ) -> np.ndarray:
-    """Returns a polynomial in each string's bytes, evaluated at a secret point.
+    """Returns a hash of each string under the secret factor.
+
+    The hash h begins as the length of the string. Each byte in turn replaces h
+    by mixed(h * factor + byte).
 
     Args:
-      content: [bytes] uint8.
-      bounds: [m + 1] int64, begin of each string, and end of the last one.
+      content: [bytes] uint8, the strings one after another.
+      bounds: [m + 1] int64, the index of the first byte of each string, and the
+        end of the last string.
 
     Returns:
       [m] uint64.
@@ -216,7 +226,7 @@ def _refused(
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-  """Returns hashes by a bijection whose output bits depend on every bit."""
+  """Returns a bijection of each value that mixes its bits."""
   for shift, factor in zip((30, 27), _MIX):
     values = (values ^ (values >> np.uint64(shift))) * factor
   return values ^ (values >> np.uint64(31))
@@ -259,8 +269,9 @@ def _batches(path: pathlib.Path) -> Iterator[pa.RecordBatch]:
     with csv.open_csv(
       path,
       read_options=csv.ReadOptions(block_size=_BATCH_BYTES),
-      # PRIVACY: an opening quote would swallow the rows up to the next quote,
-      # and their participations would be missing. Quotes have no meaning here.
+      # PRIVACY: a CSV reader joins all rows between two quotes into one value,
+      # so their participations would be missing. This reader takes a quote for
+      # an ordinary character.
       # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
       parse_options=csv.ParseOptions(
         quote_char=False, ignore_empty_lines=False
@@ -293,9 +304,9 @@ def _check_lines(path: pathlib.Path) -> None:
       ends += block.count(b'\n')
       returns += block.count(b'\r')
       last = block[-1:]
-  # PRIVACY: a client ID that was cut off counts as another client, so that the
-  # right client loses a participation. A file whose last line has no end, or
-  # whose line ends differ, is refused.
+  # PRIVACY: a client ID that was cut off counts as another client, so the right
+  # client loses a participation. A file is refused if its last line has no line
+  # end, or if its lines end in different ways.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if last != b'\n' or returns not in (0, ends):
     raise errors.value_error(

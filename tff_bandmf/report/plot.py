@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SIZE = (5.6, 3.6)
 _LABEL, _TICK = 13, 12
-# A curve of at most this many points has its values written beside them.
+# If a curve has at most this many points, each value is written beside it.
 _FEW = 3
 _BLUE, _GREY = '#1f5fa8', '#777777'
 # None keeps matplotlib from writing the time and addresses of web pages.
@@ -30,7 +30,7 @@ def epsilon(
   Args:
     curve: points with `epsilon` and `delta`.
     stated: (epsilon, delta) of the claim, which the figure marks.
-    planned: the planned curve; None if it is the claim's.
+    planned: points of the planned curve; None if it is the same as `curve`.
   """
   empty = _axes('delta: probability of an accident', 'epsilon: privacy loss')
   if empty is None:
@@ -51,7 +51,9 @@ def epsilon(
 def accuracy(
   curves: Mapping[str, Sequence[tuple[int, float]]],
 ) -> Optional[Figure]:
-  """Returns a figure of validation accuracy by round; None without data.
+  """Returns a figure of validation accuracy by round.
+
+  The result is None without data or without matplotlib.
 
   Args:
     curves: maps a label to pairs (rounds done, accuracy in [0, 1]).
@@ -91,7 +93,9 @@ def accuracy(
 
 
 def clip(path: list[tuple[int, float]]) -> Optional[Figure]:
-  """Returns a figure of an adaptive clip by round; None without a path.
+  """Returns a figure of an adaptive clip by round.
+
+  The result is None for an empty path or without matplotlib.
 
   Args:
     path: pairs (rounds done, clip).

@@ -1,9 +1,9 @@
 """The public report of one or several runs.
 
-A public report has a whitelist of facts. It leaves out the sizes of cohorts and
-the numbers of clients, which the report of a run states without noise, and
-lists the few facts that it states without noise itself. Its numbers have three
-digits, rounded to the safe side.
+A public report has only the facts of a whitelist. It leaves out cohort sizes
+and numbers of clients, which the report of a run states without noise. The
+public report names the few facts that it does state without noise. Its numbers
+are rounded to three digits in the safe direction.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ def publish(
   Args:
     sources: the runs; the last one states the owner, the data covered and the
       parties trusted.
-    notes: values of `report.NAMED` that replace those of the runs.
+    notes: statements by a name in `report.NAMED`; they replace the statements
+      of the runs.
 
   Raises:
-    ValueError: no run is given, or one twice; the adjacencies or units of
-      privacy differ; or a note is unknown.
+    ValueError: there is no run, a run is given twice, the adjacencies or units
+      of privacy differ, or the name of a note is unknown.
   """
   _check(sources, notes or {})
   last = sources[-1]
@@ -114,7 +115,7 @@ def publish(
     'epsilon': claimed['epsilon'],
     'delta': delta,
     'rho': claimed['rho'],
-    # Rounded down, so that one in `once_in` is never below delta.
+    # This number is rounded down, so 1 / once_in is at least delta.
     'once_in': int(1 / decimal.Decimal(repr(delta))),
     'factor': _factor(claimed['epsilon']),
     'attack': statement.attack(
@@ -168,8 +169,8 @@ def three(value: Optional[float], up: bool = True) -> Optional[float]:
   """Returns a number with three digits, rounded up or down; None for None.
 
   PRIVACY: an epsilon rounded down, or a noise rounded up, would claim too much.
-  Callers round privacy loss up and noise down. Guard:
-  public_test.test_figures_are_rounded_to_the_safe_side.
+  Callers round privacy loss up and noise down.
+  Guard: public_test.test_figures_are_rounded_to_the_safe_side.
   """
   if value is None:
     return None
@@ -223,7 +224,7 @@ def _row(source: source_lib.Source) -> _files.JsonObject:
     ),
     # PRIVACY: amplification assumes secret cohorts, and an observed epsilon
     # shows how often a client was drawn. The public report of an amplified run
-    # leaves it out.
+    # leaves the observed epsilon out.
     # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
     'observed_epsilon': None
     if claim.amplified or claim.seen is None

@@ -1,10 +1,10 @@
-"""A public report in two other formats: a registry's record, a model card.
+"""A public report in two other formats: a registry record and a model card.
 
-OpenDP keeps the registry, a list of deployments of differential privacy, with
-one YAML file per release. Each field of the file belongs to a tier, and a
-record has the highest tier whose fields it has. `FIELDS` maps each field to its
-tier and, for a fact that the run cannot know, to the note in which the owner
-states it. All other values are in `public.json` too.
+OpenDP keeps a registry of deployments of differential privacy, with one YAML
+file per release. Each field of the file belongs to a tier. The tier of a record
+is the highest one for which the record has all fields of this tier and of the
+tiers below it. Some fields need a fact that the run cannot know: the owner
+states it in a note of the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECTORS = (
   'Energy',
   'Finance',
 )
-# Field: tier, and the note of the owner that fills it.
+# Maps a field to its tier and to the name of the note that fills it, if any.
 FIELDS: Mapping[str, tuple[int, Optional[str]]] = {
   'deployment.basic.name': (1, 'title'),
   'deployment.basic.data_curators': (1, 'owner'),
@@ -77,7 +77,8 @@ _ARITHMETIC_ELSEWHERE = (
   'not checked; epsilon and delta hold for noise on the integer lattice of '
   'tff_bandmf. Timing: not checked.'
 )
-# A longer text becomes a folded block, since the registry wants no quotes.
+# A text longer than this becomes a folded block, because the registry wants no
+# quotes.
 _LINE = 60
 
 
@@ -186,7 +187,7 @@ def card(content: Mapping[str, Any]) -> str:
 
 
 def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
-  """Returns fields and their values; None where nobody stated one."""
+  """Returns the values of the fields, by name; None for a missing statement."""
   accesses = content['data_accesses']
   digests = '; '.join(
     f'{row["name"]}: strategy {row["strategy_sha256"]}, '
@@ -246,8 +247,9 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
       tuned if all(map(_stated, accesses.values())) else None
     ),
     'implementation.mechanisms': '; '.join(map(_mechanism, content['runs'])),
-    # PRIVACY: a record that says how floating point was dealt with, of training
-    # whose arithmetic nobody saw, would claim protection that may be missing.
+    # PRIVACY: training elsewhere may have used floating-point noise that leaks
+    # data, and a record that describes safe arithmetic would be false. The
+    # record of such training says that nobody checked the arithmetic.
     # Guard: elsewhere_test.test_record_does_not_vouch_for_other_arithmetic.
     'implementation.justification': _ARITHMETIC_ELSEWHERE
     if any(row['elsewhere'] for row in content['runs'])
@@ -278,17 +280,17 @@ def _check(content: Mapping[str, Any]) -> None:
 
 
 def _first(content: Mapping[str, Any], name: str) -> Optional[str]:
-  """Returns the first value that a run has under a name; None without one."""
+  """Returns the first statement of this name among the runs, or None."""
   return next((row[name] for row in content['runs'] if row[name]), None)
 
 
 def _stated(text: Optional[str]) -> Optional[str]:
-  """Returns a statement; None if the text says that it is not stated."""
+  """Returns the text; None if it is empty or begins with 'not stated'."""
   return None if not text or text.startswith('not stated') else text
 
 
 def _claim(content: Mapping[str, Any]) -> str:
-  """Returns the claim, and what it means against an attacker."""
+  """Returns the claim and the bound on an attacker's success."""
   return (
     f'({content["epsilon"]}, {content["delta"]})-differential privacy for '
     f'{content["unit"]}. {content["attack"]["sentence"]}'

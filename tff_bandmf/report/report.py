@@ -167,7 +167,8 @@ def from_source(source: source_lib.Source) -> Report:
     'train_sha256': run.train_sha256,
     'files_sha256': source.files_sha256,
     # PRIVACY: a ledger that was edited later could support another claim. The
-    # report has the head of the chain, which no two ledgers share.
+    # report states the head of the ledger's hash chain, which is different
+    # after any edit.
     # Guard:
     # run_folder_test.test_report_of_an_open_run_has_the_head_of_its_ledger.
     'ledger_head': claim.observed.head,
@@ -178,9 +179,10 @@ def from_source(source: source_lib.Source) -> Report:
 def composed(
   sources: Sequence[source_lib.Source], delta: float
 ) -> Optional[_files.JsonObject]:
-  """Returns the guarantee of runs together with their predecessors.
+  """Returns the guarantee of runs composed with their predecessors.
 
-  The result is None if one of these runs guarantees nothing.
+  Predecessors are the earlier runs on the same clients. The result is None if
+  one of these runs guarantees nothing.
 
   Args:
     sources: the runs, each once.
@@ -235,10 +237,10 @@ def what_if(
   min_sep: Optional[int] = None,
   max_participations: Optional[int] = None,
 ) -> _files.JsonObject:
-  """Returns the guarantee that the noise of a run gives under another b, k.
+  """Returns the guarantee of a run's noise under another participation schema.
 
-  The result is the one of `claim.what_if`, with a sentence under `summary`. The
-  function writes no file.
+  The result has the keys of `claim.what_if`, and a sentence under `summary`.
+  The function writes no file.
   """
   numbers = claim_lib.what_if(
     pathlib.Path(directory), min_sep, max_participations
@@ -274,8 +276,9 @@ def epsilon_curve(
 ) -> list[dict[str, float]]:
   """Returns points (epsilon, delta), from large to small delta.
 
-  The points have equal distances in epsilon, because delta at an epsilon needs
-  no search. The result is empty without noise.
+  The points have equal distances in epsilon, because delta at a given epsilon
+  has a formula, and epsilon at a given delta needs a search. The list is empty
+  without noise.
   """
   if not guarantee.noise_multiplier:
     return []
@@ -377,7 +380,8 @@ def _summary(
       'proved about its arithmetic.'
     )
   # PRIVACY: a reader may quote the summary alone, and take its epsilon for the
-  # planned one. It begins with the sentence that the planned claim fails.
+  # planned one. If the planned claim does not hold, the summary begins with a
+  # sentence that says so.
   # Guard: run_budget_test.test_report_refuses_the_planned_claim.
   leads += statement.BROKEN * source.claim.violated
   leads += statement.UNCHECKED * source.claim.process_unknown

@@ -37,15 +37,15 @@ def rows(
   Args:
     directory: folder of the run.
     run: content of `run.json`.
-    columns: columns of `metrics.csv`; an unknown one counts as without noise.
+    columns: columns of `metrics.csv`; unknown columns count as without noise.
     amplified: whether the claim is amplified, so that the report has no counts.
   """
   table = [(run_json.RUN_FILE, 'how many clients may be drawn, exact')]
   if run.train_sha256:
     table.append((run_json.RUN_FILE, 'a digest of the training data'))
-  # PRIVACY: a column without noise could pass as one with noise under the name
-  # of an adaptive clip's column. These names count as noised only if the clip
-  # of the run adapts.
+  # PRIVACY: in a run with a constant clip, a column without noise could have
+  # the name of a column that adaptive clips release with noise. Columns with
+  # such a name count as noised only if the clip of the run is adaptive.
   # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
   with_noise = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   table += [

@@ -1,4 +1,4 @@
-"""Reads the input of a report: the folder of a run; or a plan, and a log."""
+"""Reads the input of a report: a run's folder, or a plan and perhaps a log."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Path = Union[str, os.PathLike]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The content of a run's folder, or of a plan and its log, for a report.
+  """The input of a report.
 
   Attributes:
-    name: name of the run's folder, of the log, or of a plan without one.
+    name: name of the run's folder or of the log; without both, of the plan.
     run: content of `run.json`.
     claim: claim of the run.
     completed: whether the end of the run was recorded; for training elsewhere
-      whether all its rounds are in the claim.
-    elsewhere: whether training ran elsewhere, so that a log is known at most.
+      whether the claim has all planned rounds.
+    elsewhere: whether training ran outside this library, without a ledger.
     side_releases: releases without noise: objects with `where` and `what`.
     files_sha256: maps the name of a file to its SHA-256.
     before: earlier runs on the same clients: run ID to (name, claim).
@@ -77,8 +77,8 @@ class Source:
   @property
   def warned_before(self) -> list[str]:
     """Warnings about the runs before this one."""
-    # PRIVACY: an earlier run that has not ended may release more and make the
-    # epsilon of all runs together larger. The report warns of such a run.
+    # PRIVACY: an earlier run that has not ended may release more and raise the
+    # epsilon of all runs together. The report warns of such a run.
     # Guard: after_test.test_predecessor_that_may_go_on_is_warned_of.
     if not any(claim.may_grow for _, claim in self.before.values()):
       return []
@@ -129,9 +129,9 @@ def of_run(directory: Path) -> Source:
 def _before(
   directory: pathlib.Path, run: run_json.RunRecord
 ) -> dict[str, tuple[str, claim_lib.Claim]]:
-  """Returns the predecessors of a run, and their predecessors, each once."""
-  # PRIVACY: two predecessors in folders of the same name could count as one,
-  # and understate epsilon. The run ID is the key of each predecessor.
+  """Returns all runs that came before a run on the same clients, each once."""
+  # PRIVACY: if two earlier runs in folders of the same name counted as one run,
+  # epsilon would be too small. The key of each earlier run is its run ID.
   # Guard: after_test.test_predecessors_of_one_name_all_count.
   predecessors: dict[str, tuple[str, claim_lib.Claim]] = {}
   named = [(directory, each) for each in run.after or ()]
@@ -140,8 +140,9 @@ def _before(
       continue
     path = pathlib.Path(os.path.normpath(folder / each['run']))
     other = run_json.RunRecord.read(path)
-    # PRIVACY: another run in the folder of the predecessor may have a smaller
-    # epsilon. The run ID in the folder must be the recorded one.
+    # PRIVACY: somebody may put another run with a smaller epsilon into the
+    # folder of an earlier run. The run ID in the folder must be the recorded
+    # ID.
     # Guard: after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
     if other.run_id != each['run_id']:
       raise errors.value_error(
@@ -159,14 +160,14 @@ def of_plan(
   log_file: Optional[Path] = None,
   notes: Optional[Mapping[str, _files.Json]] = None,
 ) -> Source:
-  """Returns the content of a plan and of a log of training elsewhere.
+  """Returns the input of a report on training elsewhere.
 
   Args:
     plan_file: file that `Plan.save` wrote, with the noise that was added and
       the planned participation.
     log_file: participation log, CSV or Parquet; see `participation_log`. None
-      if all that is known is what the plan states, such as published numbers.
-    notes: statements, by the names that `Run.note` takes.
+      takes the participation that the plan states.
+    notes: statements by name, the arguments of `Run.note`.
 
   Raises:
     ValueError: a file is not a plan or a log, the cohorts of the plan are
@@ -191,7 +192,7 @@ def of_plan(
   tells: list[tuple[str, str]] = []
   parts: Iterable[tuple[np.ndarray, np.ndarray]] = ()
   if log_file is None:
-    # All rounds count, and who took part in them is not known.
+    # Without a log, the claim has all planned rounds, with unknown clients.
     sizes = dict.fromkeys(range(plan.rounds), 0)
   else:
     log = participation_log.ParticipationLog(log_file)

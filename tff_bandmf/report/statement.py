@@ -1,7 +1,7 @@
 """The sentences of a report: its claim, the data covered, the parties trusted.
 
-The fields are those of section 5.3 of [DPfy23], as filled in by [BandMF23,
-App K.1].
+The fields follow section 5.3 of [DPfy23], and App K.1 of [BandMF23] as an
+example.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AMPLIFIED = (
   'slack_epsilon and slack_delta, the cost of the arithmetic of the noise. '
   'Without amplification the run is one Gaussian release, which has rho.'
 )
-# The accounting in words for the public.
+# Description of the accounting for the public report.
 _PUBLIC_ACCOUNTING = (
   'Epsilon and delta are computed for the whole training at once, from the '
   'exact trade-off of Gaussian noise, and rounded up. They include what '
@@ -67,7 +67,7 @@ _COVERED_CLIP = (
 # The beginning of a claim if nobody checked the process of the run.
 UNCHECKED = 'Not checked: what the process lets past the aggregator. '
 
-# It stands before all else if clients did not keep to the planned schema.
+# The beginning of a claim if participation was worse than planned.
 BROKEN = 'The planned claim does NOT hold. '
 
 GENERATOR = 'chacha20'
@@ -95,26 +95,27 @@ def count(number: int, noun: str) -> str:
 
 
 def unit(run: run_json.RunRecord, clients: int) -> str:
-  """Returns the unit of privacy, with the most clients that it may have."""
+  """Returns the unit of privacy with its maximum number of clients."""
   most = f', with at most {clients} clients' if clients > 1 else ''
   return run.unit_of_privacy + most
 
 
 def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
-  """Returns the most that an attacker can learn; None without a claim.
+  """Returns bounds on the success of an attacker; None without a claim.
 
   The attacker decides whether a client is a member, that is, took part. Let a
-  be the probability of calling another client a member. For one Gaussian
-  release of real numbers, a member is recognised with probability at most
-  Phi(Phi^-1(a) + mu), mu = sqrt(2 rho). The slack (s, d) of the arithmetic
-  raises a probability p to at most e^s p + d. By (epsilon, delta) alone, the
-  bound is min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)). The result
-  has the smaller of the two bounds. A guess between two equally likely worlds
-  is right with probability at most (1 + TV) / 2, where TV is their total
-  variation distance.
+  be the probability that the attacker calls a non-member a member. For one
+  Gaussian release of real numbers, the attacker recognises a member with
+  probability at most Phi(Phi^-1(a) + mu), where mu = sqrt(2 rho) and Phi is the
+  normal CDF. The slack (s, d) of the arithmetic raises a probability p to at
+  most e^s p + d. By (epsilon, delta) alone, the bound is
+  min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)). The result has the
+  smaller of the two bounds. If the prior probability of membership is 1/2, the
+  attacker decides correctly with probability at most (1 + TV) / 2, where TV is
+  the total variation distance between releases with and without the client.
 
   Args:
-    numbers: epsilon, delta, rho (None where no Gaussian bounds the release),
+    numbers: epsilon, delta, rho (None if no Gaussian bounds the release),
       slack_epsilon and slack_delta of the claim.
 
   >>> attack({'epsilon': 8.0, 'delta': 1e-6, 'rho': 1.17045, 'slack_epsilon':
@@ -170,12 +171,12 @@ def data_accesses(run: run_json.RunRecord) -> dict[str, str]:
 
 
 def accounting(claim: claim_lib.Claim) -> str:
-  """Returns the kind of accounting behind the claim."""
+  """Returns a description of the accounting behind the claim."""
   return ACCOUNTING if claim.amplified is None else AMPLIFIED
 
 
 def public_accounting(claim: claim_lib.Claim) -> str:
-  """Returns the kind of accounting behind the claim, for the public."""
+  """Returns a description of the accounting for the public report."""
   return _PUBLIC_ACCOUNTING + _PUBLIC_AMPLIFIED * (claim.amplified is not None)
 
 
@@ -239,7 +240,7 @@ def formal(
   leads = '' if run.simulated is None else 'SIMULATED: '
   leads += BROKEN * claim.violated
   # PRIVACY: a reader may quote the statement without the warnings of its
-  # report. If the process was not checked, the statement itself begins so.
+  # report. If nobody checked the process, the statement itself says so first.
   # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
   leads += UNCHECKED * claim.process_unknown
   schema = claim.held.cohorts.schema

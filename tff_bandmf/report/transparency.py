@@ -18,9 +18,9 @@ _PACKAGES = (
   'numpy',
   'scipy',
 )
-# Files are named one by one, because a folder could hold the key. The ledger is
-# missing, because its file changes while it is open; the report states the head
-# of its hash chain instead.
+# This list names each file, because a folder may also have secret keys. The
+# ledger is not in the list, because its file changes while the run is open. The
+# report states the head of the ledger's hash chain instead.
 _HASHED = (
   run_json.RUN_FILE,
   run_json.PLAN_FILE,

@@ -1,4 +1,4 @@
-"""Plots of the matrices and of their errors."""
+"""Plots of strategy matrices and of their errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from tff_bandmf import sensitivity as sensitivity_lib
 
 # Size of the drawn matrices, small enough to see single entries.
 _PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16
-# Setting of [BandMF23, Table 2] and [BandMF24, App H].
+# Setting of [BandMF23, Table 2].
 _ROUNDS, _MIN_SEP, _DELTA = 2052, 342, 1e-6
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+# Setting of [BandMF24, App H].
 _UNKNOWN = {'rounds': 2000, 'bands': 400, 'b0': 200, 'participations': 5}
 
 
@@ -84,7 +85,7 @@ def _matrices(optimized) -> matplotlib.figure.Figure:
     for row, (label, values) in enumerate(
       (('C', matrix), ('C^-1', np.linalg.inv(matrix)))
     ):
-      # Most entries are small, so colours show their square roots.
+      # Most entries are small, so colours show the square roots of entries.
       image = np.sign(values) * np.sqrt(np.abs(values))
       axes[row, column].imshow(image, cmap='RdBu', vmin=-1, vmax=1)
       axes[row, column].set_title(f'{family}: {label}', fontsize=8)
@@ -114,7 +115,7 @@ def _per_query_error(optimized) -> matplotlib.figure.Figure:
 
 
 def _rmse_by_min_sep() -> matplotlib.figure.Figure:
-  """Returns a plot of the cost of a wrong min_sep. [BandMF24, App H]"""
+  """Returns a plot of rmse if min_sep is not as planned [BandMF24, App H]."""
   figure, axes = _axes('true min_sep', 'rmse, sigma = 1')
   rounds, k = _UNKNOWN['rounds'], _UNKNOWN['participations']
   planned = participation_lib.MinSep(_UNKNOWN['bands'], k)

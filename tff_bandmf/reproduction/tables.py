@@ -1,8 +1,8 @@
 """Tables of the literature that need no training, row by row.
 
 `published.json` has the printed numbers and their sources; this module computes
-them again. Every table is a generator of rows, so that finished rows of a slow
-table can be shown.
+the numbers again. Every table is a generator, so that a command can show the
+finished rows of a slow table.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tff_bandmf import _files, accounting, errors, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
-# Most bands for which C is optimised in tables with many entries.
+# Largest number of bands for which `_optimal_bands` optimises a banded C.
 _MOST_BANDS = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One published number and the one computed here.
+  """A published number and the number computed here.
 
   Attributes:
     table: name of the table in `TABLES`.
@@ -53,12 +53,12 @@ class Row:
 
   @property
   def passed(self) -> bool:
-    # A NaN compares as False, so it does not pass.
+    # A comparison with NaN is False, so NaN does not pass.
     return bool(abs(self.difference) <= self.tolerance)
 
 
 def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:
-  """Returns the rows of the tables called `names`, or of all, one by one.
+  """Returns an iterator over the rows of the named tables, or of all tables.
 
   Raises:
     ValueError: no table has one of the names.
@@ -141,7 +141,7 @@ def _amplified_sigma(table) -> Iterator[Row]:
       ours / math.sqrt(k),
       table['tol'],
     )
-    # In the other direction: epsilon of the printed noise.
+    # The next row checks the opposite direction: epsilon of the printed sigma.
     yield _row(
       f'epsilon of sigma {published}, {bands} bands',
       epsilon,
@@ -189,9 +189,9 @@ def _banded_rmse(table) -> Iterator[Row]:
 
 def _optimal_bands(table) -> Iterator[Row]:
   rounds, schema = table['rounds'], participation_lib.Single()
-  # If optimising a banded C is slow, the optimum over all C replaces it. No
-  # banded C has a smaller error, so if that optimum is not chosen, no C with so
-  # many bands is.
+  # To optimise a C of many bands is slow, so the optimum over all C replaces
+  # this C. No banded C has a smaller error. So if a C of few bands is better
+  # than that optimum, it is better than every C of many bands.
   dense = optimize.optimize(strategies.Dense.family, rounds, schema)
   rmse = {}
   for bands in (1 << i for i in range(rounds.bit_length())):
@@ -205,7 +205,7 @@ def _optimal_bands(table) -> Iterator[Row]:
     rmse[bands] = math.sqrt(optimized.loss)
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
-      # With more bands a group would have fewer clients than a cohort.
+      # With more bands, a group would have fewer clients than a cohort needs.
       total = {
         each: error * _cyclic_poisson_sigma(table, epochs, float(epsilon), each)
         for each, error in rmse.items()
@@ -291,7 +291,14 @@ def _gboard_report(table) -> Iterator[Row]:
 def _cyclic_poisson_sigma(
   table: Mapping[str, _files.Json], epochs: float, epsilon: float, bands: int
 ) -> float:
-  """Returns sigma for a client's expected number of rounds, `epochs`."""
+  """Returns the noise multiplier under cyclic Poisson sampling.
+
+  Args:
+    table: a table with `rounds` and `delta`.
+    epochs: expected number of rounds of a client.
+    epsilon: epsilon to reach at delta.
+    bands: bands of C, and number of groups of clients.
+  """
   rounds = table['rounds']
   return accounting.poisson_noise_multiplier(
     epsilon, table['delta'], bands * epochs / rounds, -(-rounds // bands)
@@ -299,7 +306,7 @@ def _cyclic_poisson_sigma(
 
 
 def _label(row: Mapping[str, _files.Json]) -> str:
-  """Returns the family and the remarks of a published row."""
+  """Returns the family and the parameters of a published row."""
   return ', '.join(
     [row['family']]
     + [

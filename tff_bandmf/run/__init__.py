@@ -1,6 +1,8 @@
-"""A run of a plan: one folder, one lock, one key, one ledger, one position.
+"""The run of a plan in a folder, from the first round to the report.
 
-A program that is killed and started again goes on with its run.
+A run has its own folder, noise key and ledger, and one process at a time holds
+the lock of the folder. A program that is killed and started again continues the
+run.
 """
 
 from tff_bandmf.run.opening import RunOptions

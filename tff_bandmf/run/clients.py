@@ -1,14 +1,14 @@
-"""The population of a run, and the sampler that draws its cohorts.
+"""The population of a run, and the sampler that draws the run's cohorts.
 
-`cohort_source` returns the one object that a run asks for cohorts:
+`cohort_source` returns the sampler, an object with the method
 
   sample(round_index, history) -> [m] int64 indices in the population, ascending
 
-`history` holds the rounds of each client before this one (`cohorts.History`).
-The cohort is a function of the plan, the key, the seed and these two arguments,
-so a program that is started again draws the same cohorts. A new rule of
-sampling needs a change here alone: neither the loop nor the ledger knows the
-rule.
+where m is the number of clients in the cohort, and `history` has the rounds
+below `round_index` in which each client took part. N is the number of clients
+in the population. The cohort is a function of the plan, the key, the seed and
+the arguments of `sample`, so a program that is started again draws the same
+cohorts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import drawn_cohorts
 from tff_bandmf.run import journal as journal_lib
 
-# Number of clients whose rounds are in memory at a time.
+# Number of clients whose rounds `_cost_of` has in memory at a time.
 _AT_A_TIME = 2**18
 
 
@@ -46,12 +46,12 @@ Clients = Union[int, Sequence[Union[int, str]], np.ndarray, HasClientIds]
 
 @dataclasses.dataclass(frozen=True)
 class _Cohort:
-  """A cohort that was drawn.
+  """The cohort that was drawn for a round.
 
   Attributes:
-    round: index t of its round.
-    indices: [m] int64, ascending, indices in the population.
-    ids: [m] the IDs of these clients.
+    round: index of the round, integer >= 0.
+    indices: [m] int64, indices of the clients in the population, ascending.
+    ids: [m] IDs of the clients, in the order of `indices`.
     data: function that returns the data of the cohort.
   """
 
@@ -62,25 +62,25 @@ class _Cohort:
 
 
 class CohortSource(Protocol):
-  """A sampler of the cohorts of a run."""
+  """A sampler of a run's cohorts."""
 
   def sample(
     self,
     round_index: int,
     history: Union[cohorts.History, cohorts.Patterns],
   ) -> np.ndarray:
-    """Returns the cohort of a round, [m] int64 indices, ascending."""
+    """Returns the cohort of a round: [m] int64 indices, ascending."""
 
 
 def population(clients: Clients) -> np.ndarray:
-  """Returns the IDs of the population, ascending: int64, or strings.
+  """Returns the IDs of the population, [N] int64 or strings, ascending.
 
   Args:
-    clients: number of clients; or different indices or strings; or an object
-      that has them as `client_ids`.
+    clients: number N of clients; or a list of different integers or strings; or
+      an object whose `client_ids` is such a list.
 
   Raises:
-    TypeError: `clients` is none of these, or has both indices and strings.
+    TypeError: `clients` has another type, or has both integers and strings.
     ValueError: an ID occurs twice.
 
   >>> population(3).tolist()
@@ -95,9 +95,9 @@ def population(clients: Clients) -> np.ndarray:
       'strings in a list; give how many there are, their ids, or a ClientData'
     )
   names = np.asarray(identifiers.names(ids))
-  # PRIVACY: a program may list its clients in another order when it is started
-  # again, and would then replay a round with another cohort and add the same
-  # noise to another sum. Sorted IDs give the same cohorts in every order.
+  # PRIVACY: a program that lists its clients in another order after a restart
+  # could replay a round with another cohort, and add the same noise to a second
+  # sum. The IDs are sorted, so that the cohorts do not depend on the order.
   # Guard: run_test.test_clients_in_another_order_are_drawn_as_before.
   ordered = np.unique(names)
   if len(ordered) < len(names):
@@ -115,17 +115,20 @@ def cohort_source(
   seed: int,
   rounds: int,
 ) -> CohortSource:
-  """Returns the sampler of a plan's cohorts.
+  """Returns the sampler of the cohorts of a plan.
 
   Args:
     plan: plan of the run.
-    key: secret key of the draws; None if a schema is enforced.
-    ids: [N] indices or IDs of the population, ascending.
-    seed: seed of the draws of enforced cohorts; no guarantee rests on it.
+    key: secret key by which cohorts are sampled; None if the run enforces a
+      schema instead.
+    ids: [N] IDs of the population, ascending.
+    seed: seed by which the cohorts of an enforced schema are drawn; the
+      guarantee does not depend on the seed.
     rounds: number of rounds of the run.
 
   Raises:
-    ValueError: the population cannot fill every round.
+    ValueError: the population is too small to fill the cohort of every round,
+      or has another size than the plan's population.
   """
   if key is not None and plan.sampled is not None:
     return drawn_cohorts.SampledCohorts(plan.sampled, key, ids)
@@ -136,13 +139,13 @@ def cohort_source(
 
 
 class Cohorts:
-  """Draws the cohorts of a run, and prepares their data.
+  """Draws the cohorts of a run, and prepares the data of each cohort.
 
-  **Formal guarantee.** The history from which the cohort of round t is drawn
-  has exactly the ledger's cohorts of all rounds below t. Assumptions: the
-  ledger has round t - 1 when round t is drawn, and only this run writes to the
-  ledger. A ledger starts no round below its last one and changes no cohort, so
-  these rounds are final.
+  **Formal guarantee.** Assumptions: the ledger has round t - 1 when the cohort
+  of round t is drawn, and only this run writes to the ledger. Statement: the
+  history from which the cohort of round t is drawn has exactly the ledger's
+  cohorts of all rounds below t. Reason: a ledger starts no round below its last
+  round and changes no cohort, so the cohorts of the rounds below t are final.
   """
 
   def __init__(
@@ -154,24 +157,26 @@ class Cohorts:
     prepare: Optional[Callable[[int, np.ndarray], Any]],
     schema: participation.Participation,
   ):
-    """Initializes the object; it draws no cohort yet.
+    """Initializes the object without drawing a cohort.
 
     Args:
       journal: journal of the run.
       source: sampler of the cohorts.
-      ids: [N] indices or IDs of the population, ascending.
+      ids: [N] IDs of the population, ascending.
       rounds: number of rounds of the run.
-      prepare: function that returns the data of (round, cohort). It is called
-        in another thread, one round ahead.
-      schema: schema that bounds the rounds of a client.
+      prepare: function of (index of a round, IDs of its cohort) that returns
+        the data of the cohort. A second thread calls the function one round
+        ahead. None prepares no data.
+      schema: participation schema of the plan.
     """
     self._schema = schema
-    # The cost of all rounds of all clients; None without a budget.
+    # Cost of the rounds of all clients, see `participation.Costs`; None unless
+    # the schema is a `Budget`.
     self._cost: Optional[int] = None
     self._journal, self._source, self._ids = journal, source, ids
     self._rounds, self._prepare = rounds, prepare
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
-    # For each client, its rounds below round `_next`.
+    # The rounds below `_next` in which each client took part.
     self._history = cohorts.empty_history(0, schema)
     self._next = -1
     self._cohort: Optional[_Cohort] = None
@@ -183,22 +188,23 @@ class Cohorts:
     self._thread.shutdown()
 
   def draw(self, t: int) -> tuple[np.ndarray, Callable[[], Any]]:
-    """Returns the IDs of the cohort of the next round t, and its data.
+    """Returns the IDs of the cohort of round t, and a function for its data.
 
     Raises:
       ValueError: a client of an earlier round is missing from the population,
-        see `Journal.history`; or the cohort cannot be filled.
+        see `Journal.history`; or too few clients may take part to fill the
+        cohort.
     """
     if self._cohort is None or self._cohort.round != t:
       self._cohort = self._draw(t)
     return self._cohort.ids, self._cohort.data
 
   def _draw(self, t: int) -> _Cohort:
-    # PRIVACY: the history in memory lacks the rounds that an earlier process
-    # burnt and the rounds of clients that came by themselves. The clients of
-    # these rounds would be drawn again earlier than the schema allows. After
-    # such a round, the history is read from the ledger. Guards:
-    # run_rounds_test.test_burnt_rounds_are_remembered and
+    # PRIVACY: the history in memory lacks rounds that an earlier process burnt
+    # (gave up) and rounds of clients that came by themselves. The clients of
+    # these rounds could be drawn again earlier than the schema allows. If round
+    # t does not follow the last round in memory, the history is read from the
+    # ledger. Guards: run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:
       self._history = self._journal.history(self._ids, t, self._schema)
@@ -212,7 +218,7 @@ class Cohorts:
     return _Cohort(t, indices, ids, data)
 
   def started(self) -> None:
-    """Adds the last cohort to the history; the ledger must have its round."""
+    """Adds the drawn cohort to the history, once the ledger has the cohort."""
     cohort = self._cohort
     assert cohort is not None
     cost_before = self._cost_of(cohort.indices)
@@ -221,13 +227,13 @@ class Cohorts:
       self._cost += (self._cost_of(cohort.indices) or 0) - cost_before
     self._next, self._cohort = cohort.round + 1, None
     if self._prepare is not None and self._next < self._rounds:
-      # `draw` will try again, and raise the error.
+      # `draw` draws this cohort again, and raises the error.
       with contextlib.suppress(cohorts.CohortError):
         self._cohort = self._draw(self._next)
 
   @property
   def budget_left(self) -> Optional[float]:
-    """The share of all clients' budgets that is left; None without a budget.
+    """The share of all clients' budgets that is left; None without a `Budget`.
 
     The share is computed without noise, so only the operator may see it.
     """
@@ -236,7 +242,7 @@ class Cohorts:
     return 1 - self._cost / (self._schema.known_costs.limit * len(self._ids))
 
   def _cost_of(self, indices: np.ndarray) -> Optional[int]:
-    """Returns the cost of the rounds of some clients; None without a budget."""
+    """Returns the cost of the rounds of clients; None without a `Budget`."""
     if not isinstance(self._schema, participation.Budget):
       return None
     costs, total = self._schema.known_costs, 0

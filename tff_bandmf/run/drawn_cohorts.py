@@ -1,9 +1,9 @@
-"""Cohorts that a run draws with a secret key, and the check of all draws.
+"""Cohorts that a run samples with a secret key, and a check of the ledger.
 
-PRIVACY: a client who can predict or learn the draws gets no amplification. The
-key of the draws comes fresh from the operating system, lies in
-`private/sampling.key`, is used for nothing else, and is destroyed when the run
-has ended. Guards:
+PRIVACY: amplification by sampling does not hold against a person who can
+predict or learn the sampled cohorts. The sampling key comes fresh from the
+operating system, is stored in `private/sampling.key`, is used for nothing else,
+and is destroyed when the run has ended. Guards:
 run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run and
 test_seed_has_no_part_in_sampled_cohorts.
 """
@@ -22,7 +22,7 @@ from tff_bandmf.noise import key as key_lib
 
 
 class SampledCohorts:
-  """Draws the cohorts of a run with a secret key; see `kinds.samplers`."""
+  """Samples the cohorts of a run with a secret key; see `kinds.samplers`."""
 
   def __init__(
     self, cohorts: accounting.Sampled, key: key_lib.Key, ids: np.ndarray
@@ -30,15 +30,16 @@ class SampledCohorts:
     """Initializes the sampler.
 
     Args:
-      cohorts: kind of cohorts of the plan.
-      key: key of the draws.
-      ids: [N] indices or IDs of the population, ascending.
+      cohorts: kind of the cohorts of the plan, with its parameters.
+      key: sampling key.
+      ids: [N] IDs of the population, ascending.
 
     Raises:
       ValueError: the plan is for a population of another size.
     """
-    # PRIVACY: cohorts from a population of another size have other sizes than
-    # the accounting assumes. Such a population is refused.
+    # PRIVACY: cohorts that are sampled from a population of another size than
+    # the plan's have another distribution than the accounting assumes. A
+    # population of another size is refused.
     # Guard: run_sampling_test.test_other_population_is_refused.
     if cohorts.population != len(ids):
       raise errors.value_error(
@@ -57,12 +58,12 @@ class SampledCohorts:
     round_index: int,
     history: Union[cohorts_lib.History, cohorts_lib.Patterns],
   ) -> np.ndarray:
-    """Returns the cohort of a round, [m] int64 indices, ascending."""
+    """Returns the cohort of a round: int64 indices in `ids`, ascending."""
     del history
     return self._sampler.cohort(round_index)
 
   def check_last(self, ledger: ledger_lib.Ledger, rounds: int) -> None:
-    """Raises ValueError if the key draws another last cohort than the ledger's.
+    """Raises ValueError if the ledger's last cohort is not the sampled one.
 
     Args:
       ledger: ledger of the run.
@@ -81,8 +82,9 @@ class SampledCohorts:
   def as_drawn(self, ledger: ledger_lib.Ledger, rounds: int) -> bool:
     """Returns whether the ledger has exactly the cohorts that the key gives."""
     sampler = self._new_sampler()
-    # PRIVACY: a cohort that was not drawn by chance has no amplified guarantee.
-    # This method draws all cohorts again and compares them with the ledger.
+    # PRIVACY: the amplified guarantee does not hold if a cohort was chosen
+    # instead of sampled. This method samples all cohorts again and compares
+    # them with the ledger.
     # Guard: run_sampling_test.test_cohort_that_differs_voids_the_claim.
     return all(
       ledger.same_cohort(t, self._ids[sampler.cohort(t)]) for t in range(rounds)

@@ -1,10 +1,12 @@
-"""The events of a run on the disk, each durable before the next step.
+"""The class that writes the events of a run to the disk in a safe order.
 
 Before a round runs, the ledger gets the round and its cohort. When the round is
-over, the journal writes in this order: its end to the ledger, its row to
-`metrics.csv`, and the state after it to a checkpoint. Only then does the
-program get the results. A round that a crash interrupts is replayed with the
-same cohort, or burnt: it is given up and releases nothing.
+over, the journal makes three writes, each durable before the next: the end of
+the round to the ledger, a row to `metrics.csv`, and the state after the round
+to a checkpoint. The program gets the results of the round after these writes.
+The head of the ledger's chain is a hash of all events in the ledger. A round
+that a crash interrupts is replayed with the same cohort, or is burnt: a burnt
+round is given up and gives no result.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 _State = TypeVar('_State')
 
-# Prefix of the names of measurements that do not depend on the updates.
+# Prefix of the names of measurements that do not depend on clients' updates.
 _DATA_FREE = 'aggregator/free/'
 
 
@@ -36,13 +38,14 @@ class Entry:
   """A round that the journal has started.
 
   Attributes:
-    index: index t of the round, integer >= 0.
-    cohort: [m] indices or IDs of the clients that take part.
-    finished: whether the round and the state after it are on the disk.
-    updates: number of updates in the sum; None before the round is finished,
-      or without noise.
+    index: index of the round, integer >= 0.
+    cohort: [number of clients] IDs of the clients that take part.
+    finished: whether the end of the round and the state after the round are on
+      the disk.
+    updates: number of updates in the sum; None before the round is finished, or
+      for a plan without noise.
     without_effect: number of updates that were zero, or were not finite and
-      counted as zero; None where `updates` is None.
+      counted as zero; None if `updates` is None.
   """
 
   def __init__(self, index: int, cohort: np.ndarray):
@@ -60,16 +63,17 @@ class Journal:
   """Writes the ledger, checkpoints, metrics and statements of a run.
 
   PRIVACY: if the same noise is added to two different sums, the difference of
-  the two releases has no noise. An interrupted round is replayed with the
-  cohort that the ledger has for the round. If the sum of the replay differs
-  from the sum that the interrupted attempt released, the round is burnt.
-  Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
+  the two releases has no noise. The journal lets an interrupted round run again
+  only with the cohort that the ledger has for the round. If the sum of the
+  replay differs from the sum that the interrupted attempt released, the round
+  is burnt. Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
   run_replay_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
-    next: index of the round that comes next, integer >= 0.
-    open_round: the round that is open; None between rounds.
-    closed: whether the lock of the folder was released.
+    next: index of the open round or, between rounds, of the next one, integer
+      >= 0.
+    open_round: the open round; None between rounds.
+    closed: whether this process has released the lock of the folder.
     ledger: ledger of the run.
   """
 
@@ -86,9 +90,9 @@ class Journal:
     Args:
       directory: folder of the run; this process has its lock.
       record: content of `run.json`.
-      ledger: ledger of the run, open.
-      position: files that name the open round of the run.
-      columns: columns of `metrics.csv`.
+      ledger: open ledger of the run.
+      position: files that name the open round of the run and the released sums.
+      columns: names of the columns of `metrics.csv`.
     """
     self._ledger = ledger
     self.closed = False
@@ -116,11 +120,11 @@ class Journal:
     self.closed = True
 
   def check_folder(self) -> None:
-    """Raises ValueError if the lock of the folder was released."""
+    """Raises ValueError if this process has released the lock of the folder."""
     # PRIVACY: after `close`, another process may lock the folder and use its
-    # noise key. If a loop of this process went on as well, the two processes
-    # could add the same noise to different sums. After `close`, no round begins
-    # or ends, and nothing is written.
+    # noise key. If this process also continued the run, the two processes could
+    # add the same noise to different sums. After `close` this method raises, so
+    # that no round begins or ends and nothing is written.
     # Guard: run_rounds_test.test_run_that_was_closed_does_nothing.
     if self.closed:
       raise errors.value_error(
@@ -135,9 +139,11 @@ class Journal:
     if self._checkpoints.latest():
       state, head = self._checkpoints.load(self.next, state)
       attempts = self.ledger.attempts(self.next - 1)
-      # PRIVACY: a state that did not follow from the rounds in the ledger would
-      # lead to other sums, which would get noise that was used before. The hash
-      # of the ledger's chain in the checkpoint must be the one in the ledger.
+      # PRIVACY: from a state that does not follow from the rounds in the
+      # ledger, a round could compute a second sum for noise that was used
+      # before. A checkpoint has the head of the ledger's chain at the time of
+      # the checkpoint. In the ledger, the last attempt at the previous round
+      # must have the same head.
       # Guard:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
@@ -159,12 +165,12 @@ class Journal:
 
     Args:
       ids: [N] indices or IDs of the population.
-      before: index of a round; this round and later ones are left out. schema:
-      participation schema that the run enforces.
+      before: index of a round; the result has only rounds below this index.
+      schema: participation schema of the plan.
 
     Raises:
-      ValueError: more clients that took part are missing from the population
-        than the statement `clients_left` of the run allows.
+      ValueError: the number of clients that took part and are missing from
+        `ids` exceeds the statement `clients_left` of the run.
     """
     history: Union[cohorts.History, cohorts.Patterns] = (
       self.ledger.patterns(ids, before)
@@ -175,8 +181,8 @@ class Journal:
     missing = clients - int(np.count_nonzero(history.count))
     # PRIVACY: if the IDs of clients change with every start of the program, as
     # salted hashes do, the same people look like new clients and are drawn more
-    # often than the schema allows. So at most `clients_left` of the clients
-    # that took part may be missing from the IDs.
+    # often than the schema allows. If the number of clients that took part and
+    # are missing from `ids` exceeds `clients_left`, the run stops.
     # Guard: run_rounds_test.test_other_names_are_refused.
     if missing > (self._record.clients_left or 0):
       raise errors.value_error(
@@ -199,14 +205,15 @@ class Journal:
 
   @property
   def l2_norm_clip(self) -> Optional[float]:
-    """The clip that the last round released; None before the first release.
+    """The clip that the last finished round released.
 
-    The clip is read with all its digits from `metrics.csv`; the ledger has
-    digests of the rows, which show if a row was changed.
+    The value is None before the first release, or if the clip is constant. The
+    clip is read with all its digits from `metrics.csv`. The ledger has digests
+    of the rows of this file, which show whether a row was changed.
 
-    PRIVACY: a replay with another clip would have another sum with the same
-    noise, and the difference of the two releases would have no noise. A replay
-    therefore uses the clip that the first attempt used.
+    PRIVACY: a replay with another clip would add the same noise to another sum,
+    and the difference of the two releases would have no noise. A replay uses
+    the clip that the first attempt used.
     Guard: run_clip_test.test_adaptive_clip_goes_on_after_a_kill.
     """
     if not self._released:
@@ -214,9 +221,10 @@ class Journal:
     clips = metrics.clips(self._rows.rows())
     done, clip = clips[-1] if clips else (0, None)
     # PRIVACY: if rows with released clips are lost, the next round would use an
-    # older clip, and the report would state clips that the run did not use. A
-    # burnt round releases no clip. If any other round after the last row with a
-    # clip has none, its row was lost, and this method raises.
+    # older clip, and the report would state clips that the run did not use.
+    # Only a burnt round has a row without a clip. If a round that is not burnt
+    # comes after the last row with a clip, the row of this round was lost, and
+    # this method raises.
     # Guard: run_clip_test.test_adaptive_clip_without_its_metrics_is_refused.
     if not all(map(self.is_burnt, range(done, self.next))):
       raise errors.value_error(
@@ -226,7 +234,7 @@ class Journal:
     return clip
 
   def start(self, entry: _Entry) -> _Entry:
-    """Returns the round, after writing it to the ledger and opening it."""
+    """Opens a round after the ledger has its cohort, and returns the round."""
     if not self._has_state:
       raise errors.value_error(
         f'round={entry.index}: goes on from the state after {self.next} '
@@ -234,8 +242,9 @@ class Journal:
         'state = run.restore(process.initialize) first'
       )
     attempts = self.ledger.attempts(entry.index)
-    # PRIVACY: a crash could hide who took part in a round that ran. The cohort
-    # is durable in the ledger before the round opens.
+    # PRIVACY: if a crash came after a release and before the ledger had the
+    # cohort, the claim would not count the clients of the cohort. The cohort is
+    # durable in the ledger before the round opens.
     # Guard: run_replay_test.test_round_is_in_the_ledger_before_it_runs.
     self.ledger.start_round(entry.index, entry.cohort, self._enforced)
     self._position.open(
@@ -252,11 +261,11 @@ class Journal:
     return entry
 
   def check_open(self, entry: Entry) -> None:
-    """Raises ValueError unless this round is the open one."""
+    """Raises ValueError unless `entry` is the open round."""
     self.check_folder()
     # PRIVACY: an update that is released after the end of its round would be a
-    # participation in a later round that the ledger does not count. A round
-    # that has ended releases nothing.
+    # participation in a later round, and the ledger would not count this
+    # participation. A round that has ended releases nothing.
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
@@ -265,7 +274,10 @@ class Journal:
 
   @contextlib.contextmanager
   def attempting(self, entry: Entry) -> Iterator[None]:
-    """Burns the round if this attempt's sum differs from a released one."""
+    """Burns the round if the sum of the `with` block is not the released sum.
+
+    The sums differ if an earlier attempt at the round released another sum.
+    """
     self.check_open(entry)
     try:
       yield
@@ -279,7 +291,7 @@ class Journal:
       self.burn(entry.index)
 
   def sync(self) -> None:
-    """Waits until the file that names the released sum is on the disk."""
+    """Waits until the file that names the round's sum is on the disk."""
     self._position.sync()
 
   def finish(
@@ -294,27 +306,28 @@ class Journal:
     """Makes the end of a round durable.
 
     Args:
-      entry: the round, which is open.
+      entry: the open round.
       state: state of the learning process after the round.
-      z_stddev: standard deviation of the added noise, in the unit of the sum,
-        >= 0; 0 without noise.
-      cells: public values of the round's row in `metrics.csv`, by column. The
-        values of an adaptive clip may be in `measured` instead.
+      z_stddev: standard deviation of an entry of z, see `NoiseAdder.z_stddev`;
+        0 for a plan without noise.
+      cells: public values for the round's row in `metrics.csv`, by name of the
+        column. The values of an adaptive clip may be in `measured` instead.
       measured: measurements of the process, in any structure. Measurements
-        without noise are written to `private/` alone.
-      flag: flag of `chain.FLAGS` for the source of the updates; None if their
+        without noise are written only to `private/`.
+      flag: flag of `chain.FLAGS` for the source of the updates; None if this
         source was not checked.
 
     Raises:
-      ValueError: the round released nothing; or two attempts at the round had
-        different sums; or the state is from before the round.
+      ValueError: the round is not open, released nothing, or had different sums
+        in two attempts; or the state is from before the round.
     """
     t = entry.index
     self.check_open(entry)
     attempt = len(self.ledger.attempts(t))
     result = dict(self._position.released(t)).get(attempt)
-    # PRIVACY: if a round released nothing through the noise, the state after
-    # the round may contain updates without noise. Such a round is not finished.
+    # PRIVACY: if the round released no sum with noise, the state after the
+    # round may contain updates without noise. The end of a round without a
+    # released sum is refused.
     # Guard: run_test.test_round_past_the_aggregator_is_not_finished.
     if z_stddev and result is None:
       raise errors.value_error(
@@ -323,8 +336,8 @@ class Journal:
         'once in each round'
       )
     # PRIVACY: if two attempts at a round had different sums, the state may
-    # follow from the second sum, which has the same noise as the first. Such a
-    # round is not finished.
+    # follow from the second sum, which has the same noise as the first sum. The
+    # end of a round with two different sums is refused.
     # Guard: run_replay_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
       raise errors.value_error(
@@ -342,7 +355,7 @@ class Journal:
       for path, value in tree.flatten_with_path(measured)
       if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
     }
-    # The values of an adaptive clip have noise, so they may be public.
+    # The released values of an adaptive clip have noise, so they may be public.
     released = {
       name: numbers.pop(f'aggregator/released/{name}', '')
       for name in self._released
@@ -353,9 +366,8 @@ class Journal:
     )
     row = {'round': t, 'clients': clients, **released, **cells}
     # PRIVACY: a crash between the writes to `metrics.csv` and to the ledger
-    # could leave a public row of a round whose end the ledger lacks, so that
-    # the claim would not count what the row publishes. The ledger is written
-    # first.
+    # could leave a public row of a round whose end the ledger lacks. The claim
+    # would then not count this row. The ledger is written first.
     # Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
     self.ledger.finish_round(
       t,
@@ -390,12 +402,12 @@ class Journal:
     folder = self._directory / run_json.PRIVATE / 'metrics'
     folder.mkdir(mode=0o700, exist_ok=True)
     values = {name: repr(value) for name, value in numbers.items()}
-    # The file is not synced: no claim and no later round depends on it.
+    # A power cut may lose this file: no claim and no later round depends on it.
     _files.write_json(
       folder / f'{t:08d}.json', values, mode=0o600, durable=False
     )
-    # PRIVACY: the guarantee does not cover numbers without noise, which the
-    # program may show. The report lists the names of these numbers.
+    # PRIVACY: the guarantee does not cover numbers without noise, and the
+    # program may show such numbers. The report lists their names.
     # Guard: run_report_test.test_metrics_stay_private_and_are_named.
     names = sorted(name for name in numbers if not name.startswith(_DATA_FREE))
     if names:
@@ -418,24 +430,25 @@ class Journal:
       self.set_statements(**{name: [*sentences, sentence]})
 
   def fail_open_round(self) -> None:
-    """Records that the open round failed, if a round is open."""
+    """Closes the open round, if any, and records its failure in the ledger."""
     if self.open_round is not None:
       t, self.open_round = self.open_round.index, None
       self._position.close()
-      # If `finish` failed on a full disk, the ledger may already have the end.
+      # If `finish` failed on a full disk, the ledger may already have the end
+      # of the round.
       if self.ledger.attempts(t)[-1].outcome == 'started':
         self.ledger.fail_round(t)
 
   def is_burnt(self, t: int) -> bool:
-    """Returns whether a round is burnt, so that it may not run again."""
+    """Returns whether a round is burnt; a burnt round may not run again."""
     attempts = self.ledger.attempts(t)
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
     # PRIVACY: if two different sums get the same noise, the difference of the
     # two releases has no noise. The noise source writes a file for each sum
-    # that it releases, and the ledger has the sum of each attempt. If these
-    # files and the ledger together have two different sums of a round, the
-    # round is burnt. Guards:
-    # run_replay_test.test_round_whose_replay_differs_is_burnt and
+    # that it releases, and the ledger has the sum of each attempt. If the files
+    # and the ledger together name two different sums of a round, the round is
+    # burnt. Guards: run_replay_test.test_round_whose_replay_differs_is_burnt
+    # and
     # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
     released = {sum_ for _, sum_ in self._position.released(t)}
     released |= {each.result for each in attempts if each.result is not None}
@@ -444,12 +457,14 @@ class Journal:
   def _incomplete(
     self, t: int, clients: int, attempts: Iterable[int]
   ) -> list[str]:
-    """Returns [INCOMPLETE] if a sum has fewer updates than clients, else [].
+    """Returns [] if the sum of each attempt has one update of each client.
 
-    PRIVACY: amplification holds only for cohorts drawn by chance. A program
-    that leaves clients out of a drawn cohort makes the amplified epsilon too
-    small. The ledger records that a sum had too few updates. The number of
-    updates stays in `private/`. Guards:
+    Otherwise the result is [INCOMPLETE].
+
+    PRIVACY: amplification holds only for cohorts that are sampled at random. If
+    a program leaves clients out of a sampled cohort, the amplified epsilon is
+    too small. The ledger records that a sum had another number of updates than
+    its cohort has clients. The number of updates stays in `private/`. Guards:
     report_sampling_test.test_cut_cohort_has_no_amplified_claim and
     test_cut_cohort_of_a_burnt_round_counts.
     """
@@ -460,9 +475,10 @@ class Journal:
     return [] if complete else [chain.INCOMPLETE]
 
   def burn(self, t: int) -> None:
-    """Records that a started round gives no result."""
+    """Records in the ledger that a started round is given up."""
     self.fail_open_round()
-    # If a checkpoint after round t exists, the round is finished and stays so.
+    # If a checkpoint of a later round exists, round t is finished, and is not
+    # given up.
     if self._checkpoints.latest() <= t:
       clients = self.ledger.cohort_size(t)
       row = {'round': t, 'clients': clients}
@@ -475,11 +491,11 @@ class Journal:
 
 
 class _States:
-  """Recognises a state that the run handed out before the open round ended.
+  """Recognises a state that does not follow from the open round.
 
-  A state of TFF counts the rounds of its aggregator. A state without such a
-  count is recognised by its bits: with noise, two rounds lead to different
-  states.
+  The state of a TFF process has the aggregator's count of rounds. A state
+  without this count is recognised by its bits, since the noise of each round
+  gives another state.
   """
 
   def __init__(self):
@@ -487,13 +503,13 @@ class _States:
     self._digests: set[bytes] = set()
 
   def add(self, state: object) -> None:
-    """Adds a state that the program goes on from."""
+    """Adds a state from which the program continues."""
     self._rounds = max(self._rounds, _aggregator_rounds(state))
     if self._rounds < 0:
       self._digests.add(_digest(state))
 
   def has(self, state: object) -> bool:
-    """Returns whether a state is the last state added, or an earlier one."""
+    """Returns whether a state was added, or is from before an added state."""
     rounds = _aggregator_rounds(state)
     if rounds >= 0:
       return rounds <= self._rounds

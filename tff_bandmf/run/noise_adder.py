@@ -1,4 +1,4 @@
-"""The noise of a run, added by TFF's aggregator or to a sum without TFF."""
+"""The object that adds the noise of a run, in TFF's aggregator or outside."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ class NoiseAdder:
 
     Args:
       plan: plan of the run.
-      tape: function that returns the placement of the noise.
+      tape: function that returns the placement of the noise, see
+        `noise.placements`.
     """
     self._plan = plan
     self._tape = tape
     self._factory: Optional[factory.CorrelatedNoiseFactory] = None
     self._mean: Optional[query.NoisyMean] = None
-    # The round of the last `release`, and the clip values that it released.
+    # The round of the last call of `release`, and the clip values of this call.
     self._released: tuple[int, dict[str, float]] = -1, {}
     self._process_was_checked = False
 
   @property
   def aggregator(self) -> factory.CorrelatedNoiseFactory:
-    """The aggregation factory for the one learning process of the run."""
+    """The aggregation factory for the learning process of the run."""
     if self._factory is None:
       from tff_bandmf import aggregator
 
       plan = self._plan
-      # PRIVACY: less noise than the plan's would void the claim. The factory
-      # gets its multiplier, clip and strategy from the plan. Guards:
-      # run_test.test_noise_is_that_of_the_plan and
+      # PRIVACY: with less noise than the plan's, the claim does not hold. The
+      # factory gets its noise multiplier, clip and strategy from the plan.
+      # Guards: run_test.test_noise_is_that_of_the_plan and
       # test_noise_of_units_of_several_is_that_of_the_plan.
       self._factory = aggregator.dp_aggregator(
-        # The factory multiplies by the sensitivity of one client.
+        # The factory multiplies this number by the sensitivity of one client.
         plan.guarantee.noise_multiplier * plan.clients_per_unit,
         plan.clients_per_round,
         l2_norm_clip=plan.l2_norm_clip,
@@ -65,11 +66,11 @@ class NoiseAdder:
     """Returns a sentence that names the values that bypass the aggregator.
 
     Args:
-      process: learning process, or another one with a `next` of (state, values
-        of clients).
+      process: learning process, or another process whose `next` takes (state,
+        values of clients).
 
     Raises:
-      ValueError: the next state depends on a value that bypasses the
+      ValueError: the next state depends on a value of clients that bypasses the
         aggregator.
     """
     from tff_bandmf import aggregator
@@ -98,9 +99,9 @@ class NoiseAdder:
     Args:
       t: index of the round.
       clients: number of clients in the cohort of the round.
-      updates: updates, see `Round.release`.
-      like: example of an update. Its structure, shapes and dtypes in the first
-        call hold for all rounds.
+      updates: at most one update of each client of the cohort.
+      like: example of an update. The structure, shapes and dtypes of the
+        example in the first call hold for all rounds.
       l2_norm_clip: clip that the previous round released; None if the clip is
         constant, or in the first round.
     """
@@ -110,11 +111,11 @@ class NoiseAdder:
     return release.mean
 
   def _mean_of(self, like: object) -> query.NoisyMean:
-    """Returns the mean for updates that look like `like`."""
+    """Returns the query that averages updates in the structure of `like`."""
     if self._mean is None:
       plan = self._plan
-      # PRIVACY: noise for another clip or multiplier than the plan's would void
-      # the claim. The mean takes both from the plan.
+      # PRIVACY: with noise for another clip or multiplier than the plan's, the
+      # claim does not hold. `NoisyMean` gets clip and multiplier from the plan.
       # Guard: run_test.test_release_is_that_of_the_aggregator.
       self._mean = query.NoisyMean(
         plan.guarantee,
@@ -127,17 +128,21 @@ class NoiseAdder:
     return self._mean
 
   def released(self, t: int) -> dict[str, float]:
-    """Returns the clip values that `release` of round t gave beside the mean.
+    """Returns the clip values that `release` of round t computed with the mean.
 
     The names are those in `metrics.RELEASED`. The result is {} if the clip is
-    constant or the round released through the aggregator.
+    constant, or if the aggregator made the release.
     """
     last, values = self._released
     return values if last == t else {}
 
   @property
   def warning(self) -> Optional[str]:
-    """`Plan.warning` for the size of the model, if the plan has no size."""
+    """`Plan.warning` for the size of the model, or None.
+
+    The value is None if the plan has the size of the model, and before the
+    first round shows the size.
+    """
     if self._plan.dimension is not None:
       return None
     if self._mean is not None:
@@ -151,11 +156,11 @@ class NoiseAdder:
   def flag(self, t: int) -> Optional[str]:
     """Returns the flag of `chain.FLAGS` for the source of the updates.
 
-    The result is None if an unchecked process made the release.
+    The result is None if a process that was not checked made the release.
     """
     # PRIVACY: a learning process may release a mean of updates that bypasses
     # the aggregator and its noise. The flag of each round in the ledger says
-    # whether the process was checked for such values.
+    # whether the process was checked for values that bypass the aggregator.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     if self._released[0] == t:
       return chain.DIRECT
@@ -163,16 +168,20 @@ class NoiseAdder:
 
   @property
   def z_stddev(self) -> float:
-    """Standard deviation of z in the unit of the sum; 0 without noise."""
+    """Standard deviation of an entry of z, the noise before C^-1 multiplies it.
+
+    The unit is the unit of the first round's sum. The value is 0 for a plan
+    without noise.
+    """
     if not self._plan.guarantee.noise_multiplier > 0:
       return 0.0
     source = self._source()
-    # Without a factory or a query, nothing was released, and the journal
-    # refuses the round.
+    # Without a factory or a query, the round released nothing, and the journal
+    # refuses to finish it.
     return (source and source.z_stddev) or self._plan.z_stddev
 
   def close(self) -> None:
-    """Ends the noise producers, and removes their files."""
+    """Ends the noise producers, and removes the files that they wrote."""
     for source in self._factory, self._mean:
       if source is not None:
         source.close()
@@ -184,11 +193,11 @@ class NoiseAdder:
 
 
 def _at_most(clients: int, updates: Iterable[_Update]) -> Iterator[_Update]:
-  """Yields updates; raises ValueError if they are more than the clients."""
+  """Yields the updates; raises ValueError if there are more than clients."""
   for i, update in enumerate(updates):
     # PRIVACY: if there are more updates than clients in the ledger's cohort,
-    # the claim does not count the client of some update. The release is
-    # refused.
+    # some update comes from a client that the claim does not count. The release
+    # is refused.
     # Guard: run_test.test_more_updates_than_clients_are_refused.
     if i >= clients:
       raise errors.value_error(

@@ -21,7 +21,7 @@ from tff_bandmf.run import journal as journal_lib
 from tff_bandmf.run import noise_adder as noise_adder_lib
 from tff_bandmf.run_files import folder, metrics, run_json, run_ledger
 
-# Remedy for a run that has no rounds left.
+# Remedy in the errors of a run that has no rounds left.
 MORE_ROUNDS = (
   'for more, make a new plan and run it in another folder, from the last '
   'state; `bandmf compose` says what both cost together'
@@ -31,15 +31,15 @@ _FEWER_ROUNDS = 'and give the loop rounds= to stop early'
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-  """Options of a program that adds statements or metrics to a run.
+  """Statements and metrics that a program adds to a run, and a memory limit.
 
   Attributes:
-    statements: attributes of `run_json.RunRecord` that replace those of the
-      run: name to value.
-    columns: names of the columns of `metrics.csv` beside those of every run.
-      The file is public.
-    max_memory_bytes: memory limit of the noise producer in bytes, > 0, see
-      `placements.Tape`; None is the default of the tape.
+    statements: values of `run_json.RunRecord` that replace those from the plan,
+      by name of the attribute.
+    columns: names of columns that the program adds to `metrics.csv`, which is
+      public.
+    max_memory_bytes: memory limit of the noise producer in bytes, > 0; None
+      takes the default of `placements.Tape`.
   """
 
   statements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -49,17 +49,17 @@ class RunOptions:
 
 @dataclasses.dataclass(frozen=True)
 class OpenFolder:
-  """A folder that this process has locked, and its contents.
+  """The contents of a run's folder, which this process has locked.
 
   Attributes:
-    plan: plan in the folder.
-    rounds: rounds of the run unless a loop is given others; more than those of
-      `plan` if the run was opened with a plan that goes on.
+    plan: plan that the folder holds.
+    rounds: number of rounds of the run, unless a loop is given another number.
+      It exceeds `plan.rounds` if the run was opened with a plan of more rounds.
     ended: whether the run has ended.
-    sampling_key: key of the draws; None if cohorts are enforced.
+    sampling_key: key by which cohorts are sampled; None for enforced cohorts.
     journal: journal of the run.
-    noise_adder: noise of the run; if the run has ended, it has a new random
-      key, which no round uses.
+    noise_adder: adds the noise of the run. After the end of the run it has a
+      new random key, which no round uses.
   """
 
   plan: plan_lib.Plan
@@ -81,13 +81,13 @@ def open_folder(
   ledger_head: Optional[str],
   options: RunOptions,
 ) -> Iterator[OpenFolder]:
-  """Yields the folder of a new run or of one that goes on; see `Run`."""
+  """Yields the folder of a new run, or of a run that continues; see `Run`."""
   with folder.locked(directory):
     rounds, plan = plan.rounds, _load_or_save_plan(directory, plan)
     if ledger is not None:
       run_ledger.set_location(directory, ledger)
     ended = (directory / run_json.RESULT_FILE).exists()
-    # An ended run adds no noise and draws no cohort: a random key will do.
+    # An ended run adds no noise and draws no cohort, so it takes a random key.
     keys = (
       folder.Keys(key_lib.Key.from_entropy())
       if ended
@@ -112,13 +112,14 @@ def open_folder(
     run_id, _ = record.bound()
     position = released_sums.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
-      # PRIVACY: a killed program leaves its round open, and the noise of that
-      # round could be added to updates of unrecorded clients. The round is
-      # closed here.
+      # PRIVACY: a killed program leaves its round open, and the noise of this
+      # round could be added to updates of clients that the ledger lacks. This
+      # line closes the round.
       # Guard: run_replay_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
     # PRIVACY: the size of a sampled cohort depends on whether a client is in
-    # it. The public file has no column for this size.
+    # the cohort, and the guarantee does not cover this size. The public file
+    # `metrics.csv` has no column for the size of a sampled cohort.
     # Guard: run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
     columns = (
       *(('round', 'clients') if plan.sampled is None else ('round',)),
@@ -145,17 +146,17 @@ def open_folder(
 def _check_ledger(
   directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
 ) -> None:
-  """Raises ValueError if the ledger lacks a head that the user noted.
+  """Raises ValueError if the ledger lacks a released sum or a noted head.
 
   Args:
     directory: folder of the run.
-    ledger: ledger of the run, open.
-    head: an earlier head of the ledger's chain, in hexadecimal; None if the
-      user noted none.
+    ledger: open ledger of the run.
+    head: hash at the end of the ledger's chain of events at an earlier time,
+      which the user noted, in hexadecimal; None skips this check.
   """
   folder.check_releases(directory, ledger.attempts)
-  # PRIVACY: a ledger that was restored to an earlier moment passes every other
-  # check, and its later rounds would run again, with the same noise and other
+  # PRIVACY: a folder that was restored to an earlier moment passes every other
+  # check, and the lost rounds would run again, with the same noise and other
   # sums. The head that the user noted outside of the folder must be in the
   # ledger's chain.
   # Guard:
@@ -174,11 +175,11 @@ def _check_ledger(
 def run_record(
   plan: plan_lib.Plan, sampling_key: Optional[key_lib.Key] = None
 ) -> run_json.RunRecord:
-  """Returns the content of `run.json` of a plan, before the first round.
+  """Returns the content of `run.json` for a plan, before the first round.
 
   Args:
     plan: plan of the run.
-    sampling_key: key of the draws; None if cohorts are enforced.
+    sampling_key: key by which cohorts are sampled; None for enforced cohorts.
   """
   sampled = plan.sampled
   enforced = plan.schema if sampled is None else sampled.always
@@ -193,8 +194,8 @@ def run_record(
       'noise_multiplier': plan.simulated.noise_multiplier,
       'epsilon': epsilon,
     }
-    # PRIVACY: a reader could take the epsilon of the larger run for a claim
-    # about this run. The report begins with this sentence.
+    # PRIVACY: a reader could take the epsilon of the simulated larger run for a
+    # claim about this run. The report begins with the following sentence.
     # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
     setting = (
       f'SIMULATED: {plan.clients_per_round} clients a round stand for '
@@ -204,7 +205,7 @@ def run_record(
     )
   return run_json.RunRecord.from_plan(
     plan,
-    # The seed in the bound lets a reader recompute a Monte Carlo bound.
+    # A Monte Carlo bound states its seed, so that a reader can recompute it.
     {} if sampled is None else {'bound': plan.result.bound},
     config=plan_json.to_document(plan),
     enforced={
@@ -231,7 +232,7 @@ def _predecessors(
   after: Sequence[Union[str, os.PathLike]],
   plan: plan_lib.Plan,
 ) -> Optional[list[dict[str, str]]]:
-  """Returns `RunRecord.after` for the earlier runs; None if there are none.
+  """Returns `RunRecord.after` for the earlier runs; None without earlier runs.
 
   Args:
     directory: folder of the run.
@@ -239,8 +240,9 @@ def _predecessors(
     plan: plan of the run.
 
   Raises:
-    ValueError: a folder holds no run, or this run, or a run with another
-      adjacency or another number of clients per unit.
+    ValueError: a folder of `after` holds no run, or is `directory`, or holds a
+      run with another adjacency or another number of clients per unit of
+      privacy.
   """
   predecessors, claim = [], plan.guarantee.to_dict()
   for earlier in map(pathlib.Path, after):
@@ -250,8 +252,8 @@ def _predecessors(
       )
     record = run_json.RunRecord.read(earlier)
     for name in ('clients_per_unit', 'adjacency'):
-      # No report could state one claim for both runs, so this run is refused
-      # before its first round.
+      # A report cannot state one claim for two runs that differ in one of these
+      # values, so this run is refused before its first round.
       value = record.claim.get(name, claim[name])
       if value != claim[name]:
         raise errors.value_error(
@@ -270,13 +272,14 @@ def _predecessors(
 def _load_or_save_plan(
   directory: pathlib.Path, plan: plan_lib.Plan
 ) -> plan_lib.Plan:
-  """Returns the plan in the folder, after saving `plan` if there is none.
+  """Returns the plan in the folder; saves `plan` to a folder without a plan.
 
-  A plan by `Budget` may have more rounds than the one in the folder, if nothing
-  else differs: its run goes on with the noise and the claim in the folder.
+  A plan with a `Budget` may have more rounds than the plan in the folder, if
+  the plans differ in nothing else. The run then continues with the noise and
+  the claim in the folder.
 
   Raises:
-    ValueError: the plan in the folder differs from `plan`.
+    ValueError: the plan in the folder differs from `plan` in another way.
   """
   path = directory / run_json.PLAN_FILE
   if not path.exists():
@@ -293,8 +296,9 @@ def _load_or_save_plan(
     longer = {'digest': stored.strategy.of_rounds(plan.rounds).digest()}
     if request['mechanism'] == longer:
       request['mechanism'] = {'digest': stored.planned_strategy.digest()}
-  # PRIVACY: the noise of the run covers the request that it was made for. A
-  # request that differs in any value but the rounds of a budget is refused.
+  # PRIVACY: the noise of the run gives no guarantee for another request than
+  # the one that the run was planned with. A request that differs in any value
+  # but the rounds of a `Budget` is refused.
   # Guard: run_budget_test.test_plan_that_differs_in_more_is_refused.
   for name, value in request.items():
     if stored_request[name] != value:
@@ -311,7 +315,7 @@ def _load_or_save_plan(
 def _check_more_rounds(
   directory: pathlib.Path, stored: plan_lib.Plan, rounds: int
 ) -> None:
-  """Raises ValueError if the run of a budget cannot go on to these rounds."""
+  """Raises ValueError if a run with a `Budget` cannot have so many rounds."""
   horizon = stored.strategy.rounds
   if rounds > horizon:
     raise errors.value_error(

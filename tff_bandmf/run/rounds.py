@@ -18,13 +18,13 @@ _Update = TypeVar('_Update')
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-  """A round that is over; its state is on the disk.
+  """A round that is over, and whose state is on the disk.
 
   Attributes:
-    round: index t of the round, integer >= 0.
-    cohort: [m] indices or IDs of the clients that took part.
+    round: index of the round, integer >= 0.
+    cohort: [number of clients] IDs of the clients that took part.
     state: state of the learning process after the round.
-    metrics: metrics of the learning process, without noise.
+    metrics: metrics of the learning process, which have no noise.
   """
 
   round: int
@@ -34,14 +34,15 @@ class Done:
 
 
 class Round(journal_lib.Entry):
-  """A round that is open: the ledger has its cohort and not yet its result.
+  """An open round: the ledger has its cohort, and does not yet have its end.
 
-  A round has the attributes of `Entry` and two more.
+  A round has the attributes of `Entry` and the following two.
 
   Attributes:
-    refused: number of clients that came and were not admitted, integer >= 0.
-    data: data that `prepare`, an argument of `Run.rounds`, returned for the
-      cohort; None without `prepare`.
+    refused: number of clients that came by themselves and were not admitted,
+      integer >= 0.
+    data: data of the cohort, the result of the argument `prepare` of
+      `Run.rounds`; None without `prepare`.
   """
 
   def __init__(
@@ -58,11 +59,11 @@ class Round(journal_lib.Entry):
 
     Args:
       journal: journal of the run.
-      noise_adder: noise of the run.
-      index: index t of the round.
-      cohort: [m] indices or IDs of the clients that take part.
-      refused: number of clients that came and were not admitted.
-      data: function that returns the data of the cohort.
+      noise_adder: adds the noise of the run.
+      index: index of the round, integer >= 0.
+      cohort: [number of clients] IDs of the clients that take part.
+      refused: attribute `refused`.
+      data: function that returns the attribute `data`.
     """
     super().__init__(index, cohort)
     self.refused = refused
@@ -77,12 +78,13 @@ class Round(journal_lib.Entry):
   def attempt(self, function: Callable[[], _Output]) -> Optional[_Output]:
     """Returns the result of a function, or None if its call burnt the round.
 
-    A round is burnt if an earlier attempt released a sum and this attempt would
-    release a different one. The model then stays as it was, and the next round
-    follows.
+    A round is burnt if an earlier attempt at it released a sum and this attempt
+    would release a different sum. A burnt round does not change the model, and
+    the next round follows.
 
     Args:
-      function: calls `next` of the learning process, or `release`.
+      function: function that calls `next` of the learning process, or `release`
+        of this round.
     """
     output = None
     with self._journal.attempting(self):
@@ -99,13 +101,14 @@ class Round(journal_lib.Entry):
 
     Args:
       state: state of the learning process after the round.
-      metrics: numbers without noise, in any structure. They stay in `private/`,
-        and the report lists their names.
-      shown: public cells of the round's row in `metrics.csv`, name of the
-        column to number; the names are in `RunOptions.columns`.
+      metrics: numbers without noise, in any structure. The numbers stay in
+        `private/`, and the report lists their names.
+      shown: public numbers for the row of the round in `metrics.csv`, by name
+        of the column in `RunOptions.columns`.
 
     Raises:
-      ValueError: the round was finished before, or released nothing.
+      ValueError: the round is not open, or released nothing; or `state` is not
+        a state after the round.
     """
     cells = {**(shown or {}), **self._noise_adder.released(self.index)}
     self._journal.finish(
@@ -121,21 +124,21 @@ class Round(journal_lib.Entry):
   def release(self, updates: Iterable[_Update], like: _Update) -> _Update:
     """Returns the mean of updates with the noise of the round, without TFF.
 
-    The updates are clipped as the plan says, summed exactly, and divided by
-    `clients_per_round` of the plan. This method takes the place of
-    `run.aggregator`.
+    The updates are clipped as the plan says. Their exact sum gets the noise and
+    is divided by `clients_per_round` of the plan. A program calls either this
+    method or a learning process with `run.aggregator`.
 
     Args:
-      updates: at most one update of each client of the cohort, in any order:
-        float arrays in the structure of `like`. One update at a time is in
-        memory.
-      like: example of an update, such as the weights. The mean has its
-        structure, its shapes and its float dtypes.
+      updates: at most one update of each client of the cohort, in any order. An
+        update has float arrays in the structure of `like`. One update at a time
+        is in memory.
+      like: example of an update, such as the weights. The mean has the
+        structure, the shapes and the float dtypes of this example.
 
     Raises:
-      ValueError: the round is not open, or released another sum before; an
-        update has another structure or shape than `like`; or there are more
-        updates than clients.
+      ValueError: the round is not open; an earlier attempt released another
+        sum; an update has another structure or shape than `like`; or there are
+        more updates than clients.
     """
     self._journal.check_open(self)
     clip = self._journal.l2_norm_clip
@@ -143,8 +146,9 @@ class Round(journal_lib.Entry):
       self.index, len(self.cohort), updates, like, clip
     )
     # PRIVACY: after a power cut before `finish`, the restarted round could add
-    # the same noise to a second sum, although somebody has seen this mean. The
-    # file that names this sum is on the disk before the mean is returned.
+    # the same noise to a second sum, although somebody has seen the first mean.
+    # The file that names the first sum is on the disk before this method
+    # returns the mean.
     # Guard: run_replay_test.test_mark_is_on_the_disk_before_the_mean.
     self._journal.sync()
     return mean

@@ -1,4 +1,4 @@
-"""The class `Run`: its folder, its aggregator, and four ways to drive it."""
+"""The class `Run`, which carries out a plan in a folder."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 _State = TypeVar('_State')
 _Process = TypeVar('_Process')
-# Statements of `run.json` on the managers that get numbers without noise.
+# Statements of `run.json` about the managers that get numbers without noise.
 _UNNOISED_MANAGERS = {
   'train_metrics_manager': 'metrics of training rounds, without noise',
   'evaluation_manager': 'evaluations of the model on clients, without noise',
 }
-# A model that is measured again has the same results up to rounding.
+# Relative difference up to which two results of one model count as equal.
 _RESULT_TOLERANCE = 1e-6
 
 
 class Run:
-  """The run of a plan in a folder; use it in a `with` statement."""
+  """The run of a plan in a folder, for use in a `with` statement."""
 
   def __init__(
     self,
@@ -55,29 +55,35 @@ class Run:
     ledger_head: Optional[str] = None,
     options: Optional[opening.RunOptions] = None,
   ):
-    """Makes the folder, or goes on with the run in it.
+    """Makes the folder, or continues the run in the folder.
 
     Args:
       directory: folder of the run.
-      plan: plan of the run. A folder that exists keeps its own strategy. By
-        `Budget` the plan may have more rounds than the one in the folder, up to
-        its horizon, if nothing else differs: the run goes on to these, with the
-        noise and the claim in the folder.
+      plan: plan of the run. A folder that holds a run keeps its strategy. A
+        plan with a `Budget` may have more rounds than the plan in the folder,
+        up to the horizon, if the plans differ in nothing else. The run then
+        continues for these rounds, with the noise and the claim in the folder.
       ledger: location of the ledger outside of the folder: the path of a SQLite
-        file, or a URL postgresql+psycopg2://... The key of its identifiers and
-        the URL, which may have a password, are stored in `private/`.
+        file, or a URL postgresql+psycopg2://... The folder `private/` stores
+        the URL, which may have a password, and the key by which the ledger
+        hashes identifiers.
       after: folders of earlier runs on the same clients. The report claims the
-        guarantee of all these runs together.
-      moved: whether the folder was moved or restored, and the original is gone.
-      keep_key: whether the key of the noise is kept after the end of the run.
-      ledger_head: an earlier `ledger_head` of this run, 64 hexadecimal digits,
-        noted outside of the folder. A folder that was restored to an earlier
-        moment is then refused; None skips this check.
-      options: statements and metrics that a program adds to the run.
+        guarantee of these runs and this run together.
+      moved: whether the folder was moved or restored, and the original folder
+        is gone.
+      keep_key: whether the keys of the noise and of sampling are kept after the
+        end of the run.
+      ledger_head: value of the attribute `ledger_head` at an earlier time,
+        which was noted outside of the folder, 64 hexadecimal digits. A folder
+        that was restored to a time before this value is refused. None skips
+        this check.
+      options: statements and metrics that a program adds to the run; None adds
+        nothing.
 
     Raises:
-      ValueError: the folder is in use, is a copy, or holds another run or one
-        that has ended and should go on; or the ledger never had `ledger_head`.
+      ValueError: the folder is in use, is a copy, or holds another run; the run
+        in the folder has ended, and `plan` has more rounds; or the ledger never
+        had `ledger_head`.
     """
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
@@ -110,7 +116,7 @@ class Run:
     self.close()
 
   def close(self) -> None:
-    """Records the open round as failed, and releases the lock of the folder."""
+    """Records the open round, if any, as failed, and unlocks the folder."""
     if self._journal.closed:
       return
     with self._stack:
@@ -126,8 +132,9 @@ class Run:
     """Ends the noise producers, and destroys the keys if the run has ended."""
     self._noise_adder.close()
     if self._ended and not self._keep_key:
-      # PRIVACY: a person with the key can subtract the noise from the model.
-      # The key is destroyed with the end of the run.
+      # PRIVACY: a person with the noise key can subtract the noise from the
+      # model, and a person with the sampling key learns the cohorts. Both keys
+      # are destroyed when the run has ended.
       # Guard:
       # run_report_test.test_key_ends_with_the_run_and_the_report_says_so.
       _files.wipe(self.directory / run_json.NOISE_KEY)
@@ -139,13 +146,15 @@ class Run:
   def check(self, process: _Process) -> _Process:
     """Returns a process, after a check of the values that bypass `aggregator`.
 
-    Call it before `rounds` or `round`, whenever the program starts: otherwise
-    the report leads with the sentence that the process was not checked. `train`
-    and `train_model` call it themselves; `round.release` needs no process.
+    Call this method before `rounds` or `round`, whenever the program starts:
+    otherwise the report begins with the sentence that the process was not
+    checked. The methods `train` and `train_model` call this method themselves.
+    A program that calls `Round.release` has no process to check.
 
     Args:
       process: `tff.learning.templates.LearningProcess` with `aggregator`, or
-        another one with a `next` of (state, values of clients).
+        another process with `aggregator` whose `next` takes (state, values of
+        clients).
 
     Raises:
       ValueError: the next state depends on values that bypass the aggregator.
@@ -155,19 +164,20 @@ class Run:
 
   @property
   def aggregator(self) -> factory.CorrelatedNoiseFactory:
-    """The aggregation factory for the one learning process of the run."""
+    """The aggregation factory for the learning process of the run."""
     self._journal.check_folder()
     return self._noise_adder.aggregator
 
   def restore(self, initialize: Callable[[], _State]) -> _State:
-    """Returns the state from which the run goes on.
+    """Returns the state from which the run continues.
 
     Args:
       initialize: function that returns the first state of the process, any
-        structure of arrays. It is always called, for the structure.
+        structure of arrays. This method always calls the function, since it
+        needs the structure.
 
     Raises:
-      ValueError: the checkpoint is damaged, is of another process, or
+      ValueError: the checkpoint is damaged, belongs to another process, or
         contradicts the ledger.
     """
     return self._journal.restore(initialize)
@@ -180,24 +190,29 @@ class Run:
     prepare: Optional[Callable[[int, np.ndarray], Any]] = None,
     rounds: Optional[int] = None,
   ) -> Iterator[rounds_lib.Round]:
-    """Yields the rounds that are left, each after the ledger has its cohort.
+    """Yields the remaining rounds, each after the ledger has its cohort.
 
-    Finish a round before you take the next one. Burnt rounds are left out.
+    Finish a round before you take the next one. A round that is given up
+    (burnt) is not yielded.
 
     Args:
-      clients: number of clients; or different indices or strings; or an object
-        that has them as `client_ids`, such as TFF's `ClientData`. A client must
-        keep its ID whenever the program is started. If clients left, give their
-        number with `run.note(clients_left=...)`.
-      seed: seed of the draws of enforced cohorts; no guarantee rests on it.
-      prepare: function that returns `round.data` for (round, cohort). It is
-        called in another thread, one round ahead.
-      rounds: number of rounds of the whole run, at most that of the plan or,
-        for a `Budget`, its `horizon`; None takes the plan's.
+      clients: number of clients; or a list of different integers or strings; or
+        an object whose `client_ids` is such a list, such as TFF's `ClientData`.
+        A client must keep its ID whenever the program is started. If clients
+        have left the population, state their number with
+        `run.note(clients_left=...)`.
+      seed: seed by which the cohorts of an enforced schema are drawn; the
+        guarantee does not depend on the seed.
+      prepare: function of (index of a round, IDs of its cohort) that returns
+        the attribute `data` of the round. A second thread calls the function
+        one round ahead. None prepares no data.
+      rounds: number of rounds of the whole run, at most the number of rounds of
+        the plan or, for a `Budget`, its `horizon`; None takes the number of
+        rounds of the plan.
 
     Raises:
-      ValueError: a cohort cannot be filled, a round was not finished, or a
-        client of an earlier round is not in the population.
+      ValueError: too few clients may take part to fill a cohort, a round was
+        not finished, or a client of an earlier round is not in the population.
     """
     plan, journal = self._plan, self._journal
     last = self._last(rounds)
@@ -231,9 +246,9 @@ class Run:
         )
         cohorts.started()
         self._budget_left = cohorts.budget_left
-        # PRIVACY: a sum of more clients than the lattice has room for could
-        # overflow int32, which the guarantee does not cover. The round is burnt
-        # and releases nothing.
+        # PRIVACY: the sum of more than `most_clients` clients could overflow
+        # int32, which the guarantee does not cover. A round with a larger
+        # cohort is burnt and releases nothing.
         # Guard:
         # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
         if len(cohort) > plan.most_clients:
@@ -250,27 +265,29 @@ class Run:
   def round(
     self, *, cohort: Sequence[Union[int, str]]
   ) -> Iterator[rounds_lib.Round]:
-    """Yields the next round, for clients that came by themselves.
+    """Yields the next round, with a cohort of clients that came by themselves.
 
-    A round that ends without `finish`, for instance by a crash, is burnt: it
-    cannot be replayed, since its clients will not come again.
+    A round that ends without `finish`, for instance by a crash, is given up
+    (burnt). A replay is not possible, since the same clients will not come
+    again.
 
     Args:
-      cohort: indices or IDs of the clients that came. The round leaves out
-        clients that may not take part now, and all after the first
-        `largest_cohort`. A client that comes under a new name counts as a new
-        client, since the run has no list of all clients to compare with.
+      cohort: IDs of the clients that came. The round leaves out the clients
+        that may not take part now, and has at most the first
+        `plan.most_clients` of the other clients. A client that comes under a
+        new name counts as a new client, since the run has no list of all
+        clients for a comparison.
 
     Raises:
-      ValueError: the run is over, or its cohorts are sampled.
+      ValueError: the run has no rounds left, or its cohorts are sampled.
     """
     plan, journal = self._plan, self._journal
     # PRIVACY: clients that came by themselves need not be in the population
-    # that an earlier loop stated, and the report would state too small a
-    # population. The statement is removed.
+    # that an earlier call of `rounds` stated, and the report would then state
+    # too small a population. This line removes the statement.
     # Guard: run_rounds_test.test_clients_that_no_list_had_can_be_reported.
     self.note(population=None, highest_client=None)
-    # PRIVACY: clients that came by themselves were not drawn by chance, so an
+    # PRIVACY: clients that came by themselves were not sampled at random, so an
     # amplified epsilon would be too small. A plan with sampled cohorts is
     # refused.
     # Guard: run_sampling_test.test_clients_that_come_by_themselves_are_refused.
@@ -281,9 +298,9 @@ class Run:
         'MinSep'
       )
     while journal.ledger.attempts(journal.next):
-      # PRIVACY: an interrupted round may have released a sum. Its clients do
-      # not come again, so a replay would add the same noise to another sum. The
-      # round is burnt.
+      # PRIVACY: an interrupted round may have released a sum. The clients of
+      # this round do not come again, so a replay would add the same noise to
+      # another sum. The interrupted round is burnt.
       # Guard:
       # run_replay_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
       journal.burn(journal.next)
@@ -324,24 +341,25 @@ class Run:
     seed: int = 0,
     rounds: Optional[int] = None,
   ) -> Iterator[rounds_lib.Done]:
-    """Yields the rounds that are left, each when it is done.
+    """Trains the process, and yields each remaining round when it is over.
 
-    A round is burnt, and not yielded, if an earlier attempt released another
-    sum. Standard error shows the rounds, their rate, the time that is left, the
-    epsilon spent and, for a `Budget`, the share of the population's budget that
-    is left. This share is computed without noise, for the operator alone.
+    A round is given up (burnt), and not yielded, if an earlier attempt at the
+    round released another sum. Standard error shows the number of rounds, their
+    rate, the remaining time, the epsilon spent and, for a `Budget`, the
+    remaining share of the population's budget. This share is computed without
+    noise, so only the operator may see it.
 
     Args:
       process: learning process with `run.aggregator`.
-      dataset: function that returns the data of (client, round), the same in
-        every call.
-      clients: population, as for `rounds`.
-      seed: seed of the draws, as for `rounds`.
-      rounds: number of rounds of the whole run, as for `rounds`.
+      dataset: function of (ID of a client, index of a round) that returns the
+        client's data, the same data in every call.
+      clients: population, see `Run.rounds`.
+      seed: seed by which cohorts are drawn, see `Run.rounds`.
+      rounds: number of rounds of the whole run, see `Run.rounds`.
 
     Raises:
-      ValueError: the next state depends on values that bypass the aggregator;
-        or `rounds` is out of range.
+      ValueError: the next state depends on values of clients that bypass the
+        aggregator; or `rounds` is out of range.
     """
     self.check(process)
     self._warn()
@@ -353,7 +371,8 @@ class Run:
         data = [dataset(client, t) for client in open_round.cohort.tolist()]
         spent = self._plan.spent(t + 1)
         # PRIVACY: an epsilon that is rounded to the nearest number may be below
-        # the true epsilon. The epsilon that is shown is rounded up.
+        # the true epsilon. The progress bar shows an epsilon that is rounded
+        # up.
         # Guard: run_test.test_learning_process_is_trained_by_the_run.
         budget_left = self._budget_left
         parts = [
@@ -379,10 +398,10 @@ class Run:
         yield rounds_lib.Done(t, open_round.cohort, state, output.metrics)
 
   def _warn(self, done: Optional[rounds_lib.Round] = None) -> None:
-    """Warns once on standard error if the noise or zero updates spoil a model.
+    """Warns once on standard error of too much noise, or of zero updates.
 
     Args:
-      done: a round that was just finished; None before the first round.
+      done: a round that was just finished; None checks only the noise.
     """
     lines = {'noise': self._noise_adder.warning}
     if done is not None and done.without_effect:
@@ -398,29 +417,33 @@ class Run:
 
   @property
   def ledger_head(self) -> str:
-    """Hash of all events in the ledger, 64 hexadecimal digits.
+    """The head of the ledger's chain: a hash of all events in the ledger.
 
-    Note this hash outside of the folder and its backups; see the argument
-    `ledger_head` of `Run`.
+    The head has 64 hexadecimal digits. Note it outside of the folder and its
+    backups; see the argument `ledger_head` of `Run`.
     """
     return self._journal.ledger.head()
 
   @property
   def rounds_left(self) -> int:
-    """Number of rounds left, including one that a crash interrupted."""
+    """Number of remaining rounds; an interrupted round counts as remaining."""
     return max(self._rounds - self._journal.next, 0)
 
   def _last(self, rounds: Optional[int]) -> int:
-    """Returns the number of rounds of the whole run for an argument `rounds`.
+    """Returns the number of rounds of the whole run, for the given argument.
+
+    Args:
+      rounds: argument of `Run.rounds`; None takes the number of the plan.
 
     Raises:
-      ValueError: the noise of the plan has fewer rounds.
+      ValueError: the strategy of the plan has fewer rounds.
     """
     plan = self._plan
     if rounds is None:
       return self._rounds
-    # PRIVACY: the claim covers no round past the last one of the noise, where a
-    # client could take part once more. A larger number of rounds is refused.
+    # PRIVACY: the claim covers only the rounds of the strategy, and in a later
+    # round a client could take part once more. A larger number of rounds is
+    # refused.
     # Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
     if not 0 < rounds <= plan.strategy.rounds:
       raise errors.value_error(
@@ -440,27 +463,28 @@ class Run:
     rounds: Optional[int] = None,
     **program: Any,
   ) -> None:
-    """Runs the rounds that are left in TFF's own program loop.
+    """Runs the remaining rounds in TFF's own program loop.
 
-    The loop is `tff.learning.programs.train_model` without its hazards; the
-    module `run.train_model` lists them. Call this method inside of
+    The loop is `tff.learning.programs.train_model`; the module
+    `run.train_model` lists the differences. Call this method inside of
     `runtime.local_runtime(program=True)`.
 
     Args:
       process: learning process with `run.aggregator`.
-      dataset: function that returns the data of (client, round), the same in
-        every call.
-      clients: population, as for `rounds`.
-      seed: seed of the draws, as for `rounds`.
-      rounds: number of rounds of the whole run, as for `rounds`.
-      **program: arguments of TFF's `train_model`: `model_output_manager`, which
-        gets the weights, `train_metrics_manager`, `evaluation_manager` and
-        `evaluation_periodicity`. The run sets the other arguments.
+      dataset: function of (ID of a client, index of a round) that returns the
+        client's data, the same data in every call.
+      clients: population, see `Run.rounds`.
+      seed: seed by which cohorts are drawn, see `Run.rounds`.
+      rounds: number of rounds of the whole run, see `Run.rounds`.
+      **program: any of four arguments of TFF's `train_model`:
+        `model_output_manager`, which gets the weights, `train_metrics_manager`,
+        `evaluation_manager` and `evaluation_periodicity`. The run sets the
+        other arguments.
 
     Raises:
       TypeError: `program` has another argument, such as `should_discard_round`.
-      ValueError: the next state depends on values that bypass the aggregator;
-        or TFF's context is not one for federated programs.
+      ValueError: the next state depends on values of clients that bypass the
+        aggregator; or TFF's context is not a context for federated programs.
     """
     from tff_bandmf.run import train_model
     from tff_bandmf.tff import runtime
@@ -469,7 +493,7 @@ class Run:
     self.check(process)
     self._warn()
     # PRIVACY: the guarantee does not cover metrics without noise. The report
-    # names each manager that gets them.
+    # names each manager that gets such metrics.
     # Guard: train_model_test.test_what_managers_get_is_named.
     for name, sentence in _UNNOISED_MANAGERS.items():
       if program.get(name) is not None:
@@ -483,10 +507,11 @@ class Run:
     )
 
   def note(self, **statements: Any) -> None:
-    """Changes statements of the report.
+    """Changes statements that the report shows.
 
     Args:
-      **statements: attributes of `run_files.RunRecord` that may change.
+      **statements: values of attributes of `run_files.RunRecord` that may
+        change.
 
     Raises:
       ValueError: a statement is not known, is fixed, or has a wrong type.
@@ -497,7 +522,7 @@ class Run:
     """Writes the measured results of the last model, and ends the run.
 
     Args:
-      **results: finite numbers under names of your own.
+      **results: finite numbers under names that you choose.
 
     Raises:
       ValueError: rounds are left, a result is not a finite number, or the run
@@ -509,8 +534,8 @@ class Run:
           f'record={name}={value}: is not a result: a finite number under a '
           'name of your own; record numbers such as test_accuracy=0.24'
         )
-    # A run with a `Budget` may end early: its claim covers any number of
-    # rounds up to the horizon.
+    # A run with a `Budget` may end after any round, since its claim covers any
+    # number of rounds up to the horizon.
     by_budget = isinstance(self._plan.schema, participation.Budget)
     least = 1 if by_budget else self._plan.rounds
     if self._journal.next < least:
@@ -539,8 +564,8 @@ class Run:
   def erase_identifiers(self) -> None:
     """Destroys the key of the identifiers in the ledger.
 
-    Nobody can find a client in the ledger afterwards. Counts and the chain
-    stay, and reports can still be made.
+    Afterwards, nobody can find a client in the ledger. The counts and the chain
+    of hashes stay, so that reports can still be made.
 
     Raises:
       ValueError: the run has not ended, and needs the key to admit clients.
@@ -564,9 +589,10 @@ class Run:
 
   @property
   def guarantee(self) -> accounting.Composition:
-    """Guarantee of the run so far, together with the runs of `after`.
+    """Guarantee of the run so far, together with the earlier runs of `after`.
 
-    `accounting.compose` reads it, so that a run can be an argument there.
+    `accounting.compose` reads this attribute of its arguments, so a run can be
+    an argument of `compose`.
     """
     return report.of_run(self.directory).guarantee
 

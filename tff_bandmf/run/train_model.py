@@ -14,8 +14,8 @@
 | may lose the last release in a crash     | releases the last weights again   |
 |                                          | after a restart                   |
 
-A round is burnt, or given up, if an earlier attempt at it released a different
-sum. TFF's program then sees a round that changed nothing.
+A round is burnt (given up) if an earlier attempt at the round released a
+different sum. TFF's program then sees a round that changed nothing.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ async def train_model(
   evaluation_manager: Optional[tff.learning.programs.EvaluationManager] = None,
   evaluation_periodicity: Union[int, datetime.timedelta] = 1,
 ) -> None:
-  """Runs the remaining rounds of a run in TFF's program.
+  """Runs the remaining rounds of a run in TFF's own program loop.
 
   Args:
     process: learning process of the run.
     source: data source of the remaining rounds.
     journal: journal of the run.
     rounds: number of rounds of the whole run.
-    model_output_manager: gets the model weights after every tenth round and
-      after the last one.
-    train_metrics_manager: gets the metrics of the clients, without noise, after
-      each round; the key of a release is the number of rounds done.
+    model_output_manager: release manager that gets the model weights after
+      every tenth round and after the last round.
+    train_metrics_manager: release manager that gets the metrics of the clients,
+      without noise, after each round. The key of each release is the number of
+      rounds that are over.
     evaluation_manager: argument of TFF's `train_model`.
     evaluation_periodicity: argument of TFF's `train_model`.
   """
@@ -58,8 +59,8 @@ async def train_model(
   initial = await tff.program.materialize_value(process.initialize())
   state = journal.restore(lambda: initial)
   if journal.next == rounds:
-    # No rounds are left; advancing the iterator still verifies the drawn
-    # cohorts.
+    # No rounds are left. Advancing the iterator still checks the last cohort,
+    # and prepares the check of all sampled cohorts.
     next(source.rounds, None)
     await outputs.release(state, f'training_checkpoint_round_{rounds}')
   else:
@@ -81,7 +82,7 @@ async def train_model(
 class RoundSource(
   tff.program.FederatedDataSource, tff.program.FederatedDataSourceIterator
 ):
-  """A data source of TFF, and its only iterator, over the rounds of a run."""
+  """A data source of TFF that is its own iterator over the rounds of a run."""
 
   def __init__(
     self,
@@ -95,7 +96,8 @@ class RoundSource(
     Args:
       process: learning process of the run.
       rounds: the remaining rounds of the run.
-      dataset: function that returns the data of (client, round).
+      dataset: function of (ID of a client, index of a round) that returns the
+        data of the client.
       journal: journal of the run.
     """
     self.rounds = rounds
@@ -109,7 +111,7 @@ class RoundSource(
     return self._type
 
   def iterator(self) -> RoundSource:
-    """Returns the source itself: a run has one sequence of cohorts."""
+    """Returns the source itself, since a run has one sequence of cohorts."""
     return self
 
   def __deepcopy__(self, memo) -> RoundSource:
@@ -139,7 +141,7 @@ class RoundSource(
 
 
 class _Process:
-  """A learning process whose rounds are durable before TFF has their output."""
+  """A learning process that makes a round durable before TFF has its output."""
 
   def __init__(self, process, journal, metrics_manager):
     self.get_model_weights = process.get_model_weights
@@ -149,21 +151,22 @@ class _Process:
     self._metrics_manager = metrics_manager
 
   def next(self, state, selected):
-    """Returns a reference to the output of the round."""
+    """Returns the output of a round, or a reference to it."""
     unchanged = tff.learning.templates.LearningProcessOutput(state, {})
     return unchanged if selected is None else _Output(self, state, *selected)
 
   async def run(self, state, open_round, data):
-    """Returns the output of a round, after the round is durable or burnt."""
+    """Returns the output of a round when the round is durable or burnt."""
     with self._journal.attempting(open_round):
       output = await tff.program.materialize_value(
         self._process.next(state, data)
       )
     if self._journal.is_burnt(open_round.index):
       return self.next(state, None)
-    # PRIVACY: if a crash came after a release and before its ledger entry, the
-    # restarted round could add the same noise to a different sum. The round is
-    # durable before any manager gets its output.
+    # PRIVACY: if a crash came after a manager released the output of a round
+    # and before the ledger had the end of this round, the restarted round could
+    # add the same noise to a different sum. The round is durable before any
+    # manager gets its output.
     # Guard: train_model_test.test_round_is_durable_before_it_is_released.
     open_round.finish(output.state, output.metrics)
     if self._metrics_manager is not None:
@@ -177,7 +180,7 @@ class _Process:
 
 
 class _Output(tff.program.MaterializableValueReference):
-  """The output of a round that has not run yet."""
+  """A reference to the output of a round, which runs when TFF reads it."""
 
   def __init__(self, process, *arguments):
     self._process = process
@@ -215,8 +218,8 @@ class _WeightsManager(tff.program.ReleaseManager):
   """Releases model weights alone.
 
   Attributes:
-    failure: latest error of a release, None without one. TFF's program ignores
-      the error, so `train_model` raises it at the end.
+    failure: the latest error of a release; None without an error. TFF's program
+      ignores errors of releases, so `train_model` raises this error at the end.
   """
 
   def __init__(self, process, manager):
@@ -229,7 +232,7 @@ class _WeightsManager(tff.program.ReleaseManager):
       return
     try:
       # PRIVACY: the guarantee covers the model weights, and the training state
-      # has more than the weights. Only the weights are released.
+      # holds other values too. Only the weights are released.
       # Guard: train_model_test.test_weights_alone_are_released.
       weights = await tff.program.materialize_value(
         self._process.get_model_weights(value)

@@ -1,8 +1,9 @@
-"""Checkpoints of a run: files with the state before a round.
+"""Checkpoints of a run: files that hold the state before a round.
 
-A file has three parts: an archive of NumPy, the head of the ledger's chain,
-which is the last hash of it (32 bytes), and the SHA-256 of both (32 bytes). A
-reader of ZIP archives ignores the bytes behind the archive.
+A checkpoint has three parts: a NumPy archive of the state; the head of the
+ledger's chain, which is the last hash of the chain (32 bytes); and the SHA-256
+of the first two parts (32 bytes). A program that reads ZIP archives ignores the
+bytes after the archive.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _BYTES = 32
 class Checkpoints:
   """The latest states of a run, in a private folder.
 
-  A file has a round t in its name, and holds the state before this round:
-  model, optimiser, count of rounds, and noise state, which may be secret. A
-  file appears under its name when it is complete and on the disk.
+  The name of a checkpoint is the index of a round, and its content is the state
+  before this round: model, optimiser, count of rounds, and noise state, which
+  may be secret. A checkpoint gets its name when it is complete and on the disk.
   """
 
   def __init__(self, directory: pathlib.Path):
@@ -40,12 +41,14 @@ class Checkpoints:
     return max(self._rounds(), default=0)
 
   def save(self, state: object, round_index: int, head: str) -> None:
-    """Writes the state before a round, and removes all but the last two.
+    """Writes the state before a round, and removes old checkpoints.
+
+    The last two checkpoints stay.
 
     Args:
       state: state of the learning process, any structure of arrays.
       round_index: index t of the round.
-      head: head of the ledger's chain after round t - 1, in hexadecimal.
+      head: head of the ledger's chain after round t - 1, 64 hexadecimal digits.
     """
     content = io.BytesIO()
     np.savez(content, *map(np.asarray, tree.flatten(state)))
@@ -60,20 +63,21 @@ class Checkpoints:
       self._path(round_index), archive, sealed, digest.digest(), mode=0o600
     )
     for old in map(self._path, sorted(self._rounds())[:-_CHECKPOINTS]):
-      # `wipe` writes zeros over a file. A program that is killed meanwhile
-      # leaves a file `*.part`, which `folder.locked` removes later, and never a
-      # checkpoint of zeros.
+      # `wipe` writes zeros over a file. The checkpoint gets another name first:
+      # a program that is killed during `wipe` leaves a file `*.part`, which
+      # `folder.locked` removes later, and no checkpoint of zeros.
       _files.wipe(old.rename(old.with_suffix(_files.PART)))
 
   def load(self, round_index: int, template: _State) -> tuple[_State, str]:
-    """Returns the state before a round, and the head of the chain with it.
+    """Returns the state before a round, and the head of the ledger's chain.
 
     Args:
-      round_index: index t of the round, a result of `latest`.
-      template: any state of the same process, for its structure.
+      round_index: index of the round, a result of `latest`.
+      template: any state of the same process; only its structure is used.
 
     Raises:
-      ValueError: the file is damaged, or of another model or optimiser.
+      ValueError: the checkpoint is damaged, or belongs to another model,
+        optimiser or placement of the noise.
     """
     path = self._path(round_index)
     leaves = [np.asarray(leaf) for leaf in tree.flatten(template)]
@@ -104,7 +108,8 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
   """Returns the archive in a checkpoint, and the head of the ledger's chain.
 
   Raises:
-    ValueError: the file is damaged; the message names it in one line.
+    ValueError: the checkpoint is damaged. The message is one line, and names
+      the file.
     OSError: the file cannot be read.
   """
   content = _files.read(path)

@@ -1,15 +1,16 @@
-"""The folder of a run: its lock, its keys, and the refusal of copies.
+"""The folder of a run: the lock, the keys, and the refusal of copies.
 
-One process at a time owns the folder; it holds the lock in private/. A copy is
-recognised, because the folder and the keys of a copy are other files. If two
-complete copies on two hosts are both opened with `moved`, nothing shows which
-one is the run.
+One process at a time holds the lock of the folder, the file private/lock. A
+copy of the folder is recognised, since the folder and the keys of the copy have
+other inodes. If two complete copies on two hosts are both opened with `moved`,
+nothing shows that both continue the same run.
 
-A start takes these steps, each durable before the next one: write the new keys;
-write place.json, which names the host, folder and inodes of the keys; write
-run.json; make the ledger; give the keys their final names; write place.json
-again, now for a run that has begun. If a start ends before run.json, its keys
-serve the next start in the same folder; a copy of the folder draws new keys.
+The start of a run has six steps, each durable before the next: write the new
+keys; write place.json, which names the host and the inodes of the folder and
+the keys; write run.json; make the ledger; give the keys their final names;
+write place.json again, which now says that the run has begun. If a start ends
+before it writes run.json, the next start in the same folder uses the same keys,
+and a start in a copy of the folder draws new keys.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.run_files import run_json, run_ledger
 
-# A umask that keeps group and others from writing.
+# Umask by which only the owner of a new file can write to it.
 _UMASK = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')
-# The keys, and the consequence of their loss.
+# File name of each key, and the consequence of its loss.
 _KEYS = {
   run_json.NOISE_KEY: 'without its noise rounds cannot be replayed',
   run_json.SAMPLING_KEY: 'without it nobody can draw its cohorts',
@@ -42,8 +43,8 @@ class Keys:
   """The keys of a run.
 
   Attributes:
-    noise: key of the noise.
-    sampling: key of the draws; None if cohorts are enforced.
+    noise: noise key.
+    sampling: key by which cohorts are sampled; None for enforced cohorts.
   """
 
   noise: key_lib.Key
@@ -52,22 +53,23 @@ class Keys:
 
 @contextlib.contextmanager
 def locked(directory: pathlib.Path) -> Iterator[None]:
-  """Locks the folder of a run for a `with` block.
+  """Holds the lock of a run's folder during a `with` block.
 
-  Only the owner can write to files that the block makes. Files that a killed
-  process left half written are removed.
+  Only the owner can write to files that the block makes. This function removes
+  partly written files that a killed process left.
 
-  PRIVACY: two processes with one key would add the same noise to different
-  sums. Only one process at a time gets the lock.
+  PRIVACY: two processes with one noise key would add the same noise to
+  different sums. Only one process at a time gets the lock.
   Guard: resume_test.test_directory_has_one_process_at_a_time.
 
   Args:
-    directory: folder of the run; it is made if it does not exist.
+    directory: folder of the run. A missing folder is made.
 
   Raises:
-    ValueError: another process has the lock, or this process has it already; or
-      the name of the folder cannot be encoded.
-    OSError: the folder cannot be written; one line that names it.
+    ValueError: another process or this process holds the lock already; or the
+      name of the folder cannot be encoded.
+    OSError: the folder cannot be written. The message is one line, and names
+      the folder.
   """
   check_name(directory)
   private = directory / run_json.PRIVATE
@@ -93,10 +95,11 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
 
 
 def check_name(directory: pathlib.Path) -> None:
-  """Raises ValueError if the locale cannot encode the name of a folder."""
+  """Raises ValueError if UTF-8 or the locale cannot encode a folder's name."""
   try:
     path = os.path.abspath(directory)
-    # TensorFlow encodes names in UTF-8, the system as the locale says.
+    # TensorFlow encodes names in UTF-8, and the system encodes them by the
+    # locale.
     path.encode()
     os.fsencode(path)
   except UnicodeEncodeError:
@@ -107,7 +110,7 @@ def check_name(directory: pathlib.Path) -> None:
 
 
 def _in_use(directory: pathlib.Path) -> ValueError:
-  """Returns the error for a folder whose lock is taken."""
+  """Returns the error for a folder whose lock a process holds."""
   holder = (directory / run_json.PRIVATE / 'lock').read_text()
   if holder == str(os.getpid()):
     return errors.value_error(
@@ -122,9 +125,9 @@ def _in_use(directory: pathlib.Path) -> ValueError:
 
 
 def refuse_existing(directory: pathlib.Path) -> None:
-  """Raises ValueError if the folder holds a run, or remains of one."""
-  # PRIVACY: a sampling key that was left from an earlier run would draw the
-  # same cohorts for the next run. A folder with a used key is refused.
+  """Raises ValueError if the folder holds a run, or remains of a run."""
+  # PRIVACY: a sampling key of an earlier run would draw the same cohorts for
+  # the next run. A folder with a used key is refused.
   # Guard: starts_test.test_key_of_draws_that_outlived_its_run_is_refused.
   for name in (
     run_json.RUN_FILE,
@@ -140,21 +143,22 @@ def refuse_existing(directory: pathlib.Path) -> None:
 
 
 def keys(directory: pathlib.Path, draws: bool) -> Keys:
-  """Returns the keys of a run; draws them if the run is new.
+  """Returns the keys of a run; a new run gets new random keys.
 
   Args:
     directory: folder of the run; this process has its lock.
-    draws: whether cohorts are sampled, which needs a key of its own.
+    draws: whether cohorts are sampled, which takes a second key.
 
   Raises:
-    ValueError: the folder holds remains of a run, or a key is gone.
+    ValueError: the folder holds remains of a run, or a key is missing.
     OSError: a key cannot be read or written.
   """
   names = [run_json.NOISE_KEY, *[run_json.SAMPLING_KEY] * draws]
   if not (directory / run_json.RUN_FILE).exists():
     refuse_existing(directory)
-    # PRIVACY: two copies of a folder whose start failed would both begin with
-    # its keys. Only the folder in which the keys were drawn goes on with them.
+    # PRIVACY: if a start failed and its folder was copied, both folders would
+    # begin a run with the same keys. Only the folder in which the keys were
+    # drawn uses these keys.
     # Guard: starts_test.test_start_that_ended_anywhere_gives_no_copy_its_keys.
     if _read_place(directory) != _place(directory, begun=False) or not all(
       _path(directory, name).exists() for name in names
@@ -177,32 +181,34 @@ def open_run(
 ) -> run_json.RunRecord:
   """Makes the files of a new run, or checks that the folder holds this run.
 
-  PRIVACY: a key that serves two runs, or two copies of one, adds the same noise
-  to different sums. A key serves only the run for which it was drawn, in the
-  folder in which it was drawn.
-  Guards: resume_test.test_key_of_another_run_is_refused,
+  PRIVACY: if two runs, or two copies of one run, use the same noise key, they
+  add the same noise to different sums. A key is accepted only for the run for
+  which it was drawn, and only in the folder in which it was drawn. Guards:
+  resume_test.test_key_of_another_run_is_refused,
   folder_test.test_copy_without_its_ledger_is_refused,
   test_edited_copy_is_refused and test_copy_is_refused_until_it_is_said_to_move.
 
   Args:
     directory: folder of the run; this process has its lock.
-    record: record of the program, without IDs.
-    strategy: C.
-    planned: participation schema of the strategy file.
+    record: content of `run.json` by this program, without the IDs of run and
+      key.
+    strategy: strategy matrix C of the plan.
+    planned: participation schema of the plan, for the strategy file.
     run_keys: result of `keys`.
-    moved: whether the folder was moved or restored, and the original is gone.
+    moved: whether the folder was moved or restored, and the original folder is
+      gone.
 
   Returns:
-    The record in the folder, with its IDs.
+    The content of `run.json` in the folder, with the IDs.
 
   Raises:
-    ValueError: the folder holds another run, remains of one, or a copy.
+    ValueError: the folder holds another run or remains of a run, or is a copy.
   """
   if not (directory / run_json.RUN_FILE).exists():
     strategies.save(
       strategy, directory / run_json.STRATEGY_FILE, participation=planned
     )
-    # From here on the folder holds a run.
+    # From this write on, the folder holds a run.
     record.with_key(run_keys.noise).write(directory)
   stored = check_record(directory, record)
   bound = record.with_key(run_keys.noise).bound()
@@ -214,7 +220,7 @@ def open_run(
     )
   begun = _has_begun(directory)
   _check_place(directory, begun, moved)
-  # A run that has begun needs its ledger, since a new one would forget the
+  # A run that has begun needs its own ledger, since a new ledger would lack the
   # clients that took part.
   with run_ledger.open_ledger(directory, create=not begun) as ledger:
     if begun and ledger.bound() == (None, None):
@@ -235,11 +241,12 @@ def open_run(
 def check_record(
   directory: pathlib.Path, record: run_json.RunRecord
 ) -> run_json.RunRecord:
-  """Returns the record in a folder; raises ValueError if it is another run's.
+  """Returns the content of `run.json`; raises ValueError for another run.
 
   Args:
     directory: folder of the run.
-    record: record of the program, without IDs.
+    record: content of `run.json` by this program, without the IDs of run and
+      key.
   """
   ended = (directory / run_json.RESULT_FILE).exists()
   stored = run_json.RunRecord.read(directory)
@@ -251,17 +258,19 @@ def check_releases(
   directory: pathlib.Path,
   attempts: Callable[[int], Sequence[ledger_lib.Attempt]],
 ) -> None:
-  """Raises ValueError if an attempt released a sum and the ledger lacks it.
+  """Raises ValueError if the ledger lacks an attempt that released a sum.
 
   Args:
     directory: folder of the run.
-    attempts: function that returns the ledger's attempts at a round.
+    attempts: function of the index of a round that returns the ledger's
+      attempts at this round.
   """
   for path in (directory / run_json.RELEASED).glob('*-*-*-*'):
     t, attempt = map(int, path.name.split('-')[:2])
-    # PRIVACY: SQLite drops the end of a damaged write-ahead log silently, and
-    # the round could start again with another cohort. Every release left a
-    # mark, so the ledger must have its attempt.
+    # PRIVACY: SQLite drops the end of a damaged write-ahead log silently, and a
+    # round that the ledger then lacks could start again with another cohort.
+    # Every release of a sum leaves a file in private/released. For each such
+    # file, the ledger must have the attempt.
     # Guard: run_folder_test.test_ledger_that_lost_its_last_commits_is_refused.
     if attempt > len(attempts(t)):
       raise errors.value_error(
@@ -273,11 +282,12 @@ def check_releases(
 
 
 def bind(directory: pathlib.Path, begun: bool = True) -> None:
-  """Records that the keys of a run belong in this folder.
+  """Writes place.json, which names the folder to which the keys belong.
 
   Args:
     directory: folder of the run.
-    begun: whether the run has begun; if not, its keys are new.
+    begun: whether the run has begun; False while its keys have the suffix of
+      new keys.
   """
   _files.write_json(
     directory / run_json.PLACE, _place(directory, begun), mode=0o600
@@ -288,8 +298,9 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
   """Raises ValueError if the folder is a copy and `moved` is False."""
   for name in _KEYS:
     path = _path(directory, name)
-    # PRIVACY: a copy made of hard links shares the files of the original, and
-    # could go on with them beside it. A key with two names is refused.
+    # PRIVACY: a copy that was made with hard links has the same inodes as the
+    # original folder, so both could go on with one key. A key file with more
+    # than one hard link is refused.
     # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
       raise errors.value_error(
@@ -297,8 +308,9 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
         'made with cp -al; remove the copy; copy the folder of a run without '
         'links'
       )
-  # PRIVACY: a folder and its copy would each go on with the same key. Only the
-  # folder in which the key was drawn goes on, or a folder with `moved`. Guards:
+  # PRIVACY: a folder and its copy would each continue the run with the same
+  # key. Only the folder in which the key was drawn may continue, or a folder
+  # that was opened with `moved`. Guards:
   # folder_test.test_copy_is_refused_until_it_is_said_to_move and
   # test_key_in_another_place_is_refused.
   if not moved and _read_place(directory) != _place(directory, begun):
@@ -310,12 +322,12 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
 
 
 def _has_begun(directory: pathlib.Path) -> bool:
-  """Returns whether the run has begun; True if place.json does not say."""
+  """Returns whether the run has begun; False only if place.json says so."""
   return _read_place(directory).get('begun') is not False
 
 
 def _read_place(directory: pathlib.Path) -> _files.JsonObject:
-  """Returns the place that `bind` wrote; {} if it is missing or damaged."""
+  """Returns the content of place.json; {} if it is missing or damaged."""
   try:
     place = _files.read_json(directory / run_json.PLACE)
   except (FileNotFoundError, ValueError):
@@ -324,7 +336,10 @@ def _read_place(directory: pathlib.Path) -> _files.JsonObject:
 
 
 def _place(directory: pathlib.Path, begun: bool) -> _files.JsonObject:
-  """Returns the host, device and inodes, which differ for a copy."""
+  """Returns the content of place.json for this folder.
+
+  A copy of the folder has other inodes.
+  """
   host = _MACHINE.read_text().strip() if _MACHINE.exists() else ''
   noise, sampling = (_identity(_path(directory, name)) for name in _KEYS)
   return {
@@ -351,7 +366,7 @@ def _new(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the path of a key, whether or not the run has begun."""
+  """Returns the path of a key file, under its new or its final name."""
   path, fresh = directory / name, _new(directory, name)
   return fresh if not path.exists() and fresh.exists() else path
 

@@ -1,4 +1,4 @@
-"""The metrics of a run, a row a round, in `metrics.csv`."""
+"""The file `metrics.csv` of a run, with one row for each round."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tff_bandmf.run_files import run_json
 if TYPE_CHECKING:
   from tff_bandmf import ledger as ledger_lib
 
-# Columns of the values that a round of an adaptive clip releases, with noise,
-# beside the model.
+# Columns of the noisy values that a round with an adaptive clip releases in
+# addition to the model.
 RELEASED = ('l2_norm_clip', 'fraction')
 _REMEDY = (
   'restore the file; only a run whose clip is constant can do without it, and '
@@ -24,12 +24,12 @@ _REMEDY = (
 )
 
 
-# Cells of a row by column.
+# The cells of a row, by name of the column.
 _Row = Mapping[str, Union[float, str]]
 
 
 class Metrics:
-  """Writes `metrics.csv`; the ledger has the digest of each row."""
+  """Writes `metrics.csv`; the ledger has the digest of every row."""
 
   def __init__(
     self,
@@ -38,18 +38,19 @@ class Metrics:
     columns: Sequence[str],
     start: int,
   ):
-    """Writes the file again, with the rows of the rounds below `start`.
+    """Rewrites the file, with the rows of the rounds below `start` alone.
 
     Args:
       directory: folder of the run.
       ledger: ledger of the run.
-      columns: names of the columns; the first is 'round'.
-      start: index of the first round to write.
+      columns: names of the columns, 'round' first.
+      start: index of the first round whose row this object will write.
 
     Raises:
       ValueError: a row differs from its digest in the ledger, or the ledger
         lacks the round of a row.
-      OSError: the file cannot be written; one line that names it.
+      OSError: the file cannot be written. The message is one line, and names
+        the file.
     """
     self._path = directory / run_json.METRICS_FILE
     self._columns = columns
@@ -58,8 +59,9 @@ class Metrics:
     _, lines, _ = _read(directory)
     for t, line in lines.items():
       attempts = ledger.attempts(t)
-      # PRIVACY: a round that the ledger lacks would run again with another
-      # sum. A row of such a round shows that the ledger was rolled back.
+      # PRIVACY: a round that the ledger has lost would run again, and could add
+      # the same noise to another sum. A row of a round that the ledger lacks
+      # shows that the ledger was rolled back, and is an error.
       # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
       if not attempts:
         raise errors.value_error(
@@ -77,7 +79,7 @@ class Metrics:
     self._write()
 
   def rows(self) -> list[dict[str, str]]:
-    """Returns the rows, column to text, without reading the file."""
+    """Returns each row as {column: text}, without reading the file."""
     return list(csv.DictReader(self._lines))
 
   def digest(self, row: _Row) -> bytes:
@@ -85,10 +87,11 @@ class Metrics:
     return row_digest(self._lines[0], self._line(row))
 
   def write(self, row: _Row) -> None:
-    """Writes the row of a round that ended; the ledger has its digest."""
+    """Writes the row of a round that ended; the ledger has the row's digest."""
     t = int(row['round'])
     if self._round == t:
-      # The round is burnt after its row as a finished round was written.
+      # The file has a row of this round as a finished round, and the round was
+      # then burnt: the new row replaces the old one.
       self._lines.pop()
     self._round = t
     self._lines.append(self._line(row))
@@ -108,7 +111,7 @@ def _line(cells: Iterable[Union[float, str]]) -> str:
 
 
 def rows(directory: pathlib.Path) -> list[dict[str, str]]:
-  """Returns the rows of `metrics.csv`, column to text; [] without the file.
+  """Returns each row of `metrics.csv` as {column: text}; [] without the file.
 
   Raises:
     ValueError: a row has no round, the round of another row, or another number
@@ -119,12 +122,12 @@ def rows(directory: pathlib.Path) -> list[dict[str, str]]:
 
 
 def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
-  """Returns (rounds done, validation accuracy) of rows that have it."""
+  """Returns (round + 1, validation accuracy) of each row with an accuracy."""
   return _column(rows, 'accuracy')
 
 
 def clips(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
-  """Returns (rounds done, released clip) of rows that have it."""
+  """Returns (round + 1, released clip) of each row with a clip."""
   return _column(rows, RELEASED[0])
 
 
@@ -135,7 +138,7 @@ def _column(rows: list[dict[str, str]], name: str) -> list[tuple[int, float]]:
 
 
 def digests(directory: pathlib.Path) -> dict[int, bytes]:
-  """Returns the digest of every row of `metrics.csv`: round to SHA-256.
+  """Returns {round: SHA-256 of its row} for the rows of `metrics.csv`.
 
   Raises:
     ValueError: a row has no round, the round of another row, or another number
@@ -146,11 +149,11 @@ def digests(directory: pathlib.Path) -> dict[int, bytes]:
 
 
 def row_digest(header: str, line: str) -> bytes:
-  """Returns the SHA-256 of a row of metrics, which the ledger records.
+  """Returns the SHA-256 of the header and a row, which the ledger records.
 
   Args:
-    header: first line of the file, with its line end.
-    line: line of the row, with its line end.
+    header: first line of the file, with the newline.
+    line: line of the row, with the newline.
   """
   return hashlib.sha256((header + line).encode()).digest()
 
@@ -158,7 +161,7 @@ def row_digest(header: str, line: str) -> bytes:
 def _read(
   directory: pathlib.Path,
 ) -> tuple[str, dict[int, str], list[dict[str, str]]]:
-  """Returns the first line, the other lines by round, and their cells."""
+  """Returns the first line, {round: line}, and the rows as in `rows`."""
   path = directory / run_json.METRICS_FILE
   if not path.exists():
     return '', {}, []

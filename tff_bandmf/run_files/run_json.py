@@ -1,20 +1,20 @@
-"""File names of a run's folder; content of `run.json` and `result.json`.
+"""Names of the files in a run's folder; `run.json` and `result.json`.
 
-run.json        statements on the run and its claim, see `RunRecord`
-plan.json       the plan: the user's request, and the search result
-strategy.json   C
-ledger.sqlite   the clients of each round, as keyed hashes; the digests of what
-                each round released and of its row of metrics
-metrics.csv     one row a round
+run.json        the claim of the run, and statements on it, see `RunRecord`
+plan.json       the plan: the user's request, and the result of the search
+strategy.json   the strategy matrix C
+ledger.sqlite   the clients of each round, as keyed hashes; the digests of the
+                released sum of each round and of its row of metrics
+metrics.csv     one row for each round
 result.json     measured results of the last model, and the head of the ledger's
-                chain, whose last event has their digest; written last
-private/        mode 0700, never publish it:
+                chain at the end of the run; this file is written last
+private/        secrets, which are never published; mode 0700:
   noise.key       the key of the noise
-  sampling.key    the key of the draws, if cohorts are sampled
+  sampling.key    the key by which cohorts are sampled
   place.json      the folder, host and file system on which the keys were made
-  ledger.key      the key of the hashes
-  ledger.url      the location of the ledger, if it is not in the folder
-  checkpoints/    states, which may hold noise
+  ledger.key      the key by which the ledger hashes clients
+  ledger.url      the location of a ledger outside of the folder
+  checkpoints/    states of the learning process, which may contain noise
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ LEDGER_URL = 'private/ledger.url'
 SAMPLING_KEY = 'private/sampling.key'
 PLACE = 'private/place.json'
 CHECKPOINTS = 'private/checkpoints'
-# Marks of the sums that rounds released, written by `noise.released_sums`.
+# Files that name the released sums; `noise.released_sums` writes them.
 RELEASED = 'private/released'
 
 LEDGER_HEAD = 'ledger_head'
 
-# Sentences of `not_covered` for updates that added nothing.
+# Sentences of `not_covered` about updates that added nothing to the sum.
 SOME_ZERO = (
   'that updates of some rounds were zero or not finite, and added nothing'
 )
@@ -68,9 +68,10 @@ ALL_ZERO = (
   'released noise alone'
 )
 
-# Values of `run.json` that are computed from the others and the key.
+# Values of `run.json` that are computed from the noise key and the other
+# values.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
-# These may differ after the end of a run, since no part of it runs again.
+# Values that may differ after the end of a run, since no round runs again.
 _CODE_KEYS = ('versions', 'code_sha256')
 _PARTS = {
   'claim': (
@@ -82,7 +83,7 @@ _PARTS = {
   ),
   'enforced': ('min_sep', 'max_participations', 'by'),
 }
-# Delta of the report if the plan has none.
+# Delta of the report if the plan has no delta.
 _DEFAULT_DELTA = 1e-6
 _IDENTITY = re.compile('[0-7][0-9a-f]{15}')
 _HEAD = re.compile('[0-9a-f]{64}')
@@ -91,13 +92,13 @@ _HEAD = re.compile('[0-9a-f]{64}')
 def _field(
   kind: type, default: object = attrs.NOTHING, changes: bool = False
 ) -> Any:
-  """Returns an attrs field.
+  """Returns an attrs field of `RunRecord`.
 
   Args:
-    kind: type of its value in JSON.
-    default: default value.
-    changes: whether the program may change it after the first round; such a
-      field describes the training and does not control it.
+    kind: type of the value in JSON.
+    default: default value; NOTHING for a required value.
+    changes: whether the program may change the value after the first round. A
+      value that may change describes the training and does not control it.
   """
   return attrs.field(
     default=default, metadata={'kind': kind, 'changes': changes}
@@ -106,49 +107,53 @@ def _field(
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-  """The statements of `run.json`, written before the first round.
+  """The content of `run.json`, which is written before the first round.
 
-  A text is a sentence or a few words; the report shows 'not stated' for None.
+  An attribute of type 'text' is a few words. The report shows 'not stated' for
+  None.
 
   Attributes:
-    claim: `Guarantee.to_dict()`, `delta`, `l2_norm_clip`,
-      `clients_per_round`.
+    claim: dict: `Guarantee.to_dict()` with the keys `rounds`, `delta`,
+      `l2_norm_clip` and `clients_per_round`.
     unit_of_privacy: text: the person or device whose contributions are zeroed
       in a neighbouring data set.
-    population: number of clients that may be drawn, with those that left, >= 0;
-      None if clients come by themselves.
-    highest_client: highest client index, >= -1, if clients have indices; None
-      is `population` - 1.
-    data: text: name of the corpus.
+    population: number of clients that may be drawn and of clients that have
+      left, >= 0; None if clients come by themselves.
+    highest_client: highest client index, >= -1; -1 if clients are strings. None
+      stands for `population` - 1.
+    data: text: name of the training data.
     released: text: values that the guarantee covers.
-    not_covered: sentences: accesses to data that the guarantee does not cover.
-    side_releases: sentences: values that are released without noise.
+    not_covered: list of sentences: accesses to data that the guarantee does not
+      cover.
+    side_releases: list of sentences: values that are released without noise.
     config: configuration of the experiment; no report shows it.
-    clients_left: largest number of clients that took part and have left the
-      population, >= 0; None is 0.
-    setting: sentence: parties that are trusted.
-    covered: sentence: accesses to data that the guarantee counts.
+    clients_left: upper bound on the number of clients that took part and have
+      left the population, >= 0; None stands for 0.
+    setting: sentence: the parties that the guarantee trusts.
+    covered: sentence: accesses to data that the guarantee covers.
     noise_key: sentence: source of the noise key.
-    noise_generator: 'chacha20'.
+    noise_generator: text: name of the generator of the noise.
     tuning: sentence: parameters that were tuned, and on which data.
     model_selection: sentence: rule by which the released model was chosen.
     pre_training: sentence: source of the initial weights.
     process: sentence: values of clients that bypass the aggregator.
     key_after: sentence: fate of the key, tapes and buffers after the run.
-    enforced: `min_sep`, `max_participations`, `by`.
-    clipped_by: sentence: party that clips an update.
-    simulated: guarantee of the larger cohort that this run simulates; the
-      report then claims nothing for a deployment.
-    versions: name of a package to its version.
-    code_sha256: digest of the code.
-    train_sha256: digest of the training data.
-    initial_sha256: SHA-256 of initial weights that were trained before, 64
-      hexadecimal digits; None if a seed gives them.
-    run_id: ID of the run, 63 bits, 16 hexadecimal digits; the ledger is bound
-      to it.
+    enforced: dict of `min_sep`, `max_participations` and `by`, a text that
+      names the party that enforces both numbers.
+    clipped_by: text: party that clips an update.
+    simulated: dict: guarantee of a run with larger cohorts that this run
+      simulates. The report then claims nothing for a deployment. None if this
+      run simulates no other run.
+    versions: dict: version of each package, by name.
+    code_sha256: SHA-256 of the code of this package.
+    train_sha256: SHA-256 of the training data.
+    initial_sha256: SHA-256 of pre-trained initial weights, 64 hexadecimal
+      digits; None if a seed gives the initial weights.
+    run_id: ID of the run, 63 bits in 16 hexadecimal digits. The ledger is bound
+      to this ID.
     noise_key_id: ID of the noise key, 16 hexadecimal digits.
-    sampling_key_id: ID of the key of the draws, 16 hexadecimal digits; None if
-      cohorts are enforced.
+    sampling_key_id: ID of the key by which cohorts are sampled, 16 hexadecimal
+      digits; None for enforced cohorts.
     title: text: title of a published report.
     owner: text: person or organisation that answers for the model.
     contact: text: address for questions.
@@ -156,9 +161,9 @@ class RunRecord:
     model: text: kind of model.
     intended_use: sentence: purpose of the model.
     region: text: region of the people in the data.
-    sector: one of `report.registry.SECTORS`.
-    after: earlier runs on the same clients: `run`, a folder relative to the
-      folder of this run, and `run_id`.
+    sector: text, one of `report.registry.SECTORS`.
+    after: list of earlier runs on the same clients. Each is a dict of `run`, a
+      folder relative to the folder of this run, and `run_id`.
   """
 
   claim: _files.JsonObject = _field(dict)
@@ -239,12 +244,12 @@ class RunRecord:
     claim: Optional[_files.JsonObject] = None,
     **statements: Any,
   ) -> RunRecord:
-    """Returns the record of training by a plan.
+    """Returns the record for a run of a plan.
 
     Args:
-      plan: the plan.
-      claim: values of `claim` beside those of the plan.
-      **statements: attributes that do not follow from the plan.
+      plan: plan of the run.
+      claim: values that are added to the attribute `claim`, by key.
+      **statements: values of attributes that do not follow from the plan.
     """
     return cls(
       claim={
@@ -264,7 +269,7 @@ class RunRecord:
     )
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the content of the file; values that are None are left out."""
+    """Returns the content of `run.json`, without values that are None."""
     values = attrs.asdict(self, recurse=False)
     return {
       'format': RUN_FORMAT,
@@ -275,7 +280,7 @@ class RunRecord:
   def with_key(self, key: key_lib.Key) -> RunRecord:
     """Returns the record with the IDs of the run and of its noise key.
 
-    Both are one-way functions of the key.
+    Both IDs are one-way functions of the key.
     """
     fixed = {
       name: value
@@ -285,16 +290,17 @@ class RunRecord:
     content = json.dumps(fixed, sort_keys=True).encode()
     return attrs.evolve(
       self,
-      # PRIVACY: an edited record could claim less epsilon than the run has. The
-      # run ID depends on all fixed values and on the key, so nobody without
-      # the key can compute the ID of an edited record.
+      # PRIVACY: an edited record could claim a smaller epsilon than the run
+      # has. The run ID depends on all values that may not change and on the
+      # noise key, so nobody without the key can compute the ID of an edited
+      # record.
       # Guard: folder_test.test_edited_copy_is_refused.
       run_id=f'{key.identify(content):016x}',
       noise_key_id=f'{key.identify(b""):016x}',
     )
 
   def _fixed(self) -> _files.JsonObject:
-    """Returns the values of the file that never change."""
+    """Returns the values of `run.json` that may not change."""
     return {
       name: value
       for name, value in self.to_dict().items()
@@ -305,7 +311,7 @@ class RunRecord:
     """Returns the record with other values of statements that may change.
 
     Args:
-      statements: attribute to value.
+      statements: new values, by name of the attribute.
 
     Raises:
       ValueError: an attribute is not known, is fixed, or has a wrong type.
@@ -323,20 +329,21 @@ class RunRecord:
     return {name: getattr(self, name) for name in _STATEMENTS}
 
   def bound(self) -> tuple[int, int]:
-    """Returns the IDs to which the ledger is bound: run and noise key."""
+    """Returns the IDs of the run and noise key to which the ledger is bound."""
     if self.run_id is None or self.noise_key_id is None:
       raise ValueError(f'lacks {" or ".join(IDENTITY_KEYS)}')
     return int(self.run_id, 16), int(self.noise_key_id, 16)
 
   def enforced_digest(self, directory: pathlib.Path) -> bytes:
-    """Returns the SHA-256 of all that is fixed before the first round.
+    """Returns the SHA-256 of the fixed values, the plan and the strategy.
 
     Args:
-      directory: folder of the run, with its plan and its strategy.
+      directory: folder of the run, which holds the plan and the strategy.
     """
     # PRIVACY: one edited number in a file could make the report claim a
-    # fraction of epsilon. The chain has this digest from the start of every
-    # round, so later only the statements of `_STATEMENTS` can change.
+    # fraction of epsilon. The ledger's chain has this digest for the start of
+    # every round, so that a later change is noticed. Only the statements in
+    # `_STATEMENTS` may change.
     # Guard: forgery_test.test_forged_run_is_refused_by_report_and_verifier.
     files = [
       _files.sha256(directory / name) if (directory / name).exists() else None
@@ -345,7 +352,7 @@ class RunRecord:
     return _files.json_digest([self._fixed(), *files])
 
   def write(self, directory: pathlib.Path) -> None:
-    """Writes `run.json` of a record that has the IDs of `with_key`."""
+    """Writes the record, which has the IDs of `with_key`, to `run.json`."""
     self.bound()
     _files.write_json(directory / RUN_FILE, self.to_dict())
 
@@ -354,8 +361,8 @@ class RunRecord:
     """Returns the record in a folder.
 
     Raises:
-      ValueError: there is no `run.json`, or it has another format or version,
-        or a value of a wrong type.
+      ValueError: `run.json` is missing, or has another format or version, or a
+        value of a wrong type.
     """
     path = directory / RUN_FILE
     try:
@@ -390,17 +397,19 @@ class RunRecord:
       ) from error
 
   def check_same(self, expected: RunRecord, ended: bool) -> None:
-    """Raises ValueError, naming the difference, unless this is the same run.
+    """Raises ValueError if `expected` is the record of another run.
 
     Args:
-      expected: record of the program that goes on, without IDs.
+      expected: record of the program that continues the run, without the IDs of
+        run and key.
       ended: whether the run has ended.
     """
     stored_values, expected_values = (
       _flat(json.loads(json.dumps(record.to_dict())))
       for record in (self, expected)
     )
-    # The configuration is compared first, since the rest follows from it.
+    # The configuration is compared first, since the other values follow from
+    # it.
     for name in sorted(
       {*stored_values, *expected_values} - {*IDENTITY_KEYS},
       key=lambda name: (not name.startswith('config.'), name),
@@ -415,7 +424,7 @@ class RunRecord:
         )
 
 
-# Statements that may change: they describe the training and do not control it.
+# Attributes that may change after the first round.
 _STATEMENTS = tuple(
   field.name for field in attrs.fields(RunRecord) if field.metadata['changes']
 )
@@ -426,12 +435,12 @@ def write_result(
   results: Mapping[str, float],
   ledger: ledger_lib.Ledger,
 ) -> None:
-  """Ends a run: writes its results to the chain of the ledger, then to a file.
+  """Ends a run: writes its results to the ledger, then to `result.json`.
 
   Args:
     directory: folder of the run.
     results: measured results of the last model.
-    ledger: ledger of the run, open; all its rounds have ended.
+    ledger: open ledger of the run, in which all rounds have ended.
   """
   numbers = {name: float(value) for name, value in results.items()}
   ledger.record_end(result_digest(numbers))
@@ -440,7 +449,7 @@ def write_result(
 
 
 def result_digest(numbers: dict[str, float]) -> bytes:
-  """Returns the SHA-256 of measured results, which the chain records."""
+  """Returns the SHA-256 of measured results, as the ledger's chain has it."""
   return _files.json_digest(numbers)
 
 
@@ -449,8 +458,8 @@ def read_result(
 ) -> tuple[dict[str, float], Optional[str]]:
   """Returns the results in `result.json`, and the head of the ledger's chain.
 
-  The head is the one at the end of the run. The result is ({}, None) for a run
-  that has not ended.
+  The head is the hash at the end of the ledger's chain when the run ended. A
+  run that has not ended gives ({}, None).
 
   Raises:
     ValueError: the file is damaged.
@@ -486,10 +495,10 @@ def is_head(text: str) -> bool:
 
 
 def _is_printable(value: _files.Json) -> bool:
-  """Returns whether no text in a JSON value has control characters.
+  """Returns whether the texts in a JSON value have no control characters.
 
-  Such characters, and unpaired surrogates, could make a report look different
-  from its content.
+  Unpaired surrogates count as control characters. With control characters, a
+  report could look different from its content.
   """
   if isinstance(value, dict):
     return all(map(_is_printable, (*value, *value.values())))
@@ -501,7 +510,7 @@ def _is_printable(value: _files.Json) -> bool:
 
 
 def _flat(tree: _files.Json, prefix: str = '') -> _files.JsonObject:
-  """Returns the leaves of nested objects by their dotted names."""
+  """Returns the leaves of nested JSON objects, by dotted name."""
   if not isinstance(tree, dict):
     return {prefix: tree}
   return {

@@ -18,10 +18,11 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
 
   Args:
     directory: folder of the run.
-    url: URL of SQLAlchemy, which may have a password, or path of a SQLite file.
+    url: path of a SQLite file, or URL of SQLAlchemy, which may have a password.
 
   Raises:
-    ValueError: the run has begun, and the ledger there is of another run.
+    ValueError: the run has begun, and the ledger at `url` belongs to another
+      run.
   """
   from tff_bandmf.ledger import ledger as ledger_lib
 
@@ -37,8 +38,8 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
     ) as ledger:
       if ledger.bound() != run_json.RunRecord.read(directory).bound():
         raise ledger_lib.of_another_run()
-  # PRIVACY: a person who reads a password in the URL can change the ledger. The
-  # file is made so that only its owner can read it.
+  # PRIVACY: a person who reads a password in the URL can change the ledger.
+  # Only the owner of the new file can read it.
   # Guard: run_test.test_ledger_is_where_it_is_said_to_be.
   _files.write(path, location.encode(), mode=0o600)
 
@@ -46,16 +47,17 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
 def open_ledger(
   directory: pathlib.Path, create: bool = False
 ) -> ledger_lib.Ledger:
-  """Returns the ledger of a run, open.
+  """Returns the open ledger of a run.
 
   Args:
     directory: folder of the run.
-    create: whether to make the ledger if there is none.
+    create: whether to make a missing ledger.
 
   Raises:
-    ValueError: there is no ledger, or it is damaged; see `Ledger`.
+    ValueError: the ledger is missing or damaged; see `Ledger`.
   """
-  # A report of a log, which has no ledger, does not wait for SQLAlchemy.
+  # This import is late, since it loads SQLAlchemy, which the report of a log
+  # without a ledger does not need.
   from tff_bandmf.ledger import ledger as ledger_lib
 
   path = directory / run_json.LEDGER_URL

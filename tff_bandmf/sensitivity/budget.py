@@ -4,21 +4,25 @@
 |---------|-------------------------------------------------------------------|
 | X       | C^T C                                                             |
 | P       | a pattern: the rounds of one client                               |
-| H       | `horizon`: the most rounds that a run may have                    |
+| C_P     | columns of C for the rounds of P                                  |
+| b, k    | `min_sep` and `max_participations` of a `Budget`                  |
+| B       | number of bands of C                                              |
+| H       | `horizon`: the largest number of rounds that a run may have       |
 | c       | first column of a Toeplitz C, its first H terms                   |
 | g(l)    | sum_j c_j c_{j+l}                                                 |
 | D       | sensitivity; D^2 is the budget of a client                        |
 
-The contributions u of a client are vectors of norm at most 1, so a client with
-rounds P moves C G by |C_P u| with |C_P u|^2 <= sum_{s,t in P} |X[s, t]|. This
-sum is the cost of P. If every admitted P costs at most D^2, then D bounds the
+A client with rounds P contributes a vector of norm at most 1 to each of these
+rounds. With these vectors as the rows of u, the client changes C times the sums
+of the rounds by C_P u, and |C_P u|^2 <= sum_{s,t in P} |X[s, t]|. This sum is
+the cost of P. If every admitted P costs at most D^2, then D bounds the
 sensitivity for all patterns, for every number of rounds up to H, and for
 cohorts that depend on earlier releases. docs/reference/budget.md has the
 statement and its proof.
 
 For a Toeplitz C, let T[t, s] = c_{t-s} for t < 2 H and s < H, so that every
 column of T contains all of c. The C of a run of n <= H rounds is the first n
-rows and columns of T. The norm of a vector with fewer rows is not larger, so
+rows and columns of T. Fewer rows do not increase the norm of a vector, so
 |C_P u| <= |T_P u|, and (T^T T)[s, t] = g(t - s) for every n and all signs of c.
 """
 
@@ -37,15 +41,15 @@ from tff_bandmf.sensitivity import gram as gram_lib
 from tff_bandmf.sensitivity import result
 from tff_bandmf.strategies import base, recursion
 
-# Integer cost of the round whose column has the largest norm.
+# Integer cost of one round whose column has the largest norm.
 _WHOLE = 2**30
 # Largest limit of costs, so that sums of costs fit in 64 bits.
 _LARGEST = 2**62
-# Most entries of X that are stored as costs.
+# Largest number of entries of X that are stored as costs.
 _ENTRIES = 2**24
 # Rows of X in one block.
 _ROWS = 512
-# Longest column that is correlated directly, not by Fourier transforms.
+# Longest column whose g is computed without a Fourier transform.
 _DIRECT = 2**15
 
 
@@ -54,7 +58,7 @@ def of_run(
 ) -> tuple[strategies.Strategy, participation_lib.Cohorts]:
   """Returns C for all rounds that a run may have, and the completed cohorts.
 
-  Attributes of `cohorts` that depend on C are filled in.
+  The completed cohorts have the attributes that follow from C.
 
   Args:
     cohorts: cohorts of the run.
@@ -77,10 +81,10 @@ def until(
   Args:
     strategy: C for the n planned rounds.
     budget: budget whose horizon is the number of rounds of the result. Horizon
-      None means 10 n if C can go on past n, else n.
+      None means 10 n if C is defined for more than n rounds, else n.
 
   Raises:
-    ValueError: the horizon is below n, or C cannot go on up to it.
+    ValueError: the horizon is below n, or C is not defined for so many rounds.
   """
   rounds, horizon = strategy.rounds, budget.horizon
   if horizon is None:
@@ -104,12 +108,12 @@ def completed(
 
     D^2 = k g(0) + 2 sum_{0<e<k} (k - e) max_{l >= e b} |g(l)|
 
-  for a Toeplitz C. For another C, D^2 is the squared bound of `gram` under
-  `budget.typical`, the schema with b and k, so that no pattern of that schema
-  is refused for its cost.
+  for a Toeplitz C. For other C, D^2 is the square of the bound that the module
+  `gram` gives under `budget.typical`, the `MinSep` schema with b and k. So no
+  pattern of that schema is refused for its cost.
 
   **Formal guarantee.** Assumption: C is the matrix of `strategy`; rounding
-  errors and cut weights of C are accounted for as with every schema, by
+  errors and cut weights of C are accounted for as under other schemas, by
   `rounding` and `cut_norm`. Statement: every P with `costs.total` <=
   `costs.limit` has |C_P u|^2 <= `costs.limit` `costs.unit` for all vectors u of
   norm at most 1 and every number of rounds up to the horizon. Source: the
@@ -118,10 +122,10 @@ def completed(
   B products.
 
   Args:
-    budget: b, k, and the least distance of a client's rounds.
+    budget: budget with b and, optionally, k and the horizon.
     strategy: C for all rounds up to the horizon.
-    rounds: n, from which k follows if the budget has no k; None for the rounds
-      of C.
+    rounds: n, from which k follows if the budget has no k; None means the
+      number of rounds of C.
 
   Raises:
     ValueError: C needs too many costs, or `budget` has another horizon.
@@ -139,7 +143,7 @@ def completed(
   slack = 64 * (strategy.bands + 64) * recursion.UNIT
   if strategy.goes_on:
     table, largest = _toeplitz(strategy, slack)
-    # The limit is free to choose: the sensitivity is computed from it.
+    # Any limit is valid, because the sensitivity is computed from it.
     most = np.maximum.accumulate(table[0, ::-1])[::-1]
     lags = np.arange(1, k) * budget.min_sep
     lags = lags[lags < len(most)]
@@ -151,7 +155,8 @@ def completed(
     table, largest = _banded(strategy, slack)
     typical = participation_lib.MinSep(budget.min_sep, k)
     value = gram_lib.sensitivity(strategy, typical).value
-    # Each of k^2 entries of the table is at most 2 above that of X.
+    # A pattern of k rounds adds up k^2 integer costs. Each is at most 2 above
+    # the exact cost.
     limit = math.ceil(value**2 / largest * _WHOLE) + 2 * k * k
   if limit > _LARGEST:
     raise errors.value_error(
@@ -184,7 +189,7 @@ def bound(
 def _toeplitz(
   strategy: strategies.Strategy, slack: float
 ) -> tuple[np.ndarray, float]:
-  """Returns the costs |g(l)|, [1, lags], and an upper bound of g(0).
+  """Returns integer costs of |g(l)|, [1, lags], and an upper bound of g(0).
 
   Raises:
     ValueError: c overflows.
@@ -211,7 +216,7 @@ def _toeplitz(
 def _banded(
   strategy: strategies.Strategy, slack: float
 ) -> tuple[np.ndarray, float]:
-  """Returns the costs |X[s, s + l]|, [n, bands], and a bound of max_s X[s, s].
+  """Returns integer costs of |X[s, s + l]|, [n, bands], and a bound of X[s, s].
 
   Raises:
     ValueError: C does not have few bands.
@@ -242,10 +247,16 @@ def _banded(
 
 
 def _rounded_up(gram: np.ndarray, slack: float) -> tuple[np.ndarray, float]:
-  """Returns |X| as integer costs, and the value of a cost of `_WHOLE`."""
+  """Returns integer costs, and the |X| that an integer cost of `_WHOLE` means.
+
+  Args:
+    gram: [rows, lags] float64, entries of X or values of g.
+    slack: bound of the error of `gram`, relative to its largest entry.
+  """
   largest = float(gram[:, 0].max()) * (1 + 2 * slack)
   # PRIVACY: A cost below |X| would admit patterns that move a run by more than
-  # the budget. Costs are rounded up, after more is added than float64 can lose.
+  # the budget. A bound of the float64 errors is added to each cost, which is
+  # then rounded up.
   # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
   table = np.ceil((np.abs(gram) / largest + slack) * _WHOLE)
   return np.minimum(table, _WHOLE).astype(np.int64), largest

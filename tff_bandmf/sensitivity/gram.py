@@ -4,13 +4,13 @@
 |--------|----------------------------------------------------------------|
 | pi     | participation pattern: the rounds of one client                |
 | B      | `bands` of C: X[i, j] = 0 where abs(i - j) >= B                |
-| b, k   | `min_sep`, and the most rounds of one client                   |
+| b, k   | `min_sep`, and the largest number of rounds of one client      |
 | w_i    | max over patterns pi that contain i of sum_{j in pi} abs(X_ij) |
 
   sens^2 <= max_pi sum_{i,j in pi} |X_ij| <= max_pi sum_{i in pi} w_i
 
-X is computed in blocks of rows, so for a C of few bands no n x n matrix is in
-memory.
+X is computed in blocks of rows, so that memory holds no n x n matrix if C has
+few bands.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import strategies
 from tff_bandmf.sensitivity import patterns, result
 
-# Least rows of X in one block; smaller matrix products are slow.
+# Least number of rows of X in one block; smaller matrix products are slow.
 _LEAST_ROWS = 64
-# Negative entries of X count as rounding errors of 0 below this fraction of its
-# largest entries.
+# A negative entry of X counts as 0 if its absolute value is below this fraction
+# of a sum of several entries of |X|.
 ROUNDING = 1e-13
 
 
@@ -37,14 +37,14 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of any C, in O(n B^2).
 
-  - B <= b: columns of one client do not overlap. The result is the largest sum
-    of squared column norms over patterns.
-  - B <= 2b: each column overlaps only with the next one of the client. The
-    result is the largest sum of X_ii and 2 |X_ij| over chains. It is exact for
-    all signs of X, because contributions +1 and -1 can make every term of a
-    chain positive.
-  - B > 2b: the bound of [BandMF23, Alg 4], where w_i is a maximum over patterns
-    that contain i; its proof needs no other patterns.
+  - B <= b: the columns of a client's rounds share no rows. The result is the
+    largest sum of squared column norms over patterns.
+  - B <= 2b: each column of a client's rounds shares rows only with the columns
+    of the previous and the next round. The result is the largest sum of X_ii
+    and 2 |X_ij| over chains of rounds. It is exact for all signs of X, because
+    contributions +1 and -1 can make every term of a chain positive.
+  - B > 2b: the bound of [BandMF23, Alg 4]. Here w_i is a maximum only over
+    patterns that contain i, which the proof of the bound allows.
   """
   rounds, bands = strategy.rounds, strategy.bands
   k = participation.participations(rounds)
@@ -55,8 +55,9 @@ def sensitivity(
     )
   min_sep = participation.separation(rounds)
   fixed = participation.evenly_spaced
-  # PRIVACY: A C^-1 of few bands has a C of many, whose columns overlap. This
-  # case is decided by the bands of C.
+  # PRIVACY: If C^-1 has few bands, C has many, and the columns of a client's
+  # rounds share rows. The number of bands of C^-1 would give too small a
+  # sensitivity here, so the number of bands of C is compared.
   # Guard: families_test.test_stamped_banded_inverse_overlaps.
   if bands <= min_sep:
     norms = _column_norms_squared(strategy)
@@ -83,18 +84,20 @@ def sensitivity(
     ),
     [1],
   )
-  # An entry that is 0 but for rounding may be negative; it is not a sign.
+  # An entry that is 0 up to rounding errors does not count as negative.
   signed = bool(np.any(lags < -ROUNDING * weights.max()))
-  # PRIVACY: Negative entries of X would cancel in a sum, but contributions are
-  # vectors and may point in opposite directions. Absolute values are added.
+  # PRIVACY: A sum of X with negative entries would understate the sensitivity,
+  # because contributions may point in opposite directions. Absolute values are
+  # added.
   # Guard: sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
   attained = patterns.heaviest_fixed(np.abs(lags), rounds, min_sep, k)
   if fixed and (chained or not signed):
     return result.exact(attained, 'sum of X over one epoch offset')
   if fixed:
     return result.bound(attained, 'sum of |X| over one epoch offset')
-  # PRIVACY: The best pattern for one row of |X| may be too light for another
-  # row. Each row gets the maximum over its own patterns, which is a bound.
+  # PRIVACY: The pattern that is heaviest for one row of |X| may not be heaviest
+  # for another row, and would understate the weight of that row. Each row gets
+  # its own maximum over patterns, so that the sum is an upper bound.
   # Guard: sensitivity_test.test_bound_is_never_below_brute_force.
   return result.bound(
     float(patterns.heaviest(weights[0], min_sep, k)),
@@ -107,7 +110,14 @@ def _by_tile(
   strategy: strategies.Strategy,
   function: Callable[[strategies.Strategy], np.ndarray],
 ) -> np.ndarray:
-  """Returns function(tile), [..., columns], of all tiles of C, concatenated."""
+  """Returns the arrays function(tile) of all tiles of C, concatenated.
+
+  A tile is a block of a block-diagonal C, such as C itself.
+
+  Args:
+    strategy: C.
+    function: function from a tile to [..., columns of the tile] float64.
+  """
   return np.concatenate(
     [np.tile(function(tile), copies) for tile, copies in strategy.tiles()], -1
   )
@@ -121,11 +131,11 @@ def _column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
 def _row_weights(
   strategy: strategies.Strategy, min_sep: int, k: int, lag_count: int
 ) -> np.ndarray:
-  """Returns w, and X[i, i + e b] for e = 0 .. lag_count.
+  """Returns w, and X[i, i + e b] for e = 0, ..., lag_count.
 
   Returns:
-    [2 + lag_count, n] float64: w in row 0 and X[i, i + e b] in row 1 + e, 0
-    for i + e b >= n. For k = 1, w_i = X_ii.
+    [2 + lag_count, n] float64, with w in row 0 and X[i, i + e b] in row 1 + e,
+    which is 0 if i + e b >= n. For k = 1, w_i is X_ii.
   """
   rows = np.zeros((2 + lag_count, strategy.rounds))
   for start, stop, first, gram in _gram_rows(strategy):
@@ -145,10 +155,11 @@ def _row_weights(
 def _heaviest_chain(
   strategy: strategies.Strategy, min_sep: int, k: int
 ) -> float:
-  """Returns the largest sum over chains of X_ii and 2 |X_ij|, for B <= 2b.
+  """Returns the largest sum of X_ii and 2 |X_ij| over chains, for B <= 2b.
 
-  A chain has at most k rounds, each at least b after the one before; j is the
-  round after i. The largest sum of a chain of m rounds that begins at i is
+  A chain has at most k rounds, each at least b after the previous round. The
+  sum has X_ii for each round i of the chain, and 2 |X_ij| if j is the round
+  after i. The largest sum of a chain of m rounds that begins at i is
 
     S[i, m] = X_ii + max_{j >= i + b} (2 |X_ij| + S[j, m - 1])
   """
@@ -184,9 +195,12 @@ def _gram_rows(
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
   """Yields X in blocks of rows: (start, stop, first, X[start:stop, first:]).
 
-  Each block has all columns from `first` on that can be non-zero. If
-  `backwards_by` is given, blocks have at most that many rows, and the block of
-  the last rows comes first.
+  Each block has all columns from `first` on that can be non-zero.
+
+  Args:
+    strategy: C.
+    backwards_by: if given, the largest number of rows of a block, and the block
+      of the last rows comes first.
   """
   rounds, bands = strategy.rounds, strategy.bands
   step = max(_LEAST_ROWS, bands // 4)

@@ -5,10 +5,10 @@ A client with the rounds pi in the log has, for X = C^T C,
   sens^2 = max_{|u_i| <= 1} || sum_{i in pi} C[:, i] u_i^T ||^2
          <= sum_{i, j in pi} |X_ij|,
 
-with equality if none of these X_ij is negative. The largest value over all
-clients is the sensitivity of this log; no participation schema is needed. The
-value is about this log alone, and assumes that participation did not depend on
-private data.
+with equality if none of these X_ij is negative. The contributions u_i of the
+client are vectors. The largest value over all clients is the sensitivity of
+this log; no participation schema is needed. The value is about this log alone,
+and assumes that participation did not depend on private data.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tff_bandmf.sensitivity import result
 from tff_bandmf.sensitivity import sensitivity as sensitivity_lib
 from tff_bandmf.strategies import recursion
 
-# Most participations in memory at one time, about 150 MB.
+# Largest number of participations in memory at one time, about 150 MB.
 _AT_A_TIME = 2**22
-# Most rounds for which all of X is in memory, 128 MB.
+# Largest number of rounds for which all of X is in memory, 128 MB.
 _WHOLE_GRAM = 4096
-# Most pairs of rounds whose entries of X are read at one time.
+# Largest number of pairs of rounds whose entries of X are read at one time.
 _PAIRS = 2**22
 
 
@@ -44,12 +44,14 @@ class Observed:
     participations: number of pairs (client, round).
     min_sep: least r2 - r1 of two rounds of one client; None if no client took
       part twice.
-    max_participations: most rounds of one client; 0 without clients.
-    histogram: the number of clients for each number of rounds, ascending.
+    max_participations: largest number of rounds of one client; 0 if the log has
+      no clients.
+    histogram: maps each number of rounds to the number of clients with so many
+      rounds; keys ascend.
     sensitivity: sensitivity of the log for the C of the noise, rounded up; None
-      without a strategy.
+      if no strategy was given.
     pattern: rounds of a client that attains the sensitivity, ascending.
-    strategy_sha256: digest of C; None without a strategy.
+    strategy_sha256: digest of C; None if no strategy was given.
     cost: largest cost of a client's rounds, for a `Budget`; None if no costs
       were given.
   """
@@ -65,14 +67,18 @@ class Observed:
   cost: Optional[int] = None
 
   def keeps(self, schema: participation_lib.Participation, rounds: int) -> bool:
-    """Returns whether the clients kept a schema in n rounds.
+    """Returns whether all clients kept a schema.
 
-    For a schema with evenly spaced rounds this checks only the least distance
-    of rounds, not that all distances are equal.
+    If the schema has evenly spaced rounds, only the least distance of a
+    client's rounds is checked, and not that all distances are equal.
+
+    Args:
+      schema: participation schema.
+      rounds: number of rounds of the run.
     """
     if isinstance(schema, participation_lib.Budget):
-      # PRIVACY: Without computed costs a client may have exceeded the budget.
-      # Such a log does not count as keeping it.
+      # PRIVACY: If the costs of a log were not computed, a client may have
+      # exceeded the budget. The result is False for such a log.
       # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
       if self.cost is None or self.cost > schema.known_costs.limit:
         return False
@@ -92,13 +98,13 @@ def observed(
   """Returns the statistics of cohorts that may be too large for memory.
 
   The range of identifiers is divided into equal parts, and the cohorts are read
-  once for each part. Identifiers are hashes, so all parts have nearly as many
-  participations.
+  once for each part. Identifiers are hashes, so all parts have about the same
+  number of participations.
 
   Args:
-    cohorts: function that returns the (round, [m] int64 identifiers) of all
-      cohorts, rounds and identifiers ascending, the same at every call.
-    participations: sum of m over all cohorts.
+    cohorts: function that returns (round, [m] int64 identifiers) for each
+      cohort, rounds and identifiers ascending, the same at every call.
+    participations: number of pairs (client, round), the sum of all m.
     strategy: C, for the sensitivity; None for no sensitivity.
     at_a_time: approximate number of participations in memory at one time.
     costs: costs of patterns under this C, for the sensitivity by `Budget`; None
@@ -128,14 +134,14 @@ def of_clients(
   """Returns the statistics of participations that are given in parts.
 
   Args:
-    parts: ([m] rounds ascending, [m] identifiers) each; all participations of
+    parts: pairs ([m] rounds, ascending, [m] identifiers); all participations of
       one client are in one part.
     strategy: C, for the sensitivity; None for no sensitivity.
     costs: costs of patterns under this C, for the sensitivity by `Budget`; None
       for other schemas.
 
   Raises:
-    ValueError: for the reasons of `observed`, or a client is twice in a round.
+    ValueError: for the reasons of `observed`, or a round has a client twice.
   """
   gram = None if strategy is None else _Gram(strategy, costs)
   clients = participations = 0
@@ -169,7 +175,7 @@ def of_clients(
 def _part(
   cohorts: Iterable[tuple[int, np.ndarray]], low: int, high: Optional[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the participations of the identifiers in [low, high)."""
+  """Returns the participations of clients with identifiers in [low, high)."""
   rounds, identifiers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
   for round_index, cohort in cohorts:
     start = np.searchsorted(cohort, low)
@@ -186,7 +192,8 @@ def _by_client(
 
   Returns:
     [m] integers, the rounds client by client, ascending for each client; and
-    [clients + 1] integers, the index where each client's rounds begin, with m.
+    [clients + 1] integers, the index of each client's first round in that
+    array, followed by m.
   """
   # A stable sort keeps the rounds of one client in order.
   order = np.argsort(identifiers, kind='stable')
@@ -198,7 +205,17 @@ def _by_client(
 
 
 def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
-  """Returns [least gap between two rounds of a client], or [] without one."""
+  """Returns the least distance of two rounds of a client, in a list.
+
+  The list is empty if no client has two rounds.
+
+  Args:
+    rounds: [m] integers, the rounds of all clients, client by client.
+    starts: [clients + 1] integers, index of each client's first round, then m.
+
+  Raises:
+    ValueError: a round has a client twice.
+  """
   inner = np.ones(max(len(rounds) - 1, 0), bool)
   inner[starts[1:-1] - 1] = False
   gaps = np.diff(rounds)[inner]
@@ -214,12 +231,13 @@ def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Heaviest:
-  """The largest sum of |X| over the rounds of one client.
+  """The client whose rounds have the largest sum of |X|, or largest cost.
 
   Attributes:
-    squared: the sum of |X[i, j]| over pairs of rounds of that client.
+    squared: the sum of |X[i, j]| over the client's rounds i and j, or the cost
+      of its rounds.
     signed: whether one of these X[i, j] is negative.
-    pattern: the rounds of that client, ascending.
+    pattern: the rounds of the client, ascending.
   """
 
   squared: float = 0.0
@@ -237,9 +255,9 @@ class _Heaviest:
         f'sensitivity={self.squared}: overflows; scale C down or use fewer '
         'rounds'
       )
-    # PRIVACY: Negative entries of X would cancel in a sum, but contributions
-    # are vectors and may point in opposite directions. The sum of |X| is used,
-    # and is called exact only if no entry is negative.
+    # PRIVACY: A sum of X with negative entries would understate the
+    # sensitivity, because contributions may point in opposite directions. The
+    # sum of |X| is used, which is exact only if no entry is negative.
     # Guard:
     # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
     if costs is not None:
@@ -253,8 +271,9 @@ class _Heaviest:
       unrounded = result.exact(
         self.squared, 'sum of X over the rounds of a client'
       )
-    # PRIVACY: The C of the noise has cut weights, and float64 rounds the sum,
-    # so the sensitivity could be larger. Bounds of both are added.
+    # PRIVACY: The C of the noise has cut weights, and the sum has rounding
+    # errors, so the sensitivity may be larger than the square root of the sum.
+    # The value is increased by bounds of both differences.
     # Guard: observed_sensitivity_test.test_observed_is_rounded_up.
     cut = most * strategy.recursion().cut_norm
     more = 1 + sensitivity_lib.rounding(strategy, most)
@@ -264,7 +283,7 @@ class _Heaviest:
 class _Gram:
   """Entries of X = C^T C, or the costs of a `Budget`.
 
-  For at most `_WHOLE_GRAM` rounds all entries are computed at the start.
+  If C has at most `_WHOLE_GRAM` rounds, all entries are computed once.
   """
 
   def __init__(
@@ -282,7 +301,7 @@ class _Gram:
       self._whole[first, second] = strategy.gram_entries(first, second)
 
   def __call__(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns X[i, j] for arrays i <= j of one shape."""
+    """Returns X[i, j] for index arrays i <= j of the same shape."""
     if self._whole is not None:
       return self._whole[first, second]
     pairs, where = np.unique(
@@ -293,12 +312,12 @@ class _Gram:
 
 
 def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
-  """Returns the largest sum of |X| over the rounds of one client.
+  """Returns the client whose rounds have the largest sum of |X|, or cost.
 
   Args:
-    gram: X, or costs.
+    gram: entries of X, or costs.
     rounds: [m] integers, the rounds of all clients, client by client.
-    starts: [clients + 1] integers, where each client's rounds begin.
+    starts: [clients + 1] integers, index of each client's first round, then m.
   """
   if len(rounds) and not (0 <= rounds.min() and rounds.max() < gram.rounds):
     raise errors.value_error(
@@ -309,7 +328,7 @@ def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
   best = _Heaviest()
   for count in np.unique(counts):
     firsts = starts[:-1][counts == count]
-    # At least one client a step: its rounds are at most the n of C.
+    # At least one client at a time, whose rounds always fit in memory.
     step = max(1, _PAIRS // int(count))
     for low in range(0, len(firsts), step):
       rows = rounds[firsts[low : low + step, None] + np.arange(count)]
@@ -318,15 +337,20 @@ def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
 
 
 def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
-  """Returns the largest sum of |X| over the rows of `rounds`, [clients, k]."""
+  """Returns the client whose rounds have the largest sum of |X|, or cost.
+
+  Args:
+    gram: entries of X, or costs.
+    rounds: [clients, k] integers, the rounds of clients with k rounds.
+  """
   if gram.costs is not None:
     cost = gram.costs.total(rounds[:, ::-1])
     worst = int(np.argmax(cost))
     return _Heaviest(int(cost[worst]), False, tuple(rounds[worst].tolist()))
   total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
   for j in range(rounds.shape[1]):
-    # PRIVACY: X[i, j] and X[j, i] both contribute to the sum, and one of them
-    # alone would understate it. Each pair with j > i counts twice.
+    # PRIVACY: X[i, j] and X[j, i] are both terms of the sum, which would be too
+    # small with one of them alone. Each entry with j > i counts twice.
     # Guard: observed_sensitivity_test.test_observed_is_brute_force.
     entries = gram(
       np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape), rounds[:, j:]

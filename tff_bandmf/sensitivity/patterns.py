@@ -1,11 +1,13 @@
-"""The heaviest participation pattern of weights that are not negative.
+"""Largest sums of non-negative weights over participation patterns.
+
+A pattern is a set of indices of rounds.
 
 | symbol | name here | meaning                                        |
 |--------|-----------|------------------------------------------------|
-| b      | `min_sep` | least difference of two chosen indices         |
-| k      | `count`   | most indices chosen                            |
-| v      | `weights` | weight of an index                             |
-| F[i,m] |           | largest weight of at most m indices >= i       |
+| b      | `min_sep` | least difference of two indices of a pattern   |
+| k      | `count`   | largest number of indices of a pattern         |
+| v      | `weights` | weight of each index                           |
+| F[i,m] |           | largest weight of m or fewer indices, all >= i |
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ import numpy as np
 
 
 def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
-  """Returns the largest sum over at most `count` entries `min_sep` apart.
+  """Returns the largest sum of the weights of a pattern, F[0, k].
 
     F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m])
 
-  [BandMF23, Alg 3], computed for blocks of i in one step.
+  is the recursion of [BandMF23, Alg 3]. It is computed for blocks of i at a
+  time.
 
   Args:
     weights: [..., n] float64, non-negative.
-    min_sep: b, least difference of two chosen indices.
-    count: k, most indices chosen.
+    min_sep: b, least difference of two indices of a pattern.
+    count: k, largest number of indices of a pattern.
 
   Returns:
     [...] float64, one sum for each row of weights.
@@ -38,14 +41,15 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
     for _ in range(count):
       best = with_one_more(best, weights, min_sep)
     return best[..., 0]
-  # If min_sep alone limits the count, F does not depend on m. F[i + b] belongs
-  # to the next block of b indices, so all i of one block are computed together.
+  # Here `min_sep` alone limits the number of indices: F does not depend on m.
+  # F[i + b] belongs to the next block of b indices, so that all i of one block
+  # are computed together.
   width = min(min_sep, n)
   best = np.zeros((*weights.shape[:-1], width))
   for start in reversed(range(0, n, width)):
     take = weights[..., start : start + width]
     take = best[..., : take.shape[-1]] + take
-    # F[start + b]: no index of this block is chosen.
+    # F[start + b] is the largest sum without an index in this block.
     take[..., -1] = np.maximum(take[..., -1], best[..., 0])
     best[..., : take.shape[-1]] = _running_max(take)
   return best[..., 0]
@@ -54,7 +58,13 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
 def with_one_more(
   best: np.ndarray, weights: np.ndarray, min_sep: int
 ) -> np.ndarray:
-  """Returns F[:, m], [..., n] float64, from `best`, F[:, m - 1]."""
+  """Returns F[:, m] from F[:, m - 1], both [..., n] float64.
+
+  Args:
+    best: F[:, m - 1].
+    weights: [..., n] float64, non-negative.
+    min_sep: b.
+  """
   take = weights.copy()
   take[..., :-min_sep] += best[..., min_sep:]
   return _running_max(take)
@@ -63,13 +73,13 @@ def with_one_more(
 def heaviest_fixed(
   lags: Iterable[np.ndarray], rounds: int, min_sep: int, count: int
 ) -> float:
-  """Returns the largest sum of X over k indices at distances of exactly b.
+  """Returns the largest sum of X over k indices that are exactly b apart.
 
     max_i sum_{a, c < k} X[i + a b, i + c b]
 
   Args:
-    lags: arrays [n - e b] float64 of X[i, i + e b] >= 0 for e = 0, 1, ...;
-      entries of X at larger distances are 0.
+    lags: for e = 0, 1, ..., the array X[i, i + e b] >= 0, [n - e b] float64;
+      entries of X for larger e are 0.
     rounds: n.
     min_sep: b.
     count: k.
@@ -84,7 +94,10 @@ def heaviest_fixed(
 
 
 def _window_sums(epochs: np.ndarray, count: int) -> np.ndarray:
-  """Returns the sums of each row and the count - 1 rows after it, [rows, b]."""
+  """Returns the sums of `count` successive rows, [rows, b].
+
+  Row r of the result is the sum of rows r, ..., r + count - 1 of `epochs`.
+  """
   sums = np.cumsum(epochs[::-1], axis=0)[::-1]
   if count < len(epochs):
     sums[:-count] -= sums[count:].copy()

@@ -8,18 +8,18 @@ import math
 EXACT = 'exact'
 UPPER_BOUND = 'upper_bound'
 
-# Relative difference of two squared sensitivities that counts as rounding.
+# Relative difference of squared sensitivities that counts as a rounding error.
 _ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-  """A sensitivity and the method that gave it.
+  """A sensitivity, or an upper bound of it.
 
   Attributes:
     value: sensitivity in units of the clipping norm, > 0.
-    method: `EXACT` or `UPPER_BOUND`.
-    reason: theorem or algorithm, in words.
+    method: `EXACT`, or `UPPER_BOUND` if the sensitivity may be smaller.
+    reason: theorem or algorithm that gives `value`, in words.
   """
 
   value: float
@@ -36,10 +36,10 @@ def bound(squared: float, reason: str, attained: float = 0.0) -> Sensitivity:
   """Returns the sensitivity for an upper bound of its square.
 
   Args:
-    squared: the bound.
-    reason: theorem or method behind the bound, in words.
-    attained: square that some pattern attains; a bound no larger than this is
-      exact.
+    squared: upper bound of the squared sensitivity.
+    reason: theorem or algorithm that gives the bound, in words.
+    attained: lower bound of the squared sensitivity, which some pattern
+      attains; if it equals `squared`, the result is exact.
   """
   if squared <= attained * (1 + _ROUNDING):
     return exact(squared, f'{reason}; a pattern attains it')

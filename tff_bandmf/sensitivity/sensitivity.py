@@ -6,9 +6,9 @@ and P the patterns that a schema allows,
   sens^2 = max_{pi in P} max_{|u_i| <= 1} || sum_{i in pi} C[:, i] u_i^T ||^2
 
 in units of the clipping norm, under zero-out adjacency: one client's
-contributions become zero in every round. Contributions u_i are vectors, so
-those of rounds i and j with a negative X_ij may point in opposite directions.
-All bounds therefore use |X_ij|.
+contributions become zero in every round. The contributions u_i are vectors: if
+X_ij is negative, u_i and u_j may point in opposite directions. All bounds
+therefore use |X_ij|.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def sensitivity(
 
   Args:
     strategy: C.
-    participation: schema of the rounds that one client can take part in; every
-      privacy claim assumes that clients keep it.
+    participation: schema of the rounds in which one client can take part; every
+      privacy claim assumes that all clients keep it.
 
   Raises:
     TypeError: `participation` is not a schema.
-    ValueError: the sensitivity overflows, or n is too large for the family.
+    ValueError: the sensitivity overflows, or C has too many rounds for its
+      family.
 
   >>> from tff_bandmf import participation
   >>> sensitivity(strategies.Identity(2052), participation.MinSep(342))
@@ -63,13 +64,13 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
 
   Args:
     strategy: C.
-    participations: k, the most rounds of a client.
+    participations: k, largest number of rounds of a client.
 
   Raises:
     ValueError: rounding errors of C are too large for any bound.
   """
   # PRIVACY: Rounding errors of long sums could make a sensitivity too small.
-  # Their bound grows with the number of terms, counted here from above.
+  # `terms` is an upper bound of their relative size, in units of 2^-53.
   # Guard: slack_test.test_sums_of_many_participations_are_rounded_up.
   terms = (
     8 * min(participations, strategy.bands) * strategy.rounds

@@ -2,15 +2,18 @@
 
 | symbol  | meaning                                                     |
 |---------|-------------------------------------------------------------|
+| n       | number of rounds                                            |
 | c       | first column of C                                           |
 | B       | `bands`: c_t = 0 from t = B on                              |
-| b, k    | `min_sep`, and the most rounds of one client                |
+| b, k    | `min_sep`, and the largest number of rounds of one client   |
+| X       | C^T C                                                       |
 | N_m     | norm of c_0, ..., c_{m-1}: column i of C has norm N_{n-i}   |
 | p_e(m)  | sum_{t<m} c_t c_{t+eb}: X[i, i + eb] = p_e(n - i - eb)      |
 
-Each column is the first column shifted down and cut at row n. So column norms
-do not increase with i, and for a non-negative c neither do the scalar products
-of columns at a fixed distance. The leftmost pattern is 0, b, 2b, ....
+Column i is the first column shifted down by i rows and cut off at row n. So
+column norms do not increase with i. For a non-negative c, the inner products of
+two columns at a fixed distance do not increase with i either. The leftmost
+pattern of a client is the rounds 0, b, 2b, ....
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram, patterns, result
 from tff_bandmf.strategies import base
 
-# Most rounds * bands for which the Gram matrix is computed, in about 2 seconds.
+# Largest rounds * bands for which the Gram matrix is computed, in about 2
+# seconds.
 _QUICK_GRAM = 10**7
-# Most sums p_e(m) that are computed, in some seconds.
+# Largest number of sums p_e(m) that are computed, in some seconds.
 _QUICK_LAGS = 10**9
 
 
@@ -39,20 +43,20 @@ def sensitivity(
   """Returns the sensitivity of a Toeplitz C.
 
   The leftmost pattern 0, b, 2b, ... attains the sensitivity
-  - if columns do not overlap, for any c;
+  - if B <= b, so that columns of a client share no rows, for any c;
   - if c is non-negative and, from c_b on, non-increasing;
-  - among patterns with all gaps equal to b, if c is non-negative.
+  - among patterns with all distances equal to b, if c is non-negative.
 
-  [BSR24, Thm 2] assumes that c is non-increasing everywhere, but from c_b on is
-  enough. For two rounds i < j of a client X[i, j] = sum_{t<n-j} c_{t+j-i} c_t,
-  where all t + j - i >= b. So the terms, and their number, are largest if j - i
-  and j are least, and the leftmost pattern has the least j - i and j for all
-  its pairs of rounds.
+  [BSR24, Thm 2] assumes that all of c is non-increasing, but this assumption is
+  needed only from c_b on. For two rounds i < j of a client,
+  X[i, j] = sum_{t<n-j} c_{t+j-i} c_t, where all t + j - i >= b. So the terms,
+  and their number, are largest if j - i and j are least. The leftmost pattern
+  has the least j - i and the least j for each of its pairs of rounds.
 
-  For another c there are three upper bounds, and the least is returned:
-  - the leftmost pattern for |c| before c_b and the smallest non-increasing
-    majorant of |c| from c_b on;
-  - the bound of `gram`, if n * B is small;
+  For any other c, the smallest of these upper bounds is returned:
+  - the sum of the leftmost pattern, with |c| before c_b and with the smallest
+    non-increasing majorant of |c| from c_b on;
+  - the bound of the module `gram`, if n * B is small;
   - k times the heaviest row of |C|^T |C|, if n * B is large.
 
   Raises:
@@ -71,8 +75,9 @@ def sensitivity(
     return result.exact(
       leftmost, 'columns of one client do not overlap (bands <= min_sep)'
     )
-  # PRIVACY: If c increases past c_b, another pattern can have a larger sum than
-  # the leftmost one. The theorem is used only if c does not increase there.
+  # PRIVACY: If c increases after c_b, another pattern can have a larger sum
+  # than the leftmost pattern. The theorem is used only if c does not increase
+  # from c_b on.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if column[:min_sep].min() >= 0 and _falls(column[min_sep:]):
     return result.exact(
@@ -108,11 +113,12 @@ def normalized_sensitivity(
   strategy: strategies.ColumnNormalized,
   participation: participation_lib.Participation,
 ) -> result.Sensitivity:
-  """Returns the sensitivity of C D^-1, C Toeplitz and D its column norms.
+  """Returns the sensitivity of C D^-1, where D has the column norms of C.
 
-  The leftmost pattern need not attain the sensitivity, because
-  X[i, j] = <C_i, C_j> / (|C_i| |C_j|) can increase with i at a fixed distance.
-  But if c is non-negative and non-increasing, then
+  C is Toeplitz, and X is the Gram matrix of C D^-1. The leftmost pattern need
+  not attain the sensitivity, because X[i, j] = <C_i, C_j> / (|C_i| |C_j|) can
+  increase with i at a fixed distance. But if c is non-negative and
+  non-increasing, then
 
     X[i, j] does not increase with j > i.                              (*)
 
@@ -121,22 +127,23 @@ def normalized_sensitivity(
     sens^2 <= F[0, k],   w_m(i) = X_ii + 2 sum_{0<e<m} X[i, i + e b],
     F[i, m] = max(w_m(i) + F[i + b, m - 1], F[i + 1, m]).
 
-  F[0, k] is exact if a pattern with all gaps equal to b attains it, which is
-  the usual case.
+  The bound F[0, k] is exact if a pattern with all distances equal to b attains
+  it, which is the usual case.
 
   Proof of (*). Let m = n - j and S(l) = c_0 + ... + c_{l-1}. From row j on, the
   scaled column j is c_0 / N_m, c_1 / N_m, ..., and the scaled column i does not
-  increase from row i on. From j to j + 1 the partial sum S(l + 1) / N_m of
+  increase from row i on. If j becomes j + 1, the partial sum S(l + 1) / N_m of
   column j becomes S(l) / N_{m-1}, which is not larger: c_l / S(l) does not
-  increase with l, and c = c_{m-1}, S = S(m-1) <= N_{m-1}^2 / c give
+  increase with l, and c = c_{m-1} and S = S(m-1) <= N_{m-1}^2 / c give
   (1 + c / S)^2 >= 1 + 2 c / S >= 1 + c^2 / N_{m-1}^2 = (N_m / N_{m-1})^2.
   Summation by parts gives (*).
 
-  For DP-CGD the leftmost pattern attains the sensitivity. With
-  S_m = sum_{t<m} lambda^(2t), X[i, j] = lambda^(j-i) (S_{n-j} / S_{n-i})^(1/2)
-  increases neither with i at a fixed distance nor with the distance, and the
-  leftmost pattern has the least i and the least distance for each of its pairs
-  of rounds. [DPCGD26]
+  For DP-CGD, where c_t = lambda^t, the leftmost pattern attains the
+  sensitivity [DPCGD26]. With S_m = sum_{t<m} lambda^(2t),
+  X[i, j] = lambda^(j-i) (S_{n-j} / S_{n-i})^(1/2) does not increase with i at a
+  fixed distance j - i, and does not increase with the distance. The leftmost
+  pattern has the least i and the least distance for each of its pairs of
+  rounds.
 
   Raises:
     ValueError: c overflows.
@@ -153,7 +160,7 @@ def normalized_sensitivity(
       float(k), 'columns of one client do not overlap (bands <= min_sep)'
     )
   # PRIVACY: For most families another pattern can have a larger sum than the
-  # leftmost one. The theorem of DP-CGD is used for DP-CGD alone.
+  # leftmost pattern. The theorem of DP-CGD is used only for DP-CGD.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if toeplitz.is_geometric:
     return result.exact(
@@ -161,7 +168,8 @@ def normalized_sensitivity(
       'column-normalised DP-CGD, leftmost pattern [DPCGD26]',
     )
   fixed = participation.evenly_spaced
-  # Column norms are at least c_0, so |C D^-1| <= |C| / c_0 entry by entry.
+  # Column norms are at least c_0, so each |entry| of C D^-1 is at most the
+  # |entry| of C over c_0.
   best = result.bound(
     min(float(k), sensitivity(toeplitz, participation).value / column[0]) ** 2,
     'sensitivity without column normalisation over the least column norm',
@@ -194,8 +202,9 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   Raises:
     ValueError: an entry is not finite.
   """
-  # PRIVACY: If C^-1 has few bands, its coefficients define C, but C has n bands
-  # and columns overlap more. The column of C itself is used, all of its bands.
+  # PRIVACY: If C^-1 has few bands, C has n bands, and columns of C share more
+  # rows than columns of C^-1. A sensitivity from the coefficients of C^-1 could
+  # be too small. All bands of C itself are used.
   # Guard: families_test.test_sensitivity_is_safe.
   base.check_rounds(strategy.bands)
   column = strategy.column(strategy.bands)
@@ -217,13 +226,13 @@ def _leftmost_squared(
 ) -> float:
   """Returns || sum_{j<k} C[:, j b] ||^2, in O(B) for every n.
 
-  An epoch is b rows. Epoch r of the sum of columns is the sum of the last k
-  epochs of c up to epoch r. So all epochs from the last epoch of c to the last
-  participation are equal, and only one of them is computed. c has at most n
-  terms, and (k - 1) b < n.
+  The rows of the sum of columns are split into epochs of b rows, as is c. Epoch
+  r of the sum is the sum of epochs r - k + 1, ..., r of c. So all epochs of the
+  sum from the last epoch of c to the last participation are equal, and only one
+  of them is computed. c has at most n terms, and (k - 1) b < n.
   """
   if len(column) <= min_sep:
-    # Only the last column can be cut: it has n - (k - 1) b rows.
+    # Only the last column can be cut off at row n: n - (k - 1) b rows are left.
     last = column[: rounds - (k - 1) * min_sep]
     return (k - 1) * float(column @ column) + float(last @ last)
   memory = -(-len(column) // min_sep)
@@ -233,7 +242,7 @@ def _leftmost_squared(
   alike = max(k - memory, 0)
   squared = alike * float(sums[-1] @ sums[-1])
   k, rounds = k - alike, rounds - alike * min_sep
-  # The sum of columns is 0 from `memory` epochs after the last participation.
+  # The sum is 0 from `memory` epochs after the last participation on.
   epochs = min(-(-rounds // min_sep), k + memory)
   r = np.arange(epochs)
   total = sums[np.minimum(r, memory - 1)]
@@ -243,7 +252,15 @@ def _leftmost_squared(
 
 
 def _row_weight(column: np.ndarray, min_sep: int, k: int) -> float:
-  """Returns w_i of `gram` for a column c >= 0 that no row limit cuts."""
+  """Returns w_i of the module `gram` for columns that row n does not cut off.
+
+  The result bounds every w_i of C.
+
+  Args:
+    column: c, [bands] float64, non-negative.
+    min_sep: b.
+    k: largest number of rounds of one client.
+  """
   row = np.maximum(scipy.signal.correlate(column, column), 0.0)
   middle = len(column) - 1
   own = row[middle]
@@ -272,7 +289,7 @@ def _lags(
     column: c, [bands] float64.
     norms: column norms of C, [n] float64.
     min_sep: b.
-    k: most rounds of one client.
+    k: largest number of rounds of one client.
   """
   n, bands = len(norms), len(column)
   for lag in range(0, min(k * min_sep, bands), min_sep):
@@ -285,7 +302,14 @@ def _lags(
 def _nearest(
   lags: Iterator[np.ndarray], rounds: int, min_sep: int, k: int
 ) -> float:
-  """Returns F[0, k] of `normalized_sensitivity`; lags are X[i, i + e b]."""
+  """Returns F[0, k] of `normalized_sensitivity`.
+
+  Args:
+    lags: the arrays X[i, i + e b] for e = 0, 1, ....
+    rounds: n.
+    min_sep: b.
+    k: largest number of rounds of one client.
+  """
   weights, best = np.zeros((2, rounds))
   counted = k < -(-rounds // min_sep)
   for m in range(k):
@@ -298,5 +322,6 @@ def _nearest(
       best = patterns.with_one_more(best, weights, min_sep)
   if counted:
     return float(best[0])
-  # min_sep alone limits the rounds, so w_m(i) covers all X[i, i + e b].
+  # Here `min_sep` alone limits the number of rounds, and `weights` has the
+  # terms X[i, i + e b] of all e.
   return float(patterns.heaviest(weights, min_sep, k))

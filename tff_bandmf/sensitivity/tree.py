@@ -1,12 +1,18 @@
 """Sensitivity of tree aggregation.
 
-A participation of a client in round i adds one to every node above i. So, with
-a maximum over the patterns pi of a client's rounds,
+A contribution of norm 1 in round i changes every node above leaf i by a vector
+of norm 1. So, with a maximum over the patterns pi of a client's rounds,
 
-  sens^2 = max_pi sum_nodes (rounds of pi below the node)^2,
+  sens^2 = max_pi sum_nodes (number of rounds of pi below the node)^2,
 
-and X[i, j] >= 0 is the number of nodes above both i and j. Nodes above a round
->= n do not exist.
+and the Gram matrix has X[i, j] >= 0, the number of nodes above both i and j.
+Only complete nodes exist: all rounds below a node are less than n.
+
+| symbol | meaning                                                        |
+|--------|----------------------------------------------------------------|
+| n      | number of rounds                                               |
+| b, k   | `min_sep`, and the largest number of rounds of one client      |
+| size   | number of rounds below a node, the same for a level of the tree |
 """
 
 from __future__ import annotations
@@ -20,15 +26,16 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import patterns, result
 from tff_bandmf.strategies import tree
 
-# Most entries of X that are computed, in some seconds.
+# Largest number of entries of X that are computed, in some seconds.
 _QUICK_LAGS = 10**9
-# Up to this many entries of a table, joined with another, take a second; and up
-# to this many pairs of its keys.
+# Largest numbers of entries and of pairs of keys for which two tables are
+# joined, in about a second.
 _QUICK_TABLE = 10**8
 _QUICK_PAIRS = 20_000
 
-# Maps (rounds of a client, sum of squared counts) to the end for each
-# beginning; see `_heaviest`.
+# Maps (rounds of a client, sum of squared counts) to [waits] integers, the
+# least waiting time at the end by the waiting time at the start; see
+# `_heaviest`.
 _Table = dict[tuple[int, int], np.ndarray]
 
 
@@ -37,10 +44,11 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of a tree whose noisy nodes are released.
 
-  The result is exact unless n and k are large. Then it is an upper bound: a
-  node above s rounds has at most q = min(k, ceil(s / b)) rounds of a client and
-  a level of the tree at most k, so a level contributes at most q^2 for each
-  full node, plus the square of the remaining rounds.
+  The result is exact unless n and k are large. If they are, it is an upper
+  bound: at most q = min(k, ceil(size / b)) rounds of a client are below a node
+  of a level, and at most k rounds are below all nodes of the level. So the sum
+  of squares over a level is at most q^2 for each node with q rounds, plus the
+  square of the number of remaining rounds.
   """
   rounds, sizes = strategy.rounds, strategy.sizes
   k = participation.participations(rounds)
@@ -91,11 +99,12 @@ def _heaviest(
 ) -> Optional[float]:
   """Returns the largest sum of squared counts, or None if it takes too long.
 
-  A client may take part again only after a waiting time of 0 to b - 1 rounds.
-  Its waiting time where a node begins is called the beginning, and where the
-  node ends the end. A table maps each number of rounds of the client below a
-  node, with each sum of squared counts, to the least end for each beginning;
-  the value b means impossible.
+  The count of a node is the number of a client's rounds below it. The waiting
+  time at a round is the number of rounds, 0 to b - 1, before the client may
+  take part again. A table is for one node. Its keys are pairs: the count of the
+  node, and the sum of squared counts of this node and all nodes below it. The
+  value of a key is an array: for each waiting time at the start of the node,
+  the least waiting time at its end, or b if the key is impossible.
   """
   beginning = np.arange(min_sep + 1)
   never = np.full_like(beginning, min_sep)
@@ -129,7 +138,13 @@ def _heaviest(
 
 
 def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
-  """Returns the table of two adjacent nodes, or None if it takes too long."""
+  """Returns the table of two adjacent nodes, or None if it takes too long.
+
+  Args:
+    first: table of the node with the earlier rounds.
+    second: table of the node with the later rounds.
+    k: largest number of rounds of one client.
+  """
   ends = len(next(iter(second.values())))
   pairs = len(first) * len(second)
   if pairs > _QUICK_PAIRS or pairs * ends > _QUICK_TABLE:
@@ -148,7 +163,15 @@ def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
 
 
 def _undominated(table: _Table, never: int) -> _Table:
-  """Returns a table without impossible entries and dominated entries."""
+  """Returns a table without impossible keys and dominated keys.
+
+  A key is dominated if another key has no larger count, no smaller sum of
+  squares and no longer waiting times.
+
+  Args:
+    table: table of a node.
+    never: value of impossible waiting times.
+  """
   remaining: _Table = {}
   for key, end in sorted(
     table.items(), key=lambda item: item[0][::-1], reverse=True
@@ -164,11 +187,11 @@ def _undominated(table: _Table, never: int) -> _Table:
 def _levels_squared(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> float:
-  """Returns the sum over levels of a bound of the sum of squared counts."""
+  """Returns the upper bound in `sensitivity` of the squared sensitivity."""
   squared = 0
   for size in sizes:
-    # PRIVACY: The floor of size / min_sep would miss a round: 4 rounds contain
-    # two that are 3 apart. The quotient is rounded up.
+    # PRIVACY: The floor of size / min_sep would be too small: 4 rounds contain
+    # two rounds that are 3 apart. The quotient is rounded up.
     # Guard: families_test.test_sensitivity_is_safe_where_rounds_are_many.
     full = min(k, -(-size // min_sep))
     nodes, rest = divmod(min(k, full * (rounds // size)), full)
@@ -179,12 +202,12 @@ def _levels_squared(
 def _lags(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> Iterator[np.ndarray]:
-  """Yields X[i, i + e b] for e = 0, 1, ... while two rounds share a node."""
+  """Yields the arrays X[i, i + e b] for e = 0, 1, ..., until X is 0."""
   for lag in range(0, min(k * min_sep, sizes[-1]), min_sep):
     common = np.zeros(rounds)
     for size in sizes:
       if size > lag:
-        # Rounds i of complete nodes that contain round i + lag, too.
+        # Adds 1 for each i with a node above both i and i + lag.
         nodes = common[: rounds // size * size].reshape(-1, size)
         nodes[:, : size - lag] += 1
     yield common

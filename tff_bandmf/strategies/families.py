@@ -119,7 +119,7 @@ class Family:
     memory: model copies that its noise needs.
     optimizer: 'module:function' that finds the best strategy for a
       `tff_bandmf.optimize.request.Request`; '' where the parameters define C.
-      The module is imported at the call: importing TensorFlow takes seconds.
+      The module is imported when a search begins, because it imports this one.
     passes_on: whether the family takes all parameters of other families and
       passes them to the family of its blocks, as `Stamped` does.
   """

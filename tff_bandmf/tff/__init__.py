@@ -1,1 +1,1 @@
-"""TFF's runtime, its worker processes and its data sources."""
+"""TFF's names, its runtime and its worker processes."""

@@ -1,11 +1,11 @@
-"""TFF's names, each from the package that has it: use it in place of `tff`.
+"""TFF's names, each from the package that has it, for use instead of `tff`.
 
   from tff_bandmf.tff import names as tff
 
-TFF 0.87 has all of them. After 0.87, computations, types, placements and the
-base classes of programs are in `federated_language`, where a few have other
-names; aggregators, templates, learning and the local runtime stay in TFF. No
-other module of this library imports either package.
+TFF 0.87 has all these names. In later releases, computations, types, placements
+and the base classes of programs are in the package `federated_language`, where
+a few of them have other names. Aggregators, templates, learning and the local
+runtime stay in TFF. No other module of this library imports either package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 from tff_bandmf import errors
 
-# Names of 0.87 that have another name after it.
+# Names of TFF 0.87 and their names in later releases.
 _RENAMED = {
   'types.structure_from_tensor_type_tree': (
     'tensorflow.structure_from_tensor_type_tree'
@@ -28,10 +28,10 @@ _RENAMED = {
 
 
 def _imported() -> tuple[types_lib.ModuleType, ...]:
-  """Returns the packages that have the names, TFF first.
+  """Returns the installed packages that have TFF's names, TFF first.
 
   Raises:
-    ImportError: neither is installed.
+    ImportError: neither TFF nor `federated_language` is installed.
   """
   packages = []
   for name in ('tensorflow_federated', 'federated_language'):
@@ -52,7 +52,7 @@ _IS_OLD = _HAS_TFF and len(_PACKAGES) == 1
 
 
 class _Names:
-  """The names under a path, of packages that share it."""
+  """The names under one path, such as `types`, in all packages that have it."""
 
   def __init__(self, path: str, places: tuple[Any, ...]):
     self._path = path
@@ -81,7 +81,7 @@ _ROOT = _Names('', _PACKAGES)
 
 
 def __getattr__(name: str) -> Any:
-  # Python looks for such names itself.
+  # Python itself looks for names such as `__path__`.
   if name.startswith('__'):
     raise AttributeError(name)
   return getattr(_ROOT, name)
@@ -96,7 +96,7 @@ def folder() -> pathlib.Path:
 
 
 def elements(value_type: Any) -> Iterable[tuple[Optional[str], Any]]:
-  """Returns the (name, type) pairs of a `StructType`; None if unnamed."""
+  """Returns the (name, type) pairs of a `StructType`; a name can be None."""
   if _IS_OLD:
     return _PACKAGES[0].structure.iter_elements(value_type)
   return value_type.items()

@@ -3,7 +3,8 @@
   with local_runtime():
     state = process.initialize()
 
-TFF's default worker survives its program and keeps its pipes open.
+The worker of TFF's default runtime keeps running after its program ends, and
+keeps the program's pipes open.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ except ImportError as error:
   raise errors.needs_tff(__name__) from error
 
 _PR_SET_PDEATHSIG = 1
-# Loaded at import, because no library should be loaded between fork and exec.
+# Load the library at import: nothing should be loaded between fork and exec.
 _LIBC = ctypes.CDLL(None)
 _START_SECONDS = 60
 _POLL_SECONDS = 0.02
-# A value crosses processes in one message; TFF's own limit is below 2^31 bytes.
+# A value passes between processes in one message, and TFF limits a message to
+# less than 2^31 bytes.
 _MAX_MESSAGE_BYTES = 2**31 - 1
-# Pings find a host that is gone. Servers refuse more frequent pings as abuse.
+# Pings detect a host that is gone. A server refuses pings in shorter intervals.
 _KEEPALIVE_MS = 310_000
 _PROBE_SECONDS = 10.0
 
@@ -59,13 +61,14 @@ def worker(
   On Linux the worker also ends if this process is killed. Call this function
   from the main thread, which must live as long as the block.
 
-  The worker listens on all interfaces, without authentication or encryption:
-  anybody who can reach its port can use it, and may read the values in it.
+  The worker listens on all network interfaces, without authentication or
+  encryption. Anybody who can reach its port can use the worker, and may read
+  the values in it.
 
   Args:
-    concurrency: number of computations that run at once, >= 1; None is the
-      number of cores.
-    log: file for the worker's output; None drops the output.
+    concurrency: number of computations that can run at once, >= 1; None means
+      the number of cores.
+    log: file for the worker's output; None discards the output.
 
   Raises:
     RuntimeError: the worker did not start.
@@ -84,7 +87,7 @@ def worker(
       stdin=subprocess.DEVNULL,
       stdout=output,
       stderr=output,
-      # Ctrl-C must reach this process alone, which then ends the worker.
+      # Ctrl-C must reach only this process, which then ends the worker.
       start_new_session=True,
       preexec_fn=_die_with_parent,
     )
@@ -102,24 +105,25 @@ def local_runtime(
 ) -> Iterator[None]:
   """Sets TFF's execution context to a new worker, for a `with` block.
 
-  The worker ends with the block; see `worker`. After the block the context of a
-  surrounding `local_runtime` block is set again. Without one, computations fail
-  until another context is set.
+  The worker ends with the block; see `worker`. After the block, the context of
+  a surrounding `local_runtime` block is set again. If there is none,
+  computations fail until another context is set.
 
   Args:
-    concurrency: number of computations that run at once, >= 1; None is the
-      number of cores.
-    log: file for the worker's output; None drops the output.
-    program: whether the context is for federated program logic, such as
-      `tff.learning.programs.train_model`, where computations return references.
-    wait_policy: time limits for a result of the worker. By default standard
-      error shows a line after a minute without a result, and the wait goes on.
+    concurrency: number of computations that can run at once, >= 1; None means
+      the number of cores.
+    log: file for the worker's output; None discards the output.
+    program: whether the context is for a federated program, such as
+      `tff.learning.programs.train_model`, in which computations return
+      references.
+    wait_policy: time limits for a result of the worker. By default, a line on
+      standard error says that a minute passed without a result, and the wait
+      continues.
 
   Raises:
-    RuntimeError: the worker did not start; or, from a computation, the worker
-      ended or returned no result in time.
-    ValueError: from a computation that refused a round, with the reason in one
-      line.
+    RuntimeError: the worker did not start; or a computation in the block failed
+      because the worker ended or returned no result in time.
+    ValueError: a computation in the block refused a round; one line says why.
   """
   with worker(concurrency, log) as (port, process):
 
@@ -148,7 +152,7 @@ def local_runtime(
 
 
 def check_program() -> None:
-  """Raises ValueError unless TFF's context is a federated program's."""
+  """Raises ValueError unless TFF's context is for a federated program."""
   context = tff.framework.get_context_stack().current
   if not isinstance(context, tff.program.FederatedContext):
     raise errors.value_error(
@@ -160,7 +164,7 @@ def check_program() -> None:
 class _Link:
   """The connection of a context to its worker.
 
-  A worker that exceeds the time limit is given up: it gets no more computation.
+  A worker that exceeds the time limit is given up: it gets no further work.
   """
 
   def __init__(
@@ -181,7 +185,7 @@ class _Link:
 
   @property
   def given_up(self) -> bool:
-    """Whether a computation took longer than the limit."""
+    """Whether a computation exceeded the time limit."""
     return self._why is not None
 
   def executor(self, cardinalities) -> tff.framework.RemoteExecutor:
@@ -189,13 +193,13 @@ class _Link:
     self._check()
     self._check_worker()
     remote = tff.framework.RemoteExecutor(self._stub, dispose_batch_size=1)
-    # `initialize` has no clients and so gives no cardinality.
+    # `initialize` has no clients, so TFF gives no number of clients for it.
     remote.set_cardinalities({tff.CLIENTS: 0, **cardinalities})
     return remote
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
-    """Gives the worker up if a `with` block exceeds the time limit."""
+    """Gives up the worker if a `with` block exceeds the time limit."""
     self._check()
     try:
       with self._wait_policy.waiting(self._describe, self._give_up):
@@ -223,8 +227,8 @@ class _Link:
 
   def _give_up(self, why: str) -> None:
     self._why = why
-    # The worker is gone; make `dispose` a no-op so that cleanup does not call
-    # it.
+    # The worker is gone: `dispose` must do nothing, so that cleanup does not
+    # wait for the worker.
     self._stub.dispose = self._stub.dispose_executor = lambda _: None
     # A closed channel ends every call that waits for the worker, with an error.
     self._channel.close()
@@ -240,7 +244,7 @@ class _Link:
 
 
 class SyncContext(tff.framework.SyncExecutionContext):
-  """A context that waits for results; make it with `execution_context`."""
+  """A context that waits for results; `execution_context` returns it."""
 
   def __init__(self, link: _Link):
     super().__init__(**link.arguments())
@@ -248,7 +252,7 @@ class SyncContext(tff.framework.SyncExecutionContext):
 
   @property
   def given_up(self) -> bool:
-    """Whether a computation took too long, so that all later ones fail."""
+    """Whether a computation exceeded the time limit, so all later ones fail."""
     return self._link.given_up
 
   def invoke(self, comp, arg):
@@ -275,12 +279,12 @@ def execution_context(
   name: str,
   asynchronous: bool = False,
 ) -> Iterator[Union[SyncContext, _AsyncContext]]:
-  """Yields a context that executes on a worker, for a `with` block.
+  """Yields a context whose computations run on a worker, for a `with` block.
 
   Args:
-    address: host:port of the worker.
+    address: address 'host:port' of the worker.
     check: function that raises RuntimeError if the worker is gone. TFF retries
-      for ever and calls it before each retry.
+      a call for ever, and calls this function before each retry.
     wait_policy: time limits for the result of a computation.
     name: name of the worker in messages.
     asynchronous: whether computations return awaitables.
@@ -300,10 +304,13 @@ def execution_context(
 
 
 def answers(address: str) -> bool:
-  """Returns whether a worker accepts and answers gRPC at host:port.
+  """Returns whether a worker accepts a gRPC connection and answers.
 
-  An open port is not enough: the operating system accepts connections for a
-  process that is stopped, and no answer comes.
+  An open port is not enough: if a process is stopped, the operating system
+  still accepts connections for it, but the process does not answer.
+
+  Args:
+    address: address 'host:port' of the worker.
   """
   host, _, port = address.rpartition(':')
   try:
@@ -314,8 +321,8 @@ def answers(address: str) -> bool:
     return False
   options = [
     ('grpc.enable_http_proxy', 0),
-    # Use a new connection: an older one may have been open before the worker
-    # was stopped.
+    # Use a new connection: an older connection may have been opened before the
+    # worker was stopped.
     ('grpc.use_local_subchannel_pool', 1),
   ]
   with contextlib.closing(grpc.insecure_channel(address, options)) as channel:
@@ -327,7 +334,7 @@ def answers(address: str) -> bool:
 
 
 def _wait_for(process: subprocess.Popen, port: int, log) -> None:
-  """Waits until the worker listens; raises RuntimeError if it does not."""
+  """Waits until the worker listens; raises RuntimeError if it never does."""
   deadline = time.monotonic() + _START_SECONDS
   while process.poll() is None and time.monotonic() < deadline:
     with contextlib.suppress(OSError):
@@ -344,7 +351,8 @@ def _stub(channel: grpc.Channel) -> tff.framework.RemoteExecutorGrpcStub:
   """Returns a stub that does not watch the channel.
 
   TFF's stub watches the channel for ever, and its thread prints a traceback
-  when the channel is closed. The library does not use the watched state.
+  when the channel is closed. The library does not need the state that the stub
+  watches.
   """
   channel.subscribe = lambda callback, try_to_connect=False: None
   return tff.framework.RemoteExecutorGrpcStub(channel)

@@ -1,7 +1,8 @@
 """Time limits for results of a worker.
 
-A process that was stopped, or a machine that swaps, sends nothing and closes
-nothing: a program would wait for it for ever, without a message.
+A worker whose process was stopped, or whose machine swaps, sends nothing and
+keeps its connection open. A program would wait for its result for ever, without
+a message.
 
   WaitPolicy(limit_seconds=600)   # a line after a minute, an error after ten
 """
@@ -24,12 +25,13 @@ class WaitPolicy:
   """Time limits for one computation of a worker.
 
   Attributes:
-    limit_seconds: seconds, > 0, after which the worker is given up; None waits
-      for ever.
-    on_slow: function that is called with one line, which names the worker, if
-      there is no result after `notice_seconds`; by default it writes the line
-      to standard error.
-    notice_seconds: seconds, > 0, after which `on_slow` is called.
+    limit_seconds: seconds without a result after which the worker is given up,
+      > 0; None means never.
+    on_slow: function that is called with one line, which names the worker,
+      after `notice_seconds` without a result. By default it writes the line to
+      standard error.
+    notice_seconds: seconds without a result after which `on_slow` is called, >
+      0.
   """
 
   limit_seconds: Optional[float] = None
@@ -43,9 +45,9 @@ class WaitPolicy:
     """Applies the time limits to a `with` block that waits for a worker.
 
     Args:
-      describe: function that returns the name of the worker and its state.
-      give_up: function that is called in another thread when the limit is over,
-        with one line of explanation; it has to make the block end.
+      describe: function that returns the name and the state of the worker.
+      give_up: function that is called in another thread when the limit is
+        exceeded, with one line of explanation. It must make the block end.
     """
     over = threading.Event()
     thread = threading.Thread(
@@ -79,5 +81,5 @@ class WaitPolicy:
       )
 
 
-# Without a limit; writes a line to standard error after a minute.
+# The policy without a limit; it writes a line to standard error after a minute.
 WAIT_FOREVER = WaitPolicy()

@@ -1,7 +1,7 @@
 """TFF workers on other machines, for the computations of clients.
 
-The server sends the model and the clients' data to the workers, and nothing
-else. The aggregator, its noise and its state stay with the server.
+The server sends only the model and the clients' data to the workers. The
+aggregator, its noise and its state stay on the server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from tff_bandmf.tff import runtime, timeouts
 
 
 class Workers:
-  """Connected TFF workers; make them with `connected`."""
+  """Connected TFF workers; `connected` returns them.
+
+  A worker that exceeded a time limit was given up: it gets no further work.
+  """
 
   def __init__(
     self,
@@ -32,20 +35,20 @@ class Workers:
     shared: Any,
     members: Sequence[Any],
   ) -> list[Any]:
-    """Returns the results of a computation for members, in their order.
+    """Returns the results of a computation for all members, in their order.
 
-    The members are divided among the workers that answer and were never given
-    up. The result depends neither on the division nor on the order in which the
+    The members are divided among the workers that answer and were not given up.
+    The results depend neither on the division nor on the order in which the
     workers finish.
 
     Args:
       computation: TFF computation from (S@SERVER, {M}@CLIENTS) to {R}@CLIENTS.
-      shared: value of type S.
-      members: values of type M.
+      shared: value of type S, which all workers get.
+      members: values of type M, one for each client.
 
     Raises:
-      RuntimeError: a worker ended or was given up meanwhile, or no worker is
-        left. A second call divides all members among the remaining workers.
+      RuntimeError: a worker ended or was given up during the call, or no worker
+        is left. The next call divides all members among the remaining workers.
     """
     remaining = [
       context
@@ -58,7 +61,7 @@ class Workers:
         'start them, or leave --workers out.'
       )
     shares = [members[i :: len(remaining)] for i in range(len(remaining))]
-    # Calls of TFF block, so each worker has a thread of its own.
+    # Calls of TFF block, so each worker gets its own thread.
     pool = concurrent.futures.ThreadPoolExecutor(len(remaining))
     try:
       futures = [
@@ -78,7 +81,7 @@ class Workers:
 
 def _run(context, computation, shared, share):
   """Returns the results of one worker for its share of the members."""
-  # TFF's context stack is local to a thread.
+  # TFF's stack of contexts is local to a thread.
   with tff.framework.get_context_stack().install(context):
     return computation(shared, share)
 
@@ -90,12 +93,12 @@ def connected(
 ) -> Iterator[Workers]:
   """Yields the workers at some addresses, for a `with` block.
 
-  The connections have neither authentication nor encryption: workers belong in
-  a network of their own.
+  The connections have neither authentication nor encryption, so workers belong
+  in a network of their own.
 
   Args:
     addresses: addresses 'host:port', all different.
-    wait_policy: time limits for a result; a worker that exceeds them gets no
+    wait_policy: time limits for a result. A worker that exceeds them gets no
       further work.
 
   Raises:

@@ -1,19 +1,33 @@
 """The cost of the noise's arithmetic: (slack_epsilon, slack_delta).
 
-The accountants bound a mechanism in real numbers. The server adds integers
+The accountants bound a mechanism in real numbers. The server instead adds, in
+each round and coordinate, the integer
 
-  y = rint(c z + m),  c = steps * scale
+  y = rint(c z + m)
 
-to sums that are integers too. m is a function of earlier releases and of the
-data; z is a normal computed in float64 from 64 random bits. With exact normals
-and exact m the release would be post-processing of the accounted mechanism.
-A cell is one value of y in one round and coordinate, given the past. Its
-computed probability differs from the exact one by at most the factor 1 +- r(z),
+to an integer sum.
 
-  r(z) = (2 edge / h + shift |z|) e^(...) + spacing / p,
+| symbol  | meaning                                                          |
+|---------|------------------------------------------------------------------|
+| z       | normal that float64 computes from a word, 64 or 128 random bits  |
+| c       | standard deviation of c z, in steps of the lattice               |
+| m       | sum that float64 computes from the y of earlier rounds           |
+| N       | pairs (round, coordinate) that one client can influence          |
+| cell    | interval of z in which y has one value, given earlier releases   |
+| h       | 1 / max c, width of the narrowest cell                           |
+| p       | probability of a cell                                            |
+| edge    | bound of the move of a cell's edge by rounding                   |
+| shift   | bound of the error of m, in units of c                           |
+| spacing | probability of one word                                          |
 
-where h is the width of a cell in units of z and p its probability. The moments
-of the likelihood ratio of N cells multiply, so that for every event E
+With exact z and m the release would be post-processing of the accounted
+mechanism. The computed probability of a cell differs from the exact probability
+by at most the factor 1 +- r(z). Up to small terms and a factor close to 1,
+
+  r(z) = 2 edge / h + shift |z| + spacing / p
+
+and `Arithmetic.cell_error` has all terms. The moments of the likelihood ratios
+of N pairs multiply, so that for every event E
 
   computed(E) <= e^alpha exact(E) + beta
   exact(E) <= e^alpha computed(E) + beta
@@ -23,7 +37,7 @@ and (epsilon, delta) of the exact run gives
   (epsilon + 2 alpha,  e^alpha delta + beta (1 + e^(epsilon + alpha)))
 
 for the computed run. docs/reference/arithmetic.md has the proof. Every number
-here is an upper bound.
+that this module computes is an upper bound.
 """
 
 from __future__ import annotations
@@ -39,14 +53,14 @@ import scipy.special
 from tff_bandmf import _checks, errors
 from tff_bandmf.accounting.kinds import samplers
 
-# Least cell width h of a lattice, in units of z.
+# Least cell width h of a lattice.
 CELL_WIDTH = 2.0**-17
-# Errors of an inverse of the normal CDF, in units of 2^-53: the relative error,
-# and the largest absolute one for z in [0.9, 1.5]; see `inverse_error`.
+# Largest errors of the inverse normal CDF, in units of 2^-53: the relative
+# error, and the absolute error for z in [0.9, 1.5]; see `inverse_error`.
 INVERSE_UNITS, INVERSE_MOST = 8.0, 12.0
-# PRIVACY: A random word k is rounded to a float, and k + 1/2 again, which moves
-# z and so the edges of cells. This many units of 2^-53 bound the move for all
-# k.
+# PRIVACY: A random word k is rounded to a float, and then k + 1/2 is rounded. A
+# bound of cell edges that leaves out these errors would be too low. This number
+# of units of 2^-53 bounds the move of an edge for all k.
 # Guard: arithmetic_test.test_word_as_a_float_moves_no_edge_farther.
 WORD_UNITS = 1.3
 
@@ -54,22 +68,24 @@ WORD_UNITS = 1.3
 _SELF_TEST = 1e-24
 # Bound of |m| and |y|, in standard deviations of m and y.
 _RANGE = 12.0
-# Bound of the mean of m^2 over the coordinates of a round, in units of rho^2;
-# exponent of its tail; probability that a round exceeds it. They hold from
-# `many_coordinates` on.
+# Bound of the mean of m^2 over the d coordinates of a round, in units of rho^2.
+# With many coordinates (`many_coordinates`) it holds in all rounds of a run
+# except with probability `_MEAN_SQUARE_FAILS`.
 _MEAN_SQUARE = 2.0
-_MEAN_SQUARE_EXPONENT = 0.15
 _MEAN_SQUARE_FAILS = 1e-24
+# The mean exceeds the bound in one round with probability < e^(-0.15 d).
+_MEAN_SQUARE_EXPONENT = 0.15
+# Number of bins of |z| below the tail.
 _BINS = 4096
 # Relative allowance for rounding errors of this module, with ample margin.
 _ROUNDING = 1e-9
 
 
 def many_coordinates(rounds: int) -> int:
-  """Returns the least d for which m^2 averages at most 2 rho^2 in every round.
+  """Returns the least d at which `_MEAN_SQUARE` bounds the mean of m^2.
 
-  The average is over d coordinates. `accidents` counts the probability that it
-  is larger in one of n rounds.
+  `Arithmetic.accidents` counts the probability that the mean of m^2 over d
+  coordinates exceeds this bound in one of the rounds.
   """
   # P[chi-square with d degrees > 2 d] < e^(-0.153 d).
   return math.ceil(
@@ -78,14 +94,14 @@ def many_coordinates(rounds: int) -> int:
 
 
 def inverse_error(z: Union[float, np.ndarray]) -> np.ndarray:
-  """Returns a bound of the error of an inverse normal CDF, in units of 2^-53.
+  """Returns a bound of the error of the inverse normal CDF, in units of 2^-53.
 
   Args:
-    z: value of the inverse, at least 0.
+    z: value of the inverse normal CDF, at least 0.
   """
-  # PRIVACY: The inverses of SciPy and TensorFlow err by up to 10.3 units for z
-  # in [1.04, 1.11], more than a relative bound allows. The bound is raised
-  # there.
+  # PRIVACY: SciPy's and TensorFlow's inverse normal CDFs err by up to 10.3
+  # units for z in [1.04, 1.11], more than a relative bound of 8 units allows.
+  # The bound is raised around this interval.
   # Guard: arithmetic_test.test_inverse_of_the_cdf_errs_less.
   return np.maximum(
     INVERSE_UNITS * z, np.minimum(7.2 + 54 * (z - 0.9), INVERSE_MOST)
@@ -97,14 +113,15 @@ class Words:
   """Parameters of the map from random words to normals.
 
   The defaults are the parameters of the library's generators. A word has a sign
-  and a magnitude u in (0, 1/2); all words are equally likely. Words of small
-  magnitude are extended by more random bits.
+  and a magnitude u in (0, 1/2), and z is the inverse normal CDF of u, with the
+  sign. All words are equally likely. A word with a small u is extended by more
+  random bits.
 
   Attributes:
-    spacing: probability of a word.
-    extended_spacing: probability of a word with its extension.
-    extended_below: magnitude below which words are extended.
-    unit: relative error of one rounding, > 0.
+    spacing: probability of each word.
+    extended_spacing: probability of each extended word.
+    extended_below: largest u of words that are extended.
+    unit: largest relative error of one rounding, > 0.
   """
 
   spacing: float = 2.0**-64
@@ -115,13 +132,14 @@ class Words:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moments:
-  """Bounds of a cell's moments, over bins of |z|.
+  """Bounds of the likelihood ratio of one round and coordinate.
 
   Attributes:
-    mass: [bins] float64, probability of z in each bin.
+    mass: [bins] float64, probability that |z| is in each bin.
     mean_square: [bins] float64, upper bound of the mean of r^2 in each bin.
-    log_weight: [bins] float64, -log(1 - r) of the largest r in each bin.
-    bad: bound of the mass beyond the bins, in the exact and the computed law.
+    log_weight: [bins] float64, -log(1 - r) for the largest r in each bin.
+    bad: bound of the probability of a z beyond the bins, under the exact and
+      under the computed distribution.
   """
 
   mass: np.ndarray
@@ -130,19 +148,19 @@ class Moments:
   bad: float
 
   def growth(self, order: float) -> float:
-    """Returns a bound of both moments of order L of a cell, minus 1.
+    """Returns a bound of two moments of the likelihood ratio, minus 1.
 
       sum p (p~ / p)^(1 + L),  sum p (p / p~)^L  <=  1 + growth
 
-    where p and p~ are the exact and the computed probability of a value, and
-    the sums are over values within the bins.
+    where p and p~ are the exact and the computed probability of a value of y,
+    and the sums are over the values within the bins.
 
     Args:
-      order: L, at least 1.
+      order: L, order of the moments, at least 1.
     """
-    # PRIVACY: A bound of one of the two moments alone would understate alpha.
-    # (1 - r)^-(L + 2) bounds the second derivative of both, and the factor
-    # 1 + L bounds the first moment of p~ / p - 1 within the bins.
+    # PRIVACY: A bound of only one of the two moments would understate alpha.
+    # The second-order terms of both moments in p~ / p - 1 are bounded with
+    # (1 - r)^-(L + 2), and the first-order terms by (1 + L) `bad`.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     with np.errstate(over='ignore'):
       weight = np.exp((order + 2) * self.log_weight)
@@ -156,12 +174,12 @@ class Arithmetic:
 
   Attributes:
     cells: N, number of pairs (round, coordinate) that one client can influence.
-    rho: largest standard deviation of m, and of y, in units of c.
+    rho: bound of the standard deviations of m and of y, in units of c.
     shift: bound of the float64 error of m, in units of c.
-    feedback: bound of 2 / h times the change of |m| by rounding y, in units of
-      c.
-    rounds: n.
-    dimension: number of coordinates of the model.
+    feedback: bound of 2 / h times the change of |m| that rounding of earlier y
+      causes, in units of c.
+    rounds: number of rounds.
+    dimension: d, number of coordinates of the model.
     cell_width: h = 1 / max c, width of the narrowest cell, in (0, 1].
     words: parameters of the map from random words to normals.
   """
@@ -191,15 +209,15 @@ class Arithmetic:
 
   @property
   def accidents(self) -> float:
-    """Probability of the events that the proof excludes at every beta.
+    """Bound of the probability of the events that the proof excludes.
 
-    The events are: the self-test of the noise fails; y or m exceeds its range;
+    The events are: the self-test rejects sound noise; y or m exceeds its range;
     the mean of m^2 over the coordinates of a round exceeds its bound; a sampled
     cohort is too large.
     """
-    # PRIVACY: These events stop a run, burn a round or make the bounds false.
-    # Their probability, which depends on noise and draws alone, is part of
-    # delta.
+    # PRIVACY: Each of these events stops a run, prevents the release of a round
+    # or makes the bounds false. Their probability does not depend on data, and
+    # is part of delta.
     # Guard: slack_test.test_accidents_are_part_of_delta.
     return (1 + _ROUNDING) * (
       _SELF_TEST
@@ -215,8 +233,8 @@ class Arithmetic:
   def closeness(self, beta: float) -> float:
     """Returns alpha at `beta`; infinite if no alpha is proved.
 
-    For every event E, computed(E) <= e^alpha exact(E) + beta, and the same with
-    both probabilities exchanged.
+    For every event E, computed(E) <= e^alpha exact(E) + beta and
+    exact(E) <= e^alpha computed(E) + beta.
 
     Args:
       beta: positive.
@@ -224,8 +242,8 @@ class Arithmetic:
     left = beta - self.accidents
     if left <= 0:
       return float('inf')
-    # A quarter of beta is for z beyond the tail T, the rest is for Markov's
-    # inequality.
+    # A quarter of `left` bounds the probability that |z| exceeds the tail T.
+    # Markov's inequality takes the rest.
     tail = -float(scipy.special.ndtri(left / (16 * self.cells)))
     if not tail > 0:
       return float('inf')
@@ -240,7 +258,7 @@ class Arithmetic:
       order = math.exp(log_order)
       return math.log((self.cells * moments.growth(order) + log_markov) / order)
 
-    # Every order L >= 1 proves an alpha; larger orders than this overflow.
+    # Every order L >= 1 proves an alpha; ln L above `longest` would overflow.
     longest = math.log(max(1.0, 500 / float(np.max(moments.log_weight)) - 2))
     minimum = scipy.optimize.minimize_scalar(
       log_alpha,
@@ -251,17 +269,17 @@ class Arithmetic:
     return (1 + _ROUNDING) * math.exp(float(minimum.fun))
 
   def moments(self, tail: float) -> Moments:
-    """Returns bounds of the moments of one cell's likelihood ratio.
+    """Returns bounds of the likelihood ratio of one round and coordinate.
 
     Args:
-      tail: T > 0; cells that begin at |z| > T count as bad.
+      tail: T > 0; cells whose inner edge is beyond T count as bad.
     """
     edges = np.union1d(
       np.linspace(0, tail, _BINS), np.clip([self._extended_from], 0, tail)
     )
     near, far = edges[:-1], edges[1:]
     mass = 2 * (scipy.special.ndtr(-near) - scipy.special.ndtr(-far))
-    # One more bin for cells that begin before the tail and end beyond it.
+    # The last bin is for z beyond T in cells whose inner edge is below T.
     mass = np.append(mass, 2 * scipy.special.ndtr(-tail))
     behind = np.append(np.zeros(len(far)), 1.0)
     near, far = np.append(near, near[-1]), np.append(far, tail)
@@ -274,8 +292,8 @@ class Arithmetic:
     largest = self.cell_error(near, far, 1.0, worst)
     log_weight = np.full(len(far), np.inf)
     log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
-    # PRIVACY: Values beyond T have no bound of their likelihood ratio. Their
-    # mass, with edges moved by rounding and one more word, is part of beta.
+    # PRIVACY: Beyond T the likelihood ratio has no bound. The probability of z
+    # beyond T, with moved edges and one more word, is part of beta.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     moved = float(self._edge(tail, worst)) + self.shift
     bad = 2 * float(scipy.special.ndtr(moved - tail) + self._spacing(tail))
@@ -284,13 +302,14 @@ class Arithmetic:
     )
 
   def _edge(self, z, mean):
-    """Returns a bound of the move of a cell's edge at z by rounding floats."""
-    # Errors of the inverse CDF; one unit each for c, c z and c z + m; and the
-    # rounding of the word to a float.
+    """Returns `edge`, for an edge at z and |m| = `mean` in units of c."""
+    # The inverse CDF errs by `inverse_error`; c, c z and c z + m err by one
+    # unit each; the word as a float errs by `WORD_UNITS`. The second |m| covers
+    # the change of earlier y by words in place of exact normals.
     return self.words.unit * (inverse_error(z) + 3 * z + WORD_UNITS + 2 * mean)
 
   def _spacing(self, z) -> np.ndarray:
-    """Returns the largest probability of a word in a cell with inner edge z."""
+    """Returns `spacing` of the words in a cell with inner edge z."""
     words = self.words
     return np.where(
       z > self._extended_from, words.extended_spacing, words.spacing
@@ -299,7 +318,7 @@ class Arithmetic:
   @property
   def _extended_from(self) -> float:
     """Returns a z beyond which all words of a cell are extended."""
-    # One width is for the cell around the boundary, one for moved edges.
+    # One width covers the cell around the boundary, and one covers moved edges.
     return 2 * self.cell_width - float(
       scipy.special.ndtri(self.words.extended_below)
     )
@@ -315,11 +334,11 @@ class Arithmetic:
     """Returns a bound of r for every cell whose inner edge is in [near, far].
 
     Args:
-      near: least inner edge, at least 0, in units of z.
-      far: largest inner edge, at least `near`; r is computed here.
-      wider: largest distance beyond `far` of a z that the shift applies to.
+      near: least inner edge, at least 0.
+      far: largest inner edge, at least `near`; r is computed at this edge.
+      wider: largest distance beyond `far` of a z for which r must hold.
       mean: |m|, in units of c, for the terms of r that are linear in |m|.
-      largest_mean: largest |m|, in units of c, for all other terms; None for
+      largest_mean: largest |m|, in units of c, for all other terms; None means
         `mean`.
     """
     width, unit = self.cell_width, self.words.unit
@@ -330,15 +349,16 @@ class Arithmetic:
     largest = mean if largest_mean is None else largest_mean
     moved = self._edge(far, largest) + self.shift
     growth = np.exp((width + 2 * moved) * (far + width + moved))
-    # PRIVACY: Rounding moves both edges of a cell, and moves them more in cells
-    # wider than `width`. Both edges are counted, with 57 units for wider cells.
+    # PRIVACY: Rounding moves both edges of a cell, and moves the far edge of a
+    # wide cell more. A bound for one edge of the narrowest cell would be too
+    # low. Both edges are counted, with 57 units more for wide cells.
     # Guard: arithmetic_test.test_error_bounds_cells_with_moved_edges.
     edges = 2 * edge / width + 57 * unit
     edges = edges + 2 * unit * self.feedback * (1.5 + far)
     reach = (far + wider) * self.shift
     shift = np.maximum(np.expm1(reach), reach + self.shift**2 / 2)
-    # PRIVACY: Words are discrete, so a cell of probability p holds p / spacing
-    # words give or take one. `words` bounds that relative error, spacing / p.
+    # PRIVACY: Words are discrete, so the number of words in a cell differs from
+    # p / spacing by up to one. `words` bounds this relative error, spacing / p.
     # Guard: arithmetic_test.test_error_bounds_every_cell_of_small_samplers.
     with np.errstate(over='ignore'):
       words = (

@@ -4,8 +4,9 @@
   computed run:  epsilon + 2 alpha,
                  e^alpha delta + beta (1 + e^(epsilon + alpha))
 
-with alpha and beta of `cells`, for the strategy of a run. A claim that is made
-before the size of the model is known covers N = 2^33 pairs (round, coordinate).
+The module `cells` defines alpha and beta and computes them. A claim that is
+made before the size of the model is known covers N = 2^33 pairs (round,
+coordinate) that one client can influence.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting.arithmetic import cells as cells_lib
 
-# N of a claim made without the dimension of the model.
+# Number of pairs of a claim that is made without the size of the model.
 CELLS = 2**33
 # Default limit of the slack, in epsilon and as a fraction of delta.
 MAX_SLACK = 0.01
 
-# First fraction of delta tried for beta; larger ones follow if no alpha holds.
+# First fraction of delta that is tried for beta. If it proves no alpha, larger
+# fractions are tried.
 _SHARE = 1e-4
 # Relative allowance for rounding errors in delta, with ample margin.
 _ROUNDING = 1e-12
@@ -39,14 +41,14 @@ class Unproved(ValueError):
 class Slack:
   """The cost of arithmetic, added to a claim about real numbers.
 
-  If the exact run is (epsilon, `exact_delta`) then the computed one is
-  (epsilon + `epsilon`, exact_delta + `delta`).
+  If the exact run is (E, `exact_delta`)-DP, then the computed run is
+  (E + `epsilon`, `exact_delta` + `delta`)-DP.
 
   Attributes:
-    epsilon: 2 alpha.
-    delta: (e^alpha - 1) exact_delta + beta (1 + e^(epsilon + alpha)).
-    exact_delta: part of delta for the run in real numbers.
-    added: beta (1 + e^(epsilon + alpha)).
+    epsilon: 2 alpha, >= 0.
+    delta: (e^alpha - 1) exact_delta + added, >= 0.
+    exact_delta: delta of the exact run.
+    added: beta (1 + e^(E + alpha)).
   """
 
   epsilon: float
@@ -59,7 +61,7 @@ class Slack:
     return min(1.0, math.exp(self.epsilon / 2) * exact_delta + self.added)
 
   def exact_epsilon(self, epsilon: float) -> float:
-    """Returns `epsilon` less the slack, at least 0."""
+    """Returns `epsilon` minus the slack: epsilon of the exact run, >= 0."""
     return max(0.0, epsilon - self.epsilon)
 
   def below(self, epsilon: float) -> float:
@@ -79,12 +81,12 @@ def slack(
   """Returns the slack of a claim whose total delta is `delta`.
 
   Args:
-    arithmetics: arithmetics that the run may have; the largest slack is
-      returned.
+    arithmetics: parameters of the arithmetic that the run may have; the largest
+      slack is returned.
     epsilon: upper bound of the exact run's epsilon at `exact_delta`.
     delta: total delta, in (0, 1).
     largest: limit of the slack, in epsilon and as a fraction of delta.
-    moved: L2 distance between the means of the accounted run and of the exact
+    moved: L2 norm by which cut weights (see `Cost`) move the means of the exact
       run, in standard deviations of z.
 
   Raises:
@@ -104,11 +106,12 @@ def slack(
       )
     )
   for share in (_SHARE, 10 * _SHARE, largest / 2):
-    # beta assumes alpha <= `guess`.
+    # If alpha <= `guess`, beta without the accidents costs `share` of delta.
     for guess in (2.0**-9, 2.0**-6, 2.0**-3, 1.0):
       beta = accidents + share * delta / (1 + math.exp(epsilon + guess))
-      # The arithmetic gets beta / 2 and the shift of means beta / 6: composed,
-      # they cost beta / 2 + e beta / 6 < beta.
+      # If means move, the arithmetic gets beta / 2 and the move gets beta / 6.
+      # Together they cost at most beta / 2 + e^alpha beta / 6 < beta, as
+      # alpha <= 1.
       alpha = max(
         each.closeness(beta / 2 if moved else beta) for each in arithmetics
       )
@@ -157,8 +160,9 @@ def _slack(
   Raises:
     Unproved: the slack exceeds `largest`.
   """
-  # PRIVACY: Both neighbouring data sets are computed, so alpha and beta count
-  # twice. With a = alpha and b = beta,
+  # PRIVACY: A slack for the computed run of one data set alone would be too
+  # small. The runs of both neighbouring data sets are computed, so alpha and
+  # beta count twice. With a = alpha and b = beta,
   # P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
   # Guard: slack_test.test_claim_is_tight_where_its_parts_are.
   added = beta * (1 + math.exp(epsilon + alpha)) * (1 + _ROUNDING)
@@ -180,12 +184,16 @@ def _slack(
 class Cost:
   """The cost of arithmetic in runs with one strategy.
 
+  The weights of the noise recursion are cut to multiples of a power of two. The
+  noise is therefore that of a C which differs slightly from the strategy's C.
+
   Attributes:
-    arithmetics: arithmetics that a run may have, one for each range of d.
+    arithmetics: parameters of the run's arithmetic, one value for each range of
+      the number of coordinates.
     cut: bound of the L2 norm by which cut weights change C times a client's
       contributions, for clip = 1.
-    rounding: bound of the relative error of a sensitivity in float64.
-    largest_dimension: d of the largest model that is covered.
+    rounding: bound of the relative error of the sensitivity in float64.
+    largest_dimension: number of coordinates of the largest model covered.
     max_slack: limit of the slack, in epsilon and as a fraction of delta.
   """
 
@@ -208,10 +216,12 @@ class Cost:
 
     Args:
       strategy: C.
-      participations: k, the most rounds of a client.
+      participations: k, largest number of rounds of a client.
       sampled: whether cohorts are drawn at random; then a client can influence
         all rounds.
-      dimension: d of the model; None for all models with at most `CELLS` cells.
+      dimension: d, number of coordinates of the model; None covers all models
+        with at most `CELLS` pairs (round, coordinate) that a client can
+        influence.
       max_slack: limit of the slack, in epsilon and as a fraction of delta.
 
     Raises:
@@ -222,9 +232,9 @@ class Cost:
         f'max_slack={max_slack}: must be in (0, 1); the default is {MAX_SLACK}'
       )
     recursion = strategy.recursion()
-    # PRIVACY: Cells that a client can influence but that are not counted have
-    # no slack. Only a recursion over past y with few bands limits them to some
-    # rounds; in all other cases, and for sampled cohorts, all rounds count.
+    # PRIVACY: Slack for fewer rounds than a client can influence would be too
+    # small. If cohorts are enforced, and the recursion is over the last y of a
+    # banded C, a client influences few rounds. In other cases all rounds count.
     # Guard: slack_test.test_cells_are_the_compared_ones.
     compared = strategy.rounds if sampled else recursion.cells(participations)
     scales = recursion.scales
@@ -250,12 +260,12 @@ class Cost:
     else:
       coordinates, cells = max(1, CELLS // compared), CELLS
       # The same noise may later get a claim with more participations or with
-      # sampled cohorts, which counts all rounds.
+      # sampled cohorts. Such a claim counts all rounds.
       largest = cells // strategy.rounds
     arithmetics = [make(coordinates, cells)]
     # PRIVACY: In a model with few coordinates the mean of m^2 may be far above
-    # its expectation. The claim covers such models too, so their arithmetic is
-    # added and the worst slack is taken.
+    # its expectation, and the slack larger. The claim covers such models too,
+    # so their arithmetic is added and the largest slack is taken.
     # Guard: slack_test.test_claim_covers_smaller_models.
     few = cells_lib.many_coordinates(strategy.rounds) - 1
     if few < coordinates:
@@ -274,9 +284,9 @@ class Cost:
     Args:
       sensitivity: sensitivity in float64, before it is rounded up.
     """
-    # PRIVACY: The C of the noise has cut weights, and may have a larger
-    # sensitivity than the strategy. The factor bounds the ratio of both, and
-    # covers the rounding error of the sensitivity.
+    # PRIVACY: The C with cut weights may have a larger sensitivity than the C
+    # of the strategy. The factor bounds the ratio of the two sensitivities, and
+    # covers the rounding error of `sensitivity`.
     # Guard: slack_test.test_cut_weights_raise_epsilon.
     return (1 + self.cut / sensitivity) * (1 + self.rounding)
 
@@ -286,8 +296,8 @@ class Cost:
     Args:
       epsilon: upper bound of the exact run's epsilon at `exact_delta`.
       delta: total delta.
-      moved: shift by cut weights that `more_noise` does not cover; see the
-        function `slack`.
+      moved: move of the means by cut weights, for claims whose noise does not
+        include the factor `more_noise`; see the function `slack`.
     """
     return slack(self.arithmetics, epsilon, delta, self.max_slack, moved)
 
@@ -296,14 +306,9 @@ class Cost:
     return (1 - self.max_slack) * delta
 
   def check_dimension(self, dimension: int) -> None:
-    """Raises ValueError if a model has more coordinates than are covered.
-
-    Without a given dimension the limit counts the cells of all rounds, even if
-    this claim needs fewer: the same noise may later get a claim that needs all
-    rounds, for sampled cohorts or for more participations.
-    """
-    # PRIVACY: A larger model has more cells, and more slack than was added to
-    # the claim. Such a model is refused.
+    """Raises ValueError if a model has more coordinates than are covered."""
+    # PRIVACY: A model with more coordinates than the claim covers has more
+    # slack than was added to the claim. Such a model is refused.
     # Guard: slack_test.test_larger_models_have_to_be_named.
     if dimension > self.largest_dimension:
       raise errors.value_error(
@@ -314,7 +319,7 @@ class Cost:
 
 
 def less(epsilon: float, part: Slack) -> float:
-  """Returns the target epsilon of the exact run: `epsilon` less the slack.
+  """Returns the target epsilon of the exact run: `epsilon` minus the slack.
 
   Raises:
     ValueError: the slack alone exceeds `epsilon`.

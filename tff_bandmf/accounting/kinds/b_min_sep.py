@@ -9,49 +9,55 @@
 | s      | `z_stddev`      | standard deviation of z over clip               |
 | F      | `starts`        | first round in which a client is eligible       |
 | S      |                 | random set of the rounds of a client            |
+| w      | `wait`          | probability of each F = 1, ..., b - 1           |
 
 From round F on, an eligible client takes part with probability p, independently
-of everything else, and is then not eligible in the next b - 1 rounds. A cold
-start has F = 0. A warm one is that of a run which has gone on for ever: a
-client's rounds renew it every b - 1 + 1 / p rounds on average, so that it takes
-part in any one round with probability w, and
+of everything else. A client that takes part is not eligible in the next b - 1
+rounds. With a cold start F = 0. With a warm start the rounds of a client have
+the law of a run that started long before round 0: the mean distance between two
+rounds of a client is b - 1 + 1 / p, so that a client takes part in any given
+round with probability w, where
 
   w = p / (1 + (b - 1) p),  P(F = r) = w for r = 1, ..., b - 1,
   P(F = 0) = 1 - (b - 1) w = w / p.
 
-`wait_prob` rounds w down to a multiple of 2^-64. Whether less of w is safer
-depends on C and y, so nothing is rounded to a safe side: the sampler and the
-accountant have the same w, and this page is exact for every law of F.
+`wait_prob` rounds w down to a multiple of 2^-64. Whether a smaller w costs less
+privacy depends on C and y, so neither direction of rounding is safe. Instead
+the sampler and the accountant use the same w, and the formulas below are exact
+for every law of F.
 
 **Formal guarantee.** Assumptions: C >= 0 is lower-triangular with at most b
 bands, S is independent of all data, and round t adds a vector g_t, |g_t| <= 1,
-that may depend on what was released before. Statement: the run is dominated by
-P = E_S N(C 1_S, s^2) against Q = N(0, s^2), which equal g_t reach: for convex
-f, no choice of g has a larger E_Q f(dP/dQ). Both directions of delta are such.
-Source: [BMinSep26]; for every law of S from Kahane's inequality [Kahane85].
-With the means a_t(S) = sum_(i in S) C_ti g_i, z under Q, in units of s, the
-ratio is E_S prod_t e^(<a_t(S), z_t> - |a_t(S)|^2 / 2). Let K_t(S, S') be the
-sum of (C 1_S)_i (C 1_S')_i over i >= t, X_t Gaussian with covariance K_t, and
-v_S the probability of S times the factors before round t. Then by induction
-from the last round, given the past,
+that may depend on earlier releases. Statement: the run is dominated by the pair
+P = E_S N(C 1_S, s^2) against Q = N(0, s^2), which the run attains if all g_t
+are equal. That is, for convex f, no choice of g has a larger E_Q f(dP/dQ); both
+directions of delta have this form. Source: [BMinSep26]; for every law of S,
+Kahane's inequality [Kahane85], as follows. Take all numbers in units of s, let
+a_t(S) = sum_(i in S) C_ti g_i, and let z_t be the release of round t under Q.
+The likelihood ratio is E_S prod_t e^(<a_t(S), z_t> - |a_t(S)|^2 / 2). Let
+K_t(S, S') be the sum of (C 1_S)_i (C 1_S')_i over i >= t, X_t Gaussian with
+covariance K_t, and v_S the probability of S times the factors of the rounds
+before t. Then, by induction from the last round to the first, given the
+releases before round t,
 
-  E f(ratio) <= E f(sum_S v_S e^(X_t(S) - K_t(S, S) / 2))
+  E f(ratio) <= E f(sum_S v_S e^(X_t(S) - K_t(S, S) / 2)).
 
-as <a_t(S), z_t> + X_(t+1)(S) has the covariance <a_t(S), a_t(S')> + K_(t+1),
-which is nowhere above K_t, since C >= 0 and <g_i, g_k> <= 1; and a Gaussian
-with more covariance has the larger mean of such an f.
+In the induction step, <a_t(S), z_t> + X_(t+1)(S) has the covariance
+<a_t(S), a_t(S')> + K_(t+1)(S, S'). This covariance is nowhere above K_t(S, S'),
+since C >= 0 and <g_i, g_k> <= 1, and the mean of f grows with the covariance of
+the Gaussian [Kahane85].
 
-Columns of a client's rounds share no row, so the likelihood ratio is a product
-over S, and its mean over S, given F = i, is a recursion: L_i = 1 past the last
-round and
+The columns of a client's rounds share no row, so the likelihood ratio given S
+is a product over S. Let L_i be its mean over S given F = i. Then L_i = 1 for i
+past the last round, and for other i
 
   L_i = (1 - p) L_{i+1} + p e^(l_i) L_{i+b},
-  l_i = (2 <c_i, y> - |c_i|^2) / (2 s^2),
+  l_i = (2 <c_i, y> - |c_i|^2) / (2 s^2).
 
-and dP/dQ is sum_r P(F = r) L_r. Importance sampling with one copy of S
-(`importance`) uses the same recursion with a l_i, or with
-a (a - 1) |c_i|^2 / (2 s^2), in place of l_i. `b_min_sep_pairs` has the
-recursion for two copies.
+dP/dQ is sum_r P(F = r) L_r. Importance sampling with one copy of S (see the
+module `importance`) uses the same recursion with a l_i, or with
+a (a - 1) |c_i|^2 / (2 s^2), in place of l_i. The module `b_min_sep_pairs` has
+the recursion for two copies.
 """
 
 from __future__ import annotations
@@ -67,9 +73,13 @@ from tff_bandmf.accounting.kinds import b_min_sep_pairs, columns
 from tff_bandmf.accounting.methods import importance
 
 _WORDS = 2**64
-# Largest rounds * min_sep for which the tables of pairs fit in memory.
+# Largest rounds * min_sep for which the tables of `b_min_sep_pairs` fit in
+# memory.
 _MOST_OF_PAIRS = 2**23
-# Below this value float64 may lose digits.
+# Laws of two copies that a mixture stores: `importance.removes` uses the last
+# four again.
+_MOST_STORED_PAIRS = 4
+# Values of L below this one are computed in logarithms.
 _SMALLEST_RATIO = 1e-290
 
 
@@ -92,13 +102,13 @@ def starts(
     wait: w, a multiple of 2^-64; None for a cold start.
 
   Returns:
-    [min(b, n + 1)] float64, P(F = r); [1] for a cold start. Entry n, where
-    there is one, is for all F >= n.
+    [min(b, n + 1)] float64, P(F = r); [1] for a cold start. Entry n, if there
+    is one, is P(F >= n).
   """
   if wait is None:
     return np.ones(1)
   law = np.full(min(min_sep, rounds + 1), wait)
-  # In integers: a rounded sum would not be the words that are left.
+  # Computed in integers, since float64 would round 1 - (b - 1) w.
   each = int(wait * _WORDS)
   law[0] = (_WORDS - (min_sep - 1) * each) / _WORDS
   if min_sep > rounds:
@@ -109,7 +119,7 @@ def starts(
 def participation(
   rounds: int, min_sep: int, sampling_prob: float, first: np.ndarray
 ) -> np.ndarray:
-  """Returns the probability of a client in each round, [n] float64.
+  """Returns the probability that a client takes part, by round, [n] float64.
 
   Args:
     rounds: n.
@@ -126,7 +136,7 @@ def participation(
 
 
 class BMinSepMixture(importance.Mixture):
-  """The mixture P for a banded C and p < 1."""
+  """The mixture P of a banded C and p < 1; see `importance.Mixture`."""
 
   def __init__(
     self,
@@ -137,12 +147,12 @@ class BMinSepMixture(importance.Mixture):
     wait: Optional[float] = None,
   ):
     self._columns, self._stddev = strategy, z_stddev
-    # In units of s, z is standard normal.
+    # Squared norms of columns in units of s.
     self._squares = strategy.squares / z_stddev**2
     rounds = len(self._squares)
     self._starts = starts(rounds, min_sep, wait)
-    # A min_sep above n acts like n: one round at most. The tables of a warm
-    # start have a place for clients that never become eligible.
+    # Any b >= n allows a client one round. With a warm start b = n + 1 is used,
+    # because F may be n or more: such a client never becomes eligible.
     self._b = min(min_sep, rounds + (wait is not None))
     self._prob = sampling_prob
     self._log_in = np.log(sampling_prob)
@@ -152,15 +162,13 @@ class BMinSepMixture(importance.Mixture):
     self.mean_square = float(rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
     self.entries = 4 * rounds
+    self._stored_pairs: dict[float, b_min_sep_pairs.Pairs] = {}
 
   def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
-    """Returns ln L_i for gains e^(log_gains) of the rounds.
+    """Returns ln L_i, [n + b, ...] float64, which is 0 from row n on.
 
     Args:
-      log_gains: [n, ...] float64.
-
-    Returns:
-      [n + b, ...] float64, 0 from row n on.
+      log_gains: [n, ...] float64, the values used in place of l_i.
     """
     rounds = len(log_gains)
     logs = np.zeros((rounds + self._b, *log_gains.shape[1:]))
@@ -172,7 +180,11 @@ class BMinSepMixture(importance.Mixture):
     return logs
 
   def _log_mean_of(self, logs: np.ndarray) -> np.ndarray:
-    """Returns the logarithm of the mean of L_F, for the ln L_i, [...]."""
+    """Returns ln sum_r P(F = r) L_r, [...] float64.
+
+    Args:
+      logs: [n + b, ...] float64, ln L_i.
+    """
     logs = logs[: len(self._starts)]
     with np.errstate(divide='ignore'):
       log_starts = np.log(self._starts)
@@ -180,47 +192,82 @@ class BMinSepMixture(importance.Mixture):
     return scipy.special.logsumexp(logs + log_starts, axis=0)
 
   def _log_mean(self, log_gains: np.ndarray) -> np.ndarray:
-    """Returns ln dP/dQ for gains e^(log_gains) of the rounds, [count] float64.
+    """Returns ln sum_r P(F = r) L_r, [count] float64.
 
-    The recursion runs on L itself, which is faster than on its logarithm.
-    Entries that leave the range of float64 are computed again in logarithms.
+    The recursion computes L itself, which is faster than ln L. Results whose L
+    leave the range of float64 are computed again in logarithms.
 
     Args:
-      log_gains: [n, count] float64.
+      log_gains: [n, count] float64, the values used in place of l_i.
     """
     with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
       terms = np.exp(log_gains + self._log_in)
-      rounds, stay = len(terms), np.exp(self._log_out)
+      rounds = len(terms)
       ratios = np.empty((rounds + self._b, terms.shape[1]))
       ratios[rounds:] = 1.0
       for stop in range(rounds, 0, -self._b):
         start = max(0, stop - self._b)
-        terms[start:stop] *= ratios[start + self._b : stop + self._b]
-        for i in range(stop - 1, start - 1, -1):
-          np.multiply(ratios[i + 1], stay, out=ratios[i])
-          ratios[i] += terms[i]
+        part = ratios[start:stop]
+        later = ratios[start + self._b : stop + self._b]
+        np.multiply(terms[start:stop], later, out=part)
+        self._accumulate(part, ratios[stop])
       logs = np.log(self._starts @ ratios[: len(self._starts)])
-    # PRIVACY: an L near the least number of float64 has few bits, even if it
-    # grows again, and delta would be wrong. Such entries are computed again in
-    # logarithms. In all others a term that vanishes is below the rounding.
+    # PRIVACY: An L near the least number of float64 has few correct bits, and
+    # delta would be wrong, even if L_i grows again for smaller i. A result with
+    # such an L is computed again in logarithms. In all others a term that
+    # underflows is smaller than a rounding error.
     # Guard: b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
     lost = ~np.isfinite(logs) | (ratios.min(0) < _SMALLEST_RATIO)
     if lost.any():
       logs[lost] = self._log_mean_of(self._log_ratios(log_gains[:, lost]))
     return logs
 
-  def _draw_rounds(self, rng, count, log_gains):
-    """Draws S with probability proportional to P(S) prod_(i in S) e^(gain_i).
+  def _accumulate(self, terms: np.ndarray, last: np.ndarray) -> None:
+    """Replaces terms_i by L_i = terms_i + (1 - p) L_{i+1}, in place.
 
-    For a client that is eligible from round i on, the next round is the first j
-    at which the negative log of its survival exceeds an exponential variable.
+    Groups of rounds are summed at once, each as if L were 0 after its last
+    round. Then (1 - p)^d L of the next group is added, d rounds before it.
+
+    Args:
+      terms: [rounds, count] float64.
+      last: [count] float64, L after the last of these rounds.
+    """
+    # PRIVACY: A power of 1 - p that underflows would drop a part of L that may
+    # be the largest one, and delta would be wrong. Groups are so short that no
+    # power is below `_SMALLEST_RATIO`.
+    # Guard: b_min_sep_test.test_long_gaps_do_not_lose_later_rounds.
+    longest = int(math.log(_SMALLEST_RATIO) / self._log_out)
+    size = min(math.isqrt(len(terms)), longest)
+    count, head = divmod(len(terms), size)
+    groups = terms[head:].reshape(count, size, terms.shape[1])
+    stay = math.exp(self._log_out)
+    for i in range(size - 2, -1, -1):
+      groups[:, i] += stay * groups[:, i + 1]
+    powers = stay ** np.arange(size, 0, -1)[:, None]
+    for group in groups[::-1]:
+      group += powers * last
+      last = group[0]
+    for i in range(head - 1, -1, -1):
+      terms[i] += stay * terms[i + 1]
+
+  def _draw_rounds(self, rng, count, log_gains):
+    """Draws S with probability proportional to P(S) e^(sum of gains over S).
+
+    If a client is eligible from round i on, its next round is the first j for
+    which -ln P(no round in i, ..., j), under this law of S, exceeds a standard
+    exponential variable.
+
+    Args:
+      rng: random generator.
+      count: number of draws.
+      log_gains: [n] float64, gain of each round.
 
     Returns:
-      [n, count] float64 of 0 and 1, sparse; a column is one S.
+      [n, count] float64 of 0 and 1, sparse; each column is one S.
     """
     rounds = len(log_gains)
     logs = self._log_ratios(log_gains)
-    # ln(1 - prob), by the formula that keeps more digits.
+    # `out` is ln(1 - prob), by the formula with more correct digits.
     prob = np.exp(self._log_in + log_gains + logs[self._b :] - logs[:rounds])
     out = self._log_out + np.diff(logs[: rounds + 1])
     out = np.where(prob < 0.5, np.log1p(-np.minimum(prob, 0.5)), out)
@@ -251,16 +298,21 @@ class BMinSepMixture(importance.Mixture):
     return losses
 
   def _pairs(self, factor: float) -> b_min_sep_pairs.Pairs:
-    return b_min_sep_pairs.Pairs(
-      self._columns.gram / self._stddev**2,
-      self._b,
-      self._prob,
-      factor,
-      self._starts,
-    )
+    """Returns the law of two copies; the last few are stored."""
+    if factor not in self._stored_pairs:
+      if len(self._stored_pairs) == _MOST_STORED_PAIRS:
+        del self._stored_pairs[next(iter(self._stored_pairs))]
+      self._stored_pairs[factor] = b_min_sep_pairs.Pairs(
+        self._columns.gram / self._stddev**2,
+        self._b,
+        self._prob,
+        factor,
+        self._starts,
+      )
+    return self._stored_pairs[factor]
 
   def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
-    """Returns the tilt t of one copy, by rounds, [n] float64."""
+    """Returns the contribution of each round to t of one copy, [n] float64."""
     return tilt.factor * (tilt.factor - 1) / 2 * self._squares
 
   def log_normalizer(self, tilt):
@@ -270,7 +322,7 @@ class BMinSepMixture(importance.Mixture):
       return math.inf
     return self._pairs(tilt.factor).log_normalizer
 
-  def remove(self, tilt):
+  def remove(self, tilt, epsilon):
     a, log_tilts = tilt.factor, self._log_tilts(tilt)
     pairs = self._pairs(a) if tilt.copies == 2 else None
 
@@ -283,7 +335,11 @@ class BMinSepMixture(importance.Mixture):
       y += (self._columns.matrix @ (a / self._stddev * taken)).toarray()
       losses = self._losses(y)
       loss = self._log_mean(losses)
-      return loss, loss if a == 1 else self._log_mean(a * losses)
+      tilted = loss.copy()
+      if a > 1:
+        above = loss > epsilon
+        tilted[above] = self._log_mean(a * losses[:, above])
+      return loss, tilted
 
     return draw
 

@@ -1,4 +1,4 @@
-"""b-min-sep sampling: draws from clients without a recent round."""
+"""b-min-sep sampling: cohorts drawn from clients without a recent round."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ WARM, COLD = 'warm', 'cold'
 
 @attrs.frozen
 class BMinSep(sampled_cohorts.Sampled):
-  """Draws each client without a round in the last b - 1 with probability p.
+  """Cohorts in which each eligible client takes part with probability p.
 
-  With a warm start each client waits a random time before round 0, so that all
+  A client is eligible if it took part in none of the last b - 1 rounds. With a
+  warm start each client becomes eligible in a random round below b, so that all
   cohorts have the same expected size, population * p / (1 + (b - 1) p). With a
   cold start every client is eligible in round 0: the first cohorts are by far
-  the largest, and the same claim needs more noise. The proof needs C >= 0 with
-  at most b bands; see `b_min_sep`.
+  the largest, and the same claim needs more noise. The proof needs a C >= 0
+  with at most b bands; see the module `b_min_sep`.
 
   Attributes:
     min_sep: b, least distance of two rounds of a client, integer >= 1.
     sampling_prob: p, probability that an eligible client takes part in a round,
-      in (0, 1); None derives it from the population and the expected clients a
-      round, for a warm start.
-    start: 'warm', or 'cold', the start of runs that are recorded without one.
+      in (0, 1); None derives it, for a warm start, from the population and the
+      expected number of clients a round.
+    start: 'warm' or 'cold'; runs recorded without a start have 'cold'.
     population: the attribute of `Sampled`.
     adjacency: the attribute of `Sampled`.
   """
@@ -53,8 +54,9 @@ class BMinSep(sampled_cohorts.Sampled):
     'sampling_prob': 'sampling_prob',
   }
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
-  # PRIVACY: a record that names no start is of a run whose clients could all
-  # take part in round 0. As a warm one it would claim too small an epsilon.
+  # PRIVACY: In a run recorded without a start all clients were eligible in
+  # round 0. A claim for a warm start would have too small an epsilon, so such a
+  # record is read with a cold start.
   # Guard: accounting_cohorts_test.test_record_without_a_start_is_cold.
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(
@@ -106,14 +108,13 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   def for_cohort_size(self, clients_per_round: float) -> BMinSep:
-    """Returns the cohorts with p set, for B clients a round on average.
+    """Returns the cohorts with p set for an expected cohort size.
 
-      p = q / (1 - (b - 1) q),  q = B / m
+      p = q / (1 - (b - 1) q),  q = clients_per_round / population
 
     Raises:
-      ValueError: p is not given and the population is unknown, so small that
-        clients would have to take part more often than every b rounds, or the
-        start is cold.
+      ValueError: p is not given, and the start is cold, the population is
+        unknown, or it is at most b times `clients_per_round`.
     """
     if self.sampling_prob is not None:
       return self
@@ -140,7 +141,7 @@ class BMinSep(sampled_cohorts.Sampled):
 
   @property
   def _wait(self) -> Optional[float]:
-    """The probability of each round 1, ..., b - 1 to be a client's first."""
+    """w of the module `b_min_sep` for a warm start; None for a cold start."""
     if self.start == COLD:
       return None
     return b_min_sep.wait_prob(self.min_sep, self._known_prob())
@@ -163,8 +164,9 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    # PRIVACY: if columns of a client's rounds share rows, the likelihood ratio
-    # does not factor into rounds, and the bound is wrong. Such C are refused.
+    # PRIVACY: If columns of a client's rounds share rows, the likelihood ratio
+    # does not factor into rounds, and the bound is wrong. A C for which this
+    # can happen is refused.
     # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
     accountants.check_bands(strategy, 'min_sep', self.min_sep)
     rows = strategy.band_rows(0, strategy.rounds)

@@ -1,35 +1,36 @@
-"""Draws pairs of b-min-sep round sets of a client, for importance sampling.
+"""Pairs of sets of a client's rounds, drawn for importance sampling.
 
 S and S' are two independent draws of the set of rounds that b-min-sep sampling
-gives a client; each is called a copy. Their joint law is weighted by e^t, so
-that pairs whose columns overlap are drawn more often; the module `importance`
-says why. Let c_i be column i of C over the standard deviation s of z, and a the
-factor of the weight. Rounds of one copy are at least b apart, so their columns
-share no row, and
+gives a client; each is called a copy. The joint law of S and S' is weighted by
+e^t, so that pairs whose columns overlap are drawn more often; the module
+`importance` says why. Let c_i be column i of C over the standard deviation s of
+z, and a the factor of the weight. Rounds of one copy are at least b apart, so
+their columns share no row, and
 
   t = sum a (a - 1) |c_i|^2 / 2, over i in S and in S',
       + sum a^2 <c_i, c_k>, over i in S and k in S',
 
 In the second sum, columns of rounds that are b or more apart contribute 0, and
-each round of one copy meets at most one earlier round of the other that is
-closer. So the mean of e^t follows from a recursion over the remaining rounds. A
-copy is eligible in a round if it may take part there; it then does so with
-probability p. Let E_i be the mean of the part of e^t from rounds i and later,
-if both copies are eligible from round i on. Let F_(i, u), 0 <= u < b, be the
-mean of the part from rounds after i, if one copy took part in round i and the
-other is eligible from round k = i + b - u on. With
-w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
+for each round of one copy there is at most one earlier round of the other copy
+that is less than b rounds before. So the mean of e^t follows from a recursion
+over the remaining rounds. A copy is eligible in a round if it may take part
+there; it then does so with probability p. Let E_i be the mean of the part of
+e^t from rounds i and later, if both copies are eligible from round i on. Let
+F_(i, u), 0 <= u < b, be the mean of the part from rounds after i, if one copy
+took part in round i and the other copy is eligible from round k = i + b - u on.
+With w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
 
   F_(i, 0) = E_(i + b)
   F_(i, u) = (1 - p) F_(i, u - 1) + p w_k g_ik F_(k, k - i)
   E_i = (1 - p)^2 E_(i + 1) + 2 p (1 - p) w_i F_(i, b - 1)
         + p^2 w_i^2 g_ii F_(i, 0)
 
-Every E and F whose round is past the last one is 1. If both copies are eligible
-from round 0 on, the normalizer is A = E_0. Where they wait, until r and k, the
-later one seems to have taken part b rounds before, in a round whose column is
-0: with rounds before round 0 whose g and w are 1, and starts of probability
-P(r),
+Every E and F whose round is past the last round is 1. If both copies are
+eligible from round 0 on, the normalizer is A = E_0. Otherwise the copies are
+eligible from random rounds r and k on, with probabilities P(r) and P(k). The
+state before round 0 is then that of F_(i, u) with i = max(r, k) - b and
+u = |r - k|, as if the later copy had taken part in round i, whose column is 0.
+Rounds before round 0 have g = w = 1, and
 
   A = sum over r and k of P(r) P(k) F_(max(r, k) - b, |r - k|)
 """
@@ -44,15 +45,15 @@ import scipy.sparse
 
 
 class Pairs:
-  """The tilted joint law of two copies of a client's rounds.
+  """The joint law of two copies of a client's rounds, weighted by e^t.
 
   Args:
     gram: [n, bands] float64, <c_i, c_(i + d)> / s^2, >= 0.
     min_sep: b, integer, at least the bands and at most n.
     sampling_prob: p, in (0, 1).
     factor: a, float >= 1.
-    starts: [.] float64, P(r), for r < b; all copies start in round 0 if there
-      is one entry.
+    starts: [.] float64, P(r) for each r < b; with one entry, both copies are
+      eligible from round 0 on.
 
   Attributes:
     log_normalizer: ln A; infinity if A leaves the range of float64.
@@ -67,12 +68,13 @@ class Pairs:
     starts: np.ndarray,
   ):
     b, p = min_sep, sampling_prob
-    # Rounds before round 0.
+    # Number of rounds before round 0 in the tables.
     self._before = b if len(starts) > 1 else 0
     gram = np.concatenate([np.zeros((self._before, gram.shape[1])), gram])
     rounds, bands = gram.shape
     both, one = np.ones(rounds + b), np.ones((rounds + b, b))
-    # one[i + d, d] for d = 1, 2, ... is diagonals[i * b :: b + 1].
+    # both[i] is E_i, and one[i, u] is F_(i, u). The values one[i + d, d] for
+    # d = 1, 2, ... are diagonals[i * b :: b + 1].
     diagonals = one.reshape(-1)[b + 1 :]
     weights = np.ones(rounds + b)
     with np.errstate(over='ignore', invalid='ignore'):
@@ -95,15 +97,20 @@ class Pairs:
         both[i] = (1 - p) ** 2 * both[i + 1] + single[i] + twice[i]
       r = np.arange(len(starts))
       later, ahead = np.maximum.outer(r, r), np.abs(np.subtract.outer(r, r))
-      self._tilted = np.outer(starts, starts)
-      # Without rounds before round 0, both copies are eligible there.
-      self._tilted *= one[later, ahead] if self._before else both[0]
-      total = self._tilted.sum()
+      tilted = np.outer(starts, starts)
+      # Without rounds before round 0, both copies are eligible in round 0.
+      tilted *= one[later, ahead] if self._before else both[0]
+      total = tilted.sum()
       self.log_normalizer = math.log(total) if total < math.inf else math.inf
+      self._shape = tilted.shape
+      # Sums of the odds of the pairs of starts, up to each pair.
+      self._cumulative = np.cumsum(tilted.ravel() / total)
+      self._cumulative /= self._cumulative[-1]
       self._twice = twice / (single + twice)
-      # Logarithms, up to constants, of two survival probabilities: of both
-      # copies, eligible from round 0 on, up to round i; and of the other copy,
-      # by u, after one copy took part in round i.
+      # Logarithms, up to sign and constants, of two probabilities: that neither
+      # copy takes part before round i, if both are eligible from round 0 on;
+      # and, after one copy took part in round i, that the other copy does not
+      # take part before round i + b - u.
       log_out = math.log1p(-p)
       self._survived = -np.log(both[: rounds + 1])
       self._survived -= 2 * log_out * np.arange(rounds + 1)
@@ -115,12 +122,11 @@ class Pairs:
     """Returns 1_S + 1_S' of `count` pairs, [n, count] float64, sparse."""
     rounds, b = self._left.shape
     who = np.arange(count)
-    # State (-b, 0) makes both copies eligible from round 0 on.
+    # In state (-b, 0) both copies are eligible from round 0 on.
     at, age = np.full(count, -b), np.zeros(count, np.int64)
     if self._before:
-      odds = self._tilted.ravel() / self._tilted.sum()
-      drawn = rng.choice(len(odds), size=count, p=odds)
-      first, second = np.unravel_index(drawn, self._tilted.shape)
+      drawn = np.searchsorted(self._cumulative, rng.random(count), 'right')
+      first, second = np.unravel_index(drawn, self._shape)
       at, age = np.maximum(first, second), np.abs(first - second)
     pairs = []
     while len(who):
@@ -143,7 +149,7 @@ class Pairs:
     )[self._before :]
 
   def _first(self, at, age, until):
-    """Returns the least u <= age with left[at, u] >= until, by halving."""
+    """Returns the least u <= age with left[at, u] >= until, by bisection."""
     low, high = np.zeros_like(age), age.copy()
     while (low < high).any():
       middle = (low + high) // 2

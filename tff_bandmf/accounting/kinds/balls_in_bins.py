@@ -9,20 +9,24 @@
 | G      | `gram`    | [b, b], <m_i, m_j>                                   |
 | s      | `z_stddev` | standard deviation of z over clip                   |
 
-A client of bin J takes part in rounds J, J + b, J + 2 b, ... and in no other.
-For C >= 0, lower-triangular, and gradients that adapt to what was released,
+A client of bin J takes part in rounds J, J + b, J + 2 b, ... and in no others.
+For a lower-triangular C >= 0 and gradients that may depend on earlier releases,
 the run is dominated by the pair [BnB24, Sec 3]
 
   P = (1/b) sum_j N(m_j, s^2)   against   Q = N(0, s^2),
 
+whose privacy loss at y is
+
   L = logsumexp_j((2 <m_j, y> - |m_j|^2) / (2 s^2)) - ln b.
 
-The loss depends on y through G alone: for y = a m_J + s z,
+L depends on y only through the b products <m_j, y>. For y = a m_J + s z, with
+any number a and a normal z, these products have the distribution of
 
-  <m, y> = a G[:, J] + s chol(G) z.
+  a G[:, J] + s chol(G) z',  z' a normal of b entries.
 
-Delta is sampled (`importance`) and bounded (`monte_carlo`). It never exceeds
-the delta of the run without amplification, whose sensitivity is max_j |m_j|.
+The module `importance` samples delta and `monte_carlo` bounds it. Delta never
+exceeds the delta of the run without amplification, whose sensitivity is
+max_j |m_j|.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from scipy.linalg import blas
 from tff_bandmf import _checks, strategies
 from tff_bandmf.accounting.methods import accountants, importance
 
+# Number of float64 values in one block of rows of C.
 _BLOCK_ENTRIES = 2**22
 
 
@@ -51,7 +56,7 @@ class BallsInBinsMixture(importance.Mixture):
     self.entries = 4 * len(gram)
 
   def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
-    """Returns the tilt t of each bin, or of each pair of bins."""
+    """Returns t of `importance` for each bin, or for each pair of bins."""
     a = tilt.factor
     tilts = a * (a - 1) / 2 * self._squares
     if tilt.copies == 1:
@@ -74,7 +79,7 @@ class BallsInBinsMixture(importance.Mixture):
       - tilt.copies * math.log(len(self._gram))
     )
 
-  def remove(self, tilt):
+  def remove(self, tilt, epsilon):
     a, tilts = tilt.factor, self._log_tilts(tilt)
     prior = scipy.special.softmax(tilts.ravel())
 
@@ -85,7 +90,11 @@ class BallsInBinsMixture(importance.Mixture):
         losses += a * self._gram[bins]
       losses -= self._squares / 2
       loss = self._log_mean(losses)
-      return loss, loss if a == 1 else self._log_mean(a * losses)
+      tilted = loss.copy()
+      if a > 1:
+        above = loss > epsilon
+        tilted[above] = self._log_mean(a * losses[above])
+      return loss, tilted
 
     return draw
 
@@ -96,7 +105,7 @@ class BallsInBinsMixture(importance.Mixture):
 
 
 def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
-  """Returns G, the inner products of the contributions of two bins.
+  """Returns G, the inner products of the contributions of the bins.
 
     G_ij = <m_i, m_j>,  m_j = sum_e C[:, j + e b]
 
@@ -120,8 +129,8 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   for start in range(0, rounds, block):
     rows = strategy.band_rows(start, min(start + block, rounds))
     accountants.check_nonnegative(np.min(rows))
-    # Column t - s belongs to bin (t - s) mod b. There is none for t < s, and
-    # `row` is 0.
+    # row[s] is C[t, t - s], in a column of bin (t - s) mod b. For s > t there
+    # is no such column, and row[s] is 0.
     sums = np.stack(
       [
         np.bincount((t - np.arange(bands)) % bins, weights=row, minlength=bins)

@@ -20,7 +20,7 @@ _SAMPLES = 400_000
 
 @attrs.frozen
 class BallsInBins(sampled_cohorts.Sampled):
-  """Each client draws one of b bins, once; round t takes bin t mod b.
+  """Each client draws one of b bins once; bin t mod b takes part in round t.
 
   The proof of the guarantee needs a C without negative entries; see
   `balls_in_bins`.

@@ -1,4 +1,4 @@
-"""The columns of a banded C: their products with vectors and each other."""
+"""The columns of a banded C: inner products with vectors and each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import functools
 import numpy as np
 import scipy.sparse
 
-# Smaller blocks have fewer zeros, larger ones faster products.
+# Columns in a dense block: smaller blocks have fewer zeros, and larger blocks
+# have faster products.
 _BLOCK = 64
 
 
@@ -16,11 +17,11 @@ class Columns:
 
   Args:
     matrix: C, [n, n] float64, sparse.
-    bands: diagonals of C.
+    bands: number of bands of C.
 
   Attributes:
     matrix: C.
-    bands: diagonals of C.
+    bands: number of bands of C.
     squares: [n] float64, |c_i|^2.
   """
 
@@ -30,7 +31,11 @@ class Columns:
 
   @classmethod
   def of_rows(cls, rows: np.ndarray) -> Columns:
-    """Returns the columns of C, [n, bands], rows[t, s] = C[t, t - s]."""
+    """Returns the columns of C.
+
+    Args:
+      rows: [n, bands] float64, rows[t, s] = C[t, t - s].
+    """
     rounds, bands = rows.shape
     diagonals = np.zeros((bands, rounds))
     for s in range(bands):
@@ -59,7 +64,7 @@ class Columns:
 
   @functools.cached_property
   def _blocks(self) -> list[tuple[slice, slice, np.ndarray]]:
-    """(columns, rows that they reach, [columns, rows] float64) each."""
+    """Blocks of C: (columns, their nonzero rows, [columns, rows] float64)."""
     blocks = []
     for start in range(0, len(self.squares), _BLOCK):
       columns = slice(start, start + _BLOCK)
@@ -68,7 +73,10 @@ class Columns:
     return blocks
 
   def products(self, y: np.ndarray) -> np.ndarray:
-    """Returns <c_i, y> of each column of y, [n, count] float64."""
+    """Returns <c_i, y> for each column y of an [n, count] array.
+
+    The result is [n, count] float64; row i has the products with c_i.
+    """
     products = np.empty_like(y)
     for columns, rows, block in self._blocks:
       np.matmul(block, y[rows], out=products[columns])

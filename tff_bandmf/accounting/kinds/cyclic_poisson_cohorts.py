@@ -1,4 +1,4 @@
-"""Cyclic Poisson sampling: groups take turns, and clients are drawn in them."""
+"""Cyclic Poisson sampling: groups take turns; clients of a group are drawn."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   | symbol | name here       | meaning                                         |
   |--------|-----------------|-------------------------------------------------|
   | n      | `rounds`        | rounds of the strategy C                        |
-  | m      | `population`    | clients                                         |
-  | B      |                 | expected clients a round                        |
-  | g      | `groups`        | groups of clients, at least the bands of C      |
+  | m      | `population`    | number of clients                               |
+  | B      |                 | expected number of clients a round              |
+  | g      | `groups`        | number of groups, at least the bands of C       |
   | q      | `sampling_prob` | probability of a client in a round of its group |
   | T      |                 | rounds of a group, ceil(n / g)                  |
   | kappa  |                 | largest column norm of C                        |
-  | sigma  |                 | standard deviation of z over clip times kappa   |
+  | sigma  |                 | standard deviation of z over (clip * kappa)     |
 
   Clients are split once into g groups of m / g, independently of their data.
   Only group t mod g may take part in round t, and each of its clients takes
   part with probability q, independently of everything else, where
 
-    q = g B / m        (not B / m: a group is open once in g rounds)
+    q = g B / m        (not B / m: each group has one round in g)
 
   Columns of C that are g >= bands apart share no row, so a client's rounds
-  touch disjoint parts of C x + z, each a Gaussian of sensitivity kappa at most
-  [BandMF23, Thm 4 and 5]:
+  change disjoint rows of C x + z, and each round is a Gaussian release of
+  sensitivity at most kappa. So the run is
 
-    the run is T compositions of the Poisson-sampled Gaussian of sigma
+    T compositions of the Poisson-sampled Gaussian of sigma
 
-  for any signs of C and gradients that adapt to what was released (`poisson`).
+  for any signs of C and gradients that may depend on earlier releases
+  [BandMF23, Thm 4 and 5]. The module `poisson` computes its epsilon and delta.
 
   Attributes:
     sampling_prob: q, in (0, 1]; None derives it from `clients_per_round` and
       `population`, see `for_bands`.
-    groups: g, integer >= 1; None is the number of bands of C.
-    clients_per_round: B, expected clients a round, > 0; needed if
+    groups: g, integer >= 1; None means the number of bands of C.
+    clients_per_round: B, expected number of clients a round, > 0; needed if
       `sampling_prob` is None.
     population: the attribute of `Sampled`.
     adjacency: the attribute of `Sampled`.
@@ -112,8 +113,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       'clients_per_round', clients_per_round, 'the expected number'
     )
     _checks.count('groups', groups, 'at least the bands of the strategy')
-    # PRIVACY: B / m would understate q, because a round draws from one group of
-    # m / g clients alone. The probability within the group is g B / m.
+    # PRIVACY: q = B / m would understate the sampling probability and so
+    # epsilon, because a round draws its B clients from one group of m / g
+    # clients. The probability within the group is g B / m.
     # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
     sampling_prob = groups * clients_per_round / population
     if sampling_prob > 1:
@@ -138,11 +140,11 @@ class CyclicPoisson(sampled_cohorts.Sampled):
 
   @property
   def always(self) -> participation_lib.Participation:
-    """A schema with min_sep g: rounds of a client are multiples of g apart."""
+    """MinSep(g), because rounds of a client are multiples of g apart."""
     return participation_lib.MinSep(self._known_groups())
 
   def for_cohort_size(self, clients_per_round: float) -> CyclicPoisson:
-    """Returns the cohorts with B set, unless q is given and needs no B."""
+    """Returns the cohorts with B set; if q is given, they stay as they are."""
     if self.sampling_prob is not None:
       return self
     return attrs.evolve(self, clients_per_round=clients_per_round)
@@ -151,7 +153,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     """Returns the cohorts for a C of `bands` bands, with g and q = g B / m set.
 
     Raises:
-      ValueError: q is not given, and neither are B and m to derive it.
+      ValueError: q is not given and cannot be derived, or is above 1.
     """
     groups = self.groups or bands
     if self.sampling_prob is not None:
@@ -164,7 +166,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     return attrs.evolve(sized, adjacency=self.adjacency)
 
   def candidate_bands(self, rounds: int) -> list[int]:
-    """Returns the numbers of bands to compare: g, or powers of two."""
+    """Returns the numbers of bands to compare: g, or else powers of two."""
     if self.groups is not None:
       return [self.groups]
     most = rounds
@@ -201,8 +203,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       ValueError: C has more bands, or fewer rounds, than g.
     """
     groups = self.groups or strategy.bands
-    # PRIVACY: if two rounds of a client are less than `bands` apart, their
-    # columns overlap, and the rounds do not compose. Such C are refused.
+    # PRIVACY: If two rounds of a client are less than `bands` apart, their
+    # columns share rows, and the theorem does not hold. A C with more bands
+    # than groups is refused.
     # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
     accountants.check_bands(strategy, 'groups', groups)
     _checks.at_most(
@@ -215,8 +218,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     return -(-strategy.rounds // groups)
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    # The sensitivity of one participation is the largest column norm. Each
-    # round of a client touches rows that no other round of it touches.
+    # The sensitivity under this schema, one round a client, is kappa.
     return poisson.Poisson(
       strategy, self.schema, self._known_prob(), self.compositions(strategy)
     )

@@ -1,14 +1,14 @@
 """The kinds of cohorts, and the accountant for each.
 
-Cohorts are enforced (`participation`), sampled at random, which amplifies
-(`Sampled`), or read from a log (`Logged`). An amplified guarantee holds for the
-randomness for which it was proved and for no other: cohorts that a ledger
-enforces, batches cut from a shuffled list and cohorts of a fixed size have none
-of the guarantees here, however similar they look. Each sampled kind is one
-frozen value in a file of its own, `NAME_cohorts`, which `KINDS` finds. The file
-has the kind's rule, sampler, accountant, JSON and flags.
+Cohorts are enforced (`participation`), sampled at random (`Sampled`), or read
+from a log (`Logged`). Sampling amplifies privacy. An amplified guarantee holds
+only for the randomness for which it was proved: cohorts that a ledger enforces,
+batches of a shuffled list and cohorts of a fixed size have no amplified
+guarantee, even if they resemble sampled cohorts. Each sampled kind is one
+frozen class in a file of its own, `NAME_cohorts.py`, with its rule, sampler,
+accountant, JSON and flags. `KINDS` finds these files.
 
-Attributes that all kinds have are those of `participation.Cohorts`.
+`participation.Cohorts` has the attributes that all kinds share.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def accountant(
   cohorts: participation_lib.Cohorts,
   clients_per_unit: int = 1,
 ) -> accountants.Accountant:
-  """Returns the accountant of a strategy whose cohorts are of some kind.
+  """Returns the accountant of a strategy and cohorts.
 
   Args:
     strategy: C.
@@ -65,15 +65,16 @@ def accountant(
 
   Raises:
     TypeError: `cohorts` is not a kind of cohorts.
-    ValueError: nothing is proved for the strategy and such cohorts.
+    ValueError: no guarantee is proved for the strategy and the cohorts.
   """
-  # PRIVACY: cohorts drawn by other randomness would get an amplified claim
-  # without a proof. Only the kinds are accepted.
+  # PRIVACY: Cohorts drawn by another rule would get an amplified claim without
+  # a proof. Only the kinds of this package are accepted.
   # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
   participation_lib.check_cohorts(cohorts)
   if isinstance(cohorts, sampled_cohorts.Sampled):
-    # PRIVACY: how often the clients of one unit are drawn together is not
-    # covered by the proofs for single clients. Such units are refused.
+    # PRIVACY: The amplification proofs are for single clients, and do not cover
+    # rounds in which several clients of one unit are drawn. Units of several
+    # clients are refused.
     # Guard: accounting_cohorts_test.test_sampled_units_of_several_are_refused.
     if clients_per_unit > 1:
       raise errors.value_error(
@@ -91,10 +92,10 @@ def accountant(
 def from_dict(
   record: Mapping[str, _files.Json],
 ) -> Union[participation_lib.Participation, sampled_cohorts.Sampled]:
-  """Returns the cohorts of a JSON object that `to_dict` made.
+  """Returns the cohorts of a JSON object that `to_dict` returned.
 
   Raises:
-    ValueError: the kind is unknown, or does not have one of the values.
+    ValueError: the kind is unknown, or has no attribute for one of the keys.
   """
   fields = dict(record)
   if 'participation' in fields:
@@ -110,7 +111,7 @@ def from_dict(
 def of_claim(
   record: Mapping[str, _files.Json],
 ) -> Optional[sampled_cohorts.Sampled]:
-  """Returns the sampled cohorts of a `Guarantee.to_dict`; None for others.
+  """Returns the sampled cohorts of a `Guarantee.to_dict`, else None.
 
   Raises:
     ValueError: the kind is unknown, or a value is out of range.
@@ -118,8 +119,8 @@ def of_claim(
   if 'amplification' not in record:
     return None
   kind = _kind(record['amplification'])
-  # The record has q, so that `clients_per_round`, a value of the run, is not
-  # needed.
+  # `clients_per_round` in a claim is a number of the run. The cohorts have a
+  # sampling probability and do not need it.
   return kind(
     **{
       **kind.before,
@@ -138,13 +139,13 @@ def from_flags(
   sampling_prob: Optional[float],
   population: Optional[int] = None,
 ) -> sampled_cohorts.Sampled:
-  """Returns the cohorts that flags of the command line name.
+  """Returns the sampled cohorts for flags of the command line.
 
   Args:
     amplification: name of the kind.
-    min_sep: value of --min-sep, for the kinds that need it, else None.
-    sampling_prob: value of --sampling-prob, for the kinds that need it, else
-      None; some kinds derive it from the population.
+    min_sep: value of --min-sep; None for kinds without this flag.
+    sampling_prob: value of --sampling-prob; None for kinds without this flag,
+      and for kinds that derive it from the population.
     population: number of clients to draw from; None if it is unknown.
 
   Raises:

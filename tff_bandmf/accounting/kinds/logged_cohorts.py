@@ -1,4 +1,4 @@
-"""Cohorts of a run that is over, as its log shows them."""
+"""Cohorts of a finished run, read from its log."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from tff_bandmf.accounting.methods import accountants
 
 @attrs.frozen(eq=False)
 class Logged(participation_lib.Cohorts):
-  """Cohorts of a run that is over, as its log shows them.
+  """Cohorts of a finished run, read from its log.
 
-  No schema need have been enforced: the guarantee is about the rounds in which
-  clients took part. It is a statement about this one log, and holds if the
-  participation of clients did not depend on private data.
+  The guarantee is about the rounds in which the log says that clients took
+  part, whether a schema was enforced or not. The guarantee is a statement about
+  this log alone, and holds if participation did not depend on private data.
 
   Attributes:
-    observed: patterns in the log, and the sensitivity of C for them.
+    observed: statistics of the participation patterns in the log, with the
+      sensitivity of C for these patterns.
   """
 
   name: ClassVar[str] = 'log'
@@ -43,14 +44,15 @@ class Logged(participation_lib.Cohorts):
     """Returns the accountant of a strategy.
 
     Args:
-      strategy: C, whose noise was added in the run.
+      strategy: C of the noise that was added in the run.
       clients_per_unit: largest number of clients of one unit of privacy.
 
     Raises:
-      ValueError: the sensitivity in `observed` is another strategy's.
+      ValueError: the sensitivity in `observed` is that of another strategy.
     """
-    # PRIVACY: another C may have a far smaller sensitivity than the C whose
-    # noise was added. An observation with the digest of another C is refused.
+    # PRIVACY: The sensitivity of another C may be far smaller than the
+    # sensitivity of the C whose noise was added. If `observed` has the digest
+    # of another C, it is refused.
     # Guard: guarantee_test.test_log_seen_with_another_strategy_is_refused.
     if (
       self.observed.sensitivity is not None
@@ -61,8 +63,8 @@ class Logged(participation_lib.Cohorts):
         f'looked at with, {str(self.observed.strategy_sha256)[:16]}; give '
         'sensitivity.of_clients the strategy of the guarantee'
       )
-    # PRIVACY: clients in a log may have taken part more often than planned. The
-    # claim is made from the sensitivity of the log.
+    # PRIVACY: Clients in a log may have taken part more often than planned. The
+    # claim uses the sensitivity for the patterns in the log.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     return accountants.Logged(
       strategy, self.schema, self.observed.sensitivity, clients_per_unit

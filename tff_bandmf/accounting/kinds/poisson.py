@@ -2,17 +2,18 @@
 
 | symbol | name here          | meaning                                      |
 |--------|--------------------|----------------------------------------------|
-| sigma  | `noise_multiplier` | standard deviation over sensitivity, a round |
-| q      | `sampling_prob`    | probability to take part in a round          |
+| sigma  | `noise_multiplier` | stddev over sensitivity of one round         |
+| q      | `sampling_prob`    | probability that a client is in a round      |
 | T      | `compositions`     | number of rounds that are composed           |
 
 The dominating pair of one round is
 
   (1 - q) N(0, sigma^2) + q N(1, sigma^2)   against   N(0, sigma^2).
 
-Both directions are composed, and the worse one is claimed. dp-accounting's
-pessimistic privacy loss distributions round losses up to a grid, whose width
-follows from the accuracy of epsilon.
+The distributions of the privacy loss are composed in both directions of this
+pair, and the larger epsilon or delta is claimed. dp-accounting computes these
+distributions pessimistically: it rounds losses up to a grid. The width of the
+grid follows from `_ACCURACY`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from tff_bandmf.accounting.methods import accountants, gaussian
 if TYPE_CHECKING:
   from dp_accounting.pld import privacy_loss_distribution
 
-# Largest epsilon that the discretization of losses should add.
+# Largest increase of epsilon that the grid of losses should cause.
 _ACCURACY = 1e-4
-# Largest number of intervals for the losses of one round.
+# Largest number of grid intervals for the losses of one round.
 _MOST_INTERVALS = 50_000
-# Probability mass that one FFT may lose, several times the largest loss seen.
+# Probability mass that an FFT may lose for each composition: several times the
+# largest measured value.
 _FFT_ERROR = 4e-16
+# Probability mass that each truncation of tails may lose.
 _TAIL_MASS = 1e-15
+# Largest relative distance of a calibrated epsilon below its target.
 _CALIBRATION_WIDTH = 1e-5
 # With less noise the losses span too many intervals of a grid.
 _LEAST_NOISE = 0.01
@@ -50,7 +54,7 @@ class Part:
   Attributes:
     noise_multiplier: sigma, standard deviation over sensitivity of a round,
       >= 0.01.
-    sampling_prob: q, in (0, 1]; 1 is a Gaussian without sampling.
+    sampling_prob: q, in (0, 1]; 1 means no sampling.
     compositions: T, number of rounds, integer >= 1.
   """
 
@@ -60,7 +64,7 @@ class Part:
 
   @property
   def whole_noise(self) -> float:
-    """Noise multiplier of one Gaussian that equals the composition if q = 1."""
+    """Noise multiplier of the one Gaussian that equals the part, for q = 1."""
     return self.noise_multiplier / math.sqrt(self.compositions)
 
 
@@ -139,7 +143,8 @@ def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
 
   Args:
     parts: mechanisms that are composed. The function of the data in a part may
-      depend on releases of earlier parts; the values of the parts may not.
+      depend on releases of earlier parts; sigma, q and T must not depend on
+      them.
     delta: target delta, above the mass that rounding may lose, about 4e-16
       times the number of compositions.
 
@@ -151,9 +156,9 @@ def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
   for part in parts:
     _check(part)
   total = sum(part.compositions for part in parts)
-  # The interval depends on epsilon and epsilon on the interval: iterate to a
-  # fixed point. An early stop would make epsilon jump between neighbouring
-  # noise multipliers.
+  # The interval depends on epsilon and epsilon on the interval, so iterate to a
+  # fixed point. If the loop ended earlier, epsilon would jump between
+  # neighbouring noise multipliers.
   previous, epsilon = math.inf, 16.0
   while abs(epsilon - previous) > 0.01 * epsilon:
     previous, epsilon = (
@@ -185,7 +190,8 @@ def poisson_delta(
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   if sampling_prob == 1:
     return gaussian.gaussian_delta(part.whole_noise, epsilon)
-  # The interval is finer than for epsilon, because delta depends more on it.
+  # The interval is finer than in `composed_epsilon`, because delta depends on
+  # it more strongly than epsilon does.
   losses = _losses((part,), _interval(epsilon / 16, compositions))
   return min(
     1.0, float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass((part,))
@@ -213,7 +219,7 @@ def poisson_noise_multiplier(
   1.939
   """
   _check(Part(1.0, sampling_prob, compositions))
-  # Sampling never needs more noise than participation in every round.
+  # Sampled clients never need more noise than clients in all T rounds.
   unamplified = gaussian.gaussian_noise_multiplier(epsilon, delta) * math.sqrt(
     compositions
   )
@@ -258,14 +264,14 @@ def _solve(
   Raises:
     RuntimeError: the search did not converge.
   """
-  # Secants in logarithms, where the function is nearly a line.
+  # The secant method on ln epsilon as a function of ln sigma: nearly a line.
   x, slope = math.log(sigma), -2.0
   previous: Optional[tuple[float, float]] = None
   aim = math.log(epsilon) - width / 2
   for _ in range(40):
     reached = epsilon_of(math.exp(x))
-    # PRIVACY: an interpolated sigma could exceed the target epsilon. Only
-    # a sigma whose epsilon was computed and is within the target is returned.
+    # PRIVACY: Epsilon of an interpolated sigma could exceed the target. A sigma
+    # is returned only if its epsilon was computed and is at most the target.
     # Guard: cyclic_poisson_test.test_search_returns_no_noise_that_gives_more.
     if epsilon * (1 - width) <= reached <= epsilon:
       return math.exp(x)
@@ -283,7 +289,7 @@ def _solve(
 
 
 def check_sampling_prob(sampling_prob: object) -> float:
-  """Returns q, rounded down to the multiple of 2^-64 that samplers draw."""
+  """Returns q rounded down to a multiple of 2^-64, as samplers need it."""
   return samplers.check_prob(
     'sampling_prob', sampling_prob, 'it is groups * cohort / population'
   )
@@ -306,10 +312,10 @@ def _check(part: Part) -> None:
 
 
 def _interval(epsilon: float, compositions: int) -> float:
-  """Returns the width of loss intervals that keeps epsilon accurate.
+  """Returns a width of grid intervals at which epsilon is accurate.
 
-  Intervals of width h add less than 1.5 T h^2 to epsilon. This was measured and
-  is not proved, but epsilon is an upper bound at any width.
+  Intervals of width h add less than 1.5 T h^2 to epsilon. The factor 1.5 was
+  measured and is not proved, but epsilon is an upper bound at any width.
   """
   return math.sqrt(_ACCURACY * max(epsilon, 1e-4) / (1.5 * compositions))
 
@@ -319,13 +325,13 @@ def _losses(
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
   """Returns the privacy loss distribution of a composition, rounded up.
 
-  It has both directions of the dominating pair; its delta is the larger of the
-  two.
+  The result has both directions of the dominating pair, and its delta is the
+  larger delta of the two directions.
   """
   from dp_accounting.pld import privacy_loss_distribution
 
-  # The losses of one round span at most 10 standard deviations. All parts share
-  # one grid.
+  # All parts share one grid, with at most `_MOST_INTERVALS` intervals for the
+  # losses of a round, which span at most 10 standard deviations.
   interval = max(
     interval,
     *(
@@ -334,8 +340,9 @@ def _losses(
       for part in parts
     ),
   )
-  # PRIVACY: losses rounded down, or one direction alone, would understate
-  # epsilon. The estimate is pessimistic, and dp-accounting keeps both.
+  # PRIVACY: Losses that are rounded down, or losses of one direction alone,
+  # would understate epsilon. `pessimistic_estimate` rounds losses up, and
+  # dp-accounting composes both directions.
   # Guard: cyclic_poisson_test.test_one_composition_is_the_closed_form.
   losses = [
     privacy_loss_distribution.from_gaussian_mechanism(
@@ -355,8 +362,8 @@ def _epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
   """Returns epsilon at `delta`, rounded up; see `composed_epsilon`."""
   _checks.positive('delta', delta, 'use less than 1 / population')
   lost = _lost_mass(parts)
-  # PRIVACY: mass that FFTs lose would be missing from delta. It is subtracted
-  # from the target before epsilon is computed.
+  # PRIVACY: Probability mass that FFTs and truncation lose would be missing
+  # from delta. A bound of this mass is subtracted from the target delta.
   # Guard: cyclic_poisson_test.test_delta_below_rounding_is_refused.
   left = delta - lost
   if not 0 < left < 1:

@@ -14,7 +14,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import samplers
 from tff_bandmf.accounting.methods import accountants
 
-# Adjacency in which one of two neighbouring data sets lacks the client.
+# Adjacency of data sets that differ by the presence of one client.
 ADD_REMOVE = 'add-remove'
 
 
@@ -24,11 +24,12 @@ class Sampled(participation_lib.Cohorts):
 
   Attributes:
     flags: maps each command-line flag that the kind needs to its attribute.
-    follows: names of flags that a plan derives from the population.
-    before: maps each attribute that earlier records lack to its value there.
+    follows: names of flags that a plan can derive from the population.
+    before: maps attributes that records of earlier versions lack to the value
+      that they have in such records.
     population: number of clients to draw from, >= 1; None if it is unknown.
-    adjacency: `zero-out` or `add-remove`; with `add-remove` the population is
-      public.
+    adjacency: `zero-out` or `add-remove`; a guarantee for `add-remove` assumes
+      that the population is public.
   """
 
   flags: ClassVar[Mapping[str, str]]
@@ -45,8 +46,9 @@ class Sampled(participation_lib.Cohorts):
 
   @adjacency.validator
   def _check_adjacency(self, attribute, value):
-    # PRIVACY: replace-one has another dominating pair, of two mixtures, and
-    # dp-accounting 0.4.3 silently computes add-remove for it. It is refused.
+    # PRIVACY: Replace-one has a dominating pair of two mixtures, but
+    # dp-accounting 0.4.3 silently uses the pair of add-remove for it, and would
+    # understate epsilon. Replace-one is refused.
     # Guard: accounting_cohorts_test.test_replace_one_is_refused.
     if value not in (participation_lib.ZERO_OUT, ADD_REMOVE):
       raise errors.value_error(
@@ -69,7 +71,7 @@ class Sampled(participation_lib.Cohorts):
 
   @property
   def always(self) -> participation_lib.Participation:
-    """The schema that every draw satisfies, for claims without chance."""
+    """The schema that all draws satisfy, for claims without amplification."""
     return self.schema
 
   @abc.abstractmethod
@@ -85,10 +87,15 @@ class Sampled(participation_lib.Cohorts):
 
   @abc.abstractmethod
   def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
-    """Returns the number of candidates, and their probability by round, [n]."""
+    """Returns the arguments of `samplers.largest_cohort`.
+
+    Returns:
+      The number of clients from which a round is drawn, and the probability of
+      each of these clients in each round, [n] float64.
+    """
 
   def expected_cohort(self, rounds: int) -> float:
-    """Returns the expected size of a cohort, averaged over rounds.
+    """Returns the expected number of clients in a round, averaged over rounds.
 
     Raises:
       ValueError: the population is unknown.
@@ -97,10 +104,11 @@ class Sampled(participation_lib.Cohorts):
     return clients * float(np.mean(probs))
 
   def largest_cohort(self, rounds: int) -> int:
-    """Returns a size that some cohort exceeds with probability <= 1e-24.
+    """Returns a cohort size that a run exceeds with probability <= 1e-24.
 
-    The round of a larger cohort is burnt: its sum is not computed. Delta
-    accounts for that event, see `arithmetic`.
+    If a cohort is larger, the sum of its round is not computed and nothing is
+    released. The probability of this event is part of delta; see
+    `arithmetic.cells`.
 
     Raises:
       ValueError: the population is unknown.
@@ -118,7 +126,8 @@ class Sampled(participation_lib.Cohorts):
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object, which `kinds.from_dict` reads."""
     record = {'amplification': self.name, **attrs.asdict(self)}
-    # The record of a run from before an attribute stays what it was.
+    # An attribute with its value of `before` is left out, so that the records
+    # of earlier versions stay the same.
     for name, value in self.before.items():
       if record[name] == value:
         del record[name]

@@ -1,4 +1,4 @@
-"""Draws cohorts exactly as the accountants assume.
+"""Samplers: cohorts drawn exactly as the accountants assume.
 
 | symbol | name here    | meaning                                              |
 |--------|--------------|------------------------------------------------------|
@@ -7,14 +7,15 @@
 | w      | `words`      | independent uniform integers of 64 bits: a function  |
 |        |              | of a secret key, a row and a coordinate              |
 
-A cohort is a pure function of (key, t): any process with the key draws it
-again, in any order of rounds. The key is fresh from the operating system and
+A cohort is a pure function of (key, t): any process with the key draws the same
+cohorts, in any order of rounds. The key is fresh from the operating system and
 has no other use. Against an adversary who knows the key, or sees the cohorts,
-the guarantee holds without amplification only.
+only the guarantee without amplification holds.
 
-A client takes part if its word is below p 2^64. Probabilities are multiples of
-2^-64: `check_prob` rounds down, and the accountant gets the rounded value. So
-an ideal w draws each client with exactly the probability that is accounted for.
+A client takes part with probability p if its word is below p 2^64. All
+probabilities are multiples of 2^-64: `check_prob` rounds them down, and the
+accountant uses the rounded values. So with uniform words each client takes part
+with exactly the probability in the accounting.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from tff_bandmf import _checks, errors
 # words(row, first coordinate, count) -> [count] uint64.
 Words = Callable[[int, int, int], np.ndarray]
 
-# Probability that a cohort of a run exceeds `largest_cohort`; part of delta.
+# Bound of the probability that a cohort of a run exceeds `largest_cohort`. This
+# bound is part of delta.
 OVERSIZE = 1e-24
 
+# Number of values of a word.
 _WORDS = 2**64
-# Words made at once, few enough to stay in a processor's cache.
+# Number of words computed at once; they fit into a processor's cache.
 _PIECE = 2**17
 
 
 def check_prob(name: str, value: object, remedy: str) -> float:
   """Returns a probability, rounded down to a multiple of 2^-64.
 
-  Floats from 2^-12 on are such multiples; smaller ones are rounded down.
+  All float64 numbers from 2^-12 to 1 are such multiples.
 
   Raises:
     TypeError: `value` is not a number.
@@ -56,14 +59,14 @@ def check_prob(name: str, value: object, remedy: str) -> float:
 
 
 class Sampler(abc.ABC):
-  """Draws the cohorts of one key."""
+  """Draws the cohorts of a run with one key."""
 
   def __init__(self, words: Words, population: int):
     """Initializes the sampler.
 
     Args:
-      words: random words of the key; the sampler asks for coordinates from
-        multiples of 8 on.
+      words: random words of the key; the sampler calls it with first
+        coordinates that are multiples of 8.
       population: m, number of clients.
     """
     self._words = words
@@ -74,15 +77,19 @@ class Sampler(abc.ABC):
     """Returns the clients of a round, [.] int64 indices, ascending."""
 
   def _drawn(self, row: int, count: int, prob: float) -> np.ndarray:
-    """Returns each index below `count` with probability `prob`, ascending.
+    """Returns random indices: each index below `count` with probability `prob`.
 
     Args:
       row: row of the words to use.
-      count: number of indices.
+      count: number of indices to draw from.
       prob: probability in (0, 1], a multiple of 2^-64.
+
+    Returns:
+      [.] int64, ascending.
     """
-    # PRIVACY: one word too many that passes would draw clients more often than
-    # the accountant assumes. Exactly the p 2^64 words below p 2^64 pass.
+    # PRIVACY: If more than p 2^64 of the words drew a client, clients would
+    # take part more often than the accountant assumes. Exactly the words below
+    # p 2^64 draw it.
     # Guard: samplers_test.test_words_below_the_probability_take_part.
     most = np.uint64(int(prob * _WORDS) - 1)
     drawn = [np.empty(0, np.int64)]
@@ -93,11 +100,12 @@ class Sampler(abc.ABC):
 
 
 class CyclicPoisson(Sampler):
-  """Groups of floor(m / g) clients, one open a round, each drawn with q.
+  """Each client of group t mod g takes part in round t with probability q.
 
-  The groups are consecutive parts of a random order of all clients. Clients
-  beyond the last whole group, fewer than g, never take part. The guarantee
-  holds for every partition that does not depend on data; only q must be exact.
+  There are g groups of floor(m / g) clients, which are consecutive parts of a
+  random order of all clients. The remaining clients, fewer than g, never take
+  part. The guarantee holds for every partition into groups that does not depend
+  on data, but only for exactly this q.
   """
 
   def __init__(
@@ -110,8 +118,9 @@ class CyclicPoisson(Sampler):
     self._members = np.sort(order[: groups * size].reshape(groups, size))
 
   def cohort(self, round_index: int) -> np.ndarray:
-    # PRIVACY: a client drawn outside its group's turn would have rounds whose
-    # columns overlap. Only the group of the round is drawn from.
+    # PRIVACY: If a client could be drawn in another group's round, columns of C
+    # for its rounds could share rows, which the proof excludes. Clients are
+    # drawn only from the group of the round.
     # Guard: samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
     members = self._members[round_index % len(self._members)]
     # Row 0 drew the partition.
@@ -119,7 +128,7 @@ class CyclicPoisson(Sampler):
 
 
 class BallsInBins(Sampler):
-  """Each client draws one bin, once; round t takes bin t mod b."""
+  """Each client draws one of b bins once; bin t mod b takes part in round t."""
 
   def __init__(self, words: Words, population: int, bins: int):
     super().__init__(words, population)
@@ -133,10 +142,11 @@ class BallsInBins(Sampler):
     return self._order[first : self._ends[place]]
 
   def _uniform(self, bins: int) -> np.ndarray:
-    """Returns a uniform number below `bins` for each client, [m] int64."""
+    """Returns a uniform random integer below `bins` per client, [m] int64."""
     row, words = 0, self._words(0, 0, self._population).copy()
-    # PRIVACY: the last 2^64 mod b words would make the first bins likelier than
-    # the accountant assumes. Such words are drawn again.
+    # PRIVACY: If the largest 2^64 mod b words gave bins, the first bins would
+    # be more likely than the accountant assumes. A client with one of these
+    # words gets another word.
     # Guard: samplers_test.test_bins_are_equally_likely_to_the_last_word.
     most = np.uint64(_WORDS // bins * bins - 1)
     while len(again := np.flatnonzero(words > most)):
@@ -146,12 +156,12 @@ class BallsInBins(Sampler):
 
 
 class BMinSep(Sampler):
-  """Draws each client without a round in the last b - 1 with probability p.
+  """Each eligible client takes part with probability p.
 
-  The first round in which a client is eligible is r with probability
-  `wait_prob` each for r = 1, ..., b - 1, and else 0; without a `wait_prob` it
-  is 0 for all clients. The cohort of a round depends on the rounds before,
-  which are drawn again if a run resumes.
+  A client is eligible from its first eligible round on, except in the b - 1
+  rounds after each round in which it takes part. The first eligible round is
+  each of 1, ..., b - 1 with probability `wait_prob`, and else 0. The cohort of
+  a round depends on earlier cohorts, which are drawn again if a run resumes.
   """
 
   def __init__(
@@ -169,8 +179,8 @@ class BMinSep(Sampler):
       population: m, number of clients.
       min_sep: b, least distance of two rounds of a client, integer >= 1.
       sampling_prob: p, in (0, 1), a multiple of 2^-64.
-      wait_prob: a multiple of 2^-64, at most 1 / (b - 1); None if all clients
-        are eligible in round 0.
+      wait_prob: a multiple of 2^-64, at most 1 / (b - 1); None makes all
+        clients eligible in round 0.
     """
     super().__init__(words, population)
     self._min_sep, self._prob = min_sep, sampling_prob
@@ -179,13 +189,14 @@ class BMinSep(Sampler):
 
   def _begin(self) -> None:
     self._last, self._cohort = -1, np.empty(0, np.int64)
-    # The first round that a client may take part in.
+    # The round from which on each client is eligible.
     self._from = np.zeros(self._population, np.int64)
     if not self._wait_prob:
       return
-    # PRIVACY: a client that waits with another probability than the accountant
-    # assumes has rounds of another law. Exactly w words give each of the rounds
-    # 1 to b - 1, and all others round 0.
+    # PRIVACY: If first eligible rounds had other probabilities than the
+    # accountant assumes, the claim would be for another distribution. Exactly
+    # `wait_prob` 2^64 words give each of the rounds 1 to b - 1, and all other
+    # words give round 0.
     # Guard: samplers_test.test_first_rounds_are_dealt_to_the_last_word.
     each = int(self._wait_prob * _WORDS)
     most = np.uint64((self._min_sep - 1) * each - 1)
@@ -201,11 +212,12 @@ class BMinSep(Sampler):
       self._begin()
     while self._last < round_index:
       self._last += 1
-      # Row 0 drew the first rounds, where clients wait.
+      # With a `wait_prob`, row 0 drew the first eligible rounds.
       row = self._last + (self._wait_prob is not None)
       drawn = self._drawn(row, self._population, self._prob)
-      # PRIVACY: rounds of a client less than b apart share rows of C, which the
-      # proof excludes. A client is not drawn again before b rounds have passed.
+      # PRIVACY: If two rounds of a client are less than b apart, their columns
+      # of C may share rows, which the proof excludes. A client that takes part
+      # is not eligible for the next b - 1 rounds.
       # Guard:
       # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
       self._cohort = drawn[self._from[drawn] <= self._last]
@@ -214,11 +226,13 @@ class BMinSep(Sampler):
 
 
 def largest_cohort(clients: int, probs: np.ndarray) -> int:
-  """Returns a size that some cohort exceeds with probability <= `OVERSIZE`.
+  """Returns L; a cohort of a run exceeds it with probability <= `OVERSIZE`.
+
+  The number N_t of clients in round t is the sum of m independent draws, so
 
     P[N_t > L] <= e^(-m KL(x || p_t)),  x = (L + 1) / m       (Chernoff)
 
-  added up over rounds, for N_t the sum of m independent draws.
+  and the sum of these bounds over all rounds is at most `OVERSIZE`.
 
   Args:
     clients: m, number of clients from which a round is drawn.
@@ -229,8 +243,9 @@ def largest_cohort(clients: int, probs: np.ndarray) -> int:
   low, high = math.ceil(clients * prob), clients
   while low < high:
     size = (low + high) // 2
-    # PRIVACY: a larger cohort burns its round, which tells about the clients
-    # drawn. Its probability is at most `OVERSIZE`, which is part of delta.
+    # PRIVACY: If a round has no release because its cohort is too large, the
+    # adversary learns something about the drawn clients. The probability of
+    # such a round is at most `OVERSIZE`, which is part of delta.
     # Guard: samplers_test.test_largest_cohort_is_exceeded_as_seldom_as_stated.
     if clients * _divergence((size + 1) / clients, prob) >= most:
       high = size
@@ -240,7 +255,7 @@ def largest_cohort(clients: int, probs: np.ndarray) -> int:
 
 
 def _divergence(x: float, p: float) -> float:
-  """Returns KL of Bernoulli(x) from Bernoulli(p), in nats, for x > p."""
+  """Returns KL(Bernoulli(x) || Bernoulli(p)) in nats, for x > p."""
   if p >= 1:
     return math.inf
   rest = (1 - x) * math.log((1 - x) / (1 - p)) if x < 1 else 0.0

@@ -1,9 +1,9 @@
 """Accountants: claims about released bits for one strategy and its cohorts.
 
-An accountant first bounds the privacy loss of the run in real numbers: an
-`Exact` accountant by a closed form or a convolution, a `Sampled` accountant by
-random samples of a mixture. Then it adds the slack, the cost of the integer
-arithmetic of the noise (`slack`), which every accountant computes in one way.
+An accountant first bounds delta or epsilon of the run in real numbers. An
+`Exact` accountant uses a closed form or a convolution; a `Sampled` accountant
+uses random samples of a mixture. Then the accountant adds the slack, the cost
+of the integer arithmetic of the noise; see the module `slack`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
   import dp_accounting
 
 _SMALLEST_DELTA = 1e-300
-# Most searches for the least noise; each draws samples of its own.
+# Largest number of searches for the least noise; each search draws new samples.
 _SEARCHES = 4
-# The slack of a search is for this part of the noise that pilots find.
+# The slack of a search is computed for this multiple of a first guess of noise.
 _BELOW_GUESS = 0.9
 
 
@@ -39,9 +39,10 @@ class Accountant(abc.ABC):
   """The claims for one strategy and one kind of cohorts.
 
   Attributes:
-    sensitivity: sensitivity that noise multipliers are relative to, clip = 1.
-    participations: most rounds of one client in which the difference between
-      cut and uncut weights of C can add up.
+    sensitivity: sensitivity of C for clip = 1; a noise multiplier is stddev(z)
+      over clip and this sensitivity.
+    participations: largest number of rounds of one unit of privacy, summed over
+      its clients.
     sampled: whether cohorts are drawn at random; then the cost of arithmetic
       covers the releases of all rounds.
   """
@@ -58,8 +59,8 @@ class Accountant(abc.ABC):
 
     Args:
       strategy: C.
-      schema: schema that the cohorts satisfy at worst.
-      sensitivity: sensitivity of C under `schema`, clip = 1; None computes it.
+      schema: schema that the cohorts always satisfy.
+      sensitivity: sensitivity of C for clip = 1; None computes it for `schema`.
     """
     self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
       strategy, schema
@@ -74,7 +75,10 @@ class Accountant(abc.ABC):
     delta: float,
     samples: monte_carlo.Samples,
   ) -> monte_carlo.Bound:
-    """Returns (nearly) the least epsilon at `delta`, with its parts."""
+    """Returns the claim of the least epsilon at `delta`.
+
+    The epsilon is only nearly the least if delta is bounded by random samples.
+    """
 
   @abc.abstractmethod
   def claim_at(
@@ -84,7 +88,10 @@ class Accountant(abc.ABC):
     epsilon: float,
     samples: monte_carlo.Samples,
   ) -> monte_carlo.Bound:
-    """Returns a bound of delta at `epsilon`, with its parts."""
+    """Returns the claim of the least delta at `epsilon`.
+
+    The delta is only nearly the least if it is bounded by random samples.
+    """
 
   @abc.abstractmethod
   def calibrate(
@@ -94,7 +101,10 @@ class Accountant(abc.ABC):
     delta: float,
     samples: monte_carlo.Samples,
   ) -> tuple[float, monte_carlo.Bound]:
-    """Returns (nearly) the least noise multiplier, and its claim."""
+    """Returns the least noise multiplier for (epsilon, delta), and its claim.
+
+    It is only nearly the least if delta is bounded by random samples.
+    """
 
   @abc.abstractmethod
   def confirmed(
@@ -104,16 +114,23 @@ class Accountant(abc.ABC):
     bound: monte_carlo.Bound,
     delta: float,
   ) -> monte_carlo.Bound:
-    """Returns an earlier claim at `delta`, computed again with its seed."""
+    """Computes an earlier claim at `delta` again.
+
+    Args:
+      cost: cost of the arithmetic of the run.
+      noise_multiplier: noise multiplier of the run.
+      bound: the earlier claim; if it has a seed, the same samples are drawn.
+      delta: delta of the claim.
+    """
 
   def rho(self, noise_multiplier: float) -> Optional[float]:
     """Returns rho of zero-concentrated DP, or None if no rho is proved."""
     return None
 
   def dp_event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """Returns the `DpEvent` of the run.
+    """Returns the `DpEvent` of the run in real numbers.
 
-    It is an `UnsupportedDpEvent` if dp-accounting has no event for the run.
+    The result is an `UnsupportedDpEvent` if dp-accounting has no event for it.
     """
     import dp_accounting
 
@@ -143,7 +160,7 @@ class Exact(Accountant):
     noise = noise_multiplier / self.more_noise(cost)
     slack = cost.slack(self.epsilon(noise, cost.least_delta(delta)), delta)
     # PRIVACY: Epsilon of the run in real numbers understates epsilon of the
-    # released integers. The slack of the arithmetic is added to it.
+    # released integers. The slack is added to epsilon.
     # Guards: slack_test.test_epsilon_includes_the_arithmetic and
     # test_amplified_epsilon_includes_the_arithmetic.
     epsilon = self.epsilon(noise, slack.exact_delta) + slack.epsilon
@@ -153,7 +170,7 @@ class Exact(Accountant):
 
   def claim_at(self, cost, noise_multiplier, epsilon, samples):
     noise = noise_multiplier / self.more_noise(cost)
-    # A lower bound of the delta that is returned.
+    # A lower bound of the returned delta.
     least = max(_SMALLEST_DELTA, self.delta(noise, epsilon))
     slack = cost.slack(epsilon, least)
     delta = self.delta(noise, slack.exact_epsilon(epsilon))
@@ -168,8 +185,8 @@ class Exact(Accountant):
         target, slack.exact_delta
       )
       bound = self.claim(cost, noise, delta, samples)
-      # PRIVACY: A target epsilon less a guessed slack could give too little
-      # noise. Noise is returned only if its own claim meets epsilon.
+      # PRIVACY: Noise for a target epsilon minus a guessed slack may be too
+      # little. Noise is returned only if its own claim is at most epsilon.
       # Guard: slack_test.test_calibrate_meets_epsilon.
       if bound.epsilon <= epsilon:
         return noise, bound
@@ -182,9 +199,10 @@ class Exact(Accountant):
 class Gaussian(Exact):
   """A whole run whose schema is enforced: one Gaussian release.
 
-  A unit of privacy may be several clients. Each client changes the run by a
-  vector of norm at most `sensitivity`, so all of them change it by at most the
-  sum of these norms. They reach the sum if all take part in the same rounds.
+  A unit of privacy may be several clients. Each client shifts the mean of the
+  release by a vector whose norm is at most the sensitivity. The clients of a
+  unit shift it by at most the sum of these norms, and by exactly this sum if
+  their vectors are parallel.
   """
 
   sampled = False
@@ -196,11 +214,19 @@ class Gaussian(Exact):
     sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
     clients_per_unit: int = 1,
   ):
-    """Makes the accountant; `clients_per_unit` is the most in one unit."""
+    """Makes the accountant.
+
+    Args:
+      strategy: C.
+      schema: schema of each client.
+      sensitivity: sensitivity of C for one client and clip = 1; None computes
+        it for `schema`.
+      clients_per_unit: largest number of clients of one unit of privacy.
+    """
     super().__init__(strategy, schema, sensitivity)
     if clients_per_unit > 1:
       # PRIVACY: Clients of a unit can push in one direction, so adding squares
-      # of norms would understate sensitivity. The norms themselves are added.
+      # of their norms would understate sensitivity. The norms are added.
       # Guard: guarantee_test.test_clients_of_a_unit_move_a_run_by_their_sum.
       value = clients_per_unit * self.sensitivity.value
       self.sensitivity = dataclasses.replace(
@@ -209,8 +235,8 @@ class Gaussian(Exact):
         reason=f'{clients_per_unit} clients a unit of privacy, each: '
         f'{self.sensitivity.reason}',
       )
-      # PRIVACY: Slack for the rounds of one client would miss the rounds of the
-      # other clients of the unit. It covers the rounds of all of them.
+      # PRIVACY: Slack for the rounds of one client would leave out the rounds
+      # of the other clients of the unit. The slack covers the rounds of all.
       # Guard: guarantee_test.test_clients_of_a_unit_have_the_slack_of_all.
       self.participations *= clients_per_unit
 
@@ -233,7 +259,7 @@ class Gaussian(Exact):
 
 
 class Logged(Gaussian):
-  """A finished run, accounted for by the rounds that its clients took."""
+  """A finished run, accounted for by the rounds of its clients in a log."""
 
   def __init__(
     self,
@@ -242,14 +268,22 @@ class Logged(Gaussian):
     sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
     clients_per_unit: int = 1,
   ):
-    """Makes the accountant; `sensitivity` is the observed one, or None."""
+    """Makes the accountant.
+
+    Args:
+      strategy: C.
+      schema: strictest schema that the log satisfies.
+      sensitivity: sensitivity observed in the log, with cut weights and
+        rounding errors; None computes the sensitivity for `schema`.
+      clients_per_unit: largest number of clients of one unit of privacy.
+    """
     super().__init__(strategy, schema, sensitivity, clients_per_unit)
     self._observed = sensitivity is not None
 
   def more_noise(self, cost):
     # PRIVACY: A sensitivity computed from the schema leaves out cut weights and
-    # rounding errors. The factor covers both; an observed sensitivity has them
-    # already.
+    # rounding errors, so the factor for both is applied. An observed
+    # sensitivity includes both, so its factor is 1.
     # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
     # test_log_without_a_sensitivity_is_rounded_up.
     return 1.0 if self._observed else super().more_noise(cost)
@@ -258,9 +292,9 @@ class Logged(Gaussian):
 class Sampled(Accountant):
   """An accountant whose delta is bounded by samples of a mixture.
 
-  Delta never exceeds the delta of the run without amplification, a Gaussian
-  whose sensitivity is that of the worst participations: the mixture P is no
-  farther from Q than the farthest of its components.
+  The mixture P and the distribution Q are those of the module `importance`.
+  Delta never exceeds the delta of the run without amplification, which is one
+  Gaussian release: P is no farther from Q than the farthest component of P.
   """
 
   def __init__(
@@ -274,9 +308,9 @@ class Sampled(Accountant):
 
     Args:
       strategy: C.
-      schema: schema that the cohorts satisfy at worst.
+      schema: schema that the cohorts always satisfy.
       mixture_of: function from stddev(z) over clip to the mixture P.
-      default_samples: N if the caller gives none.
+      default_samples: number of samples if the caller gives none.
     """
     super().__init__(strategy, schema)
     self._mixture_of, self._default_samples = mixture_of, default_samples
@@ -286,7 +320,7 @@ class Sampled(Accountant):
     return self._mixture_of(noise_multiplier * self.sensitivity.value)
 
   def moved(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:
-    """Returns the L2 shift of means by cut weights, over stddev(z)."""
+    """Returns the L2 norm by which cut weights move means, over stddev(z)."""
     return (self.more_noise(cost) - 1) / noise_multiplier
 
   def claim(self, cost, noise_multiplier, delta, samples):
@@ -305,7 +339,8 @@ class Sampled(Accountant):
       )
       bound = bound if amplified is None else amplified[1]
     # PRIVACY: A bound for the run in real numbers understates epsilon of the
-    # released integers. The slack is added, and `exact` left room for it.
+    # released integers. The slack is added; the bound is for `exact`, which is
+    # smaller than `delta` by at least the slack of delta.
     # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
     return _with_slack(
       bound,
@@ -314,7 +349,7 @@ class Sampled(Accountant):
 
   def claim_at(self, cost, noise_multiplier, epsilon, samples):
     options = *samples.completed(self._default_samples), samples.tries
-    # The failure probability is a lower bound of the delta that is returned.
+    # The failure probability is a lower bound of the returned delta.
     slack = cost.slack(epsilon, options[1], self.moved(cost, noise_multiplier))
     exact = slack.exact_epsilon(epsilon)
     bound = search.attempted(self.mixture(noise_multiplier), exact, *options)
@@ -335,8 +370,8 @@ class Sampled(Accountant):
     near = search.guess(
       lambda noise: (self.mixture(noise), epsilon), start, delta, options
     )
-    # Cut weights cost more with less noise, and the noise is not known yet: the
-    # slack is computed for `least_noise`, somewhat below what pilots find.
+    # Cut weights cost more with less noise, and the noise is not known yet. So
+    # the slack is computed for `least_noise`, somewhat below the guess.
     least_noise = _BELOW_GUESS * (near or start)
     for search_index in range(_SEARCHES):
       slack = cost.slack(epsilon, delta, self.moved(cost, least_noise))
@@ -346,16 +381,16 @@ class Sampled(Accountant):
         dataclasses.replace(options, seed=seed + search_index),
         near,
       )
-      # PRIVACY: Noise below `least_noise` has a larger slack than was added. It
-      # is not returned; the search starts again from a lower guess.
+      # PRIVACY: Noise below `least_noise` has a larger slack than was added.
+      # Such noise is not returned; the next search has a lower `least_noise`.
       # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
       if noise >= least_noise:
         return noise, dataclasses.replace(
           _with_slack(bound, slack), epsilon=epsilon
         )
-      # PRIVACY: A bound that is too low may end the search, and several bounds
-      # are too low more often than one. Each search draws new samples and gets
-      # a share of the failure probability.
+      # PRIVACY: A bound that is too low may end a search, and one of several
+      # bounds is too low more often than a single bound. Each search draws new
+      # samples and gets a share of the failure probability.
       # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
@@ -365,7 +400,8 @@ class Sampled(Accountant):
 
   def confirmed(self, cost, noise_multiplier, bound, delta):
     # PRIVACY: A stored bound may belong to other noise or another mixture, and
-    # be too low. It is sampled again for this noise, with its own seed.
+    # be too low. The bound is computed again for this noise and mixture, from
+    # samples drawn with its seed.
     # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
     exact = bound.epsilon - bound.slack_epsilon
     confirmation = _unamplified(noise_multiplier, exact)
@@ -394,9 +430,9 @@ class Sampled(Accountant):
     Args:
       epsilon: target epsilon of the run in real numbers.
       delta: target delta of the run in real numbers.
-      options: how the bounds are sampled.
-      near: a noise multiplier near the least; None if pilots found none below
-        that without amplification, which is returned.
+      options: options of the samples.
+      near: guess of the least noise multiplier; None returns the noise
+        multiplier without amplification.
     """
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
     least = (
@@ -414,7 +450,13 @@ class Sampled(Accountant):
 
 
 def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
-  """Raises ValueError if C has more bands than `value`, called `name`."""
+  """Raises ValueError if C has more bands than `value`.
+
+  Args:
+    strategy: C.
+    name: name of the value in the message.
+    value: largest number of bands.
+  """
   if strategy.bands > value:
     raise errors.value_error(
       f'{name}={value}: must be at least the bands={strategy.bands} of C; use '
@@ -425,12 +467,12 @@ def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
 def check_nonnegative(smallest: float) -> None:
   """Raises ValueError if C has a negative entry.
 
-  With a negative entry a client with opposite gradients in two rounds can shift
-  the release farther than one with equal gradients, and the mixture of scalars
-  no longer dominates the run.
+  If C has a negative entry, opposite gradients in two rounds can shift the
+  release farther than equal gradients. The mixture for equal gradients then no
+  longer dominates the run.
   """
-  # PRIVACY: The theorems assume C >= 0; for other C the claim could be too low.
-  # A C with a negative entry is refused.
+  # PRIVACY: The theorems assume C >= 0. For a C with a negative entry the claim
+  # could be too low, so such a C is refused.
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.
   if smallest < 0:
     raise errors.value_error(
@@ -440,7 +482,7 @@ def check_nonnegative(smallest: float) -> None:
 
 
 def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
-  """Returns the bound of the run without amplification."""
+  """Returns delta at `epsilon` of the run without amplification."""
   delta = gaussian.gaussian_delta(noise_multiplier, epsilon)
   return monte_carlo.Bound.certain(epsilon, delta)
 

@@ -2,9 +2,9 @@
 
 A whole run without amplification is one Gaussian release of sensitivity 1 and
 standard deviation `noise_multiplier`, so mu = 1 / noise_multiplier in Gaussian
-DP and rho = mu^2 / 2 in zCDP. The profile delta(epsilon) is the closed form,
-which is tight in both directions, plus a bound on its rounding errors.
-Bisections keep a bracket whose safe end is what they return.
+DP and rho = mu^2 / 2 in zCDP. The profile delta(epsilon) is a closed form,
+which is exact in both directions, plus a bound on its rounding errors. A
+bisection returns the end of its bracket at which the claim holds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import scipy.special
 
 from tff_bandmf import _checks, errors
 
-# Relative error of the profile's terms; several times what float64 loses.
+# Relative error of the profile's terms, several times the error of float64.
 _ROUNDING = 1e-15
 _SMALLEST_DELTA = 1e-50
 _LARGEST_EPSILON = 1e6
+# Relative width of the bracket at which a bisection ends.
 _RELATIVE_WIDTH = 1e-13
+# Relative reduction of a target epsilon before calibration.
 _CALIBRATION_MARGIN = 1e-10
 
 
@@ -32,11 +34,12 @@ def zcdp_rho(noise_multiplier: float) -> float:
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   """Returns delta at `epsilon`, rounded up.
 
-    delta = Phi(a) - e^epsilon Phi(b),  a, b = +-mu/2 - epsilon/mu
+    delta = Phi(a) - e^epsilon Phi(b),  mu = 1 / noise_multiplier,
+    a = mu / 2 - epsilon / mu,  b = -mu / 2 - epsilon / mu
 
   If mu is small, the two terms are nearly equal and their difference has few
   correct digits. A bound of the rounding errors is added: a few units in the
-  last place of each factor and of the exponents, which are about b^2 / 2.
+  last place of each factor, and of the exponents, which are about b^2 / 2.
 
   Args:
     noise_multiplier: standard deviation over sensitivity, > 0.
@@ -61,11 +64,11 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
   """Returns the smallest epsilon at `delta`, rounded up.
 
   Args:
-    noise_multiplier: standard deviation over sensitivity.
+    noise_multiplier: standard deviation over sensitivity, > 0.
     delta: in [1e-50, 1).
 
   Raises:
-    ValueError: a value out of range, or epsilon above 1e6.
+    ValueError: a value is out of range, or epsilon is above 1e6.
 
   >>> round(gaussian_epsilon(noise_multiplier=4.22468, delta=1e-6), 5)
   1.0
@@ -95,7 +98,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     delta: in [1e-50, 1).
 
   Raises:
-    ValueError: a value out of range.
+    ValueError: a value is out of range.
 
   >>> round(gaussian_noise_multiplier(epsilon=1.0, delta=1e-6), 5)
   4.22468
@@ -103,8 +106,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   check_epsilon(epsilon)
   check_delta(delta)
 
-  # The target is slightly below `epsilon`: `gaussian_epsilon` of the result
-  # rounds up once more, and must not exceed `epsilon`.
+  # `gaussian_epsilon` of the result is rounded up, and must not exceed
+  # `epsilon`. So the target is slightly below `epsilon`.
   target = epsilon * (1 - _CALIBRATION_MARGIN)
 
   def holds(multiplier):
@@ -130,8 +133,8 @@ def _bisect(holds, high: float) -> float:
       high = middle
     else:
       low = middle
-  # PRIVACY: A value between the ends of the bracket may not hold and would
-  # understate epsilon. `high` is returned, for which `holds` was true.
+  # PRIVACY: A value between `low` and `high` may be too small to hold, and
+  # would understate epsilon. `high` is returned, for which `holds` was true.
   # Guard: gaussian_test.test_epsilon_rounds_up.
   return high
 

@@ -1,16 +1,20 @@
 """Importance sampling of the delta of a Gaussian mixture.
 
-A client's rounds S are random and secret, and the run releases y = m_S + s z:
+The set S of a client's rounds is random and secret. The run is dominated by a
+pair P, Q of distributions of a vector y:
 
 | symbol | meaning                                                        |
 |--------|----------------------------------------------------------------|
-| m_S    | C 1_S, shift of y by the client's contributions                |
+| m_S    | C 1_S, mean of y for a client with the rounds S                |
 | s      | standard deviation of z over clip                              |
-| P, Q   | E_S N(m_S, s^2), the mixture, and N(0, s^2), without the client |
+| P      | E_S N(m_S, s^2), the distribution of y with the client         |
+| Q      | N(0, s^2), the distribution of y without the client            |
 | l_S    | ln N(m_S, s^2) / Q = (2 <m_S, y> - |m_S|^2) / (2 s^2)          |
 | L      | ln P / Q = ln E_S e^(l_S), the privacy loss                    |
 | d_S    | |m_S|^2 / s^2                                                  |
 | m      | E_S m_S                                                        |
+
+Delta at epsilon has two directions, client removed and client added:
 
   remove: delta = E_P (1 - e^(epsilon - L))_+
   add:    delta = E_Q (1 - e^(epsilon + L))_+
@@ -19,29 +23,33 @@ Both are expectations of values in [0, 1] that are rarely above 0. So y is drawn
 from a distribution under which positive values are common, and each value is
 multiplied by a weight, the ratio of densities:
 
-  remove: from R = Q (E_S e^(a l_S))^r / A, with a >= 1 and r copies S_1, ...
-          of S: these tilted by e^t, then y from N(a (m_(S_1) + ...), s^2), with
-          t = a^2 |m_(S_1) + ...|^2 / (2 s^2) - a (d_(S_1) + ...) / 2
-          P / R = A e^(L - r ln E_S e^(a l_S)),  A = E e^t
-  add:    from N(-kappa m, s^2), kappa >= 0
+  remove: y from R = Q (E_S e^(a l_S))^r / A, for an exponent a >= 1, a number
+          of copies r = 1 or 2, and a normalizer A
+  add:    y from N(-kappa m, s^2), kappa >= 0
+
+To draw y from R, draw r copies S_1, ..., S_r of S, their joint law multiplied
+by e^t / A, and then y from N(a (m_(S_1) + ... + m_(S_r)), s^2), where
+
+  t = a^2 |m_(S_1) + ...|^2 / (2 s^2) - a (d_(S_1) + ...) / 2,  A = E e^t,
+  P / R = A e^(L - r ln E_S e^(a l_S)).
 
 By Jensen's inequality r ln E_S e^(a l_S) >= gamma L for gamma = r a, and
 L >= E l_S. A value is positive if u > 0, for u = L - epsilon (remove) or
-u = -L - epsilon (add). Its weighted value is then
+u = -L - epsilon (add). The weighted value is then
 
   remove: (1 - e^(-u)) P / R <= A e^(-(gamma - 1) (epsilon + u)) (1 - e^(-u))
   add:    at most e^(kappa^2 |m|^2 / (2 s^2) + kappa (E d_S / 2 - epsilon - u))
           (1 - e^(-u))
 
 The largest (1 - e^(-u)) e^(-k u) over u > 0 is g(k) = k^k / (1 + k)^(1 + k).
-This gives a bound B of all weighted values. gamma and kappa are chosen near
-those with the least B.
+With k = gamma - 1 (remove) or k = kappa (add) this gives a bound B of all
+weighted values. The values of gamma and kappa are chosen near the minimum of B.
 
-With one copy (r = 1) B does not shrink with amplification: if L is that of a
-single S, e^(a L) contains the probability of S to the power a, but e^(a l_S)
-contains it once. Two copies are rarely equal, so their A is small where
-sampling hides the client; for a = 1 it is E_Q e^(2 L), and Jensen's inequality
-is an equality.
+With one copy B does not shrink with amplification: if one S dominates L, then
+e^(a L) contains the probability of this S to the power a, but E_S e^(a l_S)
+contains the probability itself. Two copies are rarely equal, so for r = 2 the
+normalizer A is small if sampling hides the client. For r = 2 and a = 1, A is
+E_Q e^(2 L), and Jensen's inequality is an equality.
 """
 
 from __future__ import annotations
@@ -61,9 +69,9 @@ from tff_bandmf import errors
 # Candidates for gamma - 1, as multiples of the value with the least B. A larger
 # gamma draws more samples from the tail.
 _FACTORS = (1.0, 1.4, 2.0)
-# Ratio of gamma - 1 of one candidate with two copies to the candidate before.
+# Ratio of gamma - 1 between successive candidates with two copies.
 _STEP = 1.2
-# Largest log weight; candidates with larger weights are not sampled.
+# Largest log weight of candidates that are sampled.
 _LARGEST_LOG_WEIGHT = 20.0
 
 
@@ -84,7 +92,7 @@ class Tilt:
 
   def __post_init__(self):
     # PRIVACY: For a < 1 Jensen's inequality holds in the other direction, and B
-    # would not bound the weights. Such an `excess` is refused.
+    # would not bound the weighted values. Such an `excess` is refused.
     # Guard: importance_test.test_tilts_that_bound_nothing_are_refused.
     if self.factor < 1:
       raise errors.value_error(
@@ -107,7 +115,7 @@ class Mixture(abc.ABC):
   Attributes:
     mean_square: E_S |m_S|^2 / s^2.
     square_mean: |E_S m_S|^2 / s^2.
-    entries: float64 numbers in memory for each sample.
+    entries: number of float64 values in memory for each sample.
   """
 
   mean_square: float
@@ -119,20 +127,25 @@ class Mixture(abc.ABC):
     """Returns ln A, or infinity if it cannot be computed."""
 
   @abc.abstractmethod
-  def remove(self, tilt: Tilt) -> Draw:
+  def remove(self, tilt: Tilt, epsilon: float) -> Draw:
     """Returns a function that draws y from R.
 
-    The function takes (rng, count) and returns (L, ln E_S e^(a l_S)) at each y,
-    [count] float64 each.
+    The function takes (rng, count) and returns (L, ln E_S e^(a l_S)) for
+    `count` draws of y. Both are [count] float64. Where L <= epsilon, a value of
+    delta is 0 for any second number, and L stands in its place.
+
+    Args:
+      tilt: parameters of R.
+      epsilon: -infinity to compute all second numbers.
     """
 
   @abc.abstractmethod
   def sample_add(
     self, rng: np.random.Generator, count: int, kappa: float
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (L, <m, y> / s^2) for y from N(-kappa m, s^2).
+    """Returns (L, <m, y> / s^2) for `count` draws of y from N(-kappa m, s^2).
 
-    Each is [count] float64.
+    Both are [count] float64.
     """
 
 
@@ -153,7 +166,10 @@ class Direction:
 
 
 def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
-  """Returns ways to sample delta with the client removed, the least B first."""
+  """Returns ways to sample delta with the client removed.
+
+  The first way has nearly the least B.
+  """
   normalizer = functools.cache(mixture.log_normalizer)
 
   def log_weight(tilt):
@@ -191,7 +207,7 @@ def remove(
     tilt: parameters of R.
     log_normalizer: ln A of R.
   """
-  sample = mixture.remove(tilt)
+  sample = mixture.remove(tilt, epsilon)
 
   def draw(rng, count):
     loss, tilted = sample(rng, count)
@@ -238,7 +254,7 @@ def _least_bound(
     slope: at least 0.
     curvature: positive.
   """
-  # At this k, -slope + curvature k - 1 / k > 0, so the sum increases from here.
+  # At `most`, -slope + curvature k - 1 / k > 0: the sum increases from there.
   most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
   return float(
     scipy.optimize.minimize_scalar(

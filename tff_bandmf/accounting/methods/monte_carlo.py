@@ -1,10 +1,10 @@
 """Upper bounds of the delta of a Gaussian mixture from random samples.
 
-`importance` writes each direction of delta (client removed, client added) as
-the expectation of a random x in [0, B] that it can draw; so delta <= B always.
-For N independent draws x_i and any eta in [0, 1 / B] fixed before they are
-drawn, the product of (1 - eta x_i) / (1 - eta delta) has expectation 1. By
-Markov's inequality, with probability at least 1 - beta,
+Delta has two directions: client removed, client added. For each direction the
+module `importance` draws a random x in [0, B] whose expectation is delta, so
+that delta <= B. For N independent draws x_i and any eta in [0, 1 / B] that was
+fixed before them, the product of (1 - eta x_i) / (1 - eta delta) over i has
+expectation 1. By Markov's inequality, with probability at least 1 - beta,
 
   delta <= (1 - e^(mean ln(1 - eta x_i) - ln(1 / beta) / N)) / eta.
 
@@ -26,13 +26,14 @@ from tff_bandmf import _checks, _files, errors
 from tff_bandmf.accounting.methods import importance
 
 FAILURE_PROBABILITY = 1e-8
-# Most bounds that one search of `search.least` samples.
+# Largest number of bounds that one call of `search.least` samples.
 ATTEMPTS = 4
 
 _PILOT_SAMPLES = 5_000
-# Numbers in one chunk of samples, few enough for a processor's cache.
+# Number of float64 values in one chunk, which fits into a processor's cache.
 _CHUNK_ENTRIES = 2**21
-# Factor of fewer samples for a direction whose delta is much the smaller one.
+# A direction whose delta is far smaller than the other direction's delta gets
+# fewer samples, by this factor.
 _FEWER = 16
 # Largest eta, in units of 1 / B.
 _LARGEST_ETA = 0.95
@@ -48,11 +49,11 @@ class Samples:
     failure_probability: beta, probability in (0, 1) that the claimed bound is
       too low; None for 1e-8 or one percent of the claimed delta, whichever is
       less.
-    seed: seed of the samples; None draws a random one. The seed must not be
-      chosen by looking at the bounds of several seeds.
+    seed: seed of the samples; None draws a random seed. The seed must not be
+      chosen by a comparison of the bounds of several seeds.
     tries: number of bounds from which the caller chooses one to claim, at least
-      1, such as one bound for each family compared. Each bound gets an equal
-      share of `failure_probability`.
+      1, such as one bound for each of several strategies. Each bound gets an
+      equal share of `failure_probability`.
 
   Raises:
     TypeError: `count` or `tries` is not an integer.
@@ -103,19 +104,20 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-  """A claim (epsilon, `total`) and its parts.
+  """A claim (epsilon, `total`), with the numbers from which it was computed.
 
   Attributes:
     epsilon: epsilon of the claim, `slack_epsilon` included.
-    estimate: estimate of delta in the direction where it is larger; no bound.
+    estimate: larger estimate of delta of the two directions; not a bound.
     upper: bound of delta in both directions, for the run in real numbers.
     failure_probability: probability, over the samples, that `upper` is too low;
       0 if no samples were needed.
-    samples: N; the direction with the smaller delta may have had fewer.
+    samples: N, number of samples; the direction with the smaller delta may have
+      had fewer samples.
     seed: seed of the samples, >= 0; None if no samples were needed.
     slack_epsilon: cost of the arithmetic in epsilon, >= 0.
     slack_delta: cost of the arithmetic in delta, >= 0.
-    tries: most bounds that may have been sampled before one was claimed;
+    tries: largest number of bounds that may have been sampled for the claim;
       `failure_probability` covers all of them together.
   """
 
@@ -127,7 +129,7 @@ class Bound:
   seed: Optional[int] = None
   slack_epsilon: float = 0.0
   slack_delta: float = 0.0
-  # Default for files written before this field existed.
+  # The default is for files written before this field existed.
   tries: int = ATTEMPTS
 
   def __post_init__(self):
@@ -157,8 +159,8 @@ class Bound:
     The run and the sampling of the bound together are (epsilon, total)-DP:
     whether the bound is too low depends on the samples and not on data.
     """
-    # PRIVACY: With the failure probability the bound is too low, and nothing is
-    # proved. That probability is added to delta.
+    # PRIVACY: A delta without the failure probability would leave out the case
+    # that the bound is too low. The failure probability is added to delta.
     # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
     return min(1.0, self.upper + self.failure_probability + self.slack_delta)
 
@@ -213,9 +215,10 @@ def delta_bound(
     ValueError: a value is out of range.
   """
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
-  # PRIVACY: Markov's inequality fails for samples that chose gamma or eta, and
-  # two bounds fail more often than one. The bound has samples of its own, and
-  # each direction may fail with half of the probability.
+  # PRIVACY: The bound is not proved for samples that chose eta or the
+  # distribution of x, and one of two bounds fails more often than a single
+  # bound. The bound uses new samples, and each direction gets half of the
+  # failure probability.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
   # test_bound_without_a_hit_is_the_exact_one.
   sequence = np.random.SeedSequence(seed)
@@ -250,7 +253,7 @@ def plans(
   rng: np.random.Generator,
   pilots: int = _PILOT_SAMPLES,
 ) -> list[tuple[importance.Direction, float, float]]:
-  """Returns, for each direction, how to sample it and the expected bound.
+  """Returns how to sample each direction, with the expected bound of delta.
 
   Args:
     mixture: P.
@@ -269,9 +272,9 @@ def plans(
     importance.removes(mixture, epsilon),
     [importance.add(mixture, epsilon)],
   ):
-    # PRIVACY: A direction without samples must not drop out of the bound. If
-    # its B is below the other direction's bound or below beta, B itself is
-    # taken as its bound.
+    # PRIVACY: The bound would be too low if it left out a direction without
+    # samples. A direction needs no samples if its B is below beta or below the
+    # expected bound of the other direction; its bound is then B.
     # Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
     least = max((mean + margin for _, mean, margin in plans), default=0.0)
     if candidates[0].bound <= max(least, math.exp(-log_term)):
@@ -283,7 +286,7 @@ def plans(
     ]
     margins = []
     for candidate, pilot in zip(candidates, averages):
-      # The eta with the least margin, kept below 1 / B.
+      # The eta with the least margin, but below 1 / B.
       square = max(pilot.square, 1e-300)
       eta = min(
         _LARGEST_ETA / candidate.bound,
@@ -292,8 +295,8 @@ def plans(
       margins.append((eta * pilot.square / 2 + log_term / (eta * samples), eta))
     margin, eta = min(margins)
     best = candidates[margins.index((margin, eta))]
-    # All candidates have mean delta; the one with the least variance estimates
-    # it best.
+    # The mean of x is delta for every candidate. The candidate with the least
+    # variance estimates delta best.
     mean = min(averages, key=_Average.noise).mean
     plans.append((dataclasses.replace(best, eta=eta), mean, margin))
   return plans
@@ -305,7 +308,7 @@ def _average(
   entries: int,
   rng: np.random.Generator,
 ) -> _Average:
-  """Returns averages over `count` draws of x, made in chunks."""
+  """Returns averages over `count` draws of x."""
   chunk = max(1, _CHUNK_ENTRIES // entries)
   sums = np.zeros(3)
   for start in range(0, count, chunk):
@@ -317,10 +320,10 @@ def _average(
 def _upper(
   direction: importance.Direction, log: float, samples: int, log_term: float
 ) -> float:
-  """Returns the bound of delta in the module's docstring, or B if less."""
-  # PRIVACY: An average of samples alone would be too low half of the time. The
-  # term `log_term` / N of Markov's inequality makes the bound fail with
-  # probability at most beta.
+  """Returns the bound of delta of the module docstring, or B if B is less."""
+  # PRIVACY: The average of the samples alone would be too low half of the time.
+  # With the term `log_term` / N of Markov's inequality the bound is too low
+  # with probability at most beta.
   # Guards: monte_carlo_test.test_bound_without_a_hit_is_the_exact_one and
   # balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
   return min(

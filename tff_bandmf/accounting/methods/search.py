@@ -1,4 +1,8 @@
-"""Search for the least epsilon, or the least noise, with a sampled bound."""
+"""Search for the least epsilon or the least noise, with sampled bounds.
+
+Pilot samples suggest the result and prove nothing. Bounds of `monte_carlo` from
+other samples then prove it.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,23 @@ import scipy.optimize
 
 from tff_bandmf.accounting.methods import importance, monte_carlo
 
-# Pilot samples for each candidate x: at the start, and close to the result.
+# Numbers of pilot samples for each x: at the start, and close to the result.
 _FEW, _MANY = 1_000, 5_000
 
 
-# Maps x to (mixture, epsilon); delta decreases in x.
+# Maps x to (mixture, epsilon). x is an epsilon or a noise multiplier, and delta
+# of the mixture at epsilon decreases in x.
 Problem = Callable[[float], tuple[importance.Mixture, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How the bounds of a search are sampled.
+  """Options of the samples of a search.
 
   Attributes:
-    samples: N of the bound, for each direction.
-    failure_probability: beta, of all attempts of all tries together.
+    samples: number of samples of a bound, for each direction.
+    failure_probability: probability that one of the bounds of all `tries`
+      searches is too low.
     seed: seed of all samples, >= 0.
     tries: number of searches from which the caller chooses one to claim.
   """
@@ -37,7 +43,7 @@ class Options:
   tries: int = 1
 
   def seeds(self) -> list[int]:
-    """Returns the seed of the pilots, then one for each attempt."""
+    """Returns the seed of the pilots, followed by one seed for each bound."""
     words = np.random.SeedSequence(self.seed).generate_state(
       1 + monte_carlo.ATTEMPTS, np.uint64
     )
@@ -47,7 +53,7 @@ class Options:
 def _log_excess(
   problem: Problem, delta: float, options: Options
 ) -> Callable[..., float]:
-  """Returns what maps (ln x, pilots) to ln of the delta to expect / `delta`."""
+  """Returns the function (ln x, pilots) -> ln(expected total / `delta`)."""
   seed = options.seeds()[0]
   failure = options.failure_probability
   log_term = math.log(2 * options.tries * monte_carlo.ATTEMPTS / failure)
@@ -69,10 +75,10 @@ def _log_excess(
 def guess(
   problem: Problem, start: float, delta: float, options: Options
 ) -> Optional[float]:
-  """Returns an x near the least by a few pilot samples, which prove nothing.
+  """Returns an x near the least by a few pilot samples.
 
-  The result is None if they find no x below `start`. The arguments are those of
-  `least`.
+  The result is None if no x below `start` seems large enough. The arguments are
+  those of `least`.
   """
   log_excess = _log_excess(problem, delta, options)
   high, step = math.log(start), 0.25
@@ -95,16 +101,16 @@ def least(
 ) -> Optional[tuple[float, monte_carlo.Bound]]:
   """Returns nearly the least x whose `Bound.total` is at most `delta`.
 
-  x is an epsilon or a noise multiplier. Pilot samples choose x, and a bound
-  from fresh samples must confirm it; if it does not, x is raised and confirmed
-  again, up to `monte_carlo.ATTEMPTS` times.
+  Pilot samples choose x. A bound from new samples confirms x if its total is at
+  most `delta`; if not, x is raised and a new bound is sampled, up to
+  `monte_carlo.ATTEMPTS` bounds.
 
   Args:
-    problem: maps x to (mixture, epsilon); delta decreases in x.
+    problem: function from x to (mixture, epsilon).
     start: an x that is known to be large enough, > 0.
     delta: largest total allowed.
-    options: how bounds are sampled.
-    near: an x near the least; None finds one by `guess`.
+    options: options of the samples.
+    near: an x near the least; None computes it by `guess`.
 
   Returns:
     x and its bound, or None if no x below `start` was confirmed.
@@ -114,7 +120,7 @@ def least(
     if near is None:
       return None
   log_excess, log_x = _log_excess(problem, delta, options), math.log(near)
-  # Refine x with more pilot samples, the same ones at each step.
+  # Refine x with more pilot samples, which are the same at each step.
   many = max(_MANY, options.samples // 100)
   excess = log_excess(log_x, many)
   slope = min(-1.0, (log_excess(log_x + 0.03, many) - excess) / 0.03)
@@ -146,18 +152,19 @@ def attempted(
   seed: int,
   tries: int,
 ) -> monte_carlo.Bound:
-  """Returns the bound of one attempt, which is the same for the same seed.
+  """Returns one of `tries` bounds, which is the same for the same seed.
 
   Args:
-    mixture: P.
+    mixture: mixture P of the module `importance`.
     epsilon: at least 0, finite.
-    samples: N, number of samples for each direction.
-    failure_probability: beta, of all tries together.
+    samples: number of samples for each direction.
+    failure_probability: probability that one of `tries` bounds is too low.
     seed: seed of the samples, >= 0.
     tries: number of bounds from which the caller chooses one to claim.
   """
-  # PRIVACY: The least of several bounds is claimed, so the claim is wrong if
-  # any one of them is too low. Each gets an equal share of the probability.
+  # PRIVACY: The least of several bounds may be claimed, so the claim may be
+  # wrong if any one of them is too low. Each bound gets an equal share of the
+  # failure probability.
   # Guards:
   # monte_carlo_test.test_attempts_share_the_failure_probability and
   # balls_in_bins_test.test_total_counts_the_failure_probability.

@@ -1,9 +1,21 @@
-"""Blocks of rounds: y from z and from the memory of past rounds.
+"""Blocks of rounds: they compute noise Y from normals Z and earlier rounds.
 
-A block has m rounds. It adds the mean that follows from past y to its scaled
-normals, rounds the sum to y, and writes its rounds to the memory. The memory
-of a `WindowBlock` is a ring: round u is in row u modulo the number of rows. The
-memory of a `BufferBlock` has weighted sums of past y.
+  Y = round(noise_scale * Z + M)
+
+| symbol | meaning                                                           |
+|--------|-------------------------------------------------------------------|
+| m      | number of rounds of the block                                     |
+| count  | number of coordinates that are computed                           |
+| C      | strategy matrix; without rounding, all noise is z_steps C^-1 Z    |
+| Z      | [m, count] unit normals                                           |
+| Y      | [m, count] noise of the block in lattice steps; y is one row      |
+| M      | [m, count] means: weighted sums of the noise of earlier rounds    |
+| S      | memory: what the recursion needs of the rounds before the block   |
+| U      | [m, count] rows that the block writes to the memory of a window   |
+
+The memory of a `WindowBlock` is a ring: round u is in row u modulo the number
+of rows. The memory of a `BufferBlock` consists of buffers: weighted sums of
+past y. Noise is in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -19,19 +31,20 @@ import numpy as np
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of rounds of a block whose weighted sums are one matrix product.
+# Number of rounds whose weighted sums over the earlier rounds of their block
+# are one matrix product.
 _TOGETHER = 16
-# Columns of a window that are converted to float64 at once, few enough to stay
-# in cache.
+# Number of columns of a window that are converted to float64 at a time, so few
+# that they stay in cache.
 _PIECE = 512
-# PRIVACY: A larger y would wrap around in 32 bits, so that C y would not be z.
-# A block with a larger value fails.
+# PRIVACY: A larger y would wrap around in 32 bits, and C Y would not be
+# z_steps Z any more. A block with a value above this bound fails.
 # Guard: stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
 
 
 class Workspace:
-  """Float64 arrays that all chunks use, one chunk after the other."""
+  """Float64 arrays for intermediate results, used by one chunk at a time."""
 
   def __init__(self):
     self._arrays: dict[str, np.ndarray] = {}
@@ -52,14 +65,13 @@ class Workspace:
 
 @dataclasses.dataclass(frozen=True)
 class Block(abc.ABC):
-  """Consecutive rounds that are computed together, in lattice steps.
+  """Consecutive rounds whose noise is computed together.
 
   Attributes:
-    first: first round, >= 0.
+    first: first round of the block, >= 0.
     noise_scale: [m] float64, standard deviation of the fresh noise of each
       round in lattice steps, z_steps scale_t.
-    row: first row of the ring of a window to which the rounds are written;
-      0 for buffers.
+    row: first row of a window's ring to which the block writes; 0 for buffers.
   """
 
   first: int
@@ -68,19 +80,19 @@ class Block(abc.ABC):
 
   @property
   def rounds(self) -> int:
-    """Number of rounds of the block, m."""
+    """m, number of rounds of the block."""
     return len(self.noise_scale)
 
   @abc.abstractmethod
   def advance(
     self, z: np.ndarray, memory: np.ndarray, output: np.ndarray, work: Workspace
   ) -> None:
-    """Computes y of the rounds and updates the memory.
+    """Computes Y of the block and updates the memory.
 
     Args:
-      z: [m, count] float64, normals times noise_scale; overwritten.
-      memory: [memory rows, count], the recursion's memory; updated.
-      output: [m, count] int32, overwritten with y; may be rows of the memory.
+      z: [m, count] float64, noise_scale * Z; overwritten.
+      memory: [memory rows, count], S; updated.
+      output: [m, count] int32; overwritten with Y; may be rows of the memory.
       work: arrays for intermediate results.
 
     Raises:
@@ -94,12 +106,14 @@ class WindowBlock(Block):
 
     V = noise_scale * Z + far S + near U,   Y = round(V)
 
+  S holds the rows of the ring. The block overwrites m of them with U.
+
   Attributes:
-    feeds_y: whether U = Y; else U = (Y - (V - noise_scale * Z)) / scale.
-    scale: [m] float64, scale_t of each round.
-    far: [m, rows of the ring] float64, weights of the rounds before the block;
-      column j belongs to row j of the ring.
-    near: [m, m] float64, weights of the rounds of the block, strictly
+    feeds_y: whether U = Y; otherwise U = (Y - (V - noise_scale * Z)) / scale.
+    scale: [m] float64, scale_t of each round t, see `recursion.Step`.
+    far: [m, rows of the ring] float64, weights of the rounds before the block.
+      Column j is for row j of the ring.
+    near: [m, m] float64, weights of the block's own rounds, strictly
       lower-triangular.
   """
 
@@ -119,10 +133,10 @@ class WindowBlock(Block):
     """Returns the block of consecutive rounds; round u is in row u % ring_rows.
 
     Args:
-      window: the recursion of the strategy C.
+      window: recursion of the strategy matrix C.
       z_steps: standard deviation of z in lattice steps, > 0.
       rounds: the rounds of the block.
-      ring_rows: number of rows of the ring, >= 0; 0 without memory.
+      ring_rows: number of rows of the ring, >= 0; 0 if there is no memory.
     """
     first = rounds.start
     scale, near_far, near = window.block(first, len(rounds))
@@ -146,13 +160,13 @@ class WindowBlock(Block):
   ) -> None:
     y, ring = z, memory
     if not len(ring):
-      # Check the largest z that can occur, in place of every y.
+      # Y is rounded noise_scale * Z: check its largest possible value only.
       checked(generator_lib.MOST_DEVIATIONS * self.noise_scale)
       output[:] = np.rint(z, out=y)
       return
     mean = self._mean_of_past(ring, work)
-    # PRIVACY: If later rounds followed from another y than the sum got, the
-    # noise would be that of another C. Later rounds follow from the rounded y.
+    # PRIVACY: If later rounds were computed from another y than the released
+    # sums hold, the noise would be that of another C. The rounded y is used.
     # Guard: stream_test.test_noise_is_that_of_the_recursion.
     fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):
@@ -184,10 +198,10 @@ class WindowBlock(Block):
 
 @dataclasses.dataclass(frozen=True)
 class BufferBlock(Block):
-  """A block of the recursion `recursion.Buffers`: one round after the other.
+  """A block of the recursion `recursion.Buffers`, computed round by round.
 
   Attributes:
-    steps: [m] the single rounds.
+    steps: [m] the weights of each round.
   """
 
   steps: Sequence[recursion_lib.Step]
@@ -199,7 +213,7 @@ class BufferBlock(Block):
     """Returns the block of consecutive rounds.
 
     Args:
-      buffers: the recursion of the strategy C.
+      buffers: recursion of the strategy matrix C.
       z_steps: standard deviation of z in lattice steps, > 0.
       rounds: the rounds of the block.
     """
@@ -229,15 +243,16 @@ class BufferBlock(Block):
 
 
 class _Step(NamedTuple):
-  """A `recursion.Step` whose update is split into its diagonal and the rest.
+  """A `recursion.Step` whose update matrix is split into diagonal and rest.
 
   Attributes:
     readout: [memory] float64, weights of the buffers in the mean.
-    decay: [memory, 1] float64, the diagonal of the update.
-    mixed: [mixed] indices of the buffers to which other buffers are added.
-    mix: [mixed, memory] float64, the rest of the update, rows of `mixed` only.
-    fed: [.] indices of the buffers to which y is added.
-    gain: [memory] float64, weights of y.
+    decay: [memory, 1] float64, diagonal of the update matrix.
+    mixed: [mixed] indices of the buffers that get sums of other buffers.
+    mix: [mixed, memory] float64, rows `mixed` of the update matrix with zeros
+      on its diagonal.
+    fed: indices of the buffers that get a part of y.
+    gain: [memory] float64, weights of y in the buffers.
   """
 
   readout: np.ndarray
@@ -263,13 +278,13 @@ class _Step(NamedTuple):
 
 
 def checked(y: np.ndarray) -> np.ndarray:
-  """Returns y, if all its values fit in 32 bits.
+  """Returns y if all its values fit in 32 bits.
 
   Args:
-    y: array of lattice steps, of any shape.
+    y: array of any shape, in lattice steps.
 
   Raises:
-    OverflowError: a value does not fit, or is not a number.
+    OverflowError: a value does not fit in 32 bits, or is NaN.
   """
   if y.size and not max(y.max(), -y.min()) <= _LARGEST:
     raise OverflowError('noise: a value left the range of 32 bits')

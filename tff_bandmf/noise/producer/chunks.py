@@ -1,4 +1,7 @@
-"""Arrays of past noise, one a chunk of coordinates, in memory or in a file."""
+"""Arrays of past noise, one for each chunk, in memory or in a file.
+
+A chunk is a range of the coordinates of the noise.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from tff_bandmf import errors
 
 
 class Chunks:
-  """Arrays [rows, coordinates of a chunk], zero at first.
+  """Arrays [rows, coordinates of a chunk] that are zero at first.
 
-  Either all arrays are in memory, or all are in one file. In a file,
-  `chunks[i]` maps array i into memory for as long as the caller holds it.
+  All arrays are in memory, or all are in one file. In a file, `chunks[i]` maps
+  array i into memory as long as the caller holds it.
 
-  PRIVACY: Past noise is as secret as the key, and a file could show it to
-  others. The file has no name, so that nobody can open it and it disappears
-  with its process; its bytes on the disk are not overwritten. Guard:
-  chunks_test.test_file_has_no_name_and_goes_at_the_end.
+  PRIVACY: Past noise is as secret as the key, and other users could read it in
+  a file. The file has no name, so other users cannot open it, and it is removed
+  when its process ends. Its bytes on the disk are not overwritten.
+  Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
   """
 
   def __init__(
@@ -39,13 +42,13 @@ class Chunks:
       rows: number of rows of every array, >= 0.
       sizes: number of coordinates of each array, > 0.
       dtype: type of the arrays' elements.
-      max_memory_bytes: most bytes of all arrays in memory; larger ones go to a
-        file in the folder for temporary files (TMPDIR). None keeps them in
-        memory.
+      max_memory_bytes: maximum number of bytes in memory, > 0. If the arrays
+        need more, all go to a file in the folder for temporary files (TMPDIR).
+        None keeps the arrays in memory.
 
     Raises:
-      OSError: the disk has no room for the file.
-      ValueError: the memory has no room for the arrays.
+      OSError: the disk has too little space for the file.
+      ValueError: the free memory is too small for the arrays.
     """
     self._rows = rows
     self._sizes = sizes
@@ -54,8 +57,8 @@ class Chunks:
     self._arrays = []
     size = self._dtype.itemsize * rows * sum(sizes)
     if max_memory_bytes is None or size <= max_memory_bytes:
-      # Check now: zeros take up memory only when they are written, many rounds
-      # later.
+      # Check before the first round: the zeros take up memory only when they
+      # are overwritten, many rounds later.
       if size > _available_bytes():
         raise errors.value_error(
           f'memory={_available_bytes() / 1000000000.0:.1f} GB: is what there '
@@ -66,8 +69,8 @@ class Chunks:
       return
     self._file = tempfile.TemporaryFile(prefix='tff_bandmf-')
     try:
-      # Reserve the room now: writing to a mapped file on a full disk kills the
-      # process.
+      # Reserve the space now: if the disk is full later, a write to the mapped
+      # file kills the process.
       os.posix_fallocate(self._file.fileno(), 0, size)
     except BaseException:
       self._file.close()
@@ -92,7 +95,7 @@ class Chunks:
 
 
 def _available_bytes() -> float:
-  """Returns the bytes of free memory; infinity if the system cannot tell."""
+  """Returns the bytes of free memory, or infinity if they are not known."""
   try:
     lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
   except OSError:

@@ -1,4 +1,7 @@
-"""A maker on TensorFlow's devices, which hold the memory of past rounds."""
+"""A maker on TensorFlow's devices, which hold the memory of past rounds.
+
+`makers` defines makers, blocks, chunks and their sizes m and count.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ _TOGETHER = 8
 class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
-  Device i % devices computes chunk i and holds its memory. The host sends z to
-  the device and gets the rows of a block back. Products are in float64, so that
-  products of integers with weights from `recursion.cut` are exact on every
-  device.
+  Device i modulo the number of devices computes chunk i and holds its memory.
+  The host sends the normals to the device and gets y of the block back.
+  Products are in float64, so that products of integers with weights from
+  `recursion.cut` are exact on every device.
   """
 
   def __init__(
@@ -32,18 +35,18 @@ class Devices(makers.Maker):
     generator: generator_lib.Generator,
     devices: Sequence[str],
   ):
-    """Starts a thread for each device.
+    """Starts one thread for each device.
 
     Args:
       layout: sizes of the memory and of the chunks.
-      generator: the normals of the key.
+      generator: generator of the normals of the key.
       devices: names of logical devices of TensorFlow, at least one.
     """
     super().__init__(layout, generator)
     self._devices = devices
     self._pools = [pool_lib.ThreadPool(1) for _ in devices]
-    # Memory of each chunk: None until the first block, then a tf.Variable
-    # [memory rows, count].
+    # Memory of each chunk: None until the first block is computed, then a
+    # tf.Variable [memory rows, count].
     self._memories: list[Optional[tf.Variable]] = [None] * len(layout.starts)
     self._made: list[np.ndarray] = []
 
@@ -120,9 +123,9 @@ def _window(
         for s in range(start, r):
           mean[r] += near[r, s] * fed[s]
         y.append(tf.round(z[r] + mean[r]))
-        # PRIVACY: If later rounds followed from another y than the sum got, the
-        # noise would be that of another C. Later rounds follow from the rounded
-        # y.
+        # PRIVACY: If later rounds were computed from another y than the
+        # released sums hold, the noise would be that of another C. The rounded
+        # y is used.
         # Guard: devices_test.test_devices_make_the_noise_of_the_host.
         fed.append(y[r] if feeds_y else (y[r] - mean[r]) / scale[r])
     return tf.stack(y), tf.stack(fed)
@@ -148,11 +151,11 @@ def _buffers(rounds: int) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
 
 
 def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
-  """Returns (full names of devices, their type).
+  """Returns (full names of devices, type of these devices).
 
   Args:
-    devices: names of devices; none takes all GPUs, or all CPUs if there are no
-      GPUs.
+    devices: names of devices. An empty sequence means all GPUs, or all CPUs if
+      TensorFlow sees no GPU.
 
   Raises:
     ValueError: TensorFlow does not see a device, or the devices are of several
@@ -177,9 +180,9 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
       )
   chosen = [by_name[name] for name in devices]
   kinds = {device.device_type for device in chosen}
-  # PRIVACY: A run that resumes with another number of devices makes its chunks
-  # on other devices, and would add other noise if these round differently.
-  # Devices of several kinds are refused.
+  # PRIVACY: A run that resumes with another number of devices computes some
+  # chunks on other devices. If the devices round differently, the run would add
+  # other noise. Devices of several types are refused.
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(

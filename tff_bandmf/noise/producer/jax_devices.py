@@ -1,4 +1,7 @@
-"""A maker on JAX's devices, which make normals and sums and keep the past."""
+"""A maker on JAX's devices, which compute normals and sums and hold past noise.
+
+`makers` defines makers, blocks, chunks and their sizes m and count.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,23 @@ from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of rounds whose weighted sums are one product.
+# Number of rounds whose weighted sums over the earlier rounds of their block
+# are one matrix product.
 _TOGETHER = 8
-# Bytes that a chunk may take: the cache of a CPU, or the memory of another
-# device.
+# Maximum bytes of a chunk: the cache of a CPU, or the memory of another device.
 _CPU_BYTES, _BYTES = 2**22, 2**31
-# Most rows that one expression adds up.
+# Maximum number of rows that one expression adds.
 _UNROLLED = 16
 
 
 class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
-  Device i % devices computes chunk i, and its data stay on that device until a
-  row of y is copied. Sums of integers times weights from `recursion.cut` are
-  exact in float64, in any order. Other sums add row after row, in the same
-  order for every chunk. So the noise does not depend on the number of devices.
+  Device i modulo the number of devices computes chunk i, and the data of the
+  chunk stay on that device until a row of y is copied. Sums of integers times
+  weights from `recursion.cut` are exact in float64, in any order. Other sums
+  add one row after the other, in the same order for every chunk. So the noise
+  does not depend on the number of devices.
   """
 
   def __init__(
@@ -41,15 +45,16 @@ class Devices(makers.Maker):
     generator: generator_lib.Generator,
     devices: Sequence[jax.Device],
   ):
-    """Checks the devices, and copies the key to them.
+    """Checks the devices and copies the key to them.
 
     Args:
-      layout: sizes of the memory and of the blocks; the chunk size is replaced.
-      generator: the normals of the key.
-      devices: devices of JAX of one kind, at least one.
+      layout: sizes of the memory and of the blocks. The size of a
+        chunk depends on the kind of device, and `layout.chunk` is ignored.
+      generator: generator of the normals of the key.
+      devices: devices of JAX, all of one kind, at least one.
 
     Raises:
-      RuntimeError: a device does not compute as exactly as the noise needs.
+      RuntimeError: a device fails the tests of `check`.
     """
     size = _width(devices[0].platform, layout.memory_rows, layout.block_rounds)
     super().__init__(dataclasses.replace(layout, chunk=size), generator)
@@ -58,13 +63,13 @@ class Devices(makers.Maker):
     words = jax_generator.key_words(generator.key)
     self._keys = [jax.device_put(words, device) for device in devices]
     self._devices = devices
-    # Memory of each chunk: None until the first block, then [memory rows,
-    # count].
+    # Memory of each chunk: None until the first block is computed, then [memory
+    # rows, count].
     self._memories: list[Optional[jax.Array]] = [None] * len(
       self._layout.starts
     )
-    # y of each chunk, [m, count] int32; None if y is in the memory, from row
-    # `_first_row` on.
+    # y of each chunk, [m, count] int32. None if y is in the memory, in the rows
+    # from `_first_row` on.
     self._made: list[Optional[jax.Array]] = []
     self._first_row = 0
 
@@ -73,7 +78,7 @@ class Devices(makers.Maker):
     self._made.clear()
 
   def advance(self, block: blocks.Block) -> Iterator[None]:
-    # The calls return at once; each device works on its chunks in this order.
+    # `_start` returns at once; each device computes its chunks in this order.
     parts = [self._start(i, block) for i in range(len(self._layout.starts))]
     self._first_row = block.row
     self._made = [output for output, _ in parts]
@@ -84,19 +89,19 @@ class Devices(makers.Maker):
   def _start(
     self, i: int, block: blocks.Block
   ) -> tuple[Optional[jax.Array], jax.Array]:
-    """Returns (y or None, max |y|) of a chunk, which the device still computes.
+    """Starts a chunk; returns (y or None, max |y|) before they are computed.
 
-    The first value is None if y is in the memory.
+    y is None if it is a part of the memory.
     """
     layout, device = self._layout, self._devices[i % len(self._devices)]
-    # This thread computes in 64 bits here; the setting must not last past a
-    # `yield`.
+    # JAX computes in 64 bits in this `with` block. The setting must not last
+    # beyond a `yield`.
     with jax_generator.precise(), jax.default_device(device):
       z = self.draw(i, block.first, block.noise_scale)
       memory = self._memories[i]
       if memory is None:
-        # Put the zeros on the device as later memories are, so that one
-        # compiled program serves all.
+        # Place the zeros as later memories are placed, so that one compiled
+        # program serves all blocks.
         memory = jax.device_put(
           jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype), device
         )
@@ -113,15 +118,16 @@ class Devices(makers.Maker):
     return output, largest
 
   def draw(self, i: int, first: int, noise_scale: np.ndarray) -> jax.Array:
-    """Returns noise_scale * Z of a chunk, which the device still computes.
+    """Returns noise_scale * Z of a chunk before the device has computed it.
 
-    Call it within `jax_generator.precise`.
+    The caller must be in a `with jax_generator.precise()` block.
 
     Args:
-      i: number of the chunk; its coordinates are filled up to whole groups.
+      i: number of the chunk. Its coordinates are padded to whole groups of
+        `generator.GROUP`.
       first: first round, >= 0.
-      noise_scale: [m] float64, standard deviation of each round in lattice
-        steps.
+      noise_scale: [m] float64, standard deviation of the fresh noise of each
+        round in lattice steps.
 
     Returns:
       [m, count] float64, on the device of the chunk.
@@ -142,12 +148,12 @@ class Devices(makers.Maker):
     return np.asarray(_pick(rows, r))[: self._layout.count(i)]
 
 
-# PRIVACY: JAX may keep compiled programs on disk, with their constants. The key
-# is an argument, so no program holds it.
+# PRIVACY: JAX may store compiled programs with their constants on disk, where
+# others could read a key. The key is an argument, so no program holds it.
 # Guard: jax_devices_test.test_key_is_in_no_program.
 @functools.partial(jax.jit, static_argnums=4)
 def _draw(key, first_row, first_group, noise_scale, count):
-  """Returns noise_scale * Z of a block and chunk, [m, count] float64."""
+  """Returns noise_scale * Z of block and chunk, [m, count] float64."""
   shape = (len(noise_scale), count)
   z = jax_generator.normals(key, first_row, first_group, shape)
   return z * noise_scale[:, None]
@@ -155,11 +161,11 @@ def _draw(key, first_row, first_group, noise_scale, count):
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _window(memory, z, far, near, scale, row):
-  """Computes a `blocks.WindowBlock`.
+  """Computes a `blocks.WindowBlock`; `blocks` defines its arguments.
 
   Returns:
     memory: [memory rows, count], updated.
-    y: [m, count] int32, or None if it is in the memory.
+    y: [m, count] int32, or None if y is a part of the memory.
     largest: scalar, max |y|.
   """
   if not len(memory):
@@ -169,7 +175,7 @@ def _window(memory, z, far, near, scale, row):
   feeds_y = memory.dtype == np.int32
   product = _exact_product if feeds_y else _product
   mean = product(far, memory)
-  # Fill up to whole groups of rounds; the added rounds have y = 0.
+  # Pad to whole groups of rounds; the added rounds have y = 0.
   together = min(_TOGETHER, rounds)
   more = -rounds % together
   mean, z, near = (
@@ -184,7 +190,8 @@ def _window(memory, z, far, near, scale, row):
     def group(rows, axis=0):
       return jax.lax.dynamic_slice_in_dim(rows, start, together, axis)
 
-    # Rounds of later groups are still zero in `made[0]`, so they add nothing.
+    # Rounds of later groups are still zero in `buffers[0]`, so they add
+    # nothing.
     means = group(mean) + product(group(near), buffers[0])
     weights, noise, scales = group(group(near), 1), group(z), group(scale)
     fed: list[jax.Array] = []
@@ -194,9 +201,8 @@ def _window(memory, z, far, near, scale, row):
       for s in range(r):
         m += weights[r, s] * fed[s]
       y.append(jnp.rint(noise[r] + m))
-      # PRIVACY: If later rounds followed from another y than the sum got, the
-      # noise would be that of another C. Later rounds follow from the rounded
-      # y.
+      # PRIVACY: If later rounds were computed from another y than the released
+      # sums hold, the noise would be that of another C. The rounded y is used.
       # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
       fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
     return tuple(
@@ -204,7 +210,7 @@ def _window(memory, z, far, near, scale, row):
       for rows, new in zip(buffers, (fed, y))
     )
 
-  # U, and Y if it differs from U.
+  # The arrays that the loop fills: U, and also Y if it differs from U.
   carried = (jnp.zeros_like(z),) * (1 if feeds_y else 2)
   groups = len(z) // together
   carried = jax.lax.fori_loop(0, groups, make_group, carried)
@@ -220,12 +226,12 @@ def _buffers(memory, z, readout, update, gain, mixes):
 
   Args:
     memory: [buffers, count] float64.
-    z: [m, count] float64, normals times noise_scale.
+    z: [m, count] float64, noise_scale * Z.
     readout: [m, buffers] float64, weights of the buffers in the mean.
-    update: [m, buffers, buffers] float64, weights of the buffers in the next
-      ones.
-    gain: [m, buffers] float64, weights of y in the next buffers.
-    mixes: whether `update` has entries beside its diagonal.
+    update: [m, buffers, buffers] float64, weights of the buffers in the buffers
+      of the next round.
+    gain: [m, buffers] float64, weights of y in the buffers of the next round.
+    mixes: whether `update` has entries outside its diagonal.
 
   Returns:
     (memory, y [m, count] int32, scalar max |y|).
@@ -249,14 +255,18 @@ def _pick(rows, r):
 
 
 def _largest(y: jax.Array) -> jax.Array:
-  """Returns max |y|; infinity if a value is not a number."""
+  """Returns max |y|, or infinity if a value is NaN."""
   return jnp.max(jnp.where(jnp.isnan(y), jnp.inf, jnp.abs(y)))
 
 
 def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
-  """Returns weights @ rows; exact for integers, weights of `recursion.cut`."""
-  # PRIVACY: Products in TensorFloat-32 round the weights, so the noise would be
-  # that of another C. The highest precision asks for float64.
+  """Returns weights @ rows.
+
+  The product is exact if `rows` are integers and `weights` are from
+  `recursion.cut`.
+  """
+  # PRIVACY: Products in TensorFloat-32 would round the weights, so the noise
+  # would be that of another C. The highest precision asks JAX for float64.
   # Guard: jax_devices_test.test_devices_multiply_in_float64.
   return jnp.matmul(
     weights, rows.astype(np.float64), precision=jax.lax.Precision.HIGHEST
@@ -264,8 +274,8 @@ def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:
-  """Returns weights @ rows, added up in the order of the rows."""
-  # A library's product would add in an order that depends on the shape.
+  """Returns weights @ rows, where the rows are added in their order."""
+  # `jnp.matmul` would add in an order that depends on the shape.
   total = jnp.zeros((len(weights), rows.shape[1]))
   if len(rows) > _UNROLLED:
     return jax.lax.fori_loop(
@@ -277,7 +287,13 @@ def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
-  """Returns the number of coordinates of a chunk, a power of two."""
+  """Returns the number of coordinates of a chunk, a power of two.
+
+  Args:
+    platform: JAX's name of the kind of device, such as 'cpu'.
+    memory_rows: number of rows of the memory, >= 0.
+    block_rounds: maximum number of rounds of a block, > 0.
+  """
   row_bytes = 8 * (memory_rows + 4 * block_rounds)
   most = (_CPU_BYTES if platform == 'cpu' else _BYTES) // row_bytes
   return 1 << max(13, most.bit_length() - 1)
@@ -285,10 +301,10 @@ def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
 
 @functools.cache
 def check(device: jax.Device) -> None:
-  """Tests on fixed numbers that a device of JAX makes exact normals and sums.
+  """Tests on fixed numbers that a device computes exact normals and products.
 
   Raises:
-    RuntimeError: the device does not compute as exactly as the noise needs.
+    RuntimeError: the device is less exact than the guarantee assumes.
   """
   random = np.random.default_rng(0)
   rows = random.integers(-(2**31), 2**31, (96, 512), np.int32)
@@ -313,10 +329,10 @@ def check(device: jax.Device) -> None:
 
 
 def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
-  """Returns (devices, version of JAX and kind of the devices).
+  """Returns (devices, version of JAX and kind of these devices).
 
   Args:
-    names: names such as gpu:0; none takes all devices of JAX.
+    names: names such as 'gpu:0'. An empty sequence means all devices of JAX.
 
   Raises:
     ValueError: JAX does not see a device, or the devices are of several kinds.
@@ -328,9 +344,9 @@ def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
         f'devices={name}: is not a device that JAX sees; use {" ".join(seen)}'
       )
   chosen = tuple(seen[name] for name in names or seen)
-  # PRIVACY: A run that resumes with another number of devices makes its chunks
-  # on other devices, and would add other noise if these round differently.
-  # Devices of several kinds are refused.
+  # PRIVACY: A run that resumes with another number of devices computes some
+  # chunks on other devices. If the devices round differently, the run would add
+  # other noise. Devices of several kinds are refused.
   # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   kinds = {each.device_kind for each in chosen}
   if len(kinds) > 1:

@@ -1,4 +1,9 @@
-"""Makers: they compute blocks of rounds, on the host or on devices."""
+"""Makers: objects that compute blocks of rounds, on the host or on devices.
+
+A block is a group of consecutive rounds, and `blocks` defines Z and y. A chunk
+is a range of coordinates. A maker computes one block of one chunk at a time,
+and holds the memory of past rounds.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +24,15 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The sizes of a maker's memory and of its pieces of work.
+  """The sizes of a maker's memory and of its chunks.
 
   Attributes:
-    keeps: content of the memory S: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
-    memory_rows: number of rows of S, >= 0; the ring of a window has a multiple
-      of `block_rounds`.
-    block_rounds: most rounds of a block, > 0.
-    coordinates: the coordinates of y to be made.
-    chunk: number of coordinates made at once, > 0.
+    keeps: content of the memory: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
+    memory_rows: number of rows of the memory, >= 0. For a window it is a
+      multiple of `block_rounds`.
+    block_rounds: maximum number of rounds of a block, > 0.
+    coordinates: the coordinates of y that the maker computes.
+    chunk: number of coordinates of a chunk, > 0; the last chunk may have fewer.
   """
 
   keeps: str
@@ -38,7 +43,7 @@ class Layout:
 
   @property
   def starts(self) -> range:
-    """First coordinate of each chunk; 0 is the first of `coordinates`."""
+    """First coordinate of each chunk, relative to `coordinates.start`."""
     return range(0, len(self.coordinates), self.chunk)
 
   def count(self, i: int) -> int:
@@ -47,14 +52,14 @@ class Layout:
 
   @property
   def dtype(self) -> type:
-    """Type of the memory's elements: past y are integers."""
+    """Type of the memory's elements: integers if the memory holds past y."""
     return np.int32 if self.keeps == recursion_lib.PAST_Y else np.float64
 
 
 class Maker(contextlib.AbstractContextManager):
   """Computes blocks chunk by chunk, and holds the memory between blocks.
 
-  The memory of a window is a ring of rounds: a block reads the whole ring once
+  The memory of a window is a ring of rounds. A block reads the whole ring once
   and writes only its own rounds. The memory is zero at first, and is freed at
   the end of the `with` statement.
   """
@@ -66,7 +71,9 @@ class Maker(contextlib.AbstractContextManager):
   def _draw(
     self, i: int, block: blocks.Block, work: blocks.Workspace
   ) -> np.ndarray:
-    """Returns noise_scale * Z of a block and chunk, [m, count] float64.
+    """Returns noise_scale * Z of a block for one chunk, [m, count] float64.
+
+    The block has m rounds, and the chunk has `count` coordinates.
 
     Args:
       i: number of the chunk.
@@ -83,7 +90,7 @@ class Maker(contextlib.AbstractContextManager):
 
   @abc.abstractmethod
   def advance(self, block: blocks.Block) -> Iterator[None]:
-    """Computes a block; yields None after each part of the work.
+    """Computes a block, and yields None after each chunk.
 
     Raises:
       OverflowError: a value of y does not fit in 32 bits.
@@ -91,16 +98,16 @@ class Maker(contextlib.AbstractContextManager):
 
   @abc.abstractmethod
   def _row(self, i: int, r: int) -> np.ndarray:
-    """Returns row r of the latest block, [coordinates of chunk i] int32."""
+    """Returns y of round r of the latest block, [count of chunk i] int32."""
 
   def copy_row(self, r: int, y: np.ndarray) -> None:
-    """Copies row r of the latest block to y, [coordinates] int32."""
+    """Copies y of round r of the latest block into `y`, [coordinates] int32."""
     for i, start in enumerate(self._layout.starts):
       y[start : start + self._layout.count(i)] = self._row(i, r)
 
 
 class Host(Maker):
-  """A maker that works in the host's memory, in float64."""
+  """A maker that computes in float64 in the host's memory."""
 
   def __init__(
     self,
@@ -108,16 +115,17 @@ class Host(Maker):
     generator: generator_lib.Generator,
     max_memory_bytes: Optional[int],
   ):
-    """Makes the memory of the layout.
+    """Allocates the memory of the layout.
 
     Args:
       layout: sizes of the memory and of the chunks.
-      generator: the normals of the key.
-      max_memory_bytes: most bytes of past noise in memory, see `chunks.Chunks`.
+      generator: generator of the normals of the key.
+      max_memory_bytes: maximum number of bytes of past noise in memory, > 0,
+        see `chunks.Chunks`; None means no limit.
     """
     super().__init__(layout, generator)
     self._work = blocks.Workspace()
-    # BLAS gets one thread: waiting threads spin, and take time from other work.
+    # BLAS gets one thread: its waiting threads would take time from other work.
     self._threads = threadpoolctl.ThreadpoolController()
     # If the memory is a ring of past y, the block writes its y there.
     self._in_ring = (
@@ -145,7 +153,8 @@ class Host(Maker):
     with self._threads.limit(limits=1, user_api='blas'):
       for i in range(len(self._layout.starts)):
         z = self._draw(i, block, self._work)
-        # Ask for the arrays here: a file is mapped only while they are in use.
+        # Get the arrays inside the loop: an array in a file is mapped into
+        # memory as long as this method uses it.
         block.advance(z, self._memory[i], self._rows(i), self._work)
         yield
 

@@ -1,4 +1,17 @@
-"""The stream of noise: y_t of all rounds in order, block by block."""
+"""The stream of noise: y_t of all rounds t in order, one block at a time.
+
+| symbol  | meaning                                                       |
+|---------|---------------------------------------------------------------|
+| C       | strategy matrix of the mechanism                              |
+| Z       | unit normals from the key, one row for each round             |
+| z       | z_steps Z                                                     |
+| y       | noise C^-1 z, rounded; row y_t is added to the sum of round t |
+| d       | number of coordinates of a row                                |
+
+A block is a group of consecutive rounds, and a chunk is a range of coordinates.
+Each part of the work computes one block of one chunk. Noise is in steps of
+`noise.lattice`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +27,13 @@ from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Shards begin at multiples of this number of coordinates.
+# A shard, the range of coordinates of one stream, begins at a multiple of this.
 _GRID = 1 << 16
-# Number of coordinates made at once on the host, so few that a block's z and y
-# stay in cache.
+# Number of coordinates of a chunk on the host: z and y of a block fit in cache.
 _CHUNK = 1 << 13
-# Measured with `benchmarks.bench producer`: shorter blocks read a long window
-# too often, and longer ones leave the cache.
+# Rounds of a block for a long window, see `_block_rounds`. According to
+# `benchmarks.bench producer`, shorter blocks read the window too often, and
+# longer blocks do not fit in cache.
 _BLOCK_ROUNDS = range(32, 65)
 _SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
 
@@ -29,24 +42,26 @@ NUMPY, TENSORFLOW, JAX = BACKENDS = ('numpy', 'tensorflow', 'jax')
 
 
 class Stream:
-  """The rows of y from round 0 to n - 1, of all coordinates or of a shard.
+  """The rows y_t of all rounds, for all coordinates or for a shard of them.
 
-    y_t = round(z_steps * (C^-1 Z)[t]), the rounded y of the past fed back
+    y_t = round(z_steps (C^-1 Z)[t]), computed from the rounded past y
 
-  Windows of past y have exact sums, so their y is the same to the bit for every
-  choice of blocks, chunks and devices. The other recursions add float64
-  numbers, in one order for each chunk of a block. On one machine and kind of
-  device their y is the same to the bit. Elsewhere y can differ in the rare
-  coordinates in which the last bit of a sum decides.
+  With a window of past y (`recursion.PAST_Y`) all sums are exact, so y has the
+  same bits for every choice of blocks, chunks and devices. The other recursions
+  add float64 numbers, in an order that depends only on the block and the chunk.
+  Their y has the same bits on one machine and kind of device. On other machines
+  or devices, y can differ in the rare coordinates whose rounding depends on the
+  last bit of a sum.
 
   Attributes:
-    recursion: the recursion by which y follows from z, for the strategy C.
+    recursion: recursion that computes y from z, for the strategy matrix C.
     z_steps: standard deviation of z in lattice steps, > 0.
     dimension: d, number of coordinates of y_t, > 0.
-    identifier: ID of the noise, 63 bits, see `identify`.
-    block_rounds: m, rounds of a block, > 0; the last block may be shorter.
-    coordinates: the coordinates of y to be made.
-    kind: kind of the devices that do the work; 'host' without devices.
+    identifier: 63-bit ID of the noise; see `identify`.
+    block_rounds: number of rounds of a block, > 0; the last block may have
+      fewer.
+    coordinates: the coordinates of y that the stream computes.
+    kind: kind of the devices that compute y; 'host' without devices.
   """
 
   def __init__(
@@ -63,19 +78,20 @@ class Stream:
     """Initializes the stream; `rows` starts the work.
 
     Args:
-      recursion: the recursion by which y follows from z, for the strategy C.
+      recursion: recursion that computes y from z, for the strategy matrix C.
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
       key: the secret key of z.
-      max_memory_bytes: most bytes of past noise in memory, > 0; a larger past
-        goes to disk, see `chunks.Chunks`. A few rows of y stay in memory in any
-        case. The limit has no effect if devices hold the past.
-      coordinates: the coordinates of y to be made, a range that `shard`
-        returns; None makes all.
+      max_memory_bytes: maximum number of bytes of past noise in memory, > 0.
+        More past noise goes to disk; see `chunks.Chunks`. A few rows of y stay
+        in memory in any case. The limit has no effect if devices hold past
+        noise. None means no limit.
+      coordinates: the coordinates of y to compute, a range that `shard`
+        returns; None means all.
       devices: names of the backend's devices, all of one kind. They hold the
-        past of their chunks, up to 63 rounds more than the recursion needs. ()
-        takes all devices of the kind that the backend prefers.
-      backend: one of `BACKENDS`; NumPy works on the host.
+        past noise of their chunks, for up to 63 rounds more than the recursion
+        needs. () means all devices of the kind that the backend prefers.
+      backend: one of `BACKENDS`; NumPy computes on the host.
 
     Raises:
       ValueError: a value is out of range, a device is unknown, or devices are
@@ -111,12 +127,12 @@ class Stream:
     """Yields y_t, [len(coordinates)] int32 in lattice steps, for t = 0, 1, ...
 
     The generator also yields None after each part of the work, so that the
-    caller can stop. The next row overwrites the array.
+    caller can stop. The array is overwritten when the next row is computed.
 
     Raises:
       OverflowError: a value of y does not fit in 32 bits.
-      OSError: the disk has no room for past noise.
-      tf.errors.ResourceExhaustedError: the devices have no room.
+      OSError: the disk has too little space for past noise.
+      tf.errors.ResourceExhaustedError: the devices have too little memory.
     """
     y = np.empty(len(self.coordinates), np.int32)
     with self._maker() as maker:
@@ -132,7 +148,7 @@ class Stream:
     memory, m = self.recursion.memory, self.block_rounds
     if self.recursion.keeps == recursion_lib.BUFFERS:
       return memory
-    # Row u % memory_rows of a ring holds round u.
+    # The memory is a ring: row u % memory_rows holds round u.
     return -(-memory // m) * m
 
   def _blocks(self) -> Iterator[blocks.Block]:
@@ -148,7 +164,7 @@ class Stream:
         yield blocks.BufferBlock.of(recursion, self.z_steps, rounds)
 
   def _maker(self) -> makers.Maker:
-    """Returns the maker of the backend."""
+    """Returns the object that computes blocks with the backend."""
     layout = makers.Layout(
       self.recursion.keeps,
       self._memory_rows,
@@ -164,7 +180,7 @@ class Stream:
 
 
 def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
-  """Returns (devices of a backend, their kind)."""
+  """Returns (devices of a backend, kind of these devices)."""
   if backend != NUMPY:
     return _module(backend).known(names)
   if names:
@@ -177,7 +193,7 @@ def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
 
 def _module(backend: str) -> Any:
   """Returns the module that has the class `Devices` of a backend."""
-  # TensorFlow and JAX are slow to import, and the host needs neither.
+  # TensorFlow and JAX are slow to import, and NumPy needs neither of them.
   if backend == TENSORFLOW:
     from tff_bandmf.noise.producer import devices
 
@@ -199,17 +215,18 @@ def identify(
   dimension: int,
   z_steps: float,
 ) -> int:
-  """Returns the ID of the noise of a key: 63 bits, one-way.
+  """Returns the 63-bit ID of the noise of a key, a one-way function of the key.
 
   **Formal guarantee.**
-  Assumption: keyed BLAKE2b, cut to 63 bits, has no collisions among the noises
-  of a user. Statement: the same key, C, d and z_steps give the same ID, and
-  others give another ID; the ID tells nothing about a key that cannot be
-  guessed. Source: `Key.identify`; `recursion.digest` names C.
+  Assumption: keyed BLAKE2b, truncated to 63 bits, has no collisions among the
+  noises of a user. Statement: the ID is the same for the same key, C, d and
+  z_steps, and differs if any of them differs. The ID tells nothing about a key
+  that cannot be guessed. Source: `Key.identify`; `recursion.digest` identifies
+  C.
 
   Args:
     key: the secret key of z.
-    recursion: the recursion of the strategy C.
+    recursion: recursion of the strategy matrix C.
     dimension: d, number of coordinates of y_t.
     z_steps: standard deviation of z in lattice steps.
   """
@@ -219,10 +236,11 @@ def identify(
 
 
 def _block_rounds(memory: int) -> int:
-  """Returns the rounds of a block.
+  """Returns the number of rounds of a block.
 
-  The ring of a long window has as many whole blocks as the window needs. The
-  result is the number of rounds for which this ring has the fewest rows.
+  The memory of a window is a ring of whole blocks, as many as the window needs.
+  For a long window, the result is the number of rounds with which the ring has
+  the fewest rows.
 
   Args:
     memory: number of rows of the recursion's memory, >= 0.
@@ -233,9 +251,10 @@ def _block_rounds(memory: int) -> int:
 
 
 def shard(dimension: int, index: int, shards: int) -> range:
-  """Returns the coordinates of one of several streams that make y together.
+  """Returns the coordinates of one of several streams that together give y.
 
-  Each shard consists of whole chunks, so its y is the same as without shards.
+  A shard is such a range of coordinates. It consists of whole chunks, so its y
+  is the same as in a single stream.
 
   >>> [shard(200_000, i, 2) for i in range(2)]
   [range(0, 131072), range(131072, 200000)]
@@ -243,10 +262,10 @@ def shard(dimension: int, index: int, shards: int) -> range:
   Args:
     dimension: d, number of coordinates of y_t, > 0.
     index: number of the shard, in [0, shards).
-    shards: number of shards, > 0; their sizes are as even as chunks allow.
+    shards: number of shards, > 0. Their sizes are as equal as chunks allow.
 
   Raises:
-    ValueError: there is no such shard, or one would be empty.
+    ValueError: `index` is out of range, or a shard would be empty.
   """
   _checks.count('dimension', dimension, 'the model has no parameters')
   _checks.count('shards', shards, 'one shard makes all')
@@ -269,7 +288,7 @@ def shard(dimension: int, index: int, shards: int) -> range:
 
 
 def _checked(coordinates: range, dimension: int) -> range:
-  """Returns the coordinates, if they consist of whole chunks of the grid."""
+  """Returns the coordinates if they begin and end at multiples of `_GRID`."""
   on_grid = not coordinates.start % _GRID and (
     not coordinates.stop % _GRID or coordinates.stop == dimension
   )

@@ -1,1 +1,1 @@
-"""The tape: files of y, one for each round, written ahead of the rounds."""
+"""The tape: files of the noise y_t, one for each round, written in advance."""

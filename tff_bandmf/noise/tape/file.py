@@ -1,17 +1,19 @@
-"""A file of a tape: y of one round and one shard, as gzip [RFC 1952].
+"""The file format of a tape: the noise y_t of round t, for one shard.
 
-The packed bytes are little-endian: 6 int64 (`MAGIC`, `VERSION`, tape ID, round,
-first coordinate, count), then `count` int32, y_t in lattice steps. They are
-stored, not compressed, in blocks of 65,535 bytes [RFC 1951, 3.2.4]. So `count`
-determines the size of a file and every byte around the packed ones. A reader
-compares both, and zlib compares the CRC-32 of the packed bytes, in C++ in a
-graph.
+A shard is a range of the coordinates of y_t; see `tape.folder`. A file is in
+the gzip format [RFC 1952]. The uncompressed bytes, `packed` in the code, are
+little-endian: 6 int64 (`MAGIC`, `VERSION`, tape ID, round, first coordinate,
+`count`), then `count` int32, the coordinates of y_t as multiples of the lattice
+step. These bytes are stored without compression in blocks of 65,535 bytes [RFC
+1951, 3.2.4]. The frame of a file is all its bytes outside `packed`; `count`
+determines the frame and the size of the file. A reader compares the size and
+the frame, and zlib compares the CRC-32 of `packed`.
 
-The polynomial of CRC-32 is primitive, of degree 32. In up to 512 MiB, the CRC
-detects all damage that is confined to 32 bits in a row or to two bits, and all
-swaps of two words of up to 32 bits: the polynomial does not divide x^i (x^j +
-1) e(x) if e has a degree below 32. It misses other damage, such as swapped
-sectors, with a probability of 2^-32.
+If `packed` has at most 512 MiB, the CRC detects all damage within 32
+consecutive bits, all damage of two bits, and all swaps of two words of up to 32
+bits. Every primitive polynomial of degree 32, such as the polynomial of CRC-32,
+has these properties. The CRC misses other damage, such as swapped sectors, with
+a probability of 2^-32.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ if TYPE_CHECKING:
 MAGIC = 0x7466665F6D66
 VERSION = 3
 HEADER_WORDS = 6
-# Why a file is refused.
+# The reasons for which a reader refuses a file.
 SIZE = 'the file has the wrong size, or is of another release'
 DAMAGED = 'the file is damaged, or of another release'
 OTHER = 'the file is of another tape, shard or round'
-# Most coordinates of a file: TensorFlow unpacks less than 2^31 bytes.
+# Maximum number of coordinates: TensorFlow unpacks less than 2^31 bytes.
 LARGEST_COUNT = 2**29 - 16
 
-# Header of a gzip file, with neither name nor time nor system.
+# Header of a gzip file without a file name, a time or an operating system.
 _GZIP = np.frombuffer(b'\x1f\x8b\x08\0\0\0\0\0\0\xff', np.uint8)
 _BLOCK = 2**16 - 1
 _PREFIX = 5
@@ -51,10 +53,10 @@ def size(count: int) -> int:
 
 
 def frame(count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (places, values) of the bytes that all files of `count` share.
+  """Returns (places, values) of the frame of a file of `count` coordinates.
 
   Returns:
-    places: [m] int32, positions in the file.
+    places: [m] int32, positions of the frame's m bytes in the file.
     values: [m] uint8, the bytes at these positions.
   """
   prefixes = _prefixes(_packed_size(count))
@@ -74,10 +76,10 @@ def header(
   first: int,
   count: int,
 ) -> list[Union[int, tf.Tensor]]:
-  """Returns the six words of the header, numbers or scalar tensors.
+  """Returns the six words of a file's header, as numbers or scalar tensors.
 
   Args:
-    tape_id: 63 bits, ID of the noise.
+    tape_id: 63-bit ID of the noise.
     round_index: t, >= 0.
     first: first coordinate of the shard, >= 0.
     count: number of coordinates of the shard, > 0.
@@ -88,10 +90,10 @@ def header(
 def contents(
   tape_id: int, round_index: int, first: int, y: np.ndarray
 ) -> list[Union[bytes, memoryview]]:
-  """Returns the bytes of a file as a list of pieces.
+  """Returns the bytes of a file as a list of consecutive pieces.
 
   Args:
-    tape_id: 63 bits, ID of the noise.
+    tape_id: 63-bit ID of the noise.
     round_index: t, >= 0.
     first: first coordinate of the shard, >= 0.
     y: [count] int32, coordinates `first` to `first + count - 1` of y_t, in
@@ -112,14 +114,14 @@ def contents(
 def unpack(
   content: bytes, tape_id: int, round_index: int, first: int, count: int
 ) -> np.ndarray:
-  """Returns y of a file, [count] int32, in lattice steps.
+  """Returns y_t of a file, [count] int32, in lattice steps.
 
   Args:
     content: all bytes of the file.
-    tape_id: 63 bits, ID of the noise.
-    round_index: t, >= 0.
-    first: first coordinate of the shard, >= 0.
-    count: number of coordinates of the shard, > 0.
+    tape_id: expected ID of the noise, 63 bits.
+    round_index: expected round t, >= 0.
+    first: expected first coordinate, >= 0.
+    count: expected number of coordinates, > 0.
 
   Raises:
     ValueError: the file is damaged, or is of another tape, shard or round. The
@@ -128,8 +130,8 @@ def unpack(
   if len(content) != size(count):
     raise ValueError(SIZE)
   places, values = frame(count)
-  # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound, so
-  # damage to the frame could pass. The frame is compared first, byte by byte.
+  # PRIVACY: zlib checks the CRC only if the gzip frame is intact, so a damaged
+  # frame could lead to wrong noise. The frame is compared byte by byte first.
   # Guard: tape_release_test.test_damaged_file_is_refused.
   if not np.array_equal(np.frombuffer(content, np.uint8)[places], values):
     raise ValueError(DAMAGED)
@@ -144,11 +146,11 @@ def unpack(
 
 
 def is_whole(path: pathlib.Path, tape_id: int, first: int, count: int) -> bool:
-  """Returns whether a file is complete and belongs to this shard.
+  """Returns whether a file is complete and belongs to this tape and shard.
 
   Args:
     path: the file; its name is the number of its round.
-    tape_id: 63 bits, ID of the noise.
+    tape_id: 63-bit ID of the noise.
     first: first coordinate of the shard, >= 0.
     count: number of coordinates of the shard, > 0.
   """
@@ -164,7 +166,7 @@ def _packed_size(count: int) -> int:
 
 
 def _prefixes(packed_size: int) -> np.ndarray:
-  """Returns the header of each stored block, [blocks, 5] uint8."""
+  """Returns the headers of all stored blocks, [blocks, 5] uint8."""
   starts = np.arange(0, packed_size, _BLOCK)
   lengths = np.minimum(_BLOCK, packed_size - starts).astype('<u2')
   prefixes = np.empty((len(starts), _PREFIX), np.uint8)

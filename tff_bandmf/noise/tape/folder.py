@@ -1,29 +1,34 @@
 """The layout of a tape on disk.
 
-A tape is a folder, mode 0700, or one folder for every shard of coordinates:
+A tape holds the noise y_t of each round t of a run. The tape is one folder with
+mode 0700, or several such folders, one for each shard. A shard is a range of
+the coordinates of y_t. The noise is y = C^-1 z for a strategy matrix C and
+normals z, in steps of `noise.lattice`. A folder holds these files:
 
-  lock              held by the producer; names its host and process
-  tape.json         a `Description` of the noise; no secret
-  00000003.noise    y of round 3, see `tape.file`
-  00000003.reached  rounds below 3 were used; the highest such file counts
+  lock              locked by the producer; names its host and process
+  tape.json         a `Description` of the noise, without a secret
+  00000003.noise    y_3, the noise of round 3; see `tape.file`
+  00000003.reached  a mark: rounds below 3 were used
   00000003-7-0123456789-0123456789.reached
-                    rounds below 3 were used, and run 7 released the sum with
-                    this fingerprint, and no other sum, in round 3
+                    a mark: rounds below 3 were used, and run 7 released in
+                    round 3 the sum with this fingerprint, and no other sum
   failed            the producer ended early; holds the type of the exception
 
-A noise file appears under its name when it is complete. `tape.writer` writes
-the noise, `tape.reader` writes the marks, `*.reached`. A mark is an empty file
-whose name holds all it says, so it is never half-written. A run ID is 63 random
-bits, carried by TFF's state. A fingerprint is 64 bits of a release, which is
-public, in two numbers of 32 bits.
+The producer (`tape.writer`) writes the noise files; the readers (`tape.reader`
+and `tape.graph_reader`) write the marks of released sums. A noise file gets its
+name when it is complete. A mark is an empty file whose name holds all the
+information, so a mark is never half-written. If a folder has several marks, the
+highest round counts. A run ID is 63 random bits, which TFF carries in its
+server state. A fingerprint has 64 bits, written as two numbers of 32 bits. It
+is computed from a released sum, which is public.
 
-The folder of a `bandmf noise-server` has one file more:
+The folder of a `bandmf noise-server` also holds this file:
 
-  reader            held by the one factory that reads
+  reader            locked by the only process that may read the folder
 
-When its server ends, the folder keeps `reader`, `tape.json` and the highest
-marks, so that the key serves no round of another run. Any other tape leaves
-nothing behind when its producer is closed.
+When a noise-server ends, its folder keeps `lock`, `reader`, `tape.json` and the
+highest marks. So its key cannot serve a round of another run later. When any
+other tape is closed, all its files are removed.
 """
 
 from __future__ import annotations
@@ -56,9 +61,9 @@ _FILE = re.compile(
   r'lock|(failed|tape\.json|\d{8,}\.(noise|reached))(\.\w+\.part)?'
   r'|\d{8,}-\d+-\d+-\d+\.reached'
 )
-# Files that stay when a server ends.
+# Files that stay in the folder when a noise-server ends.
 _KEPT = re.compile(r'lock|tape\.json|.*\.reached')
-# Why a round is refused.
+# The reasons for which a reader refuses a round.
 BEHIND = (
   'the producer ended or fell behind; is its process alive, and is there room '
   'on its disk?'
@@ -80,13 +85,13 @@ OTHER_SUM = (
   'run it again with the same cohort and model, or go on with the round after '
   'it'
 )
-# Characters that `tf.io.matching_files` does not take literally.
+# Characters that `tf.io.matching_files` interprets as a pattern.
 _GLOB = frozenset('*?[]\\')
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """Some coordinates of y, and the folder of their files.
+  """A range of the coordinates of y_t, and the folder of its files.
 
   Attributes:
     directory: folder of the shard.
@@ -100,17 +105,17 @@ class Shard:
 
 
 class ReadableTape(abc.ABC):
-  """A tape as its reader sees it.
+  """A tape as its readers use it.
 
   Attributes:
     shards: the shards, in the order of their coordinates.
     dimension: d, number of coordinates of y_t, > 0.
     z_steps: standard deviation of z in lattice steps, > 0.
-    recursion: the recursion by which y follows from z, for the strategy C.
+    recursion: recursion that computes y from z, for the strategy matrix C.
     start_round: first round to be read, >= 0.
-    tape_id: ID of the noise, 63 bits, equal to `Stream.identifier`. Every file
-      carries it and the reader compares it. Only a tape with the same noise,
-      made with the same key, can continue a run.
+    tape_id: 63-bit ID of the noise, equal to `Stream.identifier`. Every file
+      holds the ID and every reader compares it, so only a tape with the same
+      noise can continue a run.
   """
 
   shards: Sequence[Shard]
@@ -127,20 +132,21 @@ class ReadableTape(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """The noise of a folder in words and numbers: the content of `tape.json`.
+  """The content of `tape.json`: which noise a folder holds.
 
-  The file is a JSON object of these fields, `format`, and the `version` of the
-  noise files.
+  The file is a JSON object with these fields, a `format`, and the `version` of
+  the noise files.
 
   Attributes:
-    tape_id: ID of the noise, 63 bits; one-way in the key.
-    strategy: digest of the strategy C.
-    rounds: n, number of rounds of the run, > 0.
+    tape_id: 63-bit ID of the noise, a one-way function of the key.
+    strategy: digest of the strategy matrix C.
+    rounds: number of rounds of the run, > 0.
     dimension: d, number of coordinates of y_t in all shards together, > 0.
     first: first coordinate of this folder, >= 0.
     count: number of coordinates of this folder, > 0.
     z_steps: standard deviation of z in lattice steps, > 0.
-    device: kind of device that makes the noise; kinds differ in rounding.
+    device: kind of device that computes the noise. Two kinds may round
+      differently.
     served: whether a `bandmf noise-server` makes the noise.
   """
 
@@ -159,7 +165,8 @@ class Description:
     """Returns the description of a folder, or None if it has none.
 
     Raises:
-      ValueError: the file is of another release, or is not a description.
+      ValueError: the file is from another release of the library, or is not a
+        description.
     """
     path = directory / DESCRIPTION
     try:
@@ -207,7 +214,7 @@ class Description:
 
 
 def noise_path(directory: pathlib.Path, round_index: int) -> pathlib.Path:
-  """Returns the path of the file of y of a round."""
+  """Returns the path of the noise file of a round."""
   return directory / f'{round_index:08d}.noise'
 
 
@@ -220,8 +227,8 @@ def marks(directory: pathlib.Path) -> list[int]:
 
 def next_round(directory: pathlib.Path) -> int:
   """Returns the first round that no run has used."""
-  # A mark with a run ID says that its own round is used too; a mark without one
-  # says so of earlier rounds only.
+  # A mark with a run ID says that its own round was used too. A mark without a
+  # run ID speaks only of earlier rounds.
   return max(
     _marked(name) + ('-' in name)
     for name in os.listdir(directory)
@@ -235,7 +242,7 @@ def mark(directory: pathlib.Path, round_index: int) -> None:
 
 
 def remove_marks(directory: pathlib.Path, below: int) -> None:
-  """Removes the marks below a round. The caller keeps the highest one."""
+  """Removes the marks below a round. The caller keeps the highest mark."""
   for path in directory.glob('*.reached'):
     if _marked(path.name) < below:
       path.unlink(missing_ok=True)
@@ -253,7 +260,7 @@ def prepare(directory: pathlib.Path) -> int:
     directory: folder of the tape; it is made if it is missing.
 
   Raises:
-    ValueError: graphs cannot look into a folder of this name, or the folder
+    ValueError: TensorFlow cannot list a folder with this name, or the folder
       belongs to another user, holds other files or is locked.
     OSError: the folder cannot be made.
   """
@@ -302,7 +309,7 @@ def _refused(directory: pathlib.Path, rule: str, remedy: str) -> ValueError:
 
 
 def check_name(directory: pathlib.Path) -> None:
-  """Raises ValueError if graphs cannot look into a folder of this name."""
+  """Raises ValueError if TensorFlow cannot list a folder with this name."""
   if _GLOB.intersection(str(directory)):
     raise _refused(
       directory,
@@ -312,7 +319,7 @@ def check_name(directory: pathlib.Path) -> None:
 
 
 def check_start(start_round: int, rounds: int) -> None:
-  """Raises ValueError if a tape of n rounds cannot begin at a round."""
+  """Raises ValueError unless a tape can begin at `start_round`."""
   if not 0 <= start_round <= rounds:
     raise errors.value_error(
       f'start_round={start_round}: must be in [0, rounds={rounds}]; give the '
@@ -321,7 +328,7 @@ def check_start(start_round: int, rounds: int) -> None:
 
 
 def lock_reader(directory: pathlib.Path) -> int:
-  """Locks a server's folder against other readers; returns the descriptor.
+  """Locks a folder against other readers; returns the lock's descriptor.
 
   Raises:
     ValueError: another reader has the lock.
@@ -375,8 +382,8 @@ def temporary(size: int) -> tuple[pathlib.Path, int]:
   check_name(parent)
   while True:
     directory = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    # Another process may take the folder for abandoned, and remove it, before
-    # it is locked: try again then.
+    # Another process may remove the folder as abandoned before it is locked. In
+    # this case try again.
     with contextlib.suppress(FileNotFoundError):
       lock = _files.lock(directory / 'lock')
       if lock is not None:
@@ -398,5 +405,5 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
 
 
 def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a folder whose names are those of a tape's files."""
+  """Returns the files of a folder that have a name of a tape's file."""
   return [path for path in directory.iterdir() if _FILE.fullmatch(path.name)]

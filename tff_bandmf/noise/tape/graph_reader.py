@@ -1,6 +1,8 @@
-"""Reads the noise tape inside the TensorFlow graph of a round.
+"""Adds the noise y_t of a tape to the sum S_t of round t, in a graph.
 
-Any process may run the graph. `tape.reader` does the same outside of a graph.
+Any process that sees the tape's folders may run TensorFlow's graph.
+`tape.reader` does the same in NumPy. `tape.folder` defines marks and
+fingerprints. All numbers are in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ def release(
 ) -> tf.Tensor:
   """Returns S_t + y_t in a graph that never outputs y_t alone.
 
-  The graph waits for the producers if they are behind. Every failed check fails
-  the round, so noise is never silently zero, stale, damaged or used twice.
+  The graph waits for the producers if the noise is not on the tape yet. If a
+  check fails, the round fails, so noise is never silently zero, stale, damaged
+  or used twice.
 
   **Formal guarantee.**
   Assumptions: all readers use the same folders. A reader that has created a
@@ -38,22 +41,22 @@ def release(
   hosts. Only the user of the tape writes to the folders. Statement: if two
   different sums, of the same run or of two runs, would get the same y_t, at
   most one of them is returned, unless their releases have the same 64-bit
-  fingerprint. A call that begins after round t was returned cannot return an
-  earlier round. Source: a mark is an empty file whose name holds the round, the
-  run and the fingerprint of the release. Each call lists the marks, writes its
-  own, and lists them again; of two concurrent calls at least one sees the mark
-  of the other and fails.
+  fingerprint. A call that begins after the sum of round t was returned cannot
+  return the sum of a round before t. Source: a mark is an empty file whose name
+  holds the round, the run and the fingerprint of the release. Each call lists
+  the marks, writes its own mark, and lists the marks again. If two calls
+  are concurrent, at least one sees the mark of the other call and fails.
 
   Args:
-    tape: the tape that has y_t.
+    tape: the tape that holds y_t.
     total: [coordinates of all shards] int32, S_t, in lattice steps.
-    tape_id: scalar int64, ID of the noise of this run; a file with another ID
+    tape_id: scalar int64, ID of the noise of this run. A file with another ID
       is refused.
     round_index: scalar int64, t.
-    run: scalar int64, >= 0, ID of the run; after this call no other run can
+    run: scalar int64, >= 0, ID of the run. After this call no other run can
       read the round.
     timeout_seconds: seconds to wait for the producers, > 0. Only the pauses
-      between two looks at the folder count.
+      between two polls of the folder count.
 
   Raises:
     tf.errors.InvalidArgumentError: when the graph runs, if a check fails.
@@ -67,7 +70,7 @@ def release(
     round_index=round_index,
   )
   released = total + y
-  # PRIVACY: The difference of two sums with the same y has no noise. The mark
+  # PRIVACY: The difference of two sums with the same y_t has no noise. The mark
   # of a sum is written before the graph returns the sum, and the sum is
   # returned only if no other sum of the round has a mark. If two readers write
   # marks at the same time, at least one of them sees both marks, also on two
@@ -88,9 +91,9 @@ def release(
 
 
 def fingerprint(released: tf.Tensor) -> tf.Tensor:
-  """Returns a 64-bit fingerprint of a release, [2] int64 of 32 bits each.
+  """Returns the 64-bit fingerprint of a release, [2] int64 of 32 bits each.
 
-  The bits are those of `noise.fingerprint.fingerprint`.
+  The function `noise.fingerprint.fingerprint` returns the same bits.
 
   Args:
     released: [dimension] int32, of static shape.
@@ -114,7 +117,7 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
 def rounds_ahead(
   shards: Sequence[tape_folder.Shard], round_index: tf.Tensor
 ) -> tf.Tensor:
-  """Returns how many rounds from `round_index` on are ready, scalar int32."""
+  """Returns the number of rounds on the tape from `round_index` on, int32."""
   ready = []
   for shard in shards:
     files = tf.io.matching_files(path(shard.directory, '*.noise', round_index))
@@ -125,7 +128,7 @@ def rounds_ahead(
 
 
 class _Folder:
-  """One folder of a tape, in the graph of one round."""
+  """One folder of a tape, as the graph of one round uses it."""
 
   def __init__(
     self,
@@ -141,7 +144,7 @@ class _Folder:
     self._name = digits(round_index, 8)
 
   def y(self, timeout_seconds: float) -> tf.Tensor:
-    """Returns y of the round, [count] int32, once its file is complete.
+    """Returns y_t of the folder's shard, [count] int32, once it is on disk.
 
     Args:
       timeout_seconds: seconds to wait for the file, > 0.
@@ -149,7 +152,7 @@ class _Folder:
     name = tf.strings.join([self._name, '.noise'])
     most = math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)
 
-    # Count polls and not clock time, since somebody may set the clock.
+    # Count polls instead of seconds, because somebody may set the clock.
     def behind(polls):
       return (polls < most) & ~(
         self._exists(name, polls) | self._exists('failed', polls)
@@ -165,28 +168,28 @@ class _Folder:
     return self._unpacked(contents)
 
   def _unpacked(self, contents: tf.Tensor) -> tf.Tensor:
-    """Returns y from a file, if it is whole and belongs to this round."""
+    """Returns y_t from the bytes of a file of this tape, shard and round."""
     count = self._shard.count
     size = tape_file.size(count)
-    # tf.equal, because TFF traces into a graph where == compares object
-    # identity.
+    # `tf.equal` instead of `==`: in the graphs that TFF traces, `==` compares
+    # the identity of objects.
     sized = self._check(
       tf.equal(tf.strings.length(contents), size), tape_file.SIZE
     )
     with tf.control_dependencies([sized]):
       unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
     places, values = tape_file.frame(count)
-    # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound,
-    # so damage to the frame could pass. The frame is compared first, byte by
-    # byte.
+    # PRIVACY: zlib checks the CRC only if the gzip frame is intact, so a
+    # damaged frame could lead to wrong noise. The frame is compared byte by
+    # byte first.
     # Guard: tape_release_test.test_damaged_file_is_refused.
     framed = self._check(
       tf.reduce_all(tf.equal(tf.gather(unpacked, places), values)),
       tape_file.DAMAGED,
     )
     with tf.control_dependencies([framed]):
-      # TensorFlow prints the name of the operation in an error of zlib, and
-      # nothing else in that error tells the cause.
+      # If zlib fails, TensorFlow's error message shows the name of this
+      # operation and no other cause.
       packed = tf.io.decode_compressed(
         contents, 'GZIP', name='noise_tape_the_file_is_damaged'
       )
@@ -218,7 +221,8 @@ class _Folder:
     Args:
       now: a tensor that is computed just before the folder is to be listed.
       owner: run ID and fingerprint of the sum to release, scalar string. If
-        given, a check fails if this run has marked another sum of the round.
+        given, a check also fails if this run has marked another sum of the
+        round.
     """
     numbers, runs, owners = self._marks(now)
     known = self._check(tf.size(numbers) > 0, tape_folder.NOT_THERE)
@@ -226,9 +230,9 @@ class _Folder:
       reached = tf.reduce_max(numbers)
     unused = self._check(reached <= self._round_index, tape_folder.REMOVED)
     here = tf.equal(numbers, self._round_index)
-    # PRIVACY: Two runs that read the same y would release two sums with the
-    # same noise. The check above refuses the second run only once a later round
-    # was read, so a round that has a mark of another run is refused too.
+    # PRIVACY: Two runs that read the same y_t would release two sums with the
+    # same noise. The check above refuses the second run only after a later
+    # round was read, so a round that has a mark of another run is refused too.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
     own = self._check(~tf.reduce_any(others), tape_folder.OTHER_RUN)
@@ -239,7 +243,7 @@ class _Folder:
     return [unused, own, one]
 
   def mark(self, owner: tf.Tensor) -> tf.Operation:
-    """Writes the mark of a sum; the rounds before this one are then over."""
+    """Writes the mark of a sum; earlier rounds cannot be released any more."""
     name = tf.strings.join([self._name, '-', owner, '.reached'])
     return tf.io.write_file(self._path(name, self._round_index), '')
 
@@ -275,13 +279,13 @@ class _Folder:
 def path(directory: pathlib.Path, file_name, now: tf.Tensor) -> tf.Tensor:
   """Returns the path of a file, as a tensor that depends on `now`.
 
-  TensorFlow takes file operations for pure functions. Without the dependency it
-  would run an operation with constant arguments once, when it optimises the
-  graph or before a loop.
+  TensorFlow treats file operations as pure functions. If all arguments of such
+  an operation were constant, TensorFlow would run it only once, when it
+  optimises the graph or before a loop.
 
   Args:
     directory: folder of the file.
-    file_name: string or scalar string tensor, name or pattern.
+    file_name: string or scalar string tensor, a name or a pattern.
     now: a tensor that is known only when the operation is to run.
   """
   nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
@@ -289,12 +293,12 @@ def path(directory: pathlib.Path, file_name, now: tf.Tensor) -> tf.Tensor:
 
 
 def digits(number: tf.Tensor, width: int) -> tf.Tensor:
-  """Returns a number as text, with zeros in front up to `width` digits."""
+  """Returns a number as text, padded with zeros to at least `width` digits."""
   return tf.strings.as_string(number, width=width, fill='0')
 
 
 def _sleep(value: tf.Tensor) -> tf.Tensor:
-  """Returns `value`, scalar int64, after `POLL_SECONDS`."""
+  """Returns `value`, scalar int64, after a pause of `POLL_SECONDS`."""
   dataset = tf.data.Dataset.from_tensors(value)
   variant = tf.raw_ops.SleepDataset(
     input_dataset=tf.data.experimental.to_variant(dataset),

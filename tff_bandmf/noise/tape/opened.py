@@ -1,4 +1,4 @@
-"""A tape that is open for one run: written by this process, or by servers."""
+"""A tape that is open for one run; this process or noise-servers write it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ from tff_bandmf.strategies import recursion as recursion_lib
 # Seconds that a round waits for its file before it fails.
 TIMEOUT_SECONDS = 600.0
 
-# Fingerprints of the keys whose noise is on a tape of this process.
+# Fingerprints of the keys whose noise is on an open tape of this process.
 _held: set[Optional[int]] = set()
 _holding = threading.Lock()
 
 
 class OpenTape:
-  """A tape, and the right of this process to the key of its noise.
+  """An open tape; if this process writes it, it reserves the key of its noise.
+
+  The noise is y = C^-1 z for a strategy matrix C and normals z, and y_t is its
+  row t, the noise of round t.
 
   Attributes:
-    tape: the tape from which rounds read y_t.
-    position: reports the open round; None takes the round of the caller.
+    tape: the tape from which the rounds read y_t.
+    position: object that knows the open round, or None if each caller passes
+      the round.
   """
 
   tape: tape_folder.ReadableTape
@@ -40,18 +44,18 @@ class OpenTape:
     z_steps: float,
     dimension: int,
   ):
-    """Starts the producer of a tape, or opens the folders of servers.
+    """Starts the producer of a tape, or opens the folders of noise-servers.
 
     Args:
-      placement: the choice of where y comes from.
-      recursion: the recursion by which y follows from z, for the strategy C.
+      placement: the user's choice of where y_t comes from.
+      recursion: recursion that computes y from z, for the strategy matrix C.
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
 
     Raises:
-      ValueError: another tape of this process has the key, or a server's folder
-        does not fit this run or has another reader.
-      OSError: there is no room for the folder of a tape.
+      ValueError: another open tape of this process has the key, or the folder
+        of a noise-server has other noise or another reader.
+      OSError: the disk has no room for the folder of a tape.
     """
     self.position: Optional[released_sums.Position] = None
     self._held: Optional[int] = None
@@ -90,11 +94,11 @@ class OpenTape:
       raise
 
   def close(self) -> None:
-    """Closes the tape, and frees the key for another run."""
+    """Closes the tape, and releases the key for another tape."""
     self.tape.close()
     _held.discard(self._held)
-    # After a second `close`, another tape may hold this key: do not release it
-    # twice.
+    # This second call of `close` must not release the key again: another tape
+    # may hold the key by then.
     self._held = None
 
 
@@ -102,19 +106,20 @@ def _hold(key: key_lib.Key) -> int:
   """Reserves a key for one tape of this process; returns its fingerprint.
 
   **Formal guarantee.**
-  Assumption: every tape that this process makes comes from `OpenTape`.
+  Assumption: every tape that this process writes comes from `OpenTape`.
   Statement: at any time at most one open tape of this process has the noise of
-  the key. Two processes can hold the same key; `key_use.KeyUse` and the lock of
-  a run's folder keep them apart.
+  the key. The statement does not cover a tape of another process with the same
+  key; `key_use.KeyUse` and the lock of a run's folder exclude such a process if
+  they are used.
 
   Raises:
-    ValueError: a tape that is still open has this key.
+    ValueError: another open tape of this process has the key.
   """
   name = key.identify(b'held')
   with _holding:
-    # PRIVACY: Two runs with one key have the same noise, so the difference of
-    # their releases has no noise. A key that an open tape of this process has
-    # is refused.
+    # PRIVACY: Two runs with the same key have the same noise, so the difference
+    # of their releases has no noise. A key that an open tape of this process
+    # has is refused.
     # Guard: aggregator_runs_test.test_second_factory_with_a_key_is_refused.
     if name in _held:
       raise errors.value_error(

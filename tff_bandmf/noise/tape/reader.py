@@ -1,6 +1,7 @@
-"""Adds y_t from a tape to the sum of round t, in NumPy.
+"""Adds the noise y_t of a tape to the sum S_t of round t, in NumPy.
 
-`graph_reader` does the same in TensorFlow's graph; both keep the same marks.
+`graph_reader` does the same in TensorFlow's graph; both write the same marks.
+`tape.folder` defines marks. All numbers are in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -29,24 +30,25 @@ def release(
   run: int,
   timeout_seconds: float,
 ) -> None:
-  """Adds y_t to the sum of a round in place.
+  """Adds y_t to the sum S_t of round t in place.
 
-  The call waits for the producers if they are behind. Every failed check fails
-  the round, so noise is never silently zero, stale, damaged or used twice. A
-  sum whose round failed is not to be used.
+  The call waits for the producers if the noise is not on the tape yet. If a
+  check fails, the call raises, so noise is never silently zero, stale, damaged
+  or used twice. The caller must discard `total` after an exception.
 
-  **Formal guarantee.** That of `graph_reader.release`: of two different sums
-  with one y_t at most one is released, except where the 64-bit fingerprints of
-  the releases agree. Assumptions and source are those stated there.
+  **Formal guarantee.** This function has the guarantee of
+  `graph_reader.release`: of two different sums with the same y_t at most one is
+  released, unless the 64-bit fingerprints of the releases agree. The docstring
+  of `graph_reader.release` states the assumptions and the source.
 
   Args:
-    tape: the tape that has y_t.
+    tape: the tape that holds y_t.
     total: [coordinates of all shards] int32, S_t, in lattice steps;
       overwritten with S_t + y_t.
     round_index: t, >= 0.
     run: ID of the run, >= 0; after this call no other run can read the round.
-    timeout_seconds: seconds to wait for the producers, > 0; only time asleep
-      counts.
+    timeout_seconds: seconds to wait for the producers, > 0. Only the pauses
+      between two polls of the folder count.
 
   Raises:
     ValueError: a check fails.
@@ -67,10 +69,11 @@ def release(
   ends = np.cumsum([len(part) for part in parts])
   for piece, part in zip(np.split(total, ends[:-1]), parts):
     piece += part
-  # PRIVACY: The difference of two sums with one y has no noise. A sum is marked
-  # before it leaves, and leaves only if no other sum has a mark. If two sums
-  # are marked at once, at least one reader sees both marks, on two hosts too,
-  # because a host that makes a name in a folder sees the names already there.
+  # PRIVACY: The difference of two sums with the same y_t has no noise. This
+  # code writes the mark of a sum before the function returns, and the function
+  # returns only if no other sum of the round has a mark. If two readers write
+  # marks at the same time, at least one of them sees both marks, also on two
+  # hosts: a host that creates a file sees the files created there before.
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = fingerprint.fingerprint(total)
@@ -84,7 +87,13 @@ def release(
 
 
 class _Mark(NamedTuple):
-  """A mark; owner and run are None if it names no run."""
+  """A mark of a folder; `owner` and `run` are None if it names no run.
+
+  Attributes:
+    round: round of the mark, >= 0.
+    owner: run ID and fingerprint of the released sum.
+    run: run ID.
+  """
 
   round: int
   owner: Optional[str]
@@ -92,7 +101,7 @@ class _Mark(NamedTuple):
 
 
 class _Folder:
-  """One folder of a tape, seen by one round."""
+  """One folder of a tape, as one round uses it."""
 
   def __init__(self, directory: pathlib.Path, round_index: int, run: str):
     self._directory = directory
@@ -102,7 +111,7 @@ class _Folder:
   def y(
     self, tape_id: int, shard: tape_folder.Shard, timeout_seconds: float
   ) -> np.ndarray:
-    """Returns y of the round, [count] int32, once its file is complete.
+    """Returns y_t of the folder's shard, [count] int32, once it is on disk.
 
     Args:
       tape_id: ID of the noise.
@@ -111,7 +120,7 @@ class _Folder:
     """
     self.check_unused()
     path = tape_folder.noise_path(self._directory, self._round)
-    # Count polls and not clock time, since somebody may set the clock.
+    # Count polls instead of seconds, because somebody may set the clock.
     for _ in range(math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)):
       if path.exists() or (self._directory / 'failed').exists():
         break
@@ -129,8 +138,8 @@ class _Folder:
     """Raises ValueError unless this run may still release the round.
 
     Args:
-      owner: run ID and fingerprint of a sum; if given, another sum of this run
-        in this round fails too.
+      owner: run ID and fingerprint of the sum to release. If given, the call
+        also raises if this run has marked another sum of the round.
     """
     marks = self._marks()
     if not marks:
@@ -138,9 +147,9 @@ class _Folder:
     if max(mark.round for mark in marks) > self._round:
       raise self._refused(tape_folder.REMOVED)
     here = [mark for mark in marks if mark.round == self._round and mark.run]
-    # PRIVACY: Two runs with one y would release two sums with the same noise,
-    # even if the second run comes before a later round is read. A round that
-    # has a mark of another run is refused.
+    # PRIVACY: Two runs that read the same y_t would release two sums with the
+    # same noise. The check above refuses the second run only after a later
+    # round was read, so a round that has a mark of another run is refused too.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     if any(mark.run != self._run for mark in here):
       raise self._refused(tape_folder.OTHER_RUN)
@@ -148,7 +157,7 @@ class _Folder:
       raise self._refused(tape_folder.OTHER_SUM)
 
   def mark(self, owner: str) -> None:
-    """Writes the mark of a sum; the rounds before this one are then over."""
+    """Writes the mark of a sum; earlier rounds cannot be released any more."""
     name = f'{self._round:08d}-{owner}.reached'
     (self._directory / name).touch(mode=0o600)
 

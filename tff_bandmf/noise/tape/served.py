@@ -1,4 +1,10 @@
-"""The tape that `bandmf noise-server`s write, seen from its reader."""
+"""The tape that one or several `bandmf noise-server`s write, as readers use it.
+
+A noise-server is a process that has the key and writes the noise of some
+coordinates to a folder. The noise is y = C^-1 z for a strategy matrix C and
+normals z, and y_t is its row t, the noise of round t. `tape.folder` defines the
+files of the folder, such as marks.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +19,19 @@ from tff_bandmf import errors
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of times that a round is missing before its server counts as late.
+# Number of checks in a row without the next round before a server is late.
 _LOOKS = 5
 
 
 class ServedTape(tape_folder.ReadableTape):
-  """The folders that `bandmf noise-server`s write, as one tape to read.
+  """The folders of one or several noise-servers as one tape to read.
 
-  It has no key. When it is closed, the folders stay with their servers.
+  The tape has no key. `close` leaves the folders to their servers.
 
   PRIVACY: A second reader could be another run, whose sums would get the same
-  noise. Only one reader can hold a folder, and only the round released last can
-  be released again, by the same run. Guard:
-  served_tape_test.test_second_reader_is_refused.
+  noise. Only one reader can lock a folder, and only the round that was released
+  last can be released again, by the same run.
+  Guard: served_tape_test.test_second_reader_is_refused.
   """
 
   def __init__(
@@ -41,17 +47,17 @@ class ServedTape(tape_folder.ReadableTape):
 
     Args:
       directories: folders of all shards, in any order.
-      recursion: the recursion by which y follows from z, for the strategy C.
+      recursion: recursion that computes y from z, for the strategy matrix C.
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
-      start_round: first round to be read, in [0, n].
-      notice_seconds: seconds, > 0; a line on standard error names a server that
-        has not written the next round by then.
+      start_round: first round to be read, in [0, number of rounds].
+      notice_seconds: seconds without the next round after which a line on
+        standard error names the server that is late, > 0.
 
     Raises:
-      ValueError: a folder does not belong to a server, has another reader,
-        holds other noise or a mark past `start_round`; or shards are
-        missing.
+      ValueError: a folder does not belong to a noise-server, has another
+        reader, holds other noise, or has a mark above `start_round`; or a shard
+        is missing.
     """
     tape_folder.check_start(start_round, recursion.rounds)
     self.dimension = dimension
@@ -88,9 +94,9 @@ class ServedTape(tape_folder.ReadableTape):
         self._locks.append(tape_folder.lock_reader(shard.directory))
       for shard in self.shards:
         tape_folder.mark(shard.directory, start_round)
-      # PRIVACY: A listing from before the mark was written can be old and lack
-      # the marks of another host, so a round could be used twice. The folder is
-      # listed after it is marked.
+      # PRIVACY: If a folder is listed before this process writes its mark, the
+      # list can lack the newest marks of another host, and a round could be
+      # used twice. This code lists the folder after it has written the mark.
       # Guard: late_folder_test.test_reader_does_not_open_with_an_old_view.
       for shard in self.shards:
         reached = max(tape_folder.marks(shard.directory))
@@ -141,7 +147,7 @@ def _missing(directory: pathlib.Path, rounds: int) -> Optional[int]:
   try:
     t = tape_folder.next_round(directory)
   except (OSError, ValueError):
-    # The round itself fails, and its message says that the tape is gone.
+    # The next release fails, and its message says that the tape is missing.
     return None
   if t == rounds or tape_folder.noise_path(directory, t).exists():
     return None
@@ -155,7 +161,7 @@ def _check(
   z_steps: float,
   dimension: int,
 ) -> None:
-  """Raises ValueError if a folder holds noise of other values than these."""
+  """Raises ValueError if a folder holds the noise of other values."""
   for name, expected, actual in (
     ('strategy', recursion.digest, description.strategy),
     ('rounds', recursion.rounds, description.rounds),
@@ -175,8 +181,9 @@ def _check_together(
   dimension: int,
 ) -> None:
   """Raises ValueError if the folders are not the shards of one tape."""
-  # PRIVACY: Shards of two keys mix the noise of two runs, and shards of two
-  # kinds of device could not be made again together. Both are refused.
+  # PRIVACY: Shards made with two keys would mix the noise of two runs. Shards
+  # made on two kinds of device could not be recomputed together. Both are
+  # refused.
   # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
   if len({(each.tape_id, each.device) for each in descriptions}) > 1:
     raise errors.value_error(

@@ -1,8 +1,9 @@
-"""The producer of a tape: it writes y_t to files ahead of their rounds.
+"""The producer of a tape: it writes y_t to a file before round t needs it.
 
-TFF passes server state between processes by value every round, and past noise
-is too large for that. The tape keeps past noise in the process that has the
-key, and a round gets one file; `tape.folder` describes the files.
+y_t is row t of the noise y = C^-1 z. TFF passes the server state between
+processes by value in every round, and past noise is too large to be passed. So
+past noise stays in the process that has the key, and a round reads one file.
+`tape.folder` describes the files, the marks and the shards.
 """
 
 from __future__ import annotations
@@ -22,34 +23,36 @@ from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
 
+# Default for the maximum number of bytes of files that no round has read.
 _AHEAD_BYTES = 512 * 2**20
-# Errors of a full disk: the producer waits, since room may come.
+# Errors of a full disk. The producer waits, since space may become free.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Tape(tape_folder.ReadableTape):
-  """A thread that writes y a bounded number of rounds ahead of its reader.
+  """A thread that writes y_t a bounded number of rounds ahead of the reader.
 
-  A tape that starts at round s computes the rounds before s too, so it gives
-  the same y as a tape from round 0, to the bit on one machine. The shards of a
-  tape, put together, give the same y as one folder. If the disk is full, the
-  rounds wait.
+  A tape that starts at round s also computes the rounds before s, so on one
+  machine it gives the same bits as a tape that starts at round 0. The shards of
+  a tape together give the same y_t as a single folder. While the disk is full,
+  the producer waits, and rounds wait for it.
 
-  PRIVACY: A stale state could ask for a round again and add its noise to
-  another sum. Once a later round is released, the file of a round is
-  overwritten and removed; until then TFF may retry the same sum. Guard:
-  tape_test.test_round_is_gone_after_the_next_one_was_released.
+  PRIVACY: A program that goes on from a stale server state could ask for a
+  round again and add its noise to another sum. Once a later round is released,
+  the file of the round is overwritten and removed. Until then TFF may retry the
+  same sum.
+  Guard: tape_test.test_round_is_gone_after_the_next_one_was_released.
 
-  A folder that a killed process left is used again if it holds the same noise,
-  and never below the round that was released last.
+  If a killed process left a folder with the same noise, the tape continues in
+  this folder, and writes no round below the highest mark.
 
   Attributes:
     directory: folder of the tape's one shard.
-    description: the noise of the folder, as `tape.json` holds it.
-    written: rounds below this one were written, >= 0.
-    reached: rounds below this one were used, >= 0.
-    is_full: whether the producer waits for room on the disk.
-    error: the exception that ended the producer; None if there was none.
+    description: the content of `tape.json`.
+    written: the round after the last written round; at first `start_round`.
+    reached: highest mark of the folder; rounds below it were used, >= 0.
+    is_full: whether the producer waits for space on the disk.
+    error: the exception that ended the producer, or None.
   """
 
   def __init__(
@@ -64,24 +67,25 @@ class Tape(tape_folder.ReadableTape):
     """Prepares the folder and starts the producer.
 
     Args:
-      directory: folder of the tape, made with mode 0700 if it is missing.
-        Another tape that an ended process left there is removed. None makes a
-        temporary folder, in memory if there is room, and removes abandoned
-        temporary tapes.
-      noise_stream: rows of y, of all coordinates or of one shard.
-      start_round: first round to write, in [0, n]. Earlier rounds are computed
-        and not written.
-      ahead_bytes: most bytes of unread files, > 0; two rounds are always
-        allowed.
-      resume: whether to go on with the tape that an ended process left in
-        `directory`. It then starts at the highest mark or at `start_round`,
-        whichever is later, leaves the marks there for the next process, and
-        refuses another tape.
+      directory: folder of the tape, made with mode 0700 if it is missing. A
+        tape with another ID that an ended process left there is removed, unless
+        a noise-server wrote it. None makes a temporary folder, in memory if
+        there is space, and removes abandoned temporary tapes.
+      noise_stream: rows y_t of all coordinates or of one shard.
+      start_round: first round to write, in [0, number of rounds]. The tape
+        computes earlier rounds but does not write them.
+      ahead_bytes: maximum number of bytes of files that no round has read, > 0.
+        Two rounds are always allowed.
+      resume: whether to continue the tape that an ended process left in
+        `directory`. The tape then starts at the highest mark or at
+        `start_round`, whichever is later. When it is closed, it leaves the
+        marks in the folder for the next process. If the folder holds another
+        tape, the folder is refused.
 
     Raises:
-      ValueError: a value is out of range, or the folder holds other files, has
-        a live producer, holds another tape although `resume`, or has a mark of
-        a later round than `start_round`.
+      ValueError: a value is out of range; or the folder holds other files, has
+        a live producer, holds another tape that must not be removed, or has a
+        mark above `start_round` although `resume` is not set.
     """
     self.dimension, self.z_steps = noise_stream.dimension, noise_stream.z_steps
     self.recursion, rounds = (
@@ -145,9 +149,10 @@ class Tape(tape_folder.ReadableTape):
     self._stop.set()
     self._thread.join()
     if self.directory.is_dir() and self._resume:
-      # PRIVACY: Without its mark a stopped server would start the same key from
-      # round 0, perhaps for another run, and two sums would have one noise. The
-      # description and the highest mark stay in the folder.
+      # PRIVACY: Without a mark, a noise-server that is started again would
+      # start the same key from round 0, perhaps for another run, and two sums
+      # would have the same noise. The description and the highest mark stay in
+      # the folder.
       # Guard: noise_server_test.test_server_that_was_stopped_continues.
       self._remove_read_rounds()
       tape_folder.wipe(self.directory, keep=True)
@@ -158,20 +163,21 @@ class Tape(tape_folder.ReadableTape):
     atexit.unregister(self.close)
 
   def _resumed(self, start_round: int) -> int:
-    """Returns the first round to write; keeps the files that are still good.
+    """Returns the first round to write; keeps the files that are still valid.
 
     **Formal guarantee.**
     Assumption: the marks of the folder are on its disk. Statement: the tape
-    writes no round below the highest mark, and none for another key, C, size or
-    deviation into a folder of this noise. Source: `tape_id` names key, C, d and
-    z_steps (`stream.identify`).
+    writes no round below the highest mark. Into a folder that holds the noise
+    of one key, C, size d and standard deviation z_steps, it writes no noise of
+    other values. Source: `tape_id` is computed from the key, C, d and z_steps
+    (`stream.identify`).
 
     Args:
       start_round: first round that the caller asks for, >= 0.
 
     Raises:
-      ValueError: the folder holds another tape, or has a mark above
-        `start_round` and the tape is not to be resumed.
+      ValueError: the folder holds another tape that must not be removed, or has
+        a mark above `start_round` although `resume` is not set.
     """
     directory = self.directory
     description = tape_folder.Description.read(directory)
@@ -194,8 +200,8 @@ class Tape(tape_folder.ReadableTape):
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
-    # PRIVACY: A start below the mark would give used noise to a second sum.
-    # Such a start is refused.
+    # PRIVACY: A tape that starts below the highest mark would give used noise
+    # to a second sum. Such a start is refused.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
@@ -204,8 +210,10 @@ class Tape(tape_folder.ReadableTape):
         'a new key'
       )
     start = max(start_round, reached)
-    # PRIVACY: A killed server leaves files of rounds below the mark, whose
-    # noise was used. They are overwritten and removed.
+    # PRIVACY: A killed noise-server leaves files of rounds whose noise was
+    # used. Such a file reveals the sum of its round, since the noise can be
+    # subtracted from the release. The files of rounds below the mark are
+    # overwritten and removed.
     # Guard:
     # noise_server_test.test_killed_server_continues_from_the_highest_mark.
     shard = self.shards[0]
@@ -224,7 +232,7 @@ class Tape(tape_folder.ReadableTape):
     except BaseException as error:  # pylint: disable=broad-except
       self.error = error
       with contextlib.suppress(OSError):
-        # The type of the exception only: its message could hold a secret.
+        # Write only the type of the exception: its message could hold a secret.
         _files.write(
           self.directory / 'failed', type(error).__name__.encode(), mode=0o600
         )
@@ -232,7 +240,7 @@ class Tape(tape_folder.ReadableTape):
         raise
 
   def _produce(self) -> None:
-    """Writes all rounds, and waits for the reader in between."""
+    """Writes all rounds and waits for the reader between them."""
     t = 0
     for y in self._stream.rows():
       if self._stop.is_set():
@@ -242,7 +250,7 @@ class Tape(tape_folder.ReadableTape):
       if t >= self.start_round:
         if not self._wait_for_room(t):
           return
-        # A reader may skip rounds; a skipped round is not written.
+        # The reader may skip rounds; a skipped round is not written.
         if t >= self.reached:
           self._write(t, y)
       t += 1
@@ -250,14 +258,14 @@ class Tape(tape_folder.ReadableTape):
       self._remove_read_rounds()
 
   def _wait_for_room(self, round_index: int) -> bool:
-    """Returns True when the round may be written, False if the tape closes."""
+    """Waits for room; returns False if the tape is closed meanwhile."""
     while round_index >= self._remove_read_rounds() + self._ahead:
       if self._stop.wait(tape_folder.POLL_SECONDS):
         return False
     return not self._stop.is_set()
 
   def _remove_read_rounds(self) -> int:
-    """Removes the files below the round read last, and returns that round."""
+    """Removes the files below the highest mark, and returns that mark."""
     reached = max(tape_folder.marks(self.directory), default=self.reached)
     while self.reached < reached:
       _files.wipe(tape_folder.noise_path(self.directory, self.reached))
@@ -266,7 +274,7 @@ class Tape(tape_folder.ReadableTape):
     return self.reached
 
   def _write(self, round_index: int, values: np.ndarray) -> None:
-    """Writes y of a round unless its file exists; a full disk makes it wait."""
+    """Writes y_t unless its file exists; waits while the disk is full."""
     path = tape_folder.noise_path(self.directory, round_index)
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values

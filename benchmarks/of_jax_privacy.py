@@ -31,21 +31,57 @@ def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   measured = watch.read()
   with jax.enable_x64():
     exact = type(coefficients)(params=coefficients.params.astype(jnp.float64))
-    np.save(folder / 'found.npy', np.asarray(exact.materialize()))
+    np.save(folder / 'optimum.npy', np.asarray(exact.materialize()))
+  return measured
+
+
+def _optimize_toeplitz(
+  task: dict[str, Any], folder: pathlib.Path
+) -> dict[str, Any]:
+  watch = clock.Clock()
+  coefficients = mf.toeplitz.optimize_banded_toeplitz(
+    task['rounds'], task['bands']
+  )
+  coefficients.block_until_ready()
+  measured = watch.read()
+  np.save(folder / 'optimum.npy', np.asarray(coefficients, np.float64))
+  return measured
+
+
+def _optimize_blt(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+  with jax.enable_x64():
+    watch = clock.Clock()
+    blt = mf.buffered_toeplitz.optimize(
+      n=task['rounds'],
+      min_sep=task['min_sep'],
+      max_participations=task['max_participations'],
+      error=task['objective'],
+      min_buffers=task['buffers'],
+      max_buffers=task['buffers'],
+    )
+    jax.block_until_ready(blt.buf_decay)
+    measured = watch.read()
+    np.save(
+      folder / 'optimum.npy', np.asarray(blt.toeplitz_coefs(task['rounds']))
+    )
   return measured
 
 
 def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   del folder  # It needs no file.
-  j = np.arange(1, task['bands'])
-  coefficients = np.concatenate([[1.0], np.cumprod((j - 0.5) / j)])
-  privatizer = noise_addition.matrix_factorization_privatizer(
-    mf.toeplitz.inverse_as_streaming_matrix(
-      jnp.asarray(coefficients, jnp.float32)
-    ),
-    stddev=1.0,
-    prng_key=jax.random.key(0),
-  )
+  key = jax.random.key(0)
+  if task['bands'] == 1:
+    privatizer = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=key)
+  else:
+    j = np.arange(1, task['bands'])
+    coefficients = np.concatenate([[1.0], np.cumprod((j - 0.5) / j)])
+    privatizer = noise_addition.matrix_factorization_privatizer(
+      mf.toeplitz.inverse_as_streaming_matrix(
+        jnp.asarray(coefficients, jnp.float32)
+      ),
+      stddev=1.0,
+      prng_key=key,
+    )
   zero = jnp.zeros(task['dimension'], jnp.float32)
   state = privatizer.init(zero)
   update = jax.jit(privatizer.update, donate_argnums=1)
@@ -108,7 +144,9 @@ def _timed(compute: Any, method: str) -> dict[str, Any]:
 
 
 _TASKS = {
-  'optimize': _optimize,
+  'optimize banded': _optimize,
+  'optimize banded-toeplitz': _optimize_toeplitz,
+  'optimize blt': _optimize_blt,
   'noise': _noise,
   'sensitivity': _sensitivity,
   'toeplitz_sensitivity': _toeplitz_sensitivity,

@@ -1,0 +1,63 @@
+"""Aggregators of TensorFlow Federated for `bandmf audit --aggregator`.
+
+  bandmf optimize --family online-tree --rounds 128 --min-sep 128 \
+      --out tree.json
+  bandmf audit tree.json --aggregator benchmarks.tff_aggregators:tree \
+      --l2-norm-clip 1 --z-stddev 1 --clients-per-round 100
+
+The noise of the other functions is independent: leave out the file. Clip,
+standard deviation and cohort are those of `aggregators`.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from benchmarks import aggregators
+from tff_bandmf import aggregator, participation, strategies
+
+_CLIP, _CLIENTS = aggregators.CLIP, aggregators.CLIENTS
+
+
+def _noise_multiplier(noise):
+  return aggregators.Z_STDDEV / _CLIP if noise else 0.0
+
+
+def ours(like, noise):
+  """Returns `dp_aggregator` with the noise of `aggregators.ours`."""
+  return aggregator.dp_aggregator(
+    _noise_multiplier(noise),
+    _CLIENTS,
+    l2_norm_clip=_CLIP,
+    strategy=strategies.Identity(aggregators.ROUNDS),
+    participation=participation.Single(),
+  )
+
+
+def gaussian_fixed(like, noise):
+  """Returns `DifferentiallyPrivateFactory.gaussian_fixed`."""
+  return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+    noise_multiplier=_noise_multiplier(noise),
+    clients_per_round=_CLIENTS,
+    clip=_CLIP,
+  )
+
+
+def gaussian_adaptive(like, noise):
+  """Returns `DifferentiallyPrivateFactory.gaussian_adaptive`."""
+  return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+    noise_multiplier=_noise_multiplier(noise),
+    clients_per_round=_CLIENTS,
+    initial_l2_norm_clip=_CLIP,
+  )
+
+
+def tree(like, noise):
+  """Returns `DifferentiallyPrivateFactory.tree_aggregation`."""
+  return tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
+    noise_multiplier=_noise_multiplier(noise),
+    clients_per_round=_CLIENTS,
+    l2_norm_clip=_CLIP,
+    record_specs=[tf.TensorSpec(each.shape) for each in like],
+  )

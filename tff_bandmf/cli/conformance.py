@@ -1,0 +1,145 @@
+"""The part of `bandmf audit` about aggregators that others wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+from typing import Any, Optional
+
+import click
+import numpy as np
+
+from tff_bandmf import accounting, errors
+from tff_bandmf.cli import options, output
+
+# Options of the statement about an aggregator, as the value `stated`.
+stated = options.together(
+  click.option(
+    '--l2-norm-clip',
+    type=options.NUMBER,
+    help='Stated largest norm of what a client adds to the sum.',
+  ),
+  click.option(
+    '--z-stddev',
+    type=options.NUMBER,
+    help='Stated standard deviation of z, instead of --noise-multiplier.',
+  ),
+  click.option(
+    '--clients-per-round',
+    type=options.INTEGER,
+    help='Stated divisor of the mean, and clients of the rounds.',
+  ),
+  click.option(
+    '--rounds',
+    default=128,
+    show_default=True,
+    type=options.INTEGER,
+    help='Rounds of a run of --aggregator, at most those of FILE.',
+  ),
+  click.option(
+    '--draws',
+    default=2**30,
+    show_default=True,
+    type=options.INTEGER,
+    help='Normals of --aggregator that are examined for large ones.',
+  ),
+  options.combined(
+    ('l2_norm_clip', 'z_stddev', 'clients_per_round', 'rounds', 'draws'),
+    'stated',
+    dict,
+  ),
+)
+
+
+def needed(**values: object) -> None:
+  """Raises ValueError if a value is None; it names all that are."""
+  missing = [name for name, value in values.items() if value is None]
+  if missing:
+    flags = (
+      name.upper() if name == 'file' else f'--{name.replace("_", "-")}'
+      for name in missing
+    )
+    raise errors.value_error(
+      f'{", ".join(missing)}=None: bandmf audit needs '
+      f'{"it" if len(missing) == 1 else "each of them"}; give '
+      f'{", ".join(flags)}'
+    )
+
+
+def audit(
+  aggregator: str,
+  file: Optional[str],
+  who: options.Participants,
+  noise_multiplier: Optional[float],
+  stated: dict[str, Any],
+  as_json: bool,
+) -> int:
+  """Prints the answers of an aggregator; returns the exit status.
+
+  Args:
+    aggregator: MODULE:FUNCTION.
+    file: path of the strategy, or None for independent noise.
+    who: flags for participation, which --noise-multiplier needs.
+    noise_multiplier: standard deviation of z over clip times sensitivity.
+    stated: values of the options `stated`, by name.
+    as_json: whether to print one JSON object.
+  """
+  started = time.perf_counter()
+  l2_norm_clip, z_stddev = stated['l2_norm_clip'], stated['z_stddev']
+  clients_per_round = stated['clients_per_round']
+  needed(l2_norm_clip=l2_norm_clip, clients_per_round=clients_per_round)
+  if (noise_multiplier is None) == (z_stddev is None):
+    raise errors.value_error(
+      f'noise_multiplier={noise_multiplier}: give either it or z_stddev; use '
+      '--noise-multiplier or --z-stddev'
+    )
+  matrix, family = np.eye(stated['rounds']), 'identity'
+  # The noise multiplier of one round, if the noise is independent.
+  z_stddev_per_clip = noise_multiplier
+  if file is not None:
+    strategy, stored = output.load(file)
+    rounds = min(stated['rounds'], strategy.rounds)
+    matrix, family = strategy.matrix()[:rounds, :rounds], strategy.family
+    if noise_multiplier is not None:
+      z_stddev_per_clip = accounting.Guarantee(
+        strategy, who.schema(stored), noise_multiplier
+      ).z_stddev_per_clip
+  if z_stddev is not None:
+    z_stddev_per_clip = z_stddev / l2_norm_clip
+  assert z_stddev_per_clip is not None
+  from tff_bandmf.audit import aggregators, conformance
+
+  make = aggregators.load(aggregator)
+  statement = conformance.Statement(
+    l2_norm_clip,
+    z_stddev_per_clip,
+    clients_per_round,
+    matrix,
+  )
+  context: contextlib.AbstractContextManager = contextlib.nullcontext()
+  if 'tensorflow_federated' in sys.modules:
+    from tff_bandmf.tff import runtime
+
+    context = runtime.local_runtime()
+  with context, output.progress('rounds') as step:
+    answers = conformance.answers(
+      make, statement, stated['draws'], on_round=functools.partial(step, '')
+    )
+  passes = all(each.passes for each in answers)
+  output.show(
+    {
+      'aggregator': aggregator,
+      'l2_norm_clip': l2_norm_clip,
+      'z_stddev': z_stddev_per_clip * l2_norm_clip,
+      'clients_per_round': clients_per_round,
+      'family': family,
+      'rounds': len(matrix),
+      'answers': [each.to_dict() if as_json else str(each) for each in answers],
+      'holds': passes,
+      'seconds': time.perf_counter() - started,
+    },
+    as_json,
+  )
+  return output.DONE if passes else output.DID_NOT_HOLD

@@ -1,0 +1,507 @@
+"""Flower's federated averaging with the guarantee of a run.
+
+  strategy = flower.CorrelatedNoise(
+    FedAvg(weighted_by_key=flower.EQUAL), '~/flower_run', plan, clients=100)
+  result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=50)
+
+The strategy belongs into Flower's `ServerApp`; a `ClientApp` stays as it is. A
+program that is killed continues when it is started again: server round t is
+round t - 1 of the run, and starts from the checkpoint before it.
+
+Flower names a node by a random number, and a node that connects again gets
+another one. A separation of rounds needs names that stay:
+
+| runtime    | `clients`                    | name of a client              |
+|------------|------------------------------|-------------------------------|
+| simulation | number of virtual SuperNodes | its `partition-id`            |
+| deployment | public keys of SuperNodes    | the SHA-256 digest of its key |
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import math
+import os
+import pathlib
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Optional, Union
+
+import attrs
+import numpy as np
+from cryptography import exceptions
+from cryptography.hazmat.primitives import serialization
+
+from tff_bandmf import errors, participation
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.run import rounds as rounds_lib
+from tff_bandmf.run import run as run_lib
+
+try:
+  from flwr import app
+  from flwr.serverapp import strategy as strategies
+  from flwr.superlink import grid as grids
+except ImportError as error:
+  raise errors.not_installed(
+    'flwr',
+    'tff_bandmf.flower needs Flower 1.41 or later',
+    errors.install('flower'),
+  ) from error
+
+# Value of `weighted_by_key`, by which all updates have equal weights.
+EQUAL = 'equal-weight'
+
+_LOGGER = logging.getLogger('flwr')
+_EVALUATIONS = 'evaluations of the model on clients, without noise'
+# Seconds between two looks at the connected nodes.
+_PAUSE = 0.2
+
+_Client = Union[int, str]
+_Weights = dict[str, np.ndarray]
+_Evaluate = Callable[[int, app.ArrayRecord], Optional[app.MetricRecord]]
+
+
+class CorrelatedNoise(strategies.Strategy):
+  """A strategy whose rounds are the rounds of a `tff_bandmf.Run`.
+
+  **Formal guarantee.** The arrays that `start` sends to clients and returns
+  have the guarantee in the report of the run. Assumptions: clients have the
+  names above, and each public key belongs to one client. Metrics that clients
+  evaluate have no noise; the report names them if there are any. Metrics of
+  training are dropped.
+
+  All updates have equal weights. Their sum is divided by `clients_per_round` of
+  the plan. The update of a client is zero if the client is not connected,
+  fails, replies too late, or replies with other arrays than it got.
+
+  A plan with `Budget` admits the nodes that are connected, in random order.
+  Every other plan draws cohorts from all clients.
+  """
+
+  def __init__(
+    self,
+    strategy: strategies.FedAvg,
+    folder: Union[str, os.PathLike],
+    plan: plan_lib.Plan,
+    *,
+    clients: Union[int, Sequence[str]],
+    private: bool = True,
+  ):
+    """Initializes the strategy; `start` opens the folder.
+
+    Args:
+      strategy: Flower's `FedAvg`, or a strategy that averages as it does, with
+        `weighted_by_key=EQUAL`. It configures training and evaluation.
+      folder: folder of the run, see `tff_bandmf.Run`: absolute, or in `~`.
+      plan: plan of the run.
+      clients: number of virtual SuperNodes of a simulation, > 0; or public keys
+        of all SuperNodes, lines in the format of OpenSSH.
+      private: whether the run adds the noise of the plan. A run with False
+        clips and averages in the same way, and its report says that it
+        guarantees nothing.
+
+    Raises:
+      TypeError: `private` is not a bool, or `strategy` is not a `FedAvg`.
+      ValueError: `strategy` has other weights or an aggregation or a loop of
+        its own; or a key cannot be read.
+    """
+    # PRIVACY: a text such as 'false' from a configuration would turn the noise
+    # on or off by accident. Anything but a bool is refused.
+    # Guard: flower_test.test_switch_that_is_no_bool_is_refused.
+    if not isinstance(private, bool):
+      raise errors.type_error(
+        f'private={private!r}: must be True or False; write it without quotes'
+      )
+    # PRIVACY: Flower starts a server in a folder that changes with its program.
+    # With a relative folder, a second run on the same clients could begin, and
+    # its report would not count the first. A relative folder is refused.
+    # Guard: flower_test.test_relative_folder_is_refused.
+    self._folder = pathlib.Path(folder).expanduser()
+    if not self._folder.is_absolute():
+      raise errors.value_error(
+        f'folder={folder}: is relative, and Flower starts a server in a folder '
+        'that may change; give one that begins with / or ~'
+      )
+    _check_strategy(strategy)
+    self._strategy = strategy
+    self._plan = plan if private else _without_noise(plan)
+    self._clients: Union[int, dict[bytes, str]] = (
+      clients if isinstance(clients, int) else dict(map(_key_and_name, clients))
+    )
+    self._timeout = 0.0
+    self._round: Optional[rounds_lib.Round] = None
+    self._nodes: dict[_Client, int] = {}
+    self._weights: _Weights = {}
+
+  def summary(self) -> None:
+    """Logs the plan and the settings of the strategy."""
+    for line in str(self._plan).splitlines():
+      _LOGGER.info('\t├──> %s', line)
+    self._strategy.summary()
+
+  def start(
+    self,
+    grid: grids.Grid,
+    initial_arrays: app.ArrayRecord,
+    num_rounds: int = 3,
+    timeout: float = 3600,
+    train_config: Optional[app.ConfigRecord] = None,
+    evaluate_config: Optional[app.ConfigRecord] = None,
+    evaluate_fn: Optional[_Evaluate] = None,
+  ) -> strategies.Result:
+    """Returns the result of the rounds that are left; see Flower's `Strategy`.
+
+    After the last round of the plan, the run ends with the finite numbers that
+    `evaluate_fn` returned last as its results. The report is written each time.
+
+    Args:
+      grid: Flower's grid.
+      initial_arrays: first model, which must not depend on data of clients. All
+        arrays are floats.
+      num_rounds: number of rounds of the whole run, at most that of the plan.
+      timeout: seconds that a round waits for replies, and `start` for clients.
+      train_config: configuration that clients get for training.
+      evaluate_config: configuration that clients get for evaluation.
+      evaluate_fn: function that evaluates the model on the server. It is called
+        before the first round that is left and after every round.
+
+    Raises:
+      ValueError: the guarantee of a round cannot be kept, or the run of the
+        folder cannot continue.
+    """
+    _LOGGER.info('Starting %s:', type(self).__name__)
+    self.summary()
+    self._timeout = timeout
+    train_config = train_config or app.ConfigRecord()
+    evaluate_config = evaluate_config or app.ConfigRecord()
+    result = strategies.Result()
+    if not 0 < num_rounds <= self._plan.rounds:
+      raise errors.value_error(
+        f'num_rounds={num_rounds}: must be in [1, {self._plan.rounds}], the '
+        'rounds of the plan; make a plan for more'
+      )
+    with run_lib.Run(self._folder, self._plan) as run:
+      self._weights = run.restore(lambda: _to_numpy(initial_arrays))
+      measured = self._evaluate(evaluate_fn, self._done(run), result)
+      for current in self._rounds(run, grid, num_rounds):
+        self._round, server_round = current, current.index + 1
+        _LOGGER.info('[ROUND %s/%s]', server_round, num_rounds)
+        replies = grid.send_and_receive(
+          self.configure_train(
+            server_round, _to_flower(self._weights), train_config, grid
+          ),
+          timeout=timeout,
+        )
+        arrays, _ = self.aggregate_train(server_round, replies)
+        if arrays is None:
+          continue
+        messages = list(
+          self.configure_evaluate(server_round, arrays, evaluate_config, grid)
+        )
+        if messages:
+          # PRIVACY: the guarantee does not cover metrics that clients evaluate.
+          # The report names them before the first one is released.
+          # Guard: flower_test.test_evaluations_of_clients_are_in_the_report.
+          run.note(side_releases=[_EVALUATIONS])
+          metrics = self.aggregate_evaluate(
+            server_round, grid.send_and_receive(messages, timeout=timeout)
+          )
+          if metrics is not None:
+            _LOGGER.info('\t└──> Aggregated MetricRecord: %s', metrics)
+            result.evaluate_metrics_clientapp[server_round] = metrics
+        measured = self._evaluate(evaluate_fn, server_round, result)
+      if not run.rounds_left:
+        run.record(**measured)
+      run.report()
+    self._round = None
+    result.arrays = _to_flower(self._weights)
+    return result
+
+  def configure_train(
+    self,
+    server_round: int,
+    arrays: app.ArrayRecord,
+    config: app.ConfigRecord,
+    grid: grids.Grid,
+  ) -> Iterable[app.Message]:
+    """Returns a message to each connected client of the cohort of the run."""
+    cohort = self._open().cohort.tolist()
+    messages = list(
+      self._strategy.configure_train(server_round, arrays, config, grid)
+    )
+    if not messages or any(
+      each.content != messages[0].content for each in messages[1:]
+    ):
+      raise errors.value_error(
+        f'strategy={type(self._strategy).__name__}: configures '
+        f'{"different" if messages else "no"} messages for training; use one '
+        'that sends the same to every client of a round, with fraction_train=1'
+      )
+    # PRIVACY: Flower samples clients at random, more often than the plan
+    # allows. The messages go to the cohort that the ledger has.
+    # Guard: flower_test.test_cohorts_keep_the_separation.
+    return [
+      app.Message(
+        content=messages[0].content,
+        message_type=app.MessageType.TRAIN,
+        dst_node_id=self._nodes[client],
+      )
+      for client in cohort
+      if client in self._nodes
+    ]
+
+  def aggregate_train(
+    self, server_round: int, replies: Iterable[app.Message]
+  ) -> tuple[Optional[app.ArrayRecord], Optional[app.MetricRecord]]:
+    """Returns the model after the round, or (None, None) if it is burnt."""
+    current = self._open()
+    # PRIVACY: if two replies of a node were added, its client would move the
+    # sum by twice the clip. At most one reply of each node is added.
+    # Guard: flower_test.test_a_client_has_one_update.
+    by_node = {
+      reply.metadata.src_node_id: reply
+      for reply in replies
+      if not reply.has_error()
+    }
+    updates = (
+      self._update(by_node.get(self._nodes.get(client, 0)))
+      for client in current.cohort.tolist()
+    )
+    mean = current.attempt(
+      functools.partial(current.release, updates, like=self._weights)
+    )
+    if mean is None:
+      return None, None
+    self._weights = {
+      name: (old + mean[name]).astype(old.dtype)
+      for name, old in self._weights.items()
+    }
+    current.finish(self._weights)
+    return _to_flower(self._weights), None
+
+  def configure_evaluate(
+    self,
+    server_round: int,
+    arrays: app.ArrayRecord,
+    config: app.ConfigRecord,
+    grid: grids.Grid,
+  ) -> Iterable[app.Message]:
+    """Returns the messages of the wrapped strategy."""
+    return self._strategy.configure_evaluate(server_round, arrays, config, grid)
+
+  def aggregate_evaluate(
+    self, server_round: int, replies: Iterable[app.Message]
+  ) -> Optional[app.MetricRecord]:
+    """Returns the metrics of the wrapped strategy, with equal weights."""
+    replies = list(replies)
+    for reply in replies:
+      if not reply.has_error():
+        for metrics in reply.content.metric_records.values():
+          metrics[EQUAL] = 1.0
+    return self._strategy.aggregate_evaluate(server_round, replies)
+
+  def _open(self) -> rounds_lib.Round:
+    """Returns the open round; raises ValueError outside of `start`."""
+    if self._round is None:
+      raise errors.value_error(
+        'round=None: is not open; call start of this strategy, which no other '
+        'strategy wraps'
+      )
+    return self._round
+
+  def _done(self, run: run_lib.Run) -> int:
+    return self._plan.rounds - run.rounds_left
+
+  def _rounds(
+    self, run: run_lib.Run, grid: grids.Grid, num_rounds: int
+  ) -> Iterator[rounds_lib.Round]:
+    """Yields the rounds that are left, after finding out who is connected."""
+    if not isinstance(self._plan.cohorts, participation.Budget):
+      names: Any = self._clients
+      if not isinstance(names, int):
+        names = list(names.values())
+      for drawn in run.rounds(clients=names, rounds=num_rounds):
+        self._nodes = self._connected(grid)
+        yield drawn
+      return
+    while self._done(run) < num_rounds:
+      self._nodes = self._connected(grid)
+      present = random.sample(list(self._nodes), len(self._nodes))
+      with run.round(cohort=present) as admitted:
+        yield admitted
+
+  def _connected(self, grid: grids.Grid) -> dict[_Client, int]:
+    """Returns the connected clients: name to node ID.
+
+    Raises:
+      ValueError: too few clients connect before the timeout, or the names of
+        clients do not fit the runtime.
+    """
+    least = (
+      self._clients
+      if isinstance(self._clients, int)
+      else self._strategy.min_available_nodes
+    )
+    until = time.monotonic() + self._timeout
+    while True:
+      nodes = self._look(grid)
+      if len(nodes) >= least:
+        return nodes
+      if time.monotonic() > until:
+        raise errors.value_error(
+          f'clients={len(nodes)}: are connected after {self._timeout} seconds, '
+          f'and {least} must be; start more SuperNodes'
+        )
+      time.sleep(_PAUSE)
+
+  def _look(self, grid: grids.Grid) -> dict[_Client, int]:
+    """Returns the clients that are connected now: name to node ID."""
+    simulated = isinstance(grid, grids.InMemoryGrid)
+    if not isinstance(self._clients, int):
+      # PRIVACY: a SuperNode that registers itself has another key whenever it
+      # starts, so that its client could take part more often than the plan
+      # allows. Only SuperNodes with keys in the list take part.
+      # Guard: flower_test.test_nodes_without_a_known_key_take_no_part.
+      return {
+        self._clients[node.public_key]: node.node_id
+        for node in grid.get_nodes()
+        if node.public_key in self._clients
+      }
+    # PRIVACY: in a deployment, nodes are in the order of their connections,
+    # which changes. Names by this order would let clients take part more often
+    # than the plan allows. A number of clients is refused.
+    # Guard: flower_test.test_number_of_clients_outside_a_simulation_is_refused.
+    if not simulated:
+      raise errors.value_error(
+        f'clients={self._clients}: counts the nodes of a simulation, and a '
+        'node of a deployment has another ID when it connects again; give the '
+        'public keys of the SuperNodes'
+      )
+    # PRIVACY: node IDs of a simulation are random, and in their order clients
+    # would have other names after a restart. Nodes are taken in the order in
+    # which Flower made them, which is the order of their partitions.
+    # Guard:
+    # flower_test.test_partitions_are_the_names_of_simulated_clients.
+    nodes = [node.node_id for node in grid.state.get_node_info()]
+    if len(nodes) > self._clients:
+      raise errors.value_error(
+        f'clients={self._clients}: are fewer than the {len(nodes)} nodes of '
+        'the simulation; give their number'
+      )
+    return dict(enumerate(nodes))
+
+  def _update(self, reply: Optional[app.Message]) -> _Weights:
+    """Returns the update of a client, zero if there is no valid one."""
+    try:
+      if reply is not None:
+        (record,) = reply.content.array_records.values()
+        trained = {name: array.numpy() for name, array in record.items()}
+        if _form(trained) == _form(self._weights):
+          return {
+            name: trained[name] - old for name, old in self._weights.items()
+          }
+    except Exception as error:
+      # PRIVACY: if a reply without readable arrays ended the run, everybody
+      # would see that its client took part. The update of the client is zero.
+      # Guard: flower_test.test_clients_that_fail_are_zero.
+      _LOGGER.info('\t> a reply has no arrays: %s', type(error).__name__)
+    return {name: np.zeros_like(old) for name, old in self._weights.items()}
+
+  def _evaluate(
+    self,
+    evaluate_fn: Optional[_Evaluate],
+    server_round: int,
+    result: strategies.Result,
+  ) -> dict[str, float]:
+    """Returns the finite numbers of an evaluation on the server."""
+    metrics = evaluate_fn and evaluate_fn(
+      server_round, _to_flower(self._weights)
+    )
+    if metrics is None:
+      return {}
+    _LOGGER.info('\t└──> MetricRecord: %s', metrics)
+    result.evaluate_metrics_serverapp[server_round] = metrics
+    return {
+      name: float(value)
+      for name, value in metrics.items()
+      if not isinstance(value, list) and math.isfinite(value)
+    }
+
+
+def _check_strategy(strategy: strategies.FedAvg) -> None:
+  """Raises an error unless a strategy takes the mean with equal weights."""
+  name = type(strategy).__name__
+  if not isinstance(strategy, strategies.FedAvg):
+    raise errors.type_error(
+      f'strategy={name}: is not a FedAvg; use FedAvg or FedProx'
+    )
+  for method in 'aggregate_train', 'start':
+    # PRIVACY: a run replaces the aggregation and the loop of a strategy. A user
+    # of another aggregation, such as a median, would get a mean in its place,
+    # and a loop could use updates without noise. Both are refused.
+    # Guard: flower_test.test_strategy_that_does_not_average_is_refused.
+    if getattr(type(strategy), method) is not getattr(
+      strategies.FedAvg, method
+    ):
+      raise errors.value_error(
+        f'strategy={name}: has a {method} of its own, which a run '
+        'replaces; use FedAvg or FedProx'
+      )
+  # PRIVACY: a weight above 1 makes the influence of a client larger than the
+  # clip, and a sum of weights that divides the mean depends on private data. A
+  # strategy with weights is refused.
+  # Guard: flower_test.test_weights_by_examples_are_refused.
+  if strategy.weighted_by_key != EQUAL:
+    raise errors.value_error(
+      f'weighted_by_key={strategy.weighted_by_key}: weighs updates by a number '
+      'that clients send, and the clip bounds updates of equal weights; give '
+      f'{name} weighted_by_key=tff_bandmf.flower.EQUAL'
+    )
+
+
+def _without_noise(plan: plan_lib.Plan) -> plan_lib.Plan:
+  """Returns the plan without noise, which claims nothing."""
+  return attrs.evolve(
+    plan, epsilon=None, noise_multiplier=0.0, mechanism='identity'
+  )
+
+
+def _key_and_name(line: str) -> tuple[bytes, str]:
+  """Returns a public key as Flower stores it, and the name of its client.
+
+  Args:
+    line: public key in the format of OpenSSH.
+  """
+  try:
+    key = serialization.load_ssh_public_key(line.encode()).public_bytes(
+      serialization.Encoding.PEM,
+      serialization.PublicFormat.SubjectPublicKeyInfo,
+    )
+  except (AttributeError, ValueError, exceptions.UnsupportedAlgorithm) as error:
+    raise errors.value_error(
+      f'clients={line!r}: is not a public key; give the lines of the files '
+      'that `flwr supernode register` took'
+    ) from error
+  return key, hashlib.sha256(key).hexdigest()
+
+
+def _form(weights: Mapping[str, np.ndarray]) -> dict[str, tuple[str, Any]]:
+  """Returns the kind of numbers and the shape of each array."""
+  return {name: (each.dtype.kind, each.shape) for name, each in weights.items()}
+
+
+def _to_numpy(arrays: app.ArrayRecord) -> _Weights:
+  if not arrays:
+    raise errors.value_error(
+      'initial_arrays=empty: must be a model; give the arrays of the first one'
+    )
+  return {name: np.array(array.numpy()) for name, array in arrays.items()}
+
+
+def _to_flower(weights: _Weights) -> app.ArrayRecord:
+  return app.ArrayRecord(
+    {name: app.Array(np.asarray(each)) for name, each in weights.items()}
+  )
