@@ -203,7 +203,8 @@ def _forged_ledger(path, scratch):
       for name, value in zip(columns, row):
         others = list(_values(value)) if not isinstance(value, bytes) else []
         if isinstance(value, bytes):
-          stepped = bytes([*value[:-1], value[-1] ^ 1])
+          # An empty value becomes one byte.
+          stepped = bytes([*value[:-1], (value or b'\0')[-1] ^ 1])
           others = [stepped, b'', bytes(32), value[8:], None]
         for other in others:
           if _same_in_sql(value, other):

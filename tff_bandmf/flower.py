@@ -35,7 +35,7 @@ import numpy as np
 from cryptography import exceptions
 from cryptography.hazmat.primitives import serialization
 
-from tff_bandmf import errors, participation
+from tff_bandmf import errors, participation, strategies
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run import run as run_lib
@@ -465,7 +465,10 @@ def _check_strategy(strategy: strategies.FedAvg) -> None:
 def _without_noise(plan: plan_lib.Plan) -> plan_lib.Plan:
   """Returns the plan without noise, which claims nothing."""
   return attrs.evolve(
-    plan, epsilon=None, noise_multiplier=0.0, mechanism='identity'
+    plan,
+    epsilon=None,
+    noise_multiplier=0.0,
+    mechanism=strategies.Identity.family,
   )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import click
 import numpy as np
 
-from tff_bandmf import accounting, errors
+from tff_bandmf import accounting, errors, strategies
 from tff_bandmf.cli import options, output
 
 # Options of the statement about an aggregator, as the value `stated`.
@@ -95,7 +95,7 @@ def audit(
       f'noise_multiplier={noise_multiplier}: give either it or z_stddev; use '
       '--noise-multiplier or --z-stddev'
     )
-  matrix, family = np.eye(stated['rounds']), 'identity'
+  matrix, family = np.eye(stated['rounds']), strategies.Identity.family
   # The noise multiplier of one round, if the noise is independent.
   z_stddev_per_clip = noise_multiplier
   if file is not None:
