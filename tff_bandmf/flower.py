@@ -35,10 +35,11 @@ import numpy as np
 from cryptography import exceptions
 from cryptography.hazmat.primitives import serialization
 
-from tff_bandmf import errors, participation, strategies
+from tff_bandmf import errors, participation
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run import run as run_lib
+from tff_bandmf.strategies import identity
 
 try:
   from flwr import app
@@ -468,7 +469,7 @@ def _without_noise(plan: plan_lib.Plan) -> plan_lib.Plan:
     plan,
     epsilon=None,
     noise_multiplier=0.0,
-    mechanism=strategies.Identity.family,
+    mechanism=identity.Identity.family,
   )
 
 
