@@ -1,4 +1,4 @@
-"""The pages on what correlated noise gains, from the runs of a sweep."""
+"""Makes the pages that compare mechanisms from the summary of a sweep."""
 
 from __future__ import annotations
 
@@ -13,83 +13,85 @@ import tabulate
 from simulations.sweeps import analysis
 from simulations.sweeps import summary as summary_lib
 
-# What the others are compared with.
+# Mechanisms that the other mechanisms are compared with: independent noise, and
+# training without noise.
 _INDEPENDENT, _SILENT = 'identity', 'none'
-# Ends the name of a mechanism whose C is for the models of a run's momentum.
+# End of the name of a mechanism whose C minimises the error of the models that
+# the server's momentum makes.
 _MOMENTUM = '-momentum'
 
 _EXPECTED = """\
 - The error L of a mechanism, computed before any training, decides: runs with
   the same L end with the same loss, whatever the matrix. L is the root mean
-  squared error of the sum of all updates so far, from noise alone, in clipping
-  norms times clients a round.
-- Mechanisms come in the order of L. Here independent noise has an L about
-  seven times that of banded, the tree with its optimal decoder half as much
-  again; BLT, banded inverse and banded differ by less than a quarter.
-- Matrices optimised for the models that momentum makes have the least error of
-  the models, and more error of the sums. BandMF23 found that they train no
-  better.
+  square of the error that the noise causes in prefix sums of updates, divided
+  by clip and clients per round.
+- The losses of the mechanisms have the order of L. Here the L of independent
+  noise is about seven times the L of banded, and the L of the tree with its
+  optimal decoder one and a half times. BLT, banded inverse and banded differ by
+  less than a quarter.
+- A matrix optimised for the models that momentum makes has the least error of
+  the models, and more error of the prefix sums. BandMF23 found that such a
+  matrix trains no better.
 """
 
 _LIMITS = """\
-- Epsilon is that of 850 clients a round, which 85 stand for: the noise of the
-  mean is that of the larger cohort, its guarantee is not. `true-` and
-  `poisson-` rows have a guarantee of their own, and noise to match; so few
-  clients learn little then.
-- One corpus of docstrings, one model of 0.15 million parameters, 1,032 rounds:
-  nothing is shown of other text or of longer training.
-- Rates follow from L by the rule of BandMF23, and the same one for all; a
-  search for each mechanism may change what is close.
-- Tests compare two mechanisms at a time. Nothing corrects for how many there
-  are.
-- An adaptive clip and amplified cohorts change more than L. Those runs show
-  that they train, and not what they gain.
+- Epsilon is for 850 clients a round, which 85 clients simulate. The noise of
+  the mean is the noise of the larger cohort, but the guarantee does not hold
+  for the smaller one. `true-` and `poisson-` rows have the guarantee of their
+  own cohort and its larger noise, with which so few clients learn little.
+- The runs use one corpus of docstrings, one model of 0.15 million parameters
+  and 1,032 rounds. Nothing is shown of other text or of longer training.
+- All rates follow from L by the same rule of BandMF23. A search for each
+  mechanism may change the order of mechanisms with close losses.
+- Each test compares two mechanisms. Nothing corrects for the number of tests.
+- An adaptive clip and amplified cohorts change more than L. Their runs show
+  that they train, but not how much they gain.
 """
 
 
 _EXPECTED_OF_PEOPLE = """\
 - The error L of a mechanism, computed before any training, decides, as in the
-  [comparison](comparison). A person comes 15 times, so independent noise has an
-  L about three times that of banded.
-- Noise costs more than on the docstrings: 50 people stand for nobody else, and
-  share noise that hides each of them.
+  [comparison](comparison). A person takes part 15 times, so the L of
+  independent noise is about three times the L of banded.
+- Noise costs more than on the docstrings, because the 50 people of a round
+  simulate no larger cohort.
 """
 
 _LIMITS_OF_PEOPLE = """\
-- 1,145 people who chatted in 2018, 250 of them for the test: nothing is shown
-  of other people. The words are those of public text; about a third of what
-  people wrote is not among them, and counts as the unknown word.
-- Rates follow from L by the rule of BandMF23, and the same one for all; a
-  search for each mechanism may change what is close.
-- Tests compare two mechanisms at a time. Nothing corrects for how many there
-  are.
+- The corpus has 1,145 people who chatted in 2018, 250 of them for the test.
+  Nothing is shown of other people. The vocabulary comes from public text, and
+  about a third of the words that people wrote are unknown words.
+- All rates follow from L by the same rule of BandMF23. A search for each
+  mechanism may change the order of mechanisms with close losses.
+- Each test compares two mechanisms. Nothing corrects for the number of tests.
 - [Participation by budget](budget) has no row: cohorts of 50 need 14.3 of the
-  15 rounds of each of 837 people, so nobody has budget to spare for coming
-  again soon, and the driver refuses `apart = 8` because round 175 cannot be
-  filled.
-- Adam whose second moment has the known variance of the noise taken out did
-  not gain, and is not in the code (it was up to commit 46ef42a, as
-  `denoised-adam`). Loss minus that of momentum at epsilon 8, on seeds 1 to 3:
-  identity -0.010, +0.006, -0.002; banded +0.031, +0.034, +0.027; blt-4 +0.029,
-  +0.028, +0.027. Its rate was searched on identity (1.7^-8 to 1.7^-11; 1.7^-11
-  was best) and followed the same rule elsewhere (1.7^-9); beta_2 0.99, floor
-  0.01. So scaling before privatising was not built.
+  15 rounds of each of 837 people. Nobody has budget left to take part again
+  soon, and the driver refuses `apart = 8` because round 175 cannot be filled.
+- Adam with the known variance of the noise subtracted from its second moment
+  did not gain, and is not in the code (commit 46ef42a had it as
+  `denoised-adam`). Its loss minus the loss of momentum at epsilon 8, on seeds 1
+  to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034, +0.027 for
+  banded; +0.029, +0.028, +0.027 for blt-4. Its rate was searched on identity
+  (1.7^-8 to 1.7^-11; 1.7^-11 was best) and followed the same rule for the other
+  mechanisms (1.7^-9); beta_2 was 0.99, the floor 0.01. So scaling before
+  privatising was not built.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """A page and the sweep that it is made of.
+  """A page and the sweep whose runs it shows.
 
   Attributes:
-    name: of the page below docs/reference, and before the names of its plots.
-    title: of the page.
-    question: a paragraph: what is compared.
-    data: name of the JSON file beside the page that has the runs.
+    name: file name of the page below docs/reference, without suffix, and start
+      of the names of its plots.
+    title: title of the page.
+    question: paragraph that says which runs are compared.
+    data: file name, without suffix, of the JSON summary beside the page.
     sweep: flags of `simulations.sweep`.
-    hollow: a sentence on the points that stand for no larger cohort.
-    expected: items: what theory says.
-    limits: items: what the runs cannot show.
+    hollow: sentence about the hollow points of the plot; '' for no sentence.
+    expected: Markdown items on the predictions of theory.
+    limits: Markdown items on conclusions that the runs do not allow.
   """
 
   name: str
@@ -106,22 +108,22 @@ COMPARISON = Study(
   'comparison',
   'Comparison',
   'Does correlated noise pay? Every mechanism trains the same next-word '
-  'model, for 1,032 rounds with six participations a client; what differs '
-  'is the matrix, and the learning rate that follows from it.',
+  'model for 1,032 rounds with six participations a client. The runs differ in '
+  'the matrix, and in the learning rate that follows from it.',
   'evidence',
   '--config=configs/evidence.toml --out=runs/evidence',
-  'Hollow points have a guarantee of their own.',
+  'Hollow points are runs whose guarantee is for their own cohort.',
   _EXPECTED,
   _LIMITS,
 )
 PEOPLE = Study(
   'people',
   'People',
-  'Does correlated noise pay for real people, with a guarantee for the very '
-  'people of the run? A next-word model learns public text without noise, and '
-  'then the chats of 837 people with noise: 240 rounds of 50 people, each in '
-  'at most 15 of them and at most every 16th. No cohort stands for a larger '
-  'one.',
+  'Does correlated noise pay for real people, with a guarantee for each of '
+  'them? A next-word model learns public text without noise, and then the '
+  'chats of 837 people with noise, in 240 rounds of 50 people. A person takes '
+  'part in at most 15 rounds, which are at least 16 apart. No cohort simulates '
+  'a larger one.',
   'people',
   '--config=configs/people.toml --out=runs/people_grid',
   '',
@@ -141,9 +143,9 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
     *_picture(
       summary,
       f'![Test loss against the predicted error]({study.name}_noise.png)',
-      'A point is a run: what theory said before, and the loss of its last '
-      'model. The line is one curve through all of them, the dashed one '
-      f'training without noise. {study.hollow}'.strip(),
+      'A point is a run: its predicted error L, and the test loss of its last '
+      'model. The solid line is one curve, fitted to all points. The dashed '
+      f'line is training without noise. {study.hollow}'.strip(),
     ),
     '## What was expected',
     study.expected.strip(),
@@ -160,11 +162,12 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
     f'    {command} --resume\n'
     f'    {command} --results > {study.data}.json\n'
     f'    python docs/generate.py {study.name} < {study.data}.json',
-    'The first command goes on where it was after any crash, and the last '
-    'writes this page from the finished runs alone. Learning rates: log(rate) '
-    '= -0.95 log(L) + constant, no larger than what is stable without noise; '
-    'the candidates on one row gave the constant, by validation loss:',
-    summary.search_table() or 'None has ended.',
+    'After a crash, the first command resumes the sweep. The last command '
+    'writes this page from the finished runs alone. The learning rates follow '
+    'from log(rate) = -0.95 log(L) + constant, and are at most the rate that '
+    'is stable without noise. The constant is fitted to one row, by the '
+    'validation loss of its candidates:',
+    summary.search_table() or 'No candidate has ended.',
     *summary.notes,
   ]
   return '\n\n'.join(part for part in parts if part) + '\n'
@@ -175,7 +178,7 @@ def readme(summary: summary_lib.Summary, attacked: str) -> str:
 
   Args:
     summary: runs of `PEOPLE`.
-    attacked: sentence on attacks on these runs.
+    attacked: sentence about the results of attacks on these runs.
   """
   rows = {
     name: [row for row in summary.rows if row['mechanism'] == name]
@@ -209,10 +212,11 @@ def readme(summary: summary_lib.Summary, attacked: str) -> str:
     disable_numparse=True,
   )
   caption = textwrap.fill(
-    'Test loss in nats a word of a next-word model that learnt public text, '
-    'and then the chats of 837 people; means over seeds, with 95 % intervals '
-    'of the differences on the same seeds. (epsilon, 1e-5) holds for each of '
-    f'these people: [people](docs/reference/people.md). {attacked}',
+    'Test loss, in nats a word, of a next-word model that learnt public text, '
+    'and then the chats of 837 people. Losses are means over seeds; '
+    'differences are on the same seeds, with 95 % intervals. Each of these '
+    'people has the guarantee (epsilon, 1e-5): '
+    f'[people](docs/reference/people.md). {attacked}',
     88,
   )
   return (
@@ -226,7 +230,13 @@ def readme(summary: summary_lib.Summary, attacked: str) -> str:
 def _cells(
   rows: list[dict[str, Any]], epsilon: float, gain: Optional[analysis.Paired]
 ) -> tuple[str, str]:
-  """Returns the loss of a mechanism at an epsilon, and what it gains."""
+  """Returns the texts of a mechanism's mean loss and gain at one epsilon.
+
+  Args:
+    rows: rows of the mechanism.
+    epsilon: epsilon; a row without noise counts for every epsilon.
+    gain: difference in loss from independent noise; None gives ''.
+  """
   losses = [
     row['loss_mean'] for row in rows if row['epsilon'] in (epsilon, None)
   ]
@@ -237,7 +247,7 @@ def _cells(
 
 
 def _picture(summary: summary_lib.Summary, *parts: str) -> tuple[str, ...]:
-  """Returns what belongs to a plot, if there is anything to draw."""
+  """Returns the parts of the page that show a plot; () without a plot."""
   drawn = any(
     run['noise'] > 0 and run['test_loss'] is not None for run in summary.tests
   )
@@ -245,19 +255,18 @@ def _picture(summary: summary_lib.Summary, *parts: str) -> tuple[str, ...]:
 
 
 def _progress(ended: int, planned: int, failed: int) -> str:
-  """Returns how many runs there are, if some are not."""
+  """Returns a sentence on unfinished runs; '' if all runs have ended."""
   if ended == planned:
     return ''
   more = f'{failed} failed, ' if failed else ''
   return (
     f'**{ended} of {planned} runs have ended**, {more}'
-    f'{planned - ended - failed} are missing; what follows is about those that '
-    'are there.'
+    f'{planned - ended - failed} are missing. This page shows the ended runs.'
   )
 
 
 def _seen(summary: summary_lib.Summary) -> list[str]:
-  """Returns sentences and tables of what the runs show."""
+  """Returns the paragraphs and tables of the results."""
   paragraphs = _costs(summary)
   noised = [
     run
@@ -274,20 +283,21 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     if curve is not None:
       losses = [run['test_loss'] for run in noised]
       text = (
-        f'One curve in the L of the {name} holds {len(noised)} runs to '
-        f'{curve.stdev:.3f} nats a word, of {max(losses) - min(losses):.2f} '
-        'between the best and the worst'
+        f'One curve in the L of the {name} fits the losses of {len(noised)} '
+        f'runs up to {curve.stdev:.3f} nats a word; the best and the worst run '
+        f'differ by {max(losses) - min(losses):.2f}'
       )
       if spread:
         seeds = analysis.pooled(spread)
         text += (
-          f'; seeds of one mechanism differ by {seeds:.3f} (standard '
+          f'. Seeds of one mechanism differ by {seeds:.3f} (both are standard '
           'deviations), '
         )
         text += (
-          'so L explains what the mechanisms differ in'
+          'so L explains the differences between mechanisms'
           if curve.stdev < 1.5 * seeds
-          else 'so L explains much of it, and not all'
+          else 'so L explains most of the differences between mechanisms, but '
+          'not all'
         )
       paragraphs.append(f'{text}.')
   for other, said in (
@@ -297,7 +307,8 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     differences = summary.against(other)
     if differences:
       paragraphs.append(
-        f'Loss minus that of {said}, on the same seeds, with 95 % intervals:'
+        f'Loss minus the loss of {said}, on the same seeds, with 95 % '
+        'intervals. A difference is shown if its interval excludes 0:'
       )
       paragraphs.append(
         tabulate.tabulate(
@@ -317,7 +328,7 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
       )
   if summary.pairs:
     paragraphs.append(
-      'The order, each with the next one; it is claimed where it is shown:'
+      'Mechanisms in the order of loss, each compared with the next one:'
     )
     paragraphs.append(summary.pairs_table())
     noise = {(row['mechanism'], row['epsilon']): row['noise'] for row in rows}
@@ -331,14 +342,17 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     ]
     paragraphs.append(
       f'{sum(first < second for first, second in shown)} of the {len(shown)} '
-      'differences that are shown come in the order of L.'
+      'differences that are shown have the order of L.'
     )
   paragraphs += _momentum(summary)
   return paragraphs
 
 
 def _momentum(summary: summary_lib.Summary) -> list[str]:
-  """Returns what C optimised for the run's own momentum changed."""
+  """Returns the effect of a C that is optimised for the run's momentum.
+
+  The result is a sentence and a table; [] if there is no such run.
+  """
   losses = {
     (run['mechanism'], run['epsilon'], run['seed']): run
     for run in summary.tests
@@ -360,9 +374,9 @@ def _momentum(summary: summary_lib.Summary) -> list[str]:
   if not rows:
     return []
   return [
-    "With C optimised for the run's own momentum and schedule, against the "
-    'same family optimised for the sums: ratios of L, and what the loss '
-    'differs by on one seed.',
+    "C optimised for the run's own momentum and schedule, compared with C of "
+    'the same family optimised for prefix sums: ratios of L, and the '
+    'difference in loss on one seed.',
     tabulate.tabulate(
       rows,
       ['mechanism', 'seed', 'L of sums', 'L of models', 'difference in loss'],
@@ -373,7 +387,11 @@ def _momentum(summary: summary_lib.Summary) -> list[str]:
 
 
 def _costs(summary: summary_lib.Summary) -> list[str]:
-  """Returns a sentence an epsilon: what noise costs, independent and least."""
+  """Returns a sentence for each epsilon on the increase of loss by noise.
+
+  A sentence states the increase by independent noise, and the least increase by
+  any other mechanism.
+  """
   costs = summary.against(_SILENT)
   sentences = []
   for epsilon in sorted({epsilon for _, epsilon in costs}, reverse=True):
@@ -393,15 +411,15 @@ def _costs(summary: summary_lib.Summary) -> list[str]:
 
 
 def _unseen(summary: summary_lib.Summary) -> list[str]:
-  """Returns items of what the runs are too few for."""
+  """Returns Markdown items on conclusions for which there are too few runs."""
   items = []
   if summary.pairs:
     seeds = statistics.mode(pair['seeds'] for pair in summary.pairs)
     stdevs = [pair['stdev'] for pair in summary.pairs if pair['seeds'] == seeds]
     least = analysis.least_difference(analysis.pooled(stdevs), seeds)
     items.append(
-      f'- {seeds} seeds show a difference of {least:.3f} nats a word, and none '
-      f'that is smaller: a factor of {math.exp(least):.3f} in perplexity.'
+      f'- The least difference that {seeds} seeds show is {least:.3f} nats a '
+      f'word, a factor of {math.exp(least):.3f} in perplexity.'
     )
     unshown = [pair for pair in summary.pairs if pair['shown'] == 'no']
     if unshown:
@@ -422,14 +440,14 @@ def _unseen(summary: summary_lib.Summary) -> list[str]:
     if single:
       where = '' if epsilon is None else f' at epsilon {epsilon:g}'
       items.append(
-        f'- One seed says nothing of the order{where}: {", ".join(single)}.'
+        f'- With one seed{where}, so without an order: {", ".join(single)}.'
       )
   taken = [run for run in summary.runs if run['search'] and run['taken']]
   rates = [run['rate'] for run in summary.runs if run['search']]
   if taken and taken[0]['rate'] in (min(rates), max(rates)):
     items.append(
-      '- The candidate that gave the constant is the last on its side: a '
-      'better one may lie beyond.'
+      '- The best candidate, to which the constant is fitted, is the smallest '
+      'or the largest one. A better rate may lie outside the candidates.'
     )
   return items
 

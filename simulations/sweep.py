@@ -6,24 +6,24 @@
 
   1. with seed 0 and each candidate of the server learning rate. The sweep
      chooses the rate with the smallest validation loss, averaged over the last
-     fifth of the rounds. If this is the smallest or the largest candidate, the
-     sweep tries the next power of 1.7, too. If the grid has a rule for learning
-     rates, only the candidates of the rule's row are tried, and the rates of
-     the other rows follow from their noise;
+     fifth of the rounds. If this rate is the smallest or the largest candidate,
+     the sweep also tries the next power of 1.7. A rule of the grid for learning
+     rates is fitted to the candidates of the rule's row, which are not
+     extended. Rows without candidates then get their rates from the rule;
   2. with the chosen rate and the seeds 1, 2, .... The summary reports the test
      loss of the last model of each of these runs.
 
-Each run is a cell with its own process, TFF worker, run directory, report and
-log. Its noise is calibrated for its own cohort size, min_sep and number of
-participations. A cell that fails does not stop the other cells. --resume
-continues after any crash, and runs failed cells again. The guarantee in a
-report is for one run only. The runs that choose the rate use the same clients,
-and no guarantee covers the choice.
+Each run is called a cell. It has its own process, TFF worker, run directory,
+report and log, and its noise is calibrated for the settings of its row. A cell
+that fails does not stop the other cells. --resume continues after any crash,
+and runs failed cells again. The guarantee in a report is for one run only. The
+runs that choose the rate use the same clients, and no guarantee covers the
+choice.
 
 Cells may run on other machines that share DIR. --list prints all unfinished
-cells, with their expected duration and whether they can run now. --cell=NAME
-runs one cell if the cell is not finished. --results prints the present results
-as JSON.
+cells, with their expected durations and whether they can run now. --cell=NAME
+runs one cell if it is not finished. --results prints the present results as
+JSON.
 
 DIR holds the run directories, `logs/`, `summary.md`, `summary.json` and plots.
 """
@@ -51,6 +51,7 @@ from simulations.sweeps import schedule
 from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import _files, errors
 
+# Maximum duration of a cell's clean-up after SIGTERM, before SIGKILL.
 _STOP_SECONDS = 30
 # Assumed duration of a cell per client and round. It is replaced by a measured
 # duration once a cell has finished.
@@ -80,7 +81,8 @@ def run(
     for i in range(processes)
   ]
   # Without the pipe, running cells would continue if this process were killed.
-  # A cell ends when the other end of the pipe is closed.
+  # The write end of the pipe closes with this process, and a cell ends when its
+  # read end reports that.
   alive, _held = context.Pipe(duplex=False)
   ended: dict[str, Optional[sweep_cell.Result]] = {}
   running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}
@@ -139,7 +141,8 @@ def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
     return
   if name not in waiting:
     raise errors.value_error(
-      f'cell={name}: is not one that can run now; take one of --list'
+      f'cell={name}: is not a cell that can run now; give a cell that --list '
+      'shows as ready'
     )
   sweep_cell.run(waiting[name], directory, frozenset(os.sched_getaffinity(0)))
 
@@ -226,41 +229,44 @@ class _Flags:
   'settings',
   multiple=True,
   metavar='KEY=VALUE',
-  help='Changes a value of every run.',
+  help='Changes a setting of every run, for instance training.rounds=10.',
 )
 @click.option(
   '--only',
   multiple=True,
   metavar='PATTERN',
-  help='Rows by name, for instance *_epsilon8; all by default.',
+  help='Runs only rows whose name matches, for instance *_epsilon8.',
 )
 @click.option(
   '--seeds',
   type=click.IntRange(min=1),
-  help='That test a row at most, the first of those of the grid.',
+  help='Maximum number of seeds that test a row; takes the first seeds of the '
+  'grid.',
 )
 @click.option(
   '--processes',
   default=2,
   show_default=True,
   type=click.IntRange(min=1),
-  help='Runs at the same time.',
+  help='Number of runs at the same time.',
 )
 @click.option(
-  '--out', required=True, metavar='DIR', help='Where the output goes.'
+  '--out', required=True, metavar='DIR', help='Folder of the sweep.'
 )
-@click.option('--resume', is_flag=True, help='Continue the sweep in DIR.')
+@click.option('--resume', is_flag=True, help='Continues the sweep in DIR.')
 @click.option(
   '--list',
   'list_',
   is_flag=True,
-  help='Print the cells that have not ended: name, which is ROW/seedN of a row '
-  'and _rateI of a learning rate that is tried, minutes, state.',
+  help='Prints a line for each unfinished cell: its name ROW/seedN or, for the '
+  'learning rate 1.7^I, ROW/seedN_rateI; minutes; state.',
 )
 @click.option(
-  '--results', is_flag=True, help='Print what has ended so far, as JSON.'
+  '--results', is_flag=True, help='Prints the finished runs as JSON.'
 )
-@click.option('--cell', metavar='NAME', help='Run this cell of --list alone.')
+@click.option(
+  '--cell', metavar='NAME', help='Runs only this cell, which --list shows.'
+)
 @run_stackoverflow.one_line_errors
 def main(**given: Any) -> None:
   flags = _Flags(**given)

@@ -336,7 +336,7 @@ def test_study_claims_what_its_runs_show(tmp_path, study, data):
   assert '**12 of 13 runs have ended**, 1 are missing' in page
   assert '| banded      |         8 |       3 | -0.200 ± 0.000 |' in page
   assert 'Not shown: the order of banded and tree at epsilon 8.' in page
-  assert '2 of the 2 differences that are shown come in the order of L' in page
+  assert '2 of the 2 differences that are shown have the order of L' in page
   first, _ = re.findall(r'!\[[^]]*\]\((.*?)\)', page)
   for plot in re.findall(r'!\[[^]]*\]\((.*?)\)', page):
     assert (reference / plot).exists()

@@ -1,1 +1,1 @@
-"""Many runs of one grid, their table and their plots."""
+"""Sweeps: the runs of a grid of experiments, their tables and their plots."""

@@ -1,4 +1,4 @@
-"""Differences between finished runs, with confidence intervals."""
+"""Statistics of finished runs: differences of mechanisms, and fitted curves."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-  """The difference between two mechanisms, over their common seeds.
+  """The difference between two mechanisms, paired by their common seeds.
 
   Attributes:
-    seeds: number of seeds, >= 2.
-    mean: mean of the differences, first minus second.
-    stdev: standard deviation of the differences.
+    seeds: number of common seeds, >= 2.
+    mean: mean of the differences, first mechanism minus second.
+    stdev: standard deviation of the differences, >= 0.
     half_width: half the width of the 95 % confidence interval of the mean.
-    p_value: p-value of the paired t-test, in [0, 1].
+    p_value: p-value of the paired t-test, in [0, 1]; NaN if stdev is 0.
   """
 
   seeds: int
@@ -40,13 +40,13 @@ class Paired:
 def paired(
   first: Mapping[int, float], second: Mapping[int, float]
 ) -> Optional[Paired]:
-  """Returns the difference, or None with fewer than two common seeds.
+  """Returns the difference; None if there are fewer than two common seeds.
 
-  The interval assumes normal differences and a single comparison.
+  The confidence interval assumes normal differences and a single comparison.
 
   Args:
-    first: values of the first mechanism by seed.
-    second: values of the second mechanism by seed.
+    first: losses of the first mechanism, by seed.
+    second: losses of the second mechanism, by seed.
 
   >>> found = paired({1: 5.0, 2: 5.1, 3: 5.2}, {1: 4.9, 2: 4.9, 3: 5.1, 4: 9.0})
   >>> found.seeds, round(found.mean, 6), round(found.half_width, 6), found.shown
@@ -69,11 +69,12 @@ def paired(
 
 
 def least_difference(stdev: float, seeds: int) -> float:
-  """Returns the least mean difference whose interval excludes zero.
+  """Returns half the width of the 95 % confidence interval of a mean.
+
+  The interval excludes zero if the absolute value of the mean is larger.
 
   Args:
-    stdev: standard deviation of the differences between two mechanisms on one
-      seed.
+    stdev: standard deviation of the differences between two mechanisms.
     seeds: number of seeds, >= 2.
   """
   quantile = stats.t.ppf((1 + _CONFIDENCE) / 2, seeds - 1)
@@ -87,11 +88,13 @@ def pooled(stdevs: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """loss = a + b log(L) + c log(L)^2, by least squares.
+  """The curve loss = a + b log(L) + c log(L)^2, fitted by least squares.
+
+  L is the error that the noise causes, `Result.noise` of `sweeps/cell.py`.
 
   Attributes:
     coefficients: [3] a, b, c.
-    residuals: [m] losses minus curve, at the fitted points.
+    residuals: [m] differences losses minus curve, at the m fitted points.
   """
 
   coefficients: np.ndarray
@@ -103,12 +106,20 @@ class Curve:
     return math.sqrt(np.sum(self.residuals**2) / (len(self.residuals) - 3))
 
   def __call__(self, noise: np.ndarray) -> np.ndarray:
-    """Returns the losses at L, [m]."""
+    """Returns the losses of the curve.
+
+    Args:
+      noise: [m] values of L, > 0.
+    """
     return np.vander(np.log(noise), 3, increasing=True) @ self.coefficients
 
 
 def curve(points: Sequence[tuple[float, float]]) -> Optional[Curve]:
-  """Returns the curve through (L, loss); None for fewer than 5 values of L."""
+  """Returns the fitted curve; None if there are fewer than 5 values of L.
+
+  Args:
+    points: pairs (L, loss), L > 0.
+  """
   if len({noise for noise, _ in points}) < 5:
     return None
   noise, losses = np.array(points).T
@@ -118,7 +129,10 @@ def curve(points: Sequence[tuple[float, float]]) -> Optional[Curve]:
 
 
 def drift(losses: Sequence[float]) -> float:
-  """Returns the mean of the last tenth over the least loss, minus 1.
+  """Returns the mean of the last tenth, divided by the least loss, minus 1.
+
+  Args:
+    losses: losses > 0 in the order of the rounds.
 
   >>> drift([3.0] * 8 + [2.0, 2.5])
   0.25

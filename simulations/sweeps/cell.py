@@ -1,4 +1,4 @@
-"""One cell of a sweep: an experiment of a grid with its rate and its seed."""
+"""One cell of a sweep: a run of a grid's row with one rate and one seed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tff_bandmf import __version__ as version
 from tff_bandmf import _files, errors, report, strategies, workloads
 from tff_bandmf.run_files import metrics, run_json
 
-# The seed of runs that search for a rate.
+# Seed of the tuning cells, the runs that search for a server learning rate.
 TUNING_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """An experiment to run.
+  """A run of a grid's row with one server learning rate and one seed.
 
   Attributes:
     row: row of the grid.
-    exponent: exponent of the server learning rate; None takes the rate of the
-      row.
+    exponent: exponent i of the server learning rate 1.7^i; None takes the rate
+      of the row or of its rule.
     seed: seed, >= 0, of initial weights, cohorts and the order of sentences.
-    constant: constant of the row's rule; None for a rate that does not follow
-      from it.
+    constant: constant of the row's rule for server learning rates; None if the
+      row has no rule, or if the constant is not fitted yet.
   """
 
   row: grid_lib.Row
@@ -45,7 +45,7 @@ class Cell:
 
   @property
   def name(self) -> str:
-    """Returns the path of its run directory below that of the sweep."""
+    """Returns the path of the run directory below the sweep's directory."""
     rate = '' if self.exponent is None else f'_rate{self.exponent:+d}'
     return f'{self.row.name}/seed{self.seed}{rate}'
 
@@ -53,7 +53,8 @@ class Cell:
     """Returns the experiment.
 
     Args:
-      noise: L of its strategy, from which a rule computes the learning rate.
+      noise: `Result.noise` of the experiment, from which the row's rule
+        computes the server learning rate; 0 takes the largest rate.
     """
     config = self.row.config(
       None if self.exponent is None else grid_lib.rate(self.exponent)
@@ -71,17 +72,20 @@ class Result:
   """The result of a finished cell.
 
   Attributes:
-    rate: learning rate of the server, > 0.
-    test_loss: nats a word of the test split, of the last model.
-    test_accuracy: accuracy on the test split, of the last model, in [0, 1].
-    validation: (rounds done, loss, accuracy) of the validation split.
-    epsilon: epsilon that its report claims.
-    noise: L, the root mean squared error of the sum of all updates so far, from
-      noise alone, over clip times clients a round: the cost of the mechanism
-      for the model, before any training.
-    momentum_noise: the same error of the models, after the server's momentum
-      and schedule.
-    seconds: duration of all rounds, in seconds; None where it is secret.
+    rate: server learning rate, > 0.
+    test_loss: mean cross-entropy of the last model on the test split, in nats a
+      word.
+    test_accuracy: accuracy of the last model on the test split, in [0, 1].
+    validation: triples (number of rounds done, loss in nats a word, accuracy in
+      [0, 1]) on the validation split.
+    epsilon: epsilon that the report of the run claims; None without a claim.
+    noise: L, the root mean square over the rounds of the error that the noise
+      causes in one coordinate of a prefix sum of updates, divided by clip and
+      clients per round, >= 0. L is known before the training.
+    momentum_noise: L of the models that the server's momentum and learning
+      rates make of the updates, >= 0.
+    seconds: duration of all rounds, in seconds; None if the durations are
+      secret.
   """
 
   rate: float
@@ -95,7 +99,7 @@ class Result:
 
   @property
   def validation_loss(self) -> float:
-    """Returns the mean loss over the last fifth of the rounds."""
+    """Returns the mean validation loss over the last fifth of the rounds."""
     last = self.validation[-1][0]
     return statistics.fmean(
       loss for done, loss, _ in self.validation if done > 0.8 * last
@@ -103,10 +107,15 @@ class Result:
 
 
 def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
-  """Returns the result of a cell; None if it has not finished.
+  """Returns the result of a cell; None if the cell has not finished.
+
+  Args:
+    cell: cell of the sweep.
+    sweep: directory of the sweep.
 
   Raises:
-    ValueError: its directory holds another run, or is damaged.
+    ValueError: the directory of the cell holds a run with another
+      configuration, or is damaged.
   """
   directory = sweep / cell.name
   if not all(
@@ -123,7 +132,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   if run.config != json.loads(json.dumps(expected)):
     raise errors.value_error(
       f'out={directory}: holds a run with another configuration; give the grid '
-      'and the --set of that sweep, or another directory'
+      'and the --set of the sweep in this directory, or another directory'
     )
   rows = metrics.rows(directory)
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
@@ -151,7 +160,7 @@ def _noise(
   config: config_lib.Config,
   workload: workloads.Workload = workloads.PREFIX,
 ) -> float:
-  """Returns L; see `Result`."""
+  """Returns L: `Result.noise`, or `Result.momentum_noise` for a workload."""
   mean_error, _ = strategy.errors(workload)
   clients = config.training.clients_per_round
   return z_stddev_per_clip * mean_error**0.5 / clients
@@ -163,16 +172,17 @@ def run(
   cores: frozenset[int],
   alive: Optional[multiprocessing.connection.Connection] = None,
 ) -> None:
-  """Runs a cell, or goes on with it, in a process that does nothing else.
+  """Runs or resumes a cell in a process that does nothing else.
 
-  Standard output and error go to its log.
+  Standard output and standard error go to `log_file`.
 
   Args:
     cell: cell to run.
     sweep: directory of the sweep.
-    cores: cores that the process uses.
-    alive: pipe without data; its other end is closed when the sweep's process
-      ends, and then this process ends, too.
+    cores: indices of the processor cores that the process uses.
+    alive: read end of a pipe without data. When the process of the sweep ends,
+      the write end closes, and this process kills itself. None if no other
+      process started this one.
   """
   if alive is not None:
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
@@ -182,16 +192,18 @@ def run(
   with open(log, 'ab') as stream:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
-  # SIGTERM raises SystemExit, so that clean-up removes the noise on the tape.
+  # SIGTERM raises SystemExit, so that clean-up removes the file of past noise.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-  # On Ctrl-C the sweep itself ends its cells.
+  # Ctrl-C reaches this process, too. The sweep alone handles it and ends its
+  # cells.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   from simulations import training
   from tff_bandmf.tff import runtime
 
   directory = sweep / cell.name
-  # PRIVACY: Two processes in one run directory could add the same noise to two
-  # different sums. A lock admits one process.
+  # PRIVACY: If two processes ran in one run directory, they could add the same
+  # noise to two different sums, and the difference would have no noise. This
+  # lock lets one process in and refuses the other.
   # Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
   with _files.locked(log.with_suffix('.lock')):
     config = cell.config()
@@ -216,14 +228,19 @@ def _end_with(alive: multiprocessing.connection.Connection) -> None:
 
 
 def log_file(cell: Cell, sweep: pathlib.Path) -> pathlib.Path:
-  """Returns the path of a cell's log, outside of its run directory."""
+  """Returns the path of a cell's log, which is not in the run directory."""
   return sweep / 'logs' / f'{cell.name}.log'
 
 
 def _cached_strategy(
   config: config_lib.Config, folder: pathlib.Path
 ) -> strategies.Strategy:
-  """Returns the strategy of an experiment, optimised once for a sweep."""
+  """Returns the strategy of an experiment, optimised once in a sweep.
+
+  Args:
+    config: the experiment.
+    folder: folder of the strategy files that the cells of a sweep share.
+  """
   from simulations import training
 
   key = f'{version} {training.strategy_request(config)}'

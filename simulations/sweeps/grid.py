@@ -1,6 +1,6 @@
-"""Experiments from files: a file with one, and grids, which hold many.
+"""Reads experiments from files: single experiments, and grids of many rows.
 
-  --config=FILE        the experiment of a file
+  --config=FILE        the experiment of a file with a single one
   --config=FILE:ROW    the experiment of one row of a grid
 
 `simulations/sweeps/grid_file.py` lists the keys of a grid.
@@ -29,19 +29,24 @@ _RATE = 'training.server_learning_rate'
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """An experiment whose seed, and perhaps learning rate, are still open.
+  """One experiment of a file, which runs with several seeds and perhaps rates.
+
+  A file with a single experiment has one row.
 
   Attributes:
-    name: name of its folder, unique in the grid.
-    series: its corpus, if the grid has several, and its mechanism.
-    epsilon: epsilon of the grid, > 0; infinity without noise.
-    exponents: candidates i of the server learning rate 1.7^i; none if the base,
+    name: name of the row and of its folder, unique in the grid.
+    series: name of the corpus, if the grid has corpora, and of the mechanism,
+      joined by '_'.
+    epsilon: target epsilon, > 0; infinity for a grid's row without noise.
+    exponents: candidates i of the server learning rate 1.7^i; () if the base,
       the rule or --set gives the rate.
-    tree: the experiment, with the middle candidate.
-    comments: lines for readers of the experiment.
-    seeds: seeds of its tests in a sweep.
-    rule: rule for its learning rate, if it has one.
-    extensions: most rates, >= 0, that a search tries beyond its candidates.
+    tree: the experiment as nested tables; its server learning rate is the
+      middle candidate, or the largest rate that the rule may give.
+    comments: lines about the experiment, for readers of `toml`.
+    seeds: seeds, >= 1, of the runs by which a sweep tests the row.
+    rule: rule for the server learning rate; None if another setting gives it.
+    extensions: maximum number of rates, >= 0, that a search adds at the ends of
+      `exponents`.
   """
 
   name: str
@@ -58,7 +63,7 @@ class Row:
     """Returns the checked experiment.
 
     Args:
-      rate: learning rate of the server, in place of the one in `tree`.
+      rate: server learning rate, > 0; None takes the rate of `tree`.
 
     Raises:
       ValueError: an unknown or missing key, or a value out of range.
@@ -69,7 +74,7 @@ class Row:
     return config_keys.from_tree(tree)
 
   def toml(self) -> str:
-    """Returns the experiment as a file with nothing else."""
+    """Returns the text of a file with this single experiment."""
     lines = [
       f'# {line}'
       for comment in self.comments
@@ -80,32 +85,37 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """How the server learning rates of rows follow from their noise L.
+  """The rule that computes server learning rates from L [BandMF23, App I].
 
-    log(rate) = slope log(L) + constant
+    log(rate) = slope log(L) + constant,    rate <= the rate in `Row.tree`
 
-  [BandMF23, App I], and at most the rate in the row's tree. The constant is
-  fitted to the best candidate of one row.
+  L is the error that the noise causes, `Result.noise` of `sweeps/cell.py`. The
+  constant is fitted to the best candidate of a single row.
 
   Attributes:
     slope: change of log(rate) by log(L), < 0.
-    row: name of the row with the candidates.
+    row: row that the constant is fitted to, with its candidates.
   """
 
   slope: float
   row: Row
 
   def constant(self, exponent: int, noise: float) -> float:
-    """Returns the constant, from the best candidate of `row` and its L."""
+    """Returns the constant for which the rule gives `row` its best rate.
+
+    Args:
+      exponent: exponent of the best rate of `row`.
+      noise: L of `row`, > 0.
+    """
     return math.log(rate(exponent)) - self.slope * math.log(noise)
 
   def rate(self, constant: float, noise: float, largest: float) -> float:
-    """Returns a learning rate, to six digits.
+    """Returns the learning rate of a row, to six digits.
 
     Args:
-      constant: constant of the rule.
-      noise: L, >= 0; for 0 the result is `largest`.
-      largest: upper limit of the rate.
+      constant: result of `constant`.
+      noise: L of the row, >= 0; if it is 0, the result is `largest`.
+      largest: upper limit of the rate, > 0.
     """
     if noise == 0:
       return largest
@@ -115,12 +125,12 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """The rows of a file."""
+  """The rows of a file, at least one."""
 
   rows: tuple[Row, ...]
 
   def listing(self) -> str:
-    """Returns a line (name, claimed epsilon, family) for each row."""
+    """Returns a line (name, target epsilon, family) for each row."""
     width = max(len(row.name) for row in self.rows)
     privacies = [row.config().privacy for row in self.rows]
     return '\n'.join(
@@ -143,14 +153,15 @@ def load(
   settings: tuple[str, ...] = (),
   only: tuple[str, ...] = (),
 ) -> Grid:
-  """Returns the rows of a file, each checked.
+  """Returns the rows of a file, after checks.
 
   Args:
-    source: FILE or FILE:ROW. A file with one experiment has one row, which has
-      the name of the file.
-    settings: 'group.key=value' changes, values in TOML's syntax; a bare word
-      is a string.
-    only: patterns, one of which the name of a row has to match; all by default.
+    source: FILE, or FILE:ROW for one row. The row of a file with a single
+      experiment has the name of the file without its suffix.
+    settings: changes 'group.key=value', with values in TOML's syntax; a bare
+      word is a string.
+    only: shell patterns; a row is returned if its name matches one of them. ()
+      returns all rows. FILE:ROW ignores the patterns.
 
   Raises:
     ValueError: the file is not TOML, has no such row, has an unknown or missing
@@ -170,7 +181,8 @@ def load(
     ):
       if row_name in rows:
         raise errors.value_error(
-          f'row={row_name}: is there twice; leave out one epsilon'
+          f'row={row_name}: is there twice; list each epsilon once, and rename '
+          'a corpus or a mechanism if two rows differ in them'
         )
       rows[row_name] = functools.partial(
         _row, row_name, series, epsilon, layers, file, settings
@@ -179,7 +191,7 @@ def load(
       raise errors.value_error(
         f'mechanisms={path}: gives no row; add [mechanisms.NAME] and epsilons'
       )
-    # A rate from --set holds for all rows.
+    # A rate from --set replaces the rule in all rows.
     if not any(each.split('=')[0].strip() == _RATE for each in settings):
       rule = _rule(file, rows)
   else:
@@ -202,7 +214,11 @@ def load(
 
 
 def one(source: str, settings: tuple[str, ...] = ()) -> Row:
-  """Returns the only row of FILE, or the row of FILE:ROW; see `load`."""
+  """Returns the only row that `load` finds.
+
+  Raises:
+    ValueError: several rows match, or `load` refuses the file.
+  """
   rows = load(source, settings).rows
   if len(rows) > 1:
     raise errors.value_error(
@@ -215,7 +231,7 @@ def one(source: str, settings: tuple[str, ...] = ()) -> Row:
 def _rule(
   file: grid_file.File, rows: dict[str, Callable[[], Row]]
 ) -> Optional[Rule]:
-  """Returns the rule of a grid, if it has one."""
+  """Returns the rule of a grid; None if the grid has none."""
   if file.rule is None:
     return None
   table = grid_file.parse(grid_file.RuleTable, file.rule, 'rule')
@@ -244,7 +260,7 @@ def _rule(
 
 
 def _with_rule(row: Row, rule: Optional[Rule]) -> Row:
-  """Returns the row, with the rule if the rule gives its rate."""
+  """Returns the row, with the rule if it has noise and no candidates."""
   if rule is None or row.exponents or row.epsilon == math.inf:
     return row
   return dataclasses.replace(
@@ -252,7 +268,8 @@ def _with_rule(row: Row, rule: Optional[Rule]) -> Row:
     rule=rule,
     comments=(
       *row.comments,
-      'Server learning rate: by the rule of the grid; its largest stands here.',
+      'Server learning rate: a sweep computes it by the rule of the grid; the '
+      'rate below is the largest that the rule may give.',
     ),
   )
 
@@ -260,7 +277,7 @@ def _with_rule(row: Row, rule: Optional[Rule]) -> Row:
 def _plain_row(
   name: str, tree: dict[str, Any], settings: tuple[str, ...]
 ) -> Row:
-  """Returns the checked row of a file with one experiment."""
+  """Returns the row of a file with a single experiment, after checks."""
   changed = tables.apply(tree, settings)
   epsilon = config_keys.from_tree(tree).privacy.epsilon
   return Row(name, name, epsilon, (), tree, _note(changed))
@@ -274,7 +291,7 @@ def _row(
   file: grid_file.File,
   settings: tuple[str, ...],
 ) -> Row:
-  """Returns a checked row of a grid."""
+  """Returns a row of a grid, after checks."""
   _, of_corpus, own = layers
   tree: dict[str, Any] = {group: {} for group in config_lib.GROUPS}
   for layer in layers:
@@ -284,9 +301,10 @@ def _row(
     group, _, value = key.partition('.')
     if tree.get(group, {}).pop(value, None) is None:
       raise errors.value_error(
-        f'without={key}: is not a key of the base; leave it out of {name}'
+        f'without={key}: is not a key of the base, the corpus or the mechanism '
+        f'of {name}; take it out of the list'
       )
-  # A row without noise has no epsilon to check.
+  # The key privacy.epsilon is required, but a run without noise ignores it.
   tree['privacy']['epsilon'] = 1.0 if epsilon == math.inf else epsilon
   comments = [own.about] if own.about else []
   exponents = grid_file.exponents(
@@ -306,11 +324,15 @@ def _row(
     exponents = ()
   if len(exponents) > 1:
     comments.append(
-      'Server learning rate: to be tuned among 1.7^i, '
-      f'i = {", ".join(map(str, exponents))}; the middle one stands here.'
+      'Server learning rate: a sweep searches among 1.7^i, '
+      f'i = {", ".join(map(str, exponents))}; the rate below is the middle one.'
     )
   if file.assumed:
-    comments.append('Not given by the source: ' + ', '.join(file.assumed) + '.')
+    comments.append(
+      'Assumed, because the papers do not state them: '
+      + ', '.join(file.assumed)
+      + '.'
+    )
   row = Row(
     name,
     series,

@@ -1,34 +1,53 @@
-"""A grid as a file has it, and the layers that its rows are made of.
+"""The TOML format of a grid, a file that describes many experiments.
 
-A file with one experiment has the tables of `simulations/config.py`. A grid has
-rows instead, all corpora x mechanisms x epsilons:
+A file with a single experiment has the tables of `simulations/config.py`. A
+grid has one row, which is one experiment, for each combination of a corpus, a
+mechanism and an epsilon. Its keys are:
 
-| key                      | says                                             |
-|--------------------------|--------------------------------------------------|
-| `base`                   | what all rows share: the tables of an experiment |
-|                          | (`simulations/config.py`), or such a file's name |
-| `epsilons`               | a list; a mechanism may have one of its own      |
-| `seeds`                  | of a sweep, that test the chosen rates;          |
-|                          | [1, 2, 3]; a mechanism may have its own          |
-| `assumed`                | keys whose value the source does not give        |
-| `rule`                   | optional; the server learning rate of all rows   |
-|                          | without candidates, from their noise: `slope`,   |
-|                          | and, to fit its constant, `row`, that row's      |
-|                          | name, and `rate_exponents`, its candidates       |
-| `corpora.NAME`           | optional; what changes with the corpus; `leaves` |
-|                          | lists mechanisms it does without                 |
-| `mechanisms.NAME`        | what changes with the mechanism, and             |
-| `  .about`               | where its rows come from                         |
-| `  .without`             | keys of the base, such as 'privacy.min_sep',     |
-|                          | that it leaves out                               |
-| `  .rate_exponents`      | i, or candidates [i, ...], of a server learning  |
-|                          | rate of 1.7^i; a corpus may have its own         |
+| key                 | value                                                 |
+|---------------------|-------------------------------------------------------|
+| `base`              | settings of all rows: tables of an experiment, or the |
+|                     | name of a file with a single experiment               |
+| `epsilons`          | list of target epsilons, each > 0                     |
+| `seeds`             | seeds of the runs by which a sweep tests each row,    |
+|                     | each >= 1; [1, 2, 3] by default                       |
+| `assumed`           | list of settings, such as 'privacy.zeroing_norm',     |
+|                     | whose values the cited papers do not state            |
+| `rule`              | table, optional: the rule of the next section         |
+| `corpora.NAME`      | table, optional: settings of the rows of a corpus     |
+| `mechanisms.NAME`   | table: settings of the rows of a mechanism            |
 
-A mechanism that has the name of a strategy family is of that family; `none` has
-one row, without an epsilon. A table with epsilons for keys (0.5 in quotes) has
-one value an epsilon. Several candidates are to be tuned
-(`simulations/sweep.py`); the row itself has the middle one, and a row by the
-rule has the largest rate that the rule may give. Settings of --set come last.
+A table `corpora.NAME` or `mechanisms.NAME` holds tables of an experiment and:
+
+| key                 | table     | value                                     |
+|---------------------|-----------|-------------------------------------------|
+| `leaves`            | corpus    | list of mechanisms without a row on this  |
+|                     |           | corpus                                    |
+| `about`             | mechanism | source of the rows, as text for readers   |
+| `without`           | mechanism | list of settings of `base` or the corpus  |
+|                     |           | to remove, such as 'privacy.min_sep'      |
+| `epsilons`, `seeds` | mechanism | lists in place of the lists of the grid   |
+| `rate_exponents`    | both      | integer i for the server learning rate    |
+|                     |           | 1.7^i, or a list of candidates [i, ...];  |
+|                     |           | a corpus overrides a mechanism            |
+
+If a setting has several values, --set comes before the mechanism, the mechanism
+before the corpus, and the corpus before `base`. A table whose keys are epsilons
+(0.5 in quotes) is replaced by its value for the epsilon of the row. A mechanism
+with the name of a strategy family has that family, unless it sets
+`privacy.family`. A mechanism without noise, such as `none`, has one row, and
+the row has no epsilon. If a row has several candidates, its experiment has the
+middle candidate, and a sweep (`simulations/sweep.py`) searches for the best.
+
+**The rule for server learning rates.** `rule` computes the learning rate of
+each row that has noise and no `rate_exponents`:
+
+    log(rate) = slope log(L) + constant,    rate <= the rate set for the row
+
+L is the error that the noise causes, `Result.noise` of `sweeps/cell.py`. The
+keys of `rule` are `slope`, < 0; `row`, the name of a row; and `rate_exponents`,
+at least two candidates for this row. A sweep fits the constant to the best
+candidate.
 """
 
 from __future__ import annotations
@@ -46,13 +65,20 @@ from tff_bandmf import _checks, errors
 
 _NUMBER = re.compile(r'\d+(\.\d+)?', re.ASCII)
 _Kind = TypeVar('_Kind')
-# Exponents beyond this overflow.
+# Largest absolute value of a rate exponent; 1.7^i stays a finite float.
 _LARGEST_EXPONENT = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-  """Values of an experiment, each perhaps a table by epsilon."""
+  """Settings of an experiment; a value may be a table by epsilon.
+
+  Attributes:
+    data: settings of the table [data], by key.
+    model: settings of the table [model], by key.
+    training: settings of the table [training], by key.
+    privacy: settings of the table [privacy], by key.
+  """
 
   data: dict[str, Any] = dataclasses.field(default_factory=dict)
   model: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -62,7 +88,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus(Layer):
-  """The settings that change with the corpus."""
+  """The table `corpora.NAME`; the module docstring lists its keys."""
 
   rate_exponents: Any = None
   leaves: list[str] = dataclasses.field(default_factory=list)
@@ -70,7 +96,7 @@ class Corpus(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism(Layer):
-  """The settings that change with the mechanism."""
+  """The table `mechanisms.NAME`; the module docstring lists its keys."""
 
   about: str = ''
   epsilons: Optional[list[float]] = None
@@ -81,7 +107,13 @@ class Mechanism(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class RuleTable:
-  """A rule for learning rates; the row is a name."""
+  """The table `rule`; the module docstring describes it.
+
+  Attributes:
+    slope: change of log(rate) by log(L), < 0.
+    row: name of the row that the constant is fitted to.
+    rate_exponents: candidates of that row, at least two.
+  """
 
   slope: float
   row: str
@@ -93,7 +125,7 @@ Layers = tuple[Layer, Corpus, Mechanism]
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """A grid as written in a file; the module docstring has the keys."""
+  """The tables of a grid; the module docstring lists the keys."""
 
   mechanisms: dict[str, Any] = dataclasses.field(default_factory=dict)
   base: Union[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
@@ -107,9 +139,15 @@ class File:
 def parts(file: File, folder: str) -> Iterator[tuple[str, str, float, Layers]]:
   """Yields the name, the series, the epsilon and the layers of each row.
 
+  The layers are the settings of the base, the corpus and the mechanism.
+
   Args:
-    file: the grid.
-    folder: folder of the file.
+    file: tables of the grid.
+    folder: folder that a file name in `base` is relative to.
+
+  Raises:
+    ValueError: an unknown key, a name that cannot be a part of a folder's name,
+      or an epsilon that is not positive.
   """
   tree = file.base
   if isinstance(tree, str):
@@ -138,7 +176,16 @@ def parts(file: File, folder: str) -> Iterator[tuple[str, str, float, Layers]]:
 
 
 def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
-  """Returns a dataclass of a table; all its keys are checked."""
+  """Returns a table as a dataclass, after a check of its keys.
+
+  Args:
+    kind: class of the result.
+    table: parsed TOML.
+    name: name of the table for error messages; '' for the whole grid.
+
+  Raises:
+    ValueError: an unknown or missing key, or a value of a wrong type.
+  """
   if isinstance(table, dict):
     tables.check_keys(
       name, table, tables.names(kind), 'simulations/sweeps/grid_file.py'
@@ -147,33 +194,42 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
 
 
 def seeds(values: list[int]) -> tuple[int, ...]:
-  """Returns the seeds that test a row; 0 is of the search for its rate."""
+  """Returns the seeds that test a row; the rate search uses seed 0 alone."""
   if min(values, default=0) < 1 or len({*values}) < len(values):
     raise errors.value_error(
-      f'seeds={values}: must be distinct and at least 1; give such as [1, 2]'
+      f'seeds={values}: must be distinct and at least 1; give seeds like [1, 2]'
     )
   return tuple(values)
 
 
 def exponents(value: Any) -> tuple[int, ...]:
-  """Returns the exponents of a rate: none, one, or candidates."""
+  """Returns the value of `rate_exponents` as a tuple; () for None.
+
+  Raises:
+    ValueError: an exponent is no integer in [-100, 100].
+  """
   if value is None:
     return ()
   values = value if isinstance(value, list) else [value]
   for each in values:
     if type(each) is not int or abs(each) > _LARGEST_EXPONENT:
       raise errors.value_error(
-        f'rate_exponents={each}: must be a small integer; correct it in the '
-        'grid'
+        f'rate_exponents={each}: must be an integer from '
+        f'{-_LARGEST_EXPONENT} to {_LARGEST_EXPONENT}; correct it in the grid'
       )
   return tuple(values)
 
 
 def at_epsilon(value: Any, epsilon: float) -> Any:
-  """Returns a nested value with its tables by epsilon looked up.
+  """Returns a value with each table by epsilon replaced by its entry.
+
+  Args:
+    value: setting, or nested tables of settings; a table whose keys are all
+      numbers is a table by epsilon.
+    epsilon: epsilon of the row.
 
   Raises:
-    ValueError: such a table lacks this epsilon.
+    ValueError: a table by epsilon lacks this epsilon.
   """
   if not isinstance(value, dict):
     return value
@@ -182,7 +238,7 @@ def at_epsilon(value: Any, epsilon: float) -> Any:
     if not values:
       raise errors.value_error(
         f'epsilons={epsilon:g}: is not in the table {value}; add it there, or '
-        'give the mechanism epsilons of its own'
+        'give the mechanism its own list of epsilons'
       )
     return values[0]
   return {key: at_epsilon(each, epsilon) for key, each in value.items()}

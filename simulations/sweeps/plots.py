@@ -1,4 +1,4 @@
-"""The plots of a sweep; a function returns None if it has nothing to draw."""
+"""The plots of a sweep. A function returns None if no run can be drawn."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ Runs = Sequence[Mapping[str, Any]]
 
 
 def noise(runs: Runs) -> Optional[figure_lib.Figure]:
-  """Returns a figure of test loss against L, the error that theory gives.
+  """Returns a figure of test loss against L, the predicted effect of the noise.
 
-  The left panel has the error of prefix sums, the right panel the error of the
-  models under momentum and schedule. Each point is a run. The solid line is
-  `analysis.curve` through all points, the dashed line the mean loss without
-  noise.
+  In the left panel L is the error of prefix sums of updates, `Result.noise` of
+  `sweeps/cell.py`. In the right panel L is the error of the models,
+  `Result.momentum_noise`. Each point is a run. The solid line is
+  `analysis.curve`, fitted to all points. The dashed line is the mean loss of
+  the runs without noise.
 
   Args:
     runs: result of `Summary.tests`.
@@ -72,10 +73,10 @@ def noise(runs: Runs) -> Optional[figure_lib.Figure]:
 
 
 def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
-  """Returns a figure of validation loss by round, with a panel by epsilon.
+  """Returns a figure of validation loss by round, one panel for each epsilon.
 
-  Lines are means over seeds, bands one standard deviation to each side. Runs
-  without noise are in every panel.
+  A line is the mean over seeds. A band reaches one standard deviation to each
+  side of its line. Runs without noise are in every panel.
 
   Args:
     runs: result of `Summary.tests`.
@@ -126,7 +127,12 @@ def _colors(runs: Runs) -> dict[str, Any]:
 
 
 def _legend(drawing: figure_lib.Figure, axes: Any) -> None:
-  """Puts the legend of some axes below all of them."""
+  """Draws the legend of one panel below all panels.
+
+  Args:
+    drawing: figure to draw in.
+    axes: panel whose legend is drawn.
+  """
   drawing.legend(
     *axes.get_legend_handles_labels(),
     frameon=False,

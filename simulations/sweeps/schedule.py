@@ -1,4 +1,9 @@
-"""The cells of a sweep: which can run now, and the results of the others."""
+"""The order of the cells of a sweep, and the choice of learning rates.
+
+A cell is a run of a grid's row with one server learning rate and one seed. A
+tuning cell searches for the rate of a row that has candidates. A test cell runs
+the row with the chosen rate.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +16,23 @@ from simulations.sweeps import cell as sweep_cell
 from simulations.sweeps import grid as grid_lib
 from simulations.sweeps import summary as sweep_summary
 
-# Cell name to result; None for a cell that failed.
+# Results of the cells that ended, by the cell's name; None if a cell failed.
 Ended = Mapping[str, Optional[sweep_cell.Result]]
 
 
 def choose_rate(
   row: grid_lib.Row, ended: Ended
 ) -> tuple[Optional[int], list[sweep_cell.Cell]]:
-  """Returns the chosen exponent, and the tuning cells of a row.
+  """Returns the chosen exponent of the server learning rate, and tuning cells.
 
-  The exponent is None while one of the cells has not ended, if all failed, and
-  for a row without candidates.
+  The chosen candidate has the least validation loss. If it is the least or the
+  largest candidate, the search adds the next candidate at that end, at most
+  `row.extensions` times. The exponent is None if the row has no candidates, if
+  a tuning cell has not ended, or if all tuning cells failed.
 
   Args:
     row: row of the grid.
-    ended: cells of the sweep that have ended so far.
+    ended: results of the cells that ended.
   """
   exponents = sorted(row.exponents)
   if len(exponents) < 2:
@@ -48,25 +55,25 @@ def choose_rate(
 
 
 def _validation(result: Optional[sweep_cell.Result]) -> float:
-  """Returns the validation loss, or infinity for a failed cell."""
+  """Returns the validation loss; infinity if the cell failed or diverged."""
   if result is None or math.isnan(result.validation_loss):
     return math.inf
   return result.validation_loss
 
 
 def _constant(rule: grid_lib.Rule, ended: Ended) -> Optional[float]:
-  """Returns the constant of a rule, or None before it is fitted."""
+  """Returns the constant of a rule; None if it cannot be fitted yet."""
   exponent, _ = choose_rate(rule.row, ended)
   if exponent is None:
     return None
   best = ended[sweep_cell.Cell(rule.row, exponent, sweep_cell.TUNING_SEED).name]
-  # A chosen cell has ended without a failure.
+  # `choose_rate` never chooses a failed cell, whose loss is infinite.
   assert best is not None
   return rule.constant(exponent, best.noise)
 
 
 def test_cells(row: grid_lib.Row, ended: Ended) -> list[sweep_cell.Cell]:
-  """Returns the cells that test a row, or [] before its rate is chosen."""
+  """Returns the test cells of a row; [] if its rate is not chosen yet."""
   exponent, tuning = choose_rate(row, ended)
   constant = None if row.rule is None else _constant(row.rule, ended)
   if (tuning and exponent is None) or (row.rule and constant is None):
@@ -77,14 +84,17 @@ def test_cells(row: grid_lib.Row, ended: Ended) -> list[sweep_cell.Cell]:
 def ready(
   grid: grid_lib.Grid, directory: pathlib.Path
 ) -> tuple[dict[str, sweep_cell.Cell], Ended]:
-  """Returns the cells that could run now, by name, and the results of others.
+  """Returns the unfinished cells whose rate is known, and finished results.
 
   Args:
     grid: experiments of the sweep.
     directory: folder of the sweep.
 
+  Returns:
+    The unfinished cells, by name, and the results of the finished cells.
+
   Raises:
-    ValueError: a finished cell is of another grid.
+    ValueError: a finished cell belongs to another grid.
   """
   ended: dict[str, Optional[sweep_cell.Result]] = {}
   while True:
@@ -102,7 +112,13 @@ def ready(
 def startable(
   grid: grid_lib.Grid, ended: Ended, running: Mapping[int, Any]
 ) -> list[sweep_cell.Cell]:
-  """Returns the cells that could start now, in the order of `all_cells`."""
+  """Returns the cells that could start now, in the order of `all_cells`.
+
+  Args:
+    grid: experiments of the sweep.
+    ended: results of the cells that ended; they do not start again.
+    running: running cells: tuples (process, cell, cores), by any key.
+  """
   started = {*ended, *(cell.name for _, cell, _ in running.values())}
   return [
     cell
@@ -114,10 +130,10 @@ def startable(
 def all_cells(
   grid: grid_lib.Grid, ended: Ended
 ) -> list[tuple[sweep_cell.Cell, bool]]:
-  """Returns all cells, and whether their learning rates are chosen.
+  """Returns all cells, each with whether its server learning rate is known.
 
-  Tuning cells come first, then the cells of one seed after another; within each
-  of these, cells with less noise come first.
+  Tuning cells come first. Test cells follow in the order of their seeds; among
+  test cells of one seed, a larger epsilon comes first.
   """
   cells = [
     (cell, True) for row in _tuned(grid) for cell in choose_rate(row, ended)[1]
@@ -135,13 +151,13 @@ def all_cells(
 
 
 def _tuned(grid: grid_lib.Grid) -> list[grid_lib.Row]:
-  """Returns the rows whose rates may be searched for, each once."""
+  """Returns the rows that may have tuning cells: rows of rules, then others."""
   rules = {row.rule.row.name: row.rule.row for row in grid.rows if row.rule}
   return [*rules.values(), *grid.rows]
 
 
 def outcome(grid: grid_lib.Grid, ended: Ended) -> list[sweep_summary.Outcome]:
-  """Returns every cell of a sweep, with the result of each that has ended."""
+  """Returns all cells of a sweep, with the results of the cells that ended."""
   taken = {row.name: choose_rate(row, ended)[0] for row in _tuned(grid)[::-1]}
   return [
     sweep_summary.Outcome(

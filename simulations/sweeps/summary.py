@@ -1,4 +1,8 @@
-"""The summary of a sweep: tables for readers and programs."""
+"""The summary of a sweep: tables for readers and programs.
+
+A cell is a run of a grid's row with one server learning rate and one seed. A
+tuning cell searches for the rate; a test cell runs with the chosen rate.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +23,19 @@ from simulations.sweeps import plots as sweep_plots
 from tff_bandmf import _files
 
 NOTE = (
-  'Each run has the guarantee of its own report and no more: runs compose, '
-  'and neither the choice of learning rates nor that of other '
-  'hyperparameters, made with other runs on the same clients and on '
-  'validation data without noise, is covered by any of them.'
+  'Each run has only the guarantee of its own report, and the guarantees of '
+  'runs on the same clients compose. The learning rates and other '
+  'hyperparameters were chosen with other runs on the same clients, and with '
+  'validation data without noise. No guarantee covers this choice.'
 )
 CLAIMS_MORE = (
-  'Where a row claims more than its epsilon, it guarantees what it claims '
-  'and no less: epsilon is then that of a larger cohort, which the run only '
-  'stands for.'
+  'If a row claims more than its epsilon, only the claimed epsilon is '
+  'guaranteed. The epsilon of the row is for a larger cohort, which the run '
+  'simulates.'
 )
 CLAIMS_NOTHING = (
-  'Where a row has an epsilon and claims none, that is of a larger cohort, '
-  'which the run only stands for: it guarantees nothing.'
+  'If a row has an epsilon but claims none, nothing is guaranteed. The epsilon '
+  'of the row is for a larger cohort, which the run simulates.'
 )
 _HEADERS = {
   'mechanism': 'mechanism',
@@ -61,6 +65,7 @@ _PAIR_HEADERS = {
   'p_value': 'p',
   'shown': 'shown',
 }
+# Maximum number of points of the validation curve that a summary stores.
 _CURVE_POINTS = 26
 
 
@@ -72,7 +77,8 @@ class Outcome:
     cell: cell of the sweep.
     result: result of the cell; None if it has not ended, or failed.
     failed: whether the cell ended without a result.
-    taken: whether this tuning cell has the chosen rate.
+    taken: whether the cell has the rate that the search chose; True for a test
+      cell.
   """
 
   cell: sweep_cell.Cell
@@ -83,12 +89,12 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """The finished runs of a sweep, and the names of the unfinished cells.
+  """The finished runs of a sweep, and the names of its other cells.
 
   Attributes:
-    runs: one for each cell with a result; see `_run`.
-    missing: cells that have not ended.
-    failed: cells that ended without a result.
+    runs: JSON objects of the cells with a result, made by `_run`.
+    missing: names of the cells that have not ended.
+    failed: names of the cells that ended without a result.
   """
 
   runs: tuple[dict[str, Any], ...]
@@ -114,7 +120,7 @@ class Summary:
 
   @classmethod
   def read(cls, text: str) -> Summary:
-    """Reads the text that `json` wrote."""
+    """Returns the summary of a text that `json` returned."""
     content = json.loads(text)
     return cls(*(tuple(content[name]) for name in _fields()))
 
@@ -130,7 +136,7 @@ class Summary:
 
   @property
   def tests(self) -> list[dict[str, Any]]:
-    """Returns the runs that test a rate, without those that search for one."""
+    """Returns the test runs, without the runs that search for a rate."""
     return [run for run in self.runs if not run['search']]
 
   @property
@@ -146,9 +152,11 @@ class Summary:
 
   @property
   def pairs(self) -> list[dict[str, Any]]:
-    """Returns the differences of mechanisms with several seeds.
+    """Returns differences in test loss between mechanisms at one epsilon.
 
-    Mechanisms are sorted by loss, and each is compared with the next one.
+    For each epsilon, the mechanisms with several seeds are sorted by mean loss,
+    and each mechanism is compared with the next larger loss. Runs without noise
+    are among the mechanisms of every epsilon.
     """
     comparisons = []
     rows = [
@@ -183,11 +191,14 @@ class Summary:
     return comparisons
 
   def against(self, mechanism: str) -> dict[Any, analysis.Paired]:
-    """Returns the difference in loss from one mechanism, by (name, epsilon).
+    """Returns the losses of all mechanisms minus the loss of one mechanism.
 
     Args:
-      mechanism: mechanism to compare with, at the same epsilon or without
-        noise.
+      mechanism: mechanism whose loss is subtracted, at the same epsilon; if it
+        has no noise, its loss is subtracted at every epsilon.
+
+    Returns:
+      Differences by (mechanism, epsilon).
     """
     rows = self.rows
     comparisons = {}
@@ -215,15 +226,17 @@ class Summary:
   @property
   def notes(self) -> list[str]:
     """Returns the notes for readers of the rows."""
-    # PRIVACY: A reader could take a simulated epsilon for the guarantee of a
-    # run. A note says that the run does not have it.
+    # PRIVACY: A run that simulates a larger cohort may guarantee less than the
+    # epsilon of its row, and a reader could take this epsilon for the
+    # guarantee. The notes then say that only the claimed epsilon holds.
     # Guard: sweep_runs_test.test_row_that_claims_more_says_so.
     more = any(
       (row['claimed_epsilon'] or 0) > _infinite(row['epsilon'])
       for row in self.rows
     )
-    # PRIVACY: A reader could take an epsilon without a claim for a guarantee. A
-    # note says that nothing is claimed.
+    # PRIVACY: A run that simulates a larger cohort may guarantee nothing, and a
+    # reader could take the epsilon of its row for the guarantee. The notes then
+    # say that nothing is guaranteed.
     # Guard: sweep_runs_test.test_row_that_claims_nothing_says_so.
     nothing = any(
       row['epsilon'] and row['claimed_epsilon'] is None for row in self.rows
@@ -235,18 +248,19 @@ class Summary:
     ]
 
   def table(self) -> str:
-    """Returns the rows as Markdown."""
+    """Returns `rows` as a Markdown table."""
     return _table(self.rows, _HEADERS)
 
   def pairs_table(self) -> str:
-    """Returns the pairs as Markdown; '' without any."""
+    """Returns `pairs` as a Markdown table; '' if there are none."""
     return _table(self.pairs, _PAIR_HEADERS)
 
   def search_table(self) -> str:
-    """Returns the candidates of learning rates as Markdown; '' without any."""
+    """Returns the tuning runs as a Markdown table; '' if there are none."""
     return _table([run for run in self.runs if run['search']], _SEARCH_HEADERS)
 
   def markdown(self) -> str:
+    """Returns the tables, the notes and the unfinished cells as Markdown."""
     parts = [
       self.table(),
       *self.notes,
@@ -266,11 +280,13 @@ class Summary:
     self.draw(directory, '')
 
   def draw(self, directory: pathlib.Path, prefix: str) -> None:
-    """Writes `noise.png` and `convergence.png`, if there are runs to show.
+    """Writes PREFIXnoise.png and PREFIXconvergence.png.
+
+    A plot without a run that can be drawn is not written.
 
     Args:
       directory: folder of the plots.
-      prefix: start of their names.
+      prefix: start of the names of the two files.
     """
     for name, figure in (
       ('noise', sweep_plots.noise(self.tests)),
@@ -293,7 +309,16 @@ def _infinite(epsilon: Optional[float]) -> float:
 def _run(
   cell: sweep_cell.Cell, result: sweep_cell.Result, taken: bool
 ) -> dict[str, Any]:
-  """Returns the JSON object of a run; tuning runs have no test."""
+  """Returns the JSON object of a run.
+
+  A tuning run has None as `test_loss` and `test_accuracy`, because the test
+  split must not choose a rate.
+
+  Args:
+    cell: cell of the run.
+    result: result of the run.
+    taken: `Outcome.taken` of the cell.
+  """
   config = cell.config()
   step = -(-len(result.validation) // _CURVE_POINTS)
   search = cell.seed == sweep_cell.TUNING_SEED
@@ -314,7 +339,8 @@ def _run(
     'test_loss': None if search else _finite(result.test_loss),
     'test_accuracy': None if search else result.test_accuracy,
     'minutes': None if result.seconds is None else result.seconds / 60,
-    # Every `step`-th point, counted from the end to include the last one.
+    # Points [rounds done, loss], one in `step`. Counting from the end keeps the
+    # last point.
     'curve': [
       [done, _finite(round(loss, 4))]
       for done, loss, _ in result.validation[::-1][::step][::-1]
@@ -323,19 +349,20 @@ def _run(
 
 
 def _finite(loss: float) -> Optional[float]:
-  """Returns a loss, or None if the model diverged."""
+  """Returns a loss; None, which JSON can express, if the model diverged."""
   return loss if math.isfinite(loss) else None
 
 
 def _row(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Returns the means of the runs of a row."""
+  """Returns the means over the runs of one mechanism and epsilon."""
   claims = [run['claimed_epsilon'] for run in runs]
   losses = [math.inf if (x := run['test_loss']) is None else x for run in runs]
   return {
     **{
       name: runs[0][name] for name in ('mechanism', 'epsilon', 'rate', 'noise')
     },
-    # A run without noise has no claim.
+    # A row claims an epsilon only if all of its runs do; the largest holds for
+    # each of them.
     'claimed_epsilon': None if None in claims else max(claims),
     'seeds': len(runs),
     'loss_mean': statistics.fmean(losses),

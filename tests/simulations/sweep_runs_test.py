@@ -326,7 +326,7 @@ def test_model_that_diverged_is_no_number(tmp_path):
 
 def test_summary_says_what_no_guarantee_covers():
   assert 'learning rates' in sweep_summary.NOTE
-  assert 'covered by any of them' in sweep_summary.NOTE
+  assert 'No guarantee covers this choice.' in sweep_summary.NOTE
   assert sweep_summary.NOTE in _summary().markdown()
 
 
