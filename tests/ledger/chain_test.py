@@ -130,13 +130,13 @@ def test_client_cut_out_of_two_cohorts_is_refused(path):
       'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
       [cohort.replace(hashed, b''), t],
     )
-    _refused(path, f'ledger=round {t}: is not what the chain')
+    _refused(path, f'ledger=round {t}: contradicts the chain')
 
 
 @pytest.mark.parametrize('t', range(6))
 def test_round_whose_cohort_is_gone_is_refused(path, t):
   _execute(path, 'DELETE FROM bandmf_rounds WHERE round = ?', [t])
-  _refused(path, f'ledger=round {t}: is not')
+  _refused(path, f'ledger=round {t}: contradicts')
 
 
 def test_cohort_without_events_is_refused(path):
@@ -144,7 +144,7 @@ def test_cohort_without_events_is_refused(path):
     path,
     "INSERT INTO bandmf_rounds (round, highest, cohort) VALUES (6, -1, x'')",
   )
-  _refused(path, 'ledger=round 6: is not')
+  _refused(path, 'ledger=round 6: contradicts')
 
 
 _VALUES = {
@@ -204,10 +204,10 @@ def test_any_change_of_a_row_is_refused(path, tmp_path, table):
 
 def test_events_gone_from_the_end_are_refused(path):
   _execute(path, 'DELETE FROM bandmf_events WHERE place > 12')
-  _refused(path, 'ledger=round [34]: is not what the chain')
+  _refused(path, 'ledger=round [34]: contradicts the chain')
   # Their number with them: the head is then another one.
   _execute(path, 'UPDATE bandmf_ledger SET events = 13')
-  _refused(path, 'ledger=round [34]: is not what the chain')
+  _refused(path, 'ledger=round [34]: contradicts the chain')
 
 
 def test_ledger_of_another_run_is_refused(path, tmp_path):
@@ -224,7 +224,7 @@ def test_ledger_of_another_run_is_refused(path, tmp_path):
     assert ledger.head() == head
     with pytest.raises(ValueError, match='another run'):
       ledger.bind(run=5, noise_key=6)
-    with pytest.raises(ValueError, match='ledger key=.* not that of this'):
+    with pytest.raises(ValueError, match='ledger key=.* not the key of this'):
       ledger.start_round(6, [1])
 
 
@@ -248,7 +248,7 @@ def test_ledger_changed_while_it_is_open_is_refused_when_counted(path):
   with ledger_lib.Ledger(path) as ledger:
     _execute(path, 'UPDATE bandmf_events SET noise_checked = 0')
     for call in ledger.observed, ledger.all_attempts:
-      with pytest.raises(ValueError, match='ledger=round 0: is not'):
+      with pytest.raises(ValueError, match='ledger=round 0: contradicts'):
         call()
 
 

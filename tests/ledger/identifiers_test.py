@@ -76,7 +76,7 @@ def test_ledger_keeps_the_kind_of_its_names(tmp_path):
       ledger.start_round(1, one)
     with ledger_lib.Ledger(path) as ledger:
       for t in 1, 2:
-        with pytest.raises(ValueError, match='clients=.*not what they were'):
+        with pytest.raises(ValueError, match='clients=.*differ in kind'):
           ledger.start_round(t, other)
       ledger.start_round(2, [])
       ledger.start_round(3, one)
@@ -133,7 +133,7 @@ def test_clients_can_be_strings(ledger):
   # Nobody of a population of indices is known to have taken part.
   with pytest.raises(ValueError, match='not among the 10 indices'):
     ledger.history(10, 4)
-  with pytest.raises(ValueError, match='not among those looked at'):
+  with pytest.raises(ValueError, match='not in the given population'):
     ledger.cohort(3)
 
 
@@ -202,7 +202,7 @@ def test_ledger_with_another_key_lets_nobody_in(place, tmp_path):
   with ledger_lib.Ledger(**place) as ledger:
     ledger.start_round(0, [1])
   _key_file(place, tmp_path).write_bytes(bytes(16))
-  _refuses_everybody(place, 'ledger key=.* is not that of this ledger')
+  _refuses_everybody(place, 'ledger key=.* is not the key of this ledger')
   _key_file(place, tmp_path).write_bytes(bytes(15))
   _refuses_everybody(place, 'must be 16 bytes')
 

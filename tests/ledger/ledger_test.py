@@ -301,7 +301,7 @@ def test_round_of_another_number_than_the_aggregators_is_refused(ledger):
     ledger.start_round(t, [t])
     for done in {0, 1, 2, 3} - {t + 1}:
       with pytest.raises(
-        ValueError, match=f'round={t}: is not .* did, {done - 1};'
+        ValueError, match=f'round={t}: is not .* aggregator, {done - 1};'
       ):
         ledger.finish_round(t, rounds_done=np.int32(done))
     ledger.finish_round(t, rounds_done=np.int32(t + 1))
@@ -462,7 +462,7 @@ def test_round_cannot_start_with_another_digest_than_the_last(ledger):
   ledger.start_round(0, [1], b'held')
   ledger.fail_round(0)
   for t in range(2):
-    with pytest.raises(ValueError, match='run=round .*rounds before held to'):
+    with pytest.raises(ValueError, match='run=round .*than the earlier rounds'):
       ledger.start_round(t, [1], b'other')
     ledger.start_round(t, [1], b'held')
     assert ledger.attempts(t)[-1].enforced == b'held'

@@ -107,5 +107,7 @@ def test_lock_that_another_process_keeps_is_an_error(place):
 
 def test_other_databases_are_refused():
   for url in 'mysql://me@x/y', 'postgresql+psycopg://me@x/y':
-    with pytest.raises(ValueError, match='is not a database that a ledger'):
+    with pytest.raises(
+      ValueError, match='is not a database that can hold a ledger'
+    ):
       ledger_lib.Ledger(url)

@@ -100,7 +100,7 @@ def test_client_cut_out_of_two_cohorts_is_refused(tmp_path):
   path = plain / report.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     _cut(ledger)
-  _refused(plain, 'ledger=round 2: is not what the chain')
+  _refused(plain, 'ledger=round 2: contradicts the chain')
   # Whoever makes another chain contradicts the result,
   forge(forged, _cut)
   _refused(forged, 'is not the one that result.json was written with')
@@ -186,7 +186,7 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
   path = plain / report.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     without_cohort(ledger)
-  _refused(plain, f'ledger=round {gone}: is not what the chain')
+  _refused(plain, f'ledger=round {gone}: contradicts the chain')
   forge(forged, without_round)
   _refused(forged, 'rounds=5: the run has ended')
   forge(blind, without_round)

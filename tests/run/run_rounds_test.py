@@ -211,7 +211,7 @@ def test_names_keep_their_kind_in_any_container(tmp_path, way):
         start(mine, ids)
   for ids in names[:7] + [7], np.array(names[:7] + [7], object):
     with _open(tmp_path) as mine:
-      with pytest.raises(TypeError, match='clients=.*"1" would be two'):
+      with pytest.raises(TypeError, match='clients=.*"1" would count as two'):
         start(mine, ids)
   if way == 'rounds':
     with _open(tmp_path) as mine:

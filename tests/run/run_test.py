@@ -34,7 +34,7 @@ def test_clients_keep_the_kind_of_their_names(tmp_path):
   with run.Run(tmp_path, small_run.small_plan()) as mine:
     with mine.round(cohort=[1, 2]) as opened:
       opened.finish(opened.release([], np.zeros(3)))
-    with pytest.raises(ValueError, match='clients=strings: are not what'):
+    with pytest.raises(ValueError, match='clients=strings: differ in kind'):
       with mine.round(cohort=['1', 'a']):
         pass
     with pytest.raises(ValueError, match='clients=8 ids: lack 2 of the 2 c'):
@@ -126,7 +126,7 @@ def test_ledger_is_where_it_is_said_to_be(tmp_path):
   # Another ledger is not taken for it, and what was said stays.
   with run.Run(tmp_path / 'other', small_run.small_plan()):
     other = tmp_path / 'other' / run_json.LEDGER_FILE
-  with pytest.raises(ValueError, match='that of another run'):
+  with pytest.raises(ValueError, match='bound to another run'):
     run.Run(mine, small_run.small_plan(), ledger=other)
   assert (mine / run_json.LEDGER_URL).read_text() == str(url)
 

@@ -102,11 +102,13 @@ class Attempt:
   """One attempt at a round.
 
   Attributes:
-    outcome: 'started', 'finished', 'failed' or 'abandoned'.
-    z_stddev: attribute `z_stddev` of the event at the end of the attempt.
+    outcome: 'started', 'finished' or 'failed'; or 'abandoned' for the entry
+      that follows the attempts at an abandoned round.
+    z_stddev: standard deviation of an entry of z, see `Event`; None if it is
+      not known, or if the attempt did not finish.
     result: digest of the released sum; None if it is not known.
-    noise_checked: attribute `noise_checked` of the event at the end of the
-      attempt.
+    noise_checked: whether the program that added the noise tested the noise;
+      False if the attempt did not finish.
     row: digest of the row of `metrics.csv`; None without a row.
     head: head of the chain after the last event of the attempt, in hexadecimal.
     enforced: digest of the plan and other files that the attempt followed, see

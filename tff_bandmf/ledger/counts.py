@@ -27,8 +27,8 @@ class Observed:
     last_round: highest index of a round; -1 without rounds.
     last_client: highest client index; -1 without rounds, or if clients are
       strings.
-    z_stddev: smallest `Attempt.z_stddev` of the finished attempts; None if no
-      attempt has one.
+    z_stddev: smallest known `Attempt.z_stddev` of the finished attempts; None
+      if no value is known.
     cohort_sizes: dict from the index of a round to its number of clients,
       rounds ascending.
     unmeasured: indices of the rounds with a finished attempt whose `z_stddev`
@@ -37,7 +37,9 @@ class Observed:
       tested by the program that added the noise.
     finished_twice: indices of the rounds that finished more than once without
       proof that all these attempts released the same sum.
-    enforced: values of `Attempt.enforced` for all attempts that were started.
+    enforced: digests of the plan and other files that the attempts followed,
+      one for each different set of files; None is among them if an attempt has
+      no digest. Entries 'abandoned' do not count.
     drawn: whether all cohorts are the ones that the sampling key gives; None if
       nobody has compared them since the last round.
     head: head of the ledger's chain, in hexadecimal; None for a log.
@@ -114,7 +116,8 @@ def from_attempts(
     sizes: dict from the index of a round to its number of clients.
     attempts: dict from the index of a round to the attempts at it.
     log: participation of the clients.
-    last_client: attribute `last_client` of the result.
+    last_client: highest client index; -1 without rounds, or if clients are
+      strings.
   """
   finishes = {
     t: [attempt for attempt in tried if attempt.outcome == chain.FINISHED]
@@ -173,9 +176,10 @@ def from_attempts(
         )
       )
     ),
-    # PRIVACY: if only finished rounds counted, a program could follow an edited
-    # plan in rounds that never finish, although their clients take part. The
-    # digest of every started attempt is in `enforced`. Guard:
+    # PRIVACY: a program could follow an edited plan in a round that never
+    # finishes, and the clients of this round take part too. This set has the
+    # digest of every started attempt, finished or not.
+    # Guard:
     # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
     enforced=frozenset(
       attempt.enforced
@@ -183,14 +187,16 @@ def from_attempts(
       for attempt in tried
       if attempt.outcome != chain.ABANDONED
     ),
-    # PRIVACY: the amplified guarantee fails if one cohort was not sampled at
-    # random, and an event 'drawn' does not cover later rounds. `drawn` is False
-    # if a single attempt has False, and True only if the last attempt has True.
+    # PRIVACY: the amplified guarantee holds only if every cohort was sampled,
+    # and a comparison with the sampling key does not cover later rounds. The
+    # value is False if one comparison failed, and True only if a comparison
+    # succeeded after the last attempt.
     # Guard: ledger_test.test_verdict_is_of_all_rounds_or_none.
     drawn=False if False in verdicts else (verdicts or [None])[-1],
-    # PRIVACY: a failed or burnt attempt may have released a sum of a part of
-    # the cohort, for which the amplified guarantee fails. The flag INCOMPLETE
-    # counts in every attempt, whatever its outcome.
+    # PRIVACY: an attempt that failed or was burnt may have released a sum that
+    # lacks clients of its cohort, and the amplified guarantee does not cover
+    # such a sum. This line lists the round of every attempt with the flag
+    # INCOMPLETE, whatever the outcome of the attempt.
     # Guard: report_sampling_test.test_cut_cohort_of_a_burnt_round_counts.
     incomplete=tuple(
       t
@@ -206,9 +212,10 @@ def from_attempts(
 
 def _examined(finished: list[chain.Attempt]) -> Optional[bool]:
   """Returns `Observed.examined` for the finished attempts."""
-  # PRIVACY: a learning process that was not checked may have released updates
-  # without noise in a single round. The result is False if one finished attempt
-  # has neither the flag EXAMINED nor the flag DIRECT.
+  # PRIVACY: if the learning process was not checked in one round, it may have
+  # released updates without noise in this round. The result is False if a
+  # finished attempt lacks both the flag EXAMINED (the process was checked) and
+  # the flag DIRECT (the round had no process).
   # Guard: run_report_test.test_one_round_of_an_unchecked_process_is_enough.
   if finished and all(chain.DIRECT in each.flags for each in finished):
     return None

@@ -1,8 +1,8 @@
 """Connections to the database of a ledger, in SQLite or PostgreSQL.
 
 SQLite writes to a write-ahead log, and syncs this log to the disk at every
-commit. After a minute, there is an error if another process holds a lock, if a
-statement of PostgreSQL is slow, or if a server cannot be reached.
+commit. A call raises an error after a minute if another process holds a lock,
+if a statement of PostgreSQL has no result, or if a server cannot be reached.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
     return writer, writer.execution_options(reads=True)
   if url.drivername not in ('postgresql', 'postgresql+psycopg2'):
     raise errors.value_error(
-      f'ledger={url.drivername}: is not a database that a ledger can be in; '
-      'use a SQLite file or postgresql+psycopg2://'
+      f'ledger={url.drivername}: is not a database that can hold a ledger; use '
+      'a SQLite file or postgresql+psycopg2://'
     )
   writer = sa.create_engine(
     url,
@@ -114,24 +114,23 @@ def unusable(url: object, error: Exception) -> ValueError:
   if isinstance(url, pathlib.Path) and not os.access(url.parent, os.W_OK):
     return errors.value_error(
       f'ledger={url}: lies in a folder that cannot be written, and SQLite '
-      'writes beside a file even to read it; make the folder writable, or '
-      'copy it and give the copy'
+      'writes files there even to read the ledger; make the folder writable, '
+      'or give a copy of the folder'
     )
   # The message omits the statement, since its parameters identify clients.
   return errors.value_error(
     f'ledger={url}: cannot be used ({getattr(error, "orig", None) or error}); '
-    'look at the space and the permissions of its disk, or the address of its '
-    'server; do not touch the files of a run'
+    'check the free space and the permissions of its disk, or the address of '
+    'its server; do not change the files of a run'
   )
 
 
 def _make_sqlite_durable(connection, _) -> None:
-  # With another isolation level, the driver would begin some transactions by
-  # itself.
+  # With an isolation level, the driver would begin some transactions by itself.
   connection.isolation_level = None
   # PRIVACY: if a power cut lost the start of a round that ran, the claim would
-  # not count the clients of the round. SQLite syncs every commit to the disk
-  # before the round runs.
+  # not count the clients of the round. With the two settings below, SQLite
+  # syncs every commit to the disk before the call returns.
   # Guard: ledger_test.test_every_start_is_synced_to_the_disk.
   for left in reversed(range(_SWITCHES)):
     try:
@@ -169,9 +168,9 @@ def _postgresql_arguments(options: str) -> dict[str, Union[str, int]]:
     'options': ' '.join(
       [options, *(f'-c {name}={value}' for name, value in settings.items())]
     ).strip(),
-    # Limits of libpq for a server that cannot be reached. They do not apply to
-    # a server process that is stopped: its connection stays open, and the
-    # program waits.
+    # Limits of libpq for a server that cannot be reached. If the process of the
+    # server is stopped, the limits do not apply: the connection stays open, and
+    # the program waits.
     'connect_timeout': _SECONDS,
     'tcp_user_timeout': milliseconds,
     'keepalives_idle': _SECONDS // 2,

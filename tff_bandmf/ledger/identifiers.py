@@ -6,14 +6,15 @@
 | c      | client    | an index in the population, or a string      |
 | h      |           | identifier of c: 64 bits, as an int64        |
 
-For a string, h is BLAKE2b(key = s, c). For an index, h is a permutation of the
-64-bit numbers, which a person with the key can invert: ten rounds of a Feistel
-network on two halves (x, y) of 32 bits. Round i of the network is
+For a string, h is BLAKE2b(key = s, c). For an index, h is the result of a
+permutation of the 64-bit numbers, which a person with the key can invert. The
+permutation is a Feistel network of ten rounds on the halves (x, y), 32 bits
+each. Round i of the network is
 
     (x, y) <- (y, x ^ F(i, y))    F(i, y) = 32 bits of AES(key from s; i, y)
 
-From far fewer than 2^32 values, nobody can tell this permutation from a random
-permutation ([LR88], [Pat10]: six rounds are enough).
+A person who sees far fewer than 2^32 values cannot tell this permutation from a
+random permutation ([LR88], [Pat10]: six rounds are enough).
 
 Without the key, nobody can test whether a known client is in a ledger. Two
 strings with the same hash count as one client, which can only overstate the
@@ -79,8 +80,8 @@ class Identifiers:
       return cls(_files.load_secret(path, _BYTES, 'ledger key'))
     except FileNotFoundError:
       raise errors.value_error(
-        f'ledger key={path}: is gone, and rounds were already started; without '
-        'it every client looks new: restore it'
+        f'ledger key={path}: is gone, and rounds were already started; restore '
+        'the key: without it every client looks new'
       ) from None
 
   @classmethod
@@ -195,16 +196,16 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
     clients = clients.tolist()
   clients = list(clients)
   strings = sum(isinstance(client, str) for client in clients)
-  # PRIVACY: a program that reads names from two sources may have '1' and 1 for
-  # one client, which could then take part twice within min_sep rounds. A
-  # mixture of strings and indices is refused here, before NumPy could convert
+  # PRIVACY: a program that reads names from two sources may name one client
+  # both '1' and 1, and this client could take part twice within min_sep rounds.
+  # A mixture of strings and indices is refused here, before NumPy could convert
   # all names to strings.
   # Guard: identifiers_test.test_names_of_two_kinds_are_refused.
   if 0 < strings < len(clients):
     raise errors.type_error(
       f'clients={strings} strings and {len(clients) - strings} others: must be '
-      'all indices or all strings: 1 and "1" would be two clients; name all '
-      'clients in one way'
+      'all indices or all strings, since 1 and "1" would count as two clients; '
+      'name all clients in one way'
     )
   if strings:
     return [client for client in clients if isinstance(client, str)]
@@ -226,6 +227,6 @@ def _index(client: object) -> int:
   if not 0 <= index < 2**63:
     rule = 'must be at least 0' if index < 0 else 'must be below 2^63'
     raise errors.value_error(
-      f'client={index}: {rule}; it is an index in the population'
+      f'client={index}: {rule}; give an index in the population'
     )
   return index

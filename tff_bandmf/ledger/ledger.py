@@ -1,11 +1,11 @@
 """The ledger: the cohort of each round, and the end of each attempt.
 
-The cohort of a round is durable before the round runs. A round that was started
-counts, whether or not it gives a result. The outcome of an attempt at a round
-is 'started', and later 'finished', 'failed' (the round may be replayed) or
-'abandoned' (the round is burnt: it may not be replayed). Clients are stored as
-keyed hashes. All events are in a chain of hashes, see `chain`. When a ledger is
-opened, the chain is computed again and compared.
+The cohort of a round is durable before the round runs. The clients of a started
+round count as having taken part, whether or not the round gives a result. An
+attempt at a round is 'started', and then 'finished' or 'failed'. A failed round
+may be replayed. An abandoned (burnt) round may not be replayed. Clients are
+stored as keyed hashes. All events are in a chain of hashes, see `chain`. When a
+ledger is opened, the chain is computed again and compared with the stored one.
 
   with Ledger('ledger.sqlite') as ledger:
     ledger.start_round(0, cohort)
@@ -58,7 +58,8 @@ class Ledger:
       create: whether to make a missing ledger.
       key_file: path of the key by which clients are hashed. The key is made
         when the first round starts. None stands for private/ledger.key next to
-        the SQLite file. Counts can be read without the key.
+        the SQLite file; for a database server it stands for no key. Counts can
+        be read without the key.
 
     Raises:
       ValueError: the ledger is missing, and `create` is False; or the database
@@ -88,9 +89,10 @@ class Ledger:
       missing = tables.TABLES - existing
       if 'bandmf_attempts' in existing:
         raise tables.other_format(1)
-      # PRIVACY: if a new ledger replaced a damaged one, the clients that took
-      # part would be forgotten. A SQLite file with other tables is refused, and
-      # so is a database with only some tables of a ledger.
+      # PRIVACY: if a new ledger replaced a damaged ledger, the clients of the
+      # damaged ledger could take part again earlier than the schema allows. A
+      # SQLite file with other tables is refused, and a database with only some
+      # tables of a ledger is refused.
       # Guard: ledger_test.test_database_of_something_else_is_refused.
       if missing and (
         missing < tables.TABLES or existing and isinstance(url, pathlib.Path)
@@ -111,7 +113,8 @@ class Ledger:
         database.wait_to_create(connection)
         tables.create(connection)
     # PRIVACY: a ledger from which somebody removed a client understates the
-    # participation. This line checks the chain, and raises if it is broken.
+    # participation. This line checks the chain of hashes, and raises ValueError
+    # if a hash is wrong.
     # Guard: chain_test.test_any_change_of_a_row_is_refused.
     self._read(tables.verify)
 
@@ -138,7 +141,7 @@ class Ledger:
       yield connection
 
   def bound(self) -> tuple[Optional[int], Optional[int]]:
-    """Returns the IDs of the run and the noise key; None before `bind`."""
+    """Returns the IDs of run and noise key; (None, None) before `bind`."""
     row = self._read(tables.row)
     return row.run, row.noise_key
 
@@ -199,8 +202,8 @@ class Ledger:
     Args:
       round_index: index of the round.
       population: clients that may be in the cohort. None stands for all indices
-        up to the highest client index in the ledger. The time does not depend
-        on the size of a `range`.
+        up to the highest client index in the ledger. With a `range`, the
+        running time does not depend on the size of the population.
 
     Raises:
       ValueError: a client of the cohort is not in the population.
@@ -219,8 +222,8 @@ class Ledger:
       cohort = np.unique(np.asarray(population)[np.isin(hashes, recorded)])
     if not complete:
       raise errors.value_error(
-        f'round={round_index}: has clients that are not among those looked at; '
-        'give the population that the run started with'
+        f'round={round_index}: has clients that are not in the given '
+        'population; give the population that the run started with'
       )
     return cohort
 
@@ -250,9 +253,9 @@ class Ledger:
     history = history_lib.empty(clients, participation)
     for round_index, cohort in self._cohorts(operator.index(before)):
       indices = hashed.indices(cohort)
-      # PRIVACY: a client that the history lacks would be drawn again earlier
-      # than the schema allows. A ledger with a client outside of the population
-      # is refused.
+      # PRIVACY: if the history lacks a client, the client could be drawn again
+      # earlier than the schema allows. A ledger with a client outside of the
+      # population is refused.
       # Guard: identifiers_test.test_clients_can_be_strings.
       if len(indices) and not (0 <= indices.min() and indices.max() < clients):
         raise errors.value_error(
@@ -270,12 +273,12 @@ class Ledger:
   ) -> history_lib.History:
     """Returns the history of clients below a round, in the order of `clients`.
 
-    The time depends on the number of these clients and on the number of rounds
-    since the last call, and not on the number of all rounds.
+    The running time depends on the number of `clients` and on the number of
+    rounds since the last call, and not on the number of all rounds.
 
     Args:
       clients: indices or strings.
-      before: index of a round.
+      before: index of a round; the history has only rounds below this index.
       whole: whether the result has all rounds of a client, which a `Budget`
         needs, or only the last round and the number of rounds.
     """
@@ -286,11 +289,11 @@ class Ledger:
     population: _Clients,
     before: int,
   ) -> history_lib.Patterns:
-    """Returns all rounds of a population below a round, in the same order.
+    """Returns all rounds of each client below a round, in the given order.
 
     Args:
       population: different indices or strings.
-      before: index of a round.
+      before: index of a round; the result has only rounds below this index.
     """
     hashes = self._hash().hashes(population)
     return self._seen_before(before, whole=True).patterns(hashes)
@@ -425,8 +428,8 @@ class Ledger:
       ):
         kind = 'indices' if highest >= 0 else 'strings'
         raise errors.value_error(
-          f'clients={kind}: are not what they were in the rounds before; name '
-          'clients as the run began to: all by index, or all by string'
+          f'clients={kind}: differ in kind from the clients of earlier rounds; '
+          'name all clients of a run by index, or all by string'
         )
       last = tables.last_round(connection)
       # PRIVACY: if the plan or the strategy is edited between two rounds, the
@@ -439,19 +442,19 @@ class Ledger:
         for attempt in tables.attempts(connection, last)
       ):
         raise errors.value_error(
-          f'run=round {round_index}: has another run.json, plan.json or '
-          'strategy.json than the rounds before held to; restore the files '
-          'that the run was started with'
+          f'run=round {round_index}: follows another run.json, plan.json or '
+          'strategy.json than the earlier rounds; restore the files that the '
+          'run was started with'
         )
       if recorded is None:
-        # PRIVACY: a cohort for a round below the last started round was drawn
-        # without regard to later rounds, and may break the schema. A new cohort
-        # for an earlier round is refused.
+        # PRIVACY: a new cohort for a round below the last started round is
+        # chosen without regard to the later rounds, so it may break the schema.
+        # Such a cohort is refused.
         # Guard: ledger_test.test_round_below_a_started_one_cannot_start.
         if round_index <= last:
           raise errors.value_error(
-            f'round={round_index}: was never started, and round {last} was; go '
-            'on above it'
+            f'round={round_index}: was never started, and is below round '
+            f'{last}, which was started; start a round above that one'
           )
         tables.add_round(connection, round_index, hashes, highest)
       # PRIVACY: if two sums get the same noise, the difference of the two
@@ -460,9 +463,9 @@ class Ledger:
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
       elif recorded != digest:
         raise errors.value_error(
-          f'round={round_index}: was already started with another cohort; its '
-          'noise may not be used twice: resume with the data, seed and '
-          'configuration of the first start'
+          f'round={round_index}: was already started with another cohort, and '
+          'the noise of a round may not be used twice; resume with the data, '
+          'seed and configuration of the first start'
         )
       # PRIVACY: an abandoned round may have released a sum, and a second start
       # could release another sum with the same noise. A start of an abandoned
@@ -513,15 +516,16 @@ class Ledger:
       ValueError: no attempt is open; another result was recorded; `z_stddev`
         is negative or not finite; or the aggregator counts another round.
     """
-    # PRIVACY: if the aggregator counts another round, the sum of this cohort
-    # got the noise of the other round, and the sum of the other round gets the
-    # same noise. The result of the round is refused. Guard:
+    # PRIVACY: if the aggregator is at another round than the ledger, the sum of
+    # this cohort got the noise of that round, and the sum of that round could
+    # get the same noise. The result of the round is refused.
+    # Guard:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:
       raise errors.value_error(
-        f'round={round_index}: is not the one that the aggregator did, '
-        f'{int(rounds_done) - 1}; do not release its result; resume with state '
-        'and ledger of one time'
+        f'round={round_index}: is not the round of the aggregator, '
+        f'{int(rounds_done) - 1}; do not release its result; resume with a '
+        'state and a ledger of the same moment'
       )
     z_stddev = None if z_stddev is None else float(z_stddev)
     if z_stddev is not None and not 0 <= z_stddev < math.inf:
@@ -576,7 +580,7 @@ class Ledger:
       ):
         raise errors.value_error(
           f'round={event.round}: was finished with another result; do not '
-          'release this one: abandon the round'
+          'release the new result: abandon the round'
         )
       tables.append(
         connection,
@@ -593,8 +597,8 @@ class Ledger:
   ) -> None:
     """Records that a started round is burnt, and can never start again.
 
-    The cohort of a burnt round counts as having taken part, with a sum of zero.
-    A second call changes only the digest of the row.
+    The clients of a burnt round count as having taken part. A second call
+    changes only the digest of the row.
 
     Args:
       round_index: index of the round.
@@ -639,9 +643,9 @@ class Ledger:
     return np.sort(self._hash().hashes(names)), int(highest)
 
   def record_drawn(self, as_drawn: bool) -> None:
-    """Records whether every cohort is the one that the sampling key gives.
+    """Records the result of a comparison of all cohorts with the sampling key.
 
-    The answer is an event of the chain, so the head of the chain covers it.
+    The record is an event of the chain, so the head of the chain covers it.
 
     Args:
       as_drawn: whether the sampling key gives exactly the cohorts in the
@@ -678,13 +682,13 @@ class Ledger:
     if self._identifiers is None:
       if self._key_file is None:
         raise errors.value_error(
-          'key_file=None: a ledger in a database server needs it; give a file '
-          'next to the other secrets of the run'
+          'key_file=None: a ledger in a database server needs a key file; give '
+          'a path next to the other secrets of the run'
         )
       recorded = self._read(tables.row).key
-      # PRIVACY: with another key, every client looks new and could take part
-      # earlier than the schema allows. Only the key whose fingerprint is in the
-      # ledger is accepted.
+      # PRIVACY: under a new key, every client would look new and could take
+      # part earlier than the schema allows. Only the key whose fingerprint is
+      # in the ledger is accepted.
       # Guards:
       # identifiers_test.test_ledger_without_its_key_lets_nobody_in and
       # test_ledger_with_another_key_lets_nobody_in.
@@ -697,8 +701,8 @@ class Ledger:
         recorded = tables.set_once(connection, key=fingerprint).key
       if recorded != fingerprint:
         raise errors.value_error(
-          f'ledger key={self._key_file}: is not that of this ledger; restore '
-          'the file that it was started with'
+          f'ledger key={self._key_file}: is not the key of this ledger; '
+          'restore the key file that the ledger was started with'
         )
       self._identifiers = loaded
     return self._identifiers
@@ -712,29 +716,29 @@ class Ledger:
 
 def _missing(url: object) -> ValueError:
   return errors.value_error(
-    f'ledger={url}: does not exist or is empty; without it nobody knows who '
-    'took part, and nothing is claimed'
+    f'ledger={url}: does not exist or is empty; restore the ledger: without '
+    'its record of the participation, nothing is claimed'
   )
 
 
 def _not_a_ledger(url: object) -> ValueError:
   return errors.value_error(
     f'ledger={url}: is not a participation ledger, or cannot be opened; do not '
-    'touch the files of a run; check the address of a server'
+    'change the files of a run; check the address of a server'
   )
 
 
 def _not_started(round_index: int) -> ValueError:
   return errors.value_error(
-    f'round={round_index}: has no attempt that could end; start it first'
+    f'round={round_index}: has no attempt that is open; start the round first'
   )
 
 
 def of_another_run() -> ValueError:
   """Returns the error for a ledger that is bound to another run."""
   return errors.value_error(
-    'ledger=that of another run or noise key: a started round keeps its key '
-    'and its run; restore the files of this run, or start a new one'
+    'ledger=another: is bound to another run or noise key; restore the files '
+    'of this run, or start a new run'
   )
 
 

@@ -159,11 +159,11 @@ def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
 
 
 def set_once(connection: sa.engine.Connection, **values: int) -> Row:
-  """Sets those of `run`, `noise_key` and `key` that are None; returns the row.
+  """Sets `run`, `noise_key` and `key` where they are None; returns the row.
 
   Raises:
-    ValueError: a value is None, and the ledger has events already: these values
-      can be set only before the first event.
+    ValueError: a value is None, and the ledger has events already. The three
+      values can be set only before the first event.
   """
   ledger = row(connection, lock=True)
   missing = {
@@ -342,10 +342,11 @@ def verify(
   head = chain.genesis(ledger.run, ledger.noise_key, ledger.key)
   for place, event, recorded in _events(connection):
     head = chain.link(head, count, event)
-    # PRIVACY: somebody could remove a client, a cohort or an event from the
-    # ledger, so that it understates the participation. Then a hash of the chain
-    # or the digest of a cohort differs, and the ledger is refused. Guards:
-    # chain_test.test_any_change_of_a_row_is_refused and
+    # PRIVACY: if somebody removed a client, a cohort or an event from the
+    # ledger, the ledger would understate the participation. A removal changes a
+    # hash of the chain or the digest of a cohort, and this condition refuses a
+    # ledger with such a change.
+    # Guards: chain_test.test_any_change_of_a_row_is_refused and
     # test_client_cut_out_of_two_cohorts_is_refused.
     if (
       place != count
@@ -357,9 +358,9 @@ def verify(
       raise _broken(event.round)
     events.setdefault(event.round, []).append((event, head))
     count, last_event = count + 1, event.round
-  # PRIVACY: somebody could remove the last events, so that the ledger
-  # understates the participation. The number of events and the last head must
-  # be equal to the values in the row of bandmf_ledger.
+  # PRIVACY: if somebody removed the last events, the ledger would understate
+  # the participation. The number of events and the last head must be equal to
+  # the values in the row of bandmf_ledger.
   # Guard: chain_test.test_events_gone_from_the_end_are_refused.
   if count != ledger.events or head != ledger.head:
     raise _broken(last_event)
@@ -453,8 +454,8 @@ def other_format(version: object) -> ValueError:
 
 def _broken(round_index: int) -> ValueError:
   return errors.value_error(
-    f'ledger=round {round_index}: is not what the chain of its rounds says; it '
-    'was changed or is damaged: restore the file'
+    f'ledger=round {round_index}: contradicts the chain of hashes: the ledger '
+    'was changed or is damaged; restore the file'
   )
 
 
@@ -465,6 +466,6 @@ def _require(holds: bool, name: str) -> None:
 
 def _not_written(name: str) -> ValueError:
   return errors.value_error(
-    f'ledger={name}: is not what a ledger writes; it was changed or is '
-    'damaged: restore the file'
+    f'ledger={name}: is not a value that a ledger writes: the ledger was '
+    'changed or is damaged; restore the file'
   )
