@@ -4,12 +4,13 @@
     FedAvg(weighted_by_key=flower.EQUAL), '~/flower_run', plan, clients=100)
   result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=50)
 
-The strategy belongs into Flower's `ServerApp`; a `ClientApp` stays as it is. A
-program that is killed continues when it is started again: server round t is
-round t - 1 of the run, and starts from the checkpoint before it.
+The strategy belongs into Flower's `ServerApp`; a `ClientApp` stays as it is. If
+a killed program is started again, it continues from the last checkpoint. Server
+round t of Flower is round t - 1 of the run.
 
 Flower names a node by a random number, and a node that connects again gets
-another one. A separation of rounds needs names that stay:
+another number. To limit how often a client takes part, a plan needs a name that
+the client keeps:
 
 | runtime    | `clients`                    | name of a client              |
 |------------|------------------------------|-------------------------------|
@@ -69,17 +70,18 @@ class CorrelatedNoise(strategies.Strategy):
   """A strategy whose rounds are the rounds of a `tff_bandmf.Run`.
 
   **Formal guarantee.** The arrays that `start` sends to clients and returns
-  have the guarantee in the report of the run. Assumptions: clients have the
-  names above, and each public key belongs to one client. Metrics that clients
-  evaluate have no noise; the report names them if there are any. Metrics of
-  training are dropped.
+  have the guarantee in the report of the run. Assumptions: a client keeps the
+  name that the table of this module gives it, and each public key belongs to
+  one client. Metrics that clients evaluate have no noise; the report names such
+  metrics. Metrics that clients return from training are dropped.
 
-  All updates have equal weights. Their sum is divided by `clients_per_round` of
-  the plan. The update of a client is zero if the client is not connected,
-  fails, replies too late, or replies with other arrays than it got.
+  All updates have equal weights, and their sum is divided by
+  `clients_per_round` of the plan. The update of a client is zero if the client
+  is not connected, fails or replies too late, or if the arrays in its reply do
+  not have the names, shapes and types of the model.
 
-  A plan with `Budget` admits the nodes that are connected, in random order.
-  Every other plan draws cohorts from all clients.
+  If the cohorts of the plan are a `Budget`, the connected clients are admitted
+  in random order. For every other plan, cohorts are drawn from all clients.
   """
 
   def __init__(
@@ -94,37 +96,41 @@ class CorrelatedNoise(strategies.Strategy):
     """Initializes the strategy; `start` opens the folder.
 
     Args:
-      strategy: Flower's `FedAvg`, or a strategy that averages as it does, with
-        `weighted_by_key=EQUAL`. It configures training and evaluation.
-      folder: folder of the run, see `tff_bandmf.Run`: absolute, or in `~`.
-      plan: plan of the run.
-      clients: number of virtual SuperNodes of a simulation, > 0; or public keys
-        of all SuperNodes, lines in the format of OpenSSH.
-      private: whether the run adds the noise of the plan. A run with False
-        clips and averages in the same way, and its report says that it
+      strategy: Flower's `FedAvg`, or a subclass such as `FedProx` that does not
+        override `aggregate_train` or `start`, with `weighted_by_key=EQUAL`. The
+        strategy configures training and evaluation.
+      folder: folder in which `tff_bandmf.Run` keeps the run; the path is
+        absolute or begins with `~`.
+      plan: mechanism, cohorts and guarantee of the run.
+      clients: number of virtual SuperNodes of a simulation, > 0; or the public
+        keys of all SuperNodes of a deployment, lines in the format of OpenSSH.
+      private: whether the run adds the noise of the plan. If False, the run
+        clips and averages in the same way, and its report says that the run
         guarantees nothing.
 
     Raises:
       TypeError: `private` is not a bool, or `strategy` is not a `FedAvg`.
-      ValueError: `strategy` has other weights or an aggregation or a loop of
-        its own; or a key cannot be read.
+      ValueError: `folder` is relative; `strategy` weighs updates or overrides
+        `aggregate_train` or `start`; or a public key cannot be read.
     """
-    # PRIVACY: a text such as 'false' from a configuration would turn the noise
-    # on or off by accident. Anything but a bool is refused.
+    # PRIVACY: A text such as 'false' from a configuration counts as true in
+    # Python, and 0 as false, so a run could lose its noise by accident. Only
+    # True and False are accepted.
     # Guard: flower_test.test_switch_that_is_no_bool_is_refused.
     if not isinstance(private, bool):
       raise errors.type_error(
         f'private={private!r}: must be True or False; write it without quotes'
       )
-    # PRIVACY: Flower starts a server in a folder that changes with its program.
-    # With a relative folder, a second run on the same clients could begin, and
-    # its report would not count the first. A relative folder is refused.
+    # PRIVACY: Flower starts each version of a server program in another working
+    # directory. There a relative folder would be empty, a second run on the
+    # same clients would begin, and its report would leave out the first run. A
+    # relative folder is refused.
     # Guard: flower_test.test_relative_folder_is_refused.
     self._folder = pathlib.Path(folder).expanduser()
     if not self._folder.is_absolute():
       raise errors.value_error(
-        f'folder={folder}: is relative, and Flower starts a server in a folder '
-        'that may change; give one that begins with / or ~'
+        f'folder={folder}: is relative, and the working directory of a Flower '
+        'server may change; give a path that begins with / or ~'
       )
     _check_strategy(strategy)
     self._strategy = strategy
@@ -153,17 +159,20 @@ class CorrelatedNoise(strategies.Strategy):
     evaluate_config: Optional[app.ConfigRecord] = None,
     evaluate_fn: Optional[_Evaluate] = None,
   ) -> strategies.Result:
-    """Returns the result of the rounds that are left; see Flower's `Strategy`.
+    """Runs the rounds that are left, and returns Flower's result.
 
-    After the last round of the plan, the run ends with the finite numbers that
-    `evaluate_fn` returned last as its results. The report is written each time.
+    After the last round of the plan, the finite numbers that `evaluate_fn`
+    returned for this round become the results of the run. Every call writes the
+    report.
 
     Args:
       grid: Flower's grid.
       initial_arrays: first model, which must not depend on data of clients. All
         arrays are floats.
-      num_rounds: number of rounds of the whole run, at most that of the plan.
-      timeout: seconds that a round waits for replies, and `start` for clients.
+      num_rounds: number of rounds of the whole run, in [1, plan.rounds]; it
+        includes the rounds of earlier calls.
+      timeout: seconds to wait for the replies of a round, and also for clients
+        to connect, > 0.
       train_config: configuration that clients get for training.
       evaluate_config: configuration that clients get for evaluation.
       evaluate_fn: function that evaluates the model on the server. It is called
@@ -182,7 +191,7 @@ class CorrelatedNoise(strategies.Strategy):
     if not 0 < num_rounds <= self._plan.rounds:
       raise errors.value_error(
         f'num_rounds={num_rounds}: must be in [1, {self._plan.rounds}], the '
-        'rounds of the plan; make a plan for more'
+        'rounds of the plan; make a plan for more rounds'
       )
     with run_lib.Run(self._folder, self._plan) as run:
       self._weights = run.restore(lambda: _to_numpy(initial_arrays))
@@ -203,8 +212,9 @@ class CorrelatedNoise(strategies.Strategy):
           self.configure_evaluate(server_round, arrays, evaluate_config, grid)
         )
         if messages:
-          # PRIVACY: the guarantee does not cover metrics that clients evaluate.
-          # The report names them before the first one is released.
+          # PRIVACY: Metrics that clients evaluate have no noise, so a guarantee
+          # that seemed to cover them would be false. Before clients evaluate,
+          # the run notes for its report that such metrics are released.
           # Guard: flower_test.test_evaluations_of_clients_are_in_the_report.
           run.note(side_releases=[_EVALUATIONS])
           metrics = self.aggregate_evaluate(
@@ -238,11 +248,12 @@ class CorrelatedNoise(strategies.Strategy):
     ):
       raise errors.value_error(
         f'strategy={type(self._strategy).__name__}: configures '
-        f'{"different" if messages else "no"} messages for training; use one '
-        'that sends the same to every client of a round, with fraction_train=1'
+        f'{"different" if messages else "no"} messages for training; use a '
+        'strategy that sends the same message to every client of a round, with '
+        'fraction_train=1'
       )
-    # PRIVACY: Flower samples clients at random, more often than the plan
-    # allows. The messages go to the cohort that the ledger has.
+    # PRIVACY: Flower's own sampling could choose a client more often than the
+    # plan allows. Messages go only to the cohort in the ledger.
     # Guard: flower_test.test_cohorts_keep_the_separation.
     return [
       app.Message(
@@ -257,9 +268,13 @@ class CorrelatedNoise(strategies.Strategy):
   def aggregate_train(
     self, server_round: int, replies: Iterable[app.Message]
   ) -> tuple[Optional[app.ArrayRecord], Optional[app.MetricRecord]]:
-    """Returns the model after the round, or (None, None) if it is burnt."""
+    """Returns (model after the round, None), or (None, None).
+
+    (None, None) means that the round releases nothing: an earlier attempt at
+    the round, before the program was killed, released another sum.
+    """
     current = self._open()
-    # PRIVACY: if two replies of a node were added, its client would move the
+    # PRIVACY: If two replies of one node were added, a client could move the
     # sum by twice the clip. At most one reply of each node is added.
     # Guard: flower_test.test_a_client_has_one_update.
     by_node = {
@@ -308,8 +323,8 @@ class CorrelatedNoise(strategies.Strategy):
     """Returns the open round; raises ValueError outside of `start`."""
     if self._round is None:
       raise errors.value_error(
-        'round=None: is not open; call start of this strategy, which no other '
-        'strategy wraps'
+        'round=None: is not open; call start of this strategy, and do not wrap '
+        'it in another strategy'
       )
     return self._round
 
@@ -319,7 +334,11 @@ class CorrelatedNoise(strategies.Strategy):
   def _rounds(
     self, run: run_lib.Run, grid: grids.Grid, num_rounds: int
   ) -> Iterator[rounds_lib.Round]:
-    """Yields the rounds that are left, after finding out who is connected."""
+    """Yields the rounds that are left, and finds the connected nodes of each.
+
+    A `Budget` admits clients that are connected, so their nodes are found
+    before the round; for other cohorts, after the cohort is drawn.
+    """
     if not isinstance(self._plan.cohorts, participation.Budget):
       names: Any = self._clients
       if not isinstance(names, int):
@@ -338,8 +357,8 @@ class CorrelatedNoise(strategies.Strategy):
     """Returns the connected clients: name to node ID.
 
     Raises:
-      ValueError: too few clients connect before the timeout, or the names of
-        clients do not fit the runtime.
+      ValueError: too few clients connect before the timeout; `clients` is a
+        number outside of a simulation; or a simulation has more nodes.
     """
     least = (
       self._clients
@@ -354,7 +373,7 @@ class CorrelatedNoise(strategies.Strategy):
       if time.monotonic() > until:
         raise errors.value_error(
           f'clients={len(nodes)}: are connected after {self._timeout} seconds, '
-          f'and {least} must be; start more SuperNodes'
+          f'but at least {least} must be; start more SuperNodes'
         )
       time.sleep(_PAUSE)
 
@@ -362,40 +381,43 @@ class CorrelatedNoise(strategies.Strategy):
     """Returns the clients that are connected now: name to node ID."""
     simulated = isinstance(grid, grids.InMemoryGrid)
     if not isinstance(self._clients, int):
-      # PRIVACY: a SuperNode that registers itself has another key whenever it
-      # starts, so that its client could take part more often than the plan
-      # allows. Only SuperNodes with keys in the list take part.
+      # PRIVACY: A SuperNode that registers itself gets a new key at every
+      # start, so its client would have several names and could take part more
+      # often than the plan allows. Only SuperNodes whose keys are in the list
+      # take part.
       # Guard: flower_test.test_nodes_without_a_known_key_take_no_part.
       return {
         self._clients[node.public_key]: node.node_id
         for node in grid.get_nodes()
         if node.public_key in self._clients
       }
-    # PRIVACY: in a deployment, nodes are in the order of their connections,
-    # which changes. Names by this order would let clients take part more often
-    # than the plan allows. A number of clients is refused.
+    # PRIVACY: In a deployment, Flower lists nodes in the order of their
+    # connections, which changes. If this order named the clients, a client
+    # could take part more often than the plan allows. In a deployment, a number
+    # of clients instead of their keys is refused.
     # Guard: flower_test.test_number_of_clients_outside_a_simulation_is_refused.
     if not simulated:
       raise errors.value_error(
-        f'clients={self._clients}: counts the nodes of a simulation, and a '
-        'node of a deployment has another ID when it connects again; give the '
+        f'clients={self._clients}: counts the nodes of a simulation, but a '
+        'node of a deployment gets a new ID when it connects again; give the '
         'public keys of the SuperNodes'
       )
-    # PRIVACY: node IDs of a simulation are random, and in their order clients
-    # would have other names after a restart. Nodes are taken in the order in
-    # which Flower made them, which is the order of their partitions.
+    # PRIVACY: In a simulation, node IDs are random. If the order of the IDs
+    # named the clients, their names would change after a restart, and a client
+    # could take part more often than the plan allows. The order in which Flower
+    # made the nodes, which is the order of their partitions, names the clients.
     # Guard:
     # flower_test.test_partitions_are_the_names_of_simulated_clients.
     nodes = [node.node_id for node in grid.state.get_node_info()]
     if len(nodes) > self._clients:
       raise errors.value_error(
         f'clients={self._clients}: are fewer than the {len(nodes)} nodes of '
-        'the simulation; give their number'
+        'the simulation; give the number of nodes'
       )
     return dict(enumerate(nodes))
 
   def _update(self, reply: Optional[app.Message]) -> _Weights:
-    """Returns the update of a client, zero if there is no valid one."""
+    """Returns the update of a client; zero if the reply has no valid update."""
     try:
       if reply is not None:
         (record,) = reply.content.array_records.values()
@@ -405,8 +427,9 @@ class CorrelatedNoise(strategies.Strategy):
             name: trained[name] - old for name, old in self._weights.items()
           }
     except Exception as error:
-      # PRIVACY: if a reply without readable arrays ended the run, everybody
-      # would see that its client took part. The update of the client is zero.
+      # PRIVACY: If a reply without readable arrays ended the run, everybody
+      # would see that the client of the reply took part. The run continues, and
+      # the update of this client is zero.
       # Guard: flower_test.test_clients_that_fail_are_zero.
       _LOGGER.info('\t> a reply has no arrays: %s', type(error).__name__)
     return {name: np.zeros_like(old) for name, old in self._weights.items()}
@@ -440,9 +463,10 @@ def _check_strategy(strategy: strategies.FedAvg) -> None:
       f'strategy={name}: is not a FedAvg; use FedAvg or FedProx'
     )
   for method in 'aggregate_train', 'start':
-    # PRIVACY: a run replaces the aggregation and the loop of a strategy. A user
-    # of another aggregation, such as a median, would get a mean in its place,
-    # and a loop could use updates without noise. Both are refused.
+    # PRIVACY: A run replaces the aggregation and the loop of a strategy. If a
+    # strategy aggregated in its own way, such as by a median, its users would
+    # get a mean instead, and its own loop could use updates without noise. A
+    # strategy that overrides one of them is refused.
     # Guard: flower_test.test_strategy_that_does_not_average_is_refused.
     if getattr(type(strategy), method) is not getattr(
       strategies.FedAvg, method
@@ -451,20 +475,20 @@ def _check_strategy(strategy: strategies.FedAvg) -> None:
         f'strategy={name}: has a {method} of its own, which a run '
         'replaces; use FedAvg or FedProx'
       )
-  # PRIVACY: a weight above 1 makes the influence of a client larger than the
-  # clip, and a sum of weights that divides the mean depends on private data. A
-  # strategy with weights is refused.
+  # PRIVACY: A weight above 1 would make the influence of a client larger than
+  # the clip, and a mean divided by the sum of private weights would reveal this
+  # sum. A strategy with weights is refused.
   # Guard: flower_test.test_weights_by_examples_are_refused.
   if strategy.weighted_by_key != EQUAL:
     raise errors.value_error(
       f'weighted_by_key={strategy.weighted_by_key}: weighs updates by a number '
-      'that clients send, and the clip bounds updates of equal weights; give '
-      f'{name} weighted_by_key=tff_bandmf.flower.EQUAL'
+      'that clients send, but the clip bounds a client only if weights are '
+      f'equal; give {name} weighted_by_key=tff_bandmf.flower.EQUAL'
     )
 
 
 def _without_noise(plan: plan_lib.Plan) -> plan_lib.Plan:
-  """Returns the plan without noise, which claims nothing."""
+  """Returns the plan with noise multiplier 0 and without a claim."""
   return attrs.evolve(
     plan,
     epsilon=None,
@@ -500,7 +524,8 @@ def _form(weights: Mapping[str, np.ndarray]) -> dict[str, tuple[str, Any]]:
 def _to_numpy(arrays: app.ArrayRecord) -> _Weights:
   if not arrays:
     raise errors.value_error(
-      'initial_arrays=empty: must be a model; give the arrays of the first one'
+      'initial_arrays=empty: must be a model; give the arrays of the first '
+      'model'
     )
   return {name: np.array(array.numpy()) for name, array in arrays.items()}
 

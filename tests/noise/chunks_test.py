@@ -81,7 +81,7 @@ def test_full_disk_is_told_before_the_first_round(folder, monkeypatch):
 def test_too_little_memory_is_told_before_the_first_round(monkeypatch):
   assert 1e6 < chunks._available_bytes() < 1e16
   monkeypatch.setattr(chunks, '_available_bytes', lambda: 1e3)
-  with pytest.raises(ValueError, match='memory=0.0 GB: is what there is'):
+  with pytest.raises(ValueError, match='memory=0.0 GB: is free, but'):
     next(_stream(_BANDED, 50, None).rows())
 
 

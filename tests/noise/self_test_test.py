@@ -33,7 +33,7 @@ def _check(y, z_steps=_Z_STEPS, row_norm=_ROW_NORM):
     )
   except tf.errors.InvalidArgumentError:
     # In NumPy too.
-    assert 'deviation is not that' in str(refusal)
+    assert 'deviation does not fit' in str(refusal)
     raise
   assert refusal is None
   return checked.numpy()
@@ -41,7 +41,7 @@ def _check(y, z_steps=_Z_STEPS, row_norm=_ROW_NORM):
 
 def _refused():
   return pytest.raises(
-    tf.errors.InvalidArgumentError, match='deviation is not that'
+    tf.errors.InvalidArgumentError, match='deviation does not fit'
   )
 
 

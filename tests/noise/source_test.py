@@ -192,7 +192,7 @@ def test_noise_of_another_deviation_fails_the_round(
     graph_generator, 'normals', lambda *args: factor * normals(*args)
   )
   source = _source('state', _STRATEGIES['narrow'], _WIDE, tmp_path)
-  with pytest.raises(tf.errors.InvalidArgumentError, match='its sample dev'):
+  with pytest.raises(tf.errors.InvalidArgumentError, match='the sample dev'):
     _rounds(source, 1)
 
 

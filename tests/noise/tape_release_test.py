@@ -211,10 +211,10 @@ def test_last_block_that_does_not_end_is_refused(large):
   # zlib compares no checksum then; bytes that are not noise must not hide it.
   path = tapes.noise_file(large, 1)
   content = path.read_bytes()
-  places, _ = tape_file.frame(50_000)
+  positions, _ = tape_file.frame(50_000)
   changed = bytearray(content)
-  assert changed[places[-5]] == 1
-  changed[places[-5]] = 0
+  assert changed[positions[-5]] == 1
+  changed[positions[-5]] = 0
   changed[100] ^= 1
   path.write_bytes(changed)
   try:
@@ -244,7 +244,7 @@ def test_file_of_an_old_release_is_refused(tape):
   content = np.zeros(8 + tapes.DIMENSION // 2, '<i8')
   content[:5] = tape_file.MAGIC, 2, tape.tape_id, 0, tapes.DIMENSION
   path.write_bytes(content.tobytes())
-  with tapes.refused('of another release'):
+  with tapes.refused('another version of tff_bandmf'):
     tapes.release(tape, 0)
 
 

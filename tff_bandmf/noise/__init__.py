@@ -14,15 +14,15 @@ the sum of the clipped records of round t, and coordinate i of z_t is z[t, i].
   tape      a file of y_t for each round, ahead of training   tape/writer.py
    |        its folder and its files                          tape/folder.py
    |
-  round     S_t + y_t, where each y_t serves one sum          tape/reader.py
+  round     S_t + y_t; each y_t is added to one sum only      tape/reader.py
             S_t + y_t in TFF's graph                          source.py
 
-All numbers are integers on the lattice of `lattice`. A user chooses with a
-value of `placements` where noise comes from. `self_test` tests y_t in the round
-that adds it. `released_sums` records which round of a run is open, and
-`key_use` ensures that a key file serves one run. `placements.InState` uses
-neither blocks nor a tape: `graph_generator` computes z in TFF's graph, and
-TFF's state holds past y.
+S_t, y_t and their sum are integers, in steps of `lattice`. A user chooses with
+a value of `placements` where noise comes from. `self_test` tests y_t in the
+round that adds y_t to S_t. `released_sums` records which round of a run is
+open, and `key_use` ensures that a key file serves one run.
+`placements.InState` uses neither blocks nor a tape: `graph_generator` computes
+z in TFF's graph, and TFF's state holds past y.
 """
 
 from tff_bandmf.noise.key import Key

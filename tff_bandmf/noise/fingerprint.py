@@ -3,15 +3,16 @@
 A release is a vector of int32. It is cut into rows of 16 int32, and the
 FarmHash64 of the 64 bytes of a row gives two int32. These int32 are the next
 level of the tree, which is cut into rows in the same way, until one row is
-left. Zeros pad the last row of a level. So that releases of different lengths
-differ, the root is combined with the number of coordinates by exclusive or.
-`tape.graph_reader.fingerprint` returns the same bits: its `tf.fingerprint` is
-FarmHash64 [github.com/google/farmhash, farmhashna].
+left. Zeros pad the last row of a level. Padding can make releases of different
+lengths equal, so the root is combined with the number of coordinates by
+exclusive or. `tape.graph_reader.fingerprint` returns the same bits: its
+`tf.fingerprint` is FarmHash64 [github.com/google/farmhash, farmhashna].
 
-In a tree, many rows can be hashed at once and in any order. Two different
-releases have the same fingerprint by chance with a probability of at most 2^-64
-for each level. The fingerprint has no key: a person who wants two releases with
-the same fingerprint can construct such a pair.
+In a tree, many rows can be hashed at once and in any order. If FarmHash64
+behaves like a random function, two different releases have the same fingerprint
+with a probability of at most 2^-64 for each level. The fingerprint has no key:
+a person who wants two releases with the same fingerprint can construct such a
+pair.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ _Words = Any
 # multiples of this number.
 GROUP = 8
 # PRIVACY: If k is small, the distance between values of u is large relative to
-# u, so the tail would differ from the normal tail. Below this k a second word
-# makes u finer.
+# u, so the tail of z would differ from the normal tail, and rare releases would
+# distinguish neighbours. Below this k, a second word makes u finer.
 # Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 
@@ -89,12 +89,12 @@ class Generator:
     """
     if start % GROUP or not (0 <= row < _MOST and 0 <= start < _MOST):
       raise errors.value_error(
-        f'start={start}: must be a multiple of {GROUP}, and row={row} at least '
-        '0; cut coordinates into pieces of the stream'
+        f'start={start}: must be a multiple of {GROUP} in [0, 2^63), and '
+        f'row={row} must be in [0, 2^63); use noise.Stream, which cuts so'
       )
     # PRIVACY: Two z from one word would be equal up to sign, and their noise
     # would cancel. The nonce has separate bits for the row, the group of
-    # coordinates and the stream, so different z never share a word.
+    # coordinates and the stream, so two z never share a word.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
     block = (start // GROUP) | row << 64 | stream << 127
     cipher = ciphers.Cipher(

@@ -1,11 +1,12 @@
 """Standard normals from a key as TensorFlow operations.
 
-`placements.InState` uses them, with the key in TFF's state.
+Only `placements.InState` uses these operations, with the key in TFF's state.
 
-The words have the same bits as the words of `generator.Generator`. The normals
-z can differ from the generator's normals in their last bits, since Phi^-1 is
-computed by another library. A group is eight coordinates that share a block of
-ChaCha20.
+The formulas are those of `generator`, which defines words, k, u and z. The
+words have the same bits as the words of `generator.Generator`. The normals z
+can differ from the generator's normals in their last bits, since Phi^-1 is
+computed by TensorFlow instead of SciPy. A group is eight coordinates that share
+a block of ChaCha20.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ KEY_WORDS = 8
 
 
 def fresh_key_words() -> tf.Tensor:
-  """Returns a new key from the operating system for each call, [8] int32.
+  """Returns a new key in every run of the graph, [8] int32.
 
   The key is 32 bytes of /dev/urandom on the machine that runs the graph.
-  TensorFlow reads the file as lines, so no byte has the values 10 and 13. The
+  TensorFlow reads the file as lines, so no byte of the key is 10 or 13. The
   other 254 values are uniform, so the key has 255.6 bits.
   """
   # PRIVACY: TensorFlow's own random numbers start from a seed of 32 bits, so an
-  # attacker could try all keys. The operating system draws the key.
+  # attacker could try all seeds. The operating system draws the key instead.
   # Guard: graph_generator_test.test_fresh_keys_differ_and_come_from_the_system.
   lines = tf.data.TextLineDataset('/dev/urandom', buffer_size=256)
   text = tf.strings.reduce_join(lines.batch(64).take(1).get_single_element())
@@ -84,16 +85,16 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   words = _words(key, round_index, groups, generator.WORDS)[:count]
   k = tf.cast(tf.bitwise.right_shift(words, tf.ones_like(words)), tf.int64)
   u = (tf.cast(k, tf.float64) + 0.5) * 2.0**-64
-  # PRIVACY: With one word, the tail would end at 9.2 standard deviations and be
-  # too coarse below that, so rare releases would distinguish neighbours. A
-  # second word makes u finer if the first word is small.
+  # PRIVACY: If u always came from one word, no |z| would exceed 9.2, and large
+  # |z| would have too few values, so rare releases would distinguish
+  # neighbours. If the first word is small, a second word makes u finer.
   # Guard: graph_generator_test.test_small_words_are_extended.
   small = tf.where(k < generator.EXTENDED_BELOW)
   coordinate = small[:, 0]
   extensions = _words(
     key, round_index, coordinate // generator.GROUP, generator.EXTENSIONS
   )
-  # Index of the word of each coordinate: one word of each block is needed.
+  # Only one of the eight words of a block is used: the word of the coordinate.
   rows = tf.range(tf.size(coordinate), dtype=tf.int64)
   at = rows * generator.GROUP + coordinate % generator.GROUP
   e = tf.cast(tf.gather(extensions, at), tf.float64)

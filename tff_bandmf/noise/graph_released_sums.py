@@ -35,20 +35,25 @@ class GraphPosition:
       stated >= 0, lambda: self._numbers(stated)[1], lambda: stated
     )
 
-  def check_updates(self, updates: tf.Tensor, now: tf.Tensor) -> tf.Operation:
+  def check_updates(
+    self, updates: tf.Tensor, round_index: tf.Tensor
+  ) -> tf.Operation:
     """Returns a check that a sum has at most one update per recorded client.
 
-    **Formal guarantee.** The check has the guarantee of
-    `released_sums.Position.check`.
+    **Formal guarantee.**
+    Assumption: `updates` is the number of updates in the sum. Statement: if the
+    sum has more updates than the recorded cohort has clients, the graph fails
+    before the release. Source: the check reads the file that `Position.open`
+    wrote.
 
     Args:
       updates: scalar integer, number of updates in the sum.
-      now: round t, scalar int64.
+      round_index: round t, scalar int64.
     """
-    clients = self._numbers(now)[3]
+    clients = self._numbers(round_index)[3]
     # PRIVACY: If a sum has more updates than the recorded cohort has clients,
-    # some client's participation is not in the ledger, and epsilon would not
-    # count it. Such a round fails before its release.
+    # the ledger lacks a participation, and epsilon would not count it. The
+    # round fails before its release.
     # Guard: run_test.test_more_updates_than_clients_are_refused_with_tff.
     return tf.debugging.Assert(
       tf.cast(updates, tf.int64) <= clients,
@@ -56,30 +61,31 @@ class GraphPosition:
     )
 
   def mark(
-    self, released: tf.Tensor, counts: tf.Tensor, now: tf.Tensor
+    self, released: tf.Tensor, counts: tf.Tensor, round_index: tf.Tensor
   ) -> tf.Tensor:
-    """Returns the release after it is marked as the only one of its round.
+    """Returns a release after it is marked as the only one of its round.
 
-    **Formal guarantee.** The method has the guarantee of
-    `released_sums.Position.mark`.
+    **Formal guarantee.** Under the assumptions of `released_sums.Position.mark`
+    at most one of two different sums with the noise of one round is returned,
+    unless their 64-bit fingerprints agree.
 
     Args:
       released: [dimension] int32, S_t + y_t, in lattice steps.
       counts: [2] integers: the number of updates in S_t, and the number of
         all-zero updates among them.
-      now: round t, scalar int64.
+      round_index: round t, scalar int64.
     """
     high, low = tf.unstack(graph_reader.fingerprint(released))
     owner = tf.strings.join(
       [graph_reader.digits(high, 10), graph_reader.digits(low, 10)], '-'
     )
-    attempt = tf.strings.as_string(self._numbers(now)[2])
-    round_name = graph_reader.digits(now, 8)
+    attempt = tf.strings.as_string(self._numbers(round_index)[2])
+    round_name = graph_reader.digits(round_index, 8)
     name = tf.strings.join([round_name, attempt, owner], '-')
-    path = graph_reader.path(self.position.marks, name, now)
-    # PRIVACY: The difference of two sums with the same y_t has no noise. The
-    # mark of a sum is written before the graph returns the sum, and the round
-    # fails if another sum has a mark, from this process or another.
+    path = graph_reader.path(self.position.marks, name, round_index)
+    # PRIVACY: The difference of two releases with the same y_t has no noise.
+    # The graph writes the mark of its sum before it returns the sum, and fails
+    # if this or another process has marked another sum of the round.
     # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
     content = tf.strings.reduce_join(
       tf.strings.as_string(counts), separator=' '
@@ -87,24 +93,30 @@ class GraphPosition:
     with tf.control_dependencies([tf.io.write_file(path, content)]):
       others = tf.strings.join([tf.identity(round_name), '-*'])
       marks = tf.io.matching_files(
-        graph_reader.path(self.position.marks, others, now)
+        graph_reader.path(self.position.marks, others, round_index)
       )
     owners = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
     same = tf.debugging.Assert(
       tf.reduce_all(tf.equal(owners, owner)),
-      ['round=', now, released_sums.OTHER_SUM],
+      ['round=', round_index, released_sums.OTHER_SUM],
     )
     with tf.control_dependencies([same]):
       return tf.identity(released)
 
-  def _numbers(self, now: tf.Tensor) -> tf.Tensor:
+  def _numbers(self, after: tf.Tensor) -> tf.Tensor:
+    """Returns (run, round, attempt, clients) from a file, [4] int64.
+
+    Args:
+      after: a tensor. The file is read after the tensor is computed.
+    """
     content = tf.io.read_file(
-      graph_reader.path(self.position.directory, 'position', now)
+      graph_reader.path(self.position.directory, 'position', after)
     )
     numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
     numbers = tf.ensure_shape(numbers, [4])
-    # PRIVACY: An aggregation outside of a round would release updates of
-    # unrecorded clients. The graph fails unless a round of this run is open.
+    # PRIVACY: While no round is open, the ledger lacks the clients of an
+    # aggregation, and epsilon would not count a release of their updates. The
+    # graph fails unless a round of this run is open.
     # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
     is_open = tf.debugging.Assert(
       tf.equal(numbers[0], self.position.run) & (numbers[1] >= 0),

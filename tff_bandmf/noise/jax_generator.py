@@ -1,10 +1,10 @@
 """Standard normals from a key as JAX operations, for noise from accelerators.
 
-The words have the same bits as the words of `generator.Generator`, which
-defines u, z and first and second words. The inverse Phi^-1 of the normal CDF is
-another formula, with a smaller error than SciPy's, so the normals can differ
-from the generator's normals in their last bits. A group is eight coordinates
-that share a block of ChaCha20.
+The words have the same bits as the words of `generator.Generator`, and
+`generator` defines u, z and first and second words. The formula for Phi^-1, the
+inverse of the normal CDF, has a smaller error than SciPy's formula, so the
+normals can differ from the generator's normals in their last bits. A group is
+eight coordinates that share a block of ChaCha20.
 
 All functions compute in 64 bits and must run within `precise`.
 """
@@ -140,7 +140,7 @@ def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
   row_low, row_high = _halves(rows[:, None])
   # PRIVACY: Two z from one word would be equal up to sign, and their noise
   # would cancel. The nonce has separate bits for the row, the group of
-  # coordinates and the stream, so different z never share a word.
+  # coordinates and the stream, so two z never share a word.
   # Guard: jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
   row_high |= streams[:, None].astype(np.uint32) << 31
   nonce = group_low, group_high, row_low, row_high
@@ -186,13 +186,14 @@ def normals(
   word = words(key, rows, groups, jnp.full(len(rows), generator_lib.WORDS))
   u = (_magnitude(word) + 0.5) * 2.0**-64
   z = _signed(word, inverse(u, jnp, (_CENTRE, _MIDDLE))).reshape(shape)
-  # PRIVACY: With one word, the tail would end at 9.2 standard deviations and be
-  # too coarse below that, so rare releases would distinguish neighbours. A
-  # second word makes u finer if the first word is small.
+  # PRIVACY: If u always came from one word, no |z| would exceed 9.2, and large
+  # |z| would have too few values, so rare releases would distinguish
+  # neighbours. If the first word is small, a second word makes u finer.
   # Guard: jax_generator_test.test_small_words_are_extended.
   rare = (word >> 1 < generator_lib.EXTENDED_BELOW).any(-1)
 
-  # Only one group in 2 million needs a second word: treat these one by one.
+  # One group in 2 million needs a second word. The loop extends one such group
+  # at a time.
   def extend(state):
     z, rare = state
     row, group = jnp.divmod(jnp.argmax(rare), len(groups))
@@ -231,8 +232,9 @@ def inverse(
     parts: coefficients of the rational functions for the centre, the middle and
       the tail. Without the tail, u must be at least 2^-36.
   """
-  # PRIVACY: JAX's own inverse has an error of 9.1 units of 2^-53, but the slack
-  # of epsilon assumes at most 8. This formula has a smaller error.
+  # PRIVACY: If the error of Phi^-1 exceeded `cells.inverse_error`, the slack of
+  # epsilon would be too small. JAX's own inverse reaches 97% of this bound, and
+  # this formula reaches 59%.
   # Guard: jax_generator_test.test_inverse_of_the_cdf_errs_less.
   q = u - 0.5
   centre = q * _ratio(parts[0], 0.180625 - q * q)
@@ -246,7 +248,8 @@ def inverse(
 def is_exact(device: jax.Device) -> bool:
   """Returns whether a device of JAX is as exact as the guarantee assumes.
 
-  The device computes normals of a public key, and Phi^-1 at fixed u.
+  The test lets the device compute normals of a public key, and Phi^-1 at fixed
+  u.
   """
   u = np.concatenate(
     [2.0 ** -np.linspace(1.0, 129.0, 4001), np.linspace(0.05, 0.5, 4001)]
@@ -272,9 +275,9 @@ def is_exact(device: jax.Device) -> bool:
     _KNOWN_SHAPE[1],
   )
   both = 2 * cells.inverse_error(np.abs(expected))
-  # PRIVACY: A driver or compiler that reduces precision computes noise that the
-  # proof does not cover. A device whose error is larger than the proof allows
-  # is refused.
+  # PRIVACY: If a driver or a compiler reduces precision, the proof does not
+  # cover the noise, and epsilon could be too small. A device is refused if its
+  # error is larger than the proof allows.
   # Guards: jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
   # test_device_with_other_words_is_not_exact.
   return bool(

@@ -85,12 +85,12 @@ class Key:
   def identify(self, subject: bytes) -> int:
     """Returns a 63-bit one-way fingerprint of the key and a subject.
 
-    The fingerprint is public: a server state carries it as the ID of its noise.
-    If the key comes from a small seed, a person who guesses it can use the
-    fingerprint to check the guess.
+    The fingerprint is public: TFF's server state carries the fingerprint as the
+    ID of the noise. If the key comes from a seed that can be guessed, the
+    fingerprint confirms a right guess.
 
     Args:
-      subject: bytes that name the purpose of the fingerprint.
+      subject: bytes; other bytes give another fingerprint of the same key.
     """
     digest = hashlib.blake2b(
       subject, key=self.secret, digest_size=8, person=b'tff_bandmf id'

@@ -1,4 +1,4 @@
-"""The record of the noise made from a key file: its coordinates and folders.
+"""The record of a key file: which noise was made from it, and in which folder.
 
 For a key file FILE, the record is the file FILE.use with mode 0600 in the same
 folder. A line `tape ID, first coordinate, count, folder` names the noise that a
@@ -129,8 +129,8 @@ class KeyUse:
         raise errors.value_error(
           f'key file={self._key_file}: has served '
           f'{"this" if same else "another"} noise in {directory}; a key serves '
-          'one run in one folder: give that folder and what made it, or start '
-          'anew with a new key file'
+          'one run in one folder: give that folder and the options of that '
+          'run, or start anew with a new key file'
         )
 
   @contextlib.contextmanager

@@ -36,8 +36,8 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# PRIVACY: A narrower cell has a larger slack than claims include, so epsilon
-# would be too small. A lattice with narrower cells is refused.
+# PRIVACY: If a cell is narrower than this width, its slack exceeds the slack
+# that claims include, so epsilon would be too small. Such a lattice is refused.
 # Guard: lattice_test.test_cells_are_as_wide_as_claims_say.
 _CELL_WIDTH = cells.CELL_WIDTH
 # Largest k: a float64 holds the square of 2^26 steps exactly.
@@ -73,10 +73,10 @@ class Lattice:
 
     **Formal guarantee.**
     Assumption: each record has a norm of at most 2^k steps, a round has at most
-    B records, and no |y| exceeds 12 of its standard deviations (`slack_delta`
-    includes the probability that a |y| does). Statement: no sum leaves 32 bits,
-    and every cell has a width in [2^-17, 1] in units of s, for which the
-    `slack_epsilon` and `slack_delta` of a claim hold. Source:
+    B records, and no coordinate of y exceeds 12 of its standard deviations
+    (`slack_delta` includes the probability that a coordinate does). Statement:
+    no sum leaves 32 bits, and every cell has a width in [2^-17, 1] in units of
+    s, for which the `slack_epsilon` and `slack_delta` of a claim hold. Source:
     docs/reference/arithmetic.md, Theorem 2.
 
     Args:
@@ -93,7 +93,7 @@ class Lattice:
         for the sums and the noise.
     """
     largest_cohort = _checks.count(
-      'largest_cohort', largest_cohort, 'it is the most clients of a round'
+      'largest_cohort', largest_cohort, 'it is the maximum clients of a round'
     )
     min_scale = float(np.min(recursion.scales))
     # The range condition is 2^k (sums + deviations) + constant <= 2^31 - 1.
@@ -109,16 +109,16 @@ class Lattice:
       )
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if z_stddev_per_clip:
-      # PRIVACY: The proof of the slack does not cover a cell wider than s, so
-      # epsilon could be too small. A lattice with wider cells is refused.
+      # PRIVACY: If a cell is wider than s, the proof of the slack does not
+      # cover it, and epsilon could be too small. Such a lattice is refused.
       # Guard: lattice_test.test_cells_wider_than_a_deviation_are_refused.
       least = max(least, math.ceil(-math.log2(min_scale * z_stddev_per_clip)))
     if most < least:
       raise errors.value_error(
-        f'lattice=2^{most} steps a clip: {dimension} coordinates with '
-        f'z_stddev={z_stddev_per_clip:.6g} clips need 2^{least}, and '
-        f'{largest_cohort} clients and a C^-1 of row norm {norm:.6g} leave no '
-        'more; use a better conditioned C, another noise_multiplier, a smaller '
+        f'lattice=2^{most} steps a clip: {largest_cohort} clients and a C^-1 '
+        f'of row norm {norm:.6g} leave no more, but {dimension} coordinates '
+        f'with z_stddev={z_stddev_per_clip:.6g} clips need 2^{least}; use a '
+        'better conditioned C, another noise_multiplier, a smaller '
         'largest_cohort, or fewer parameters'
       )
     return cls(most, largest_cohort, z_stddev_per_clip * 2.0**most)

@@ -38,10 +38,10 @@ class InState(Placement):
   The state passes between processes by value in every round, which takes 20 to
   40 ms for each MB. So this placement is for small models, and for runtimes
   whose workers share no file system with this process. Every call of
-  `initialize` draws a new key in the process that runs it. A copy of the state
-  is as secret as the key, since a person who has it can subtract the noise. An
-  aggregator with this placement is refused where
-  `tff.learning.programs.train_model` would release the state.
+  `initialize` draws a new key in the worker process that runs `initialize`. A
+  person who has a copy of the state can subtract the noise, so a copy is as
+  secret as the key. Programs such as `tff.learning.programs.train_model`
+  release the state, so the aggregator refuses this placement in them.
   """
 
   key_in_state: ClassVar[bool] = True
@@ -49,11 +49,12 @@ class InState(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Tape(Placement):
-  """A placement in which a thread of this process writes noise before rounds.
+  """A placement in which a thread of this process writes noise to files.
 
-  The thread writes a file with the noise y_t of each round t. TFF's server
-  state names these files and holds no secret. y_t is added to only one sum of
-  one run. Its file is removed after a later round was released.
+  The thread writes the noise y_t of each round t to a file before round t
+  begins. TFF's server state names these files and holds no secret. y_t is added
+  to only one sum of one run. The file of y_t is removed after a later round was
+  released.
 
   Attributes:
     directory: private folder of the files, on a file system that all processes
@@ -70,8 +71,9 @@ class Tape(Placement):
     backend: library that computes the noise, one of `stream.BACKENDS`.
     devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
-    position: object that knows the open round; the round that the state counts
-      is then ignored. None means the round of the state.
+    position: record of the open round of a run. The noise is that of the open
+      round, even if TFF's state counts another round. None means the round that
+      the state counts.
   """
 
   directory: Optional[Union[str, os.PathLike]] = None
@@ -92,8 +94,8 @@ class Tape(Placement):
       )
     if self.start_round and self.key is None:
       raise errors.value_error(
-        f'start_round={self.start_round}: needs the key of the run; noise of '
-        'another key would not go on with the noise of its past'
+        f'start_round={self.start_round}: needs the key of the run; noise from '
+        'another key would not continue the noise of the earlier rounds'
       )
 
 
@@ -131,5 +133,5 @@ def _check_start(start_round: int) -> None:
     _checks.count(
       'start_round',
       start_round,
-      'give the round of the state that the run goes on from',
+      'give the round of the state from which the run resumes',
     )

@@ -29,12 +29,12 @@ _CLOSED = -1
 # The reasons for which a release is refused.
 NOT_OPEN = 'no round of this run is open; ask the run for one first'
 MORE_UPDATES = (
-  'more updates than the round has clients; give one of each client of '
-  'round.cohort, at most; clients:'
+  'more updates than the round has clients; give at most one update for each '
+  'client of round.cohort; clients:'
 )
 OTHER_SUM = (
-  'this round has released another sum, and its noise serves no second one; '
-  'begin the program again, and the round is burnt'
+  'this round has released another sum, and its noise must not be added to a '
+  'second sum; start the program again, and the run abandons this round'
 )
 
 
@@ -78,9 +78,9 @@ class Position:
     if not self.marks.is_dir():
       self.marks.mkdir(mode=0o700)
       _files.sync(self.directory)
-    # PRIVACY: If a power cut loses the mark of a released sum, a second sum
-    # could get the same noise. Sums that the ledger knows are marked again
-    # before the round is open.
+    # PRIVACY: If a power cut lost the mark of a released sum, a second sum
+    # could get the same noise. All sums in the ledger are marked again before
+    # the round is open.
     # Guard:
     # run_replay_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
     for other, fingerprint in before:
@@ -139,17 +139,18 @@ class Position:
       updates: number of updates in the sum, >= 0.
 
     Raises:
-      ValueError: this round is not open, or the updates are too many.
+      ValueError: this round is not open, or there are too many updates.
     """
     run, open_round, _, clients = self._numbers()
-    # PRIVACY: A release outside of its round would hold updates of clients that
-    # nobody has recorded. The call fails unless this round of this run is open.
+    # PRIVACY: While a round is not open, its clients are not in the ledger, and
+    # epsilon would not count a release of their updates. The call fails unless
+    # this round of this run is open.
     # Guard: run_replay_test.test_position_of_another_run_is_refused.
     if run != self.run or open_round == _CLOSED or open_round != round_index:
       raise errors.value_error(f'round={round_index}: {NOT_OPEN}')
     # PRIVACY: If a sum has more updates than the recorded cohort has clients,
-    # some client's participation is not in the ledger, and epsilon would not
-    # count it. The round fails before its release.
+    # the ledger lacks a participation, and epsilon would not count it. The
+    # round fails before its release.
     # Guard: run_replay_test.test_position_of_another_run_is_refused.
     if updates > clients:
       raise errors.value_error(f'updates={updates}: {MORE_UPDATES} {clients}')
@@ -180,9 +181,9 @@ class Position:
     high, low = fingerprints.fingerprint(released)
     owner = f'{high:010d}-{low:010d}'
     attempt = self._numbers()[2]
-    # PRIVACY: The difference of two sums with the same y_t has no noise. The
-    # mark of a sum is written before this method returns, and the round fails
-    # if another sum has a mark, from this process or another.
+    # PRIVACY: The difference of two releases with the same y_t has no noise.
+    # This method writes the mark of its sum before it returns, and fails if
+    # this or another process has marked another sum of the round.
     # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
     mark = self.marks / f'{round_index:08d}-{attempt}-{owner}'
     mark.write_text('{} {}'.format(*counts))
@@ -204,7 +205,6 @@ class Position:
 
   def _write(self, round_index: int, attempt: int, clients: int) -> None:
     content = f'{self.run} {round_index} {attempt} {clients}'.encode()
-    # Without a sync, a power cut can restore an older position. This does no
-    # harm: a program that starts again calls `close` before a round reads the
-    # file.
+    # No sync: a power cut can restore an older position, which does no harm,
+    # since a program that starts again calls `close` before its first round.
     _files.write(self._file, content, mode=0o600, durable=False)

@@ -27,9 +27,8 @@ FALSE_ALARM = 1e-24
 # Number of coordinates whose squares are added up at once.
 _PIECE = 1 << 13
 _UNSOUND = (
-  'noise: its sample deviation is not that of the strategy, so the round is '
-  'not released; were strategy, noise or files changed? Start anew with a new '
-  'key'
+  'noise: the sample deviation does not fit the strategy, so the round is not '
+  'released; were strategy, noise or files changed? Start anew with a new key'
 )
 # A number, or a scalar tensor.
 _Number = Any
@@ -47,8 +46,8 @@ def check(
   The sample deviation is |y_t|_2 / sqrt(d), with d coordinates. With sigma =
   z_steps * row_norms[t], |y_t|^2 / sigma^2 has a chi-square distribution with d
   degrees of freedom, apart from rounding. The rounding of round t moves a
-  coordinate by at most 1/2. The rounding of earlier rounds, through C^-1, moves
-  it by less than row_norms[t].
+  coordinate of y_t by at most 1/2. The rounding of earlier rounds, through
+  C^-1, moves the coordinate by less than row_norms[t].
 
   Args:
     parts: the coordinates of y_t, vectors of int32, in lattice steps.
@@ -67,8 +66,10 @@ def check(
     for start in range(0, len(part), _PIECE):
       piece = part[start : start + _PIECE].astype(np.float64)
       squares += float(piece @ piece)
-  # PRIVACY: Noise of another deviation has another epsilon, so its round fails.
-  # The measured deviation would reveal the sum, so the message leaves it out.
+  # PRIVACY: If y_t were smaller than the strategy states, epsilon would be too
+  # small. A round whose sample deviation does not fit fails. A person who knows
+  # the sample deviation could tell S_t from other sums, so the message does not
+  # contain it.
   # Guard: self_test_test.test_noise_of_another_deviation_is_refused.
   if not _is_sound(
     math.sqrt(squares / dimension),
@@ -87,7 +88,7 @@ def graph_check(
   Args:
     y: [d] int32, y_t in lattice steps; the number d is static.
     z_steps: standard deviation of z in lattice steps, > 0.
-    row_norms: [rounds] float64, see `check`.
+    row_norms: [rounds] float64, |row t of C^-1|_2 of every round t.
     round_index: t, scalar int64.
 
   Raises:
@@ -119,7 +120,7 @@ def _is_sound(
     rms: sample deviation of y_t in lattice steps.
     z_steps: standard deviation of z in lattice steps, > 0.
     row_norm: |row t of C^-1|_2.
-    bounds: the result of `interval`.
+    bounds: (low, high), bounds on the mean square of y_t / sigma.
   """
   low, high = bounds
   sigma = z_steps * row_norm
@@ -133,9 +134,9 @@ def _is_sound(
 def interval(dimension: int, rounds: int) -> tuple[float, float]:
   """Returns (low, high) bounds on the mean of d squared standard normals.
 
-  By Chernoff's bound, the mean exceeds a > 1 with a probability of at most
-  exp(-d/2 (a - 1 - ln a)). It is below a < 1 with a probability of at most the
-  same expression. Each side gets half of `FALSE_ALARM` / rounds.
+  By Chernoff's bound, exp(-d/2 (a - 1 - ln a)) bounds the probability that the
+  mean exceeds a > 1, and the probability that the mean is below a < 1. Each of
+  the two gets half of `FALSE_ALARM` / rounds.
 
   >>> [round(bound, 4) for bound in interval(4_000_000, 2000)]
   [0.992, 1.008]

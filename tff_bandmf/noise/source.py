@@ -33,7 +33,8 @@ from tff_bandmf.noise import (
 from tff_bandmf.noise.tape import graph_reader, opened
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# With more than 1.9 GB of state, TFF's local runtime fails or retries for ever.
+# Maximum bytes of noise in the state. With more than 1.9 GB of state, TFF's
+# local runtime fails or retries for ever.
 _MAX_STATE_BYTES = 1_800_000_000
 # The run ID of a state that `begin` did not create.
 _NOBODY = 0
@@ -94,8 +95,8 @@ class NoiseSource(abc.ABC):
     rounds are (epsilon + 2 alpha, e^alpha delta + beta (1 + e^(epsilon +
     alpha)))-DP. A round that fails releases nothing. Source:
     docs/reference/arithmetic.md, Theorems 1 and 2, where alpha and beta are
-    defined. Its last section lists the properties that are measured but not
-    proved.
+    defined. The last section of that page lists the properties that are
+    measured but not proved.
 
     `TapeSource` enforces that each round has one sum; see
     `tape.graph_reader.release`. `StateSource` releases from any state that it
@@ -171,7 +172,7 @@ class StateSource(NoiseSource):
 
   @staticmethod
   def bytes_passed(recursion: recursion_lib.Recursion, dimension: int) -> int:
-    """Returns the bytes of state and table that every round passes on."""
+    """Returns the bytes of state and table that pass between processes."""
     kind = _memory_type(recursion)
     return (
       kind.size * recursion.memory * dimension
@@ -190,8 +191,8 @@ class StateSource(NoiseSource):
     return state
 
   def begin(self, state):
-    # PRIVACY: The difference of two runs with the same noise has no noise. Each
-    # run draws its own key, so no two runs share noise.
+    # PRIVACY: If two runs had the same noise, the difference of their releases
+    # would have no noise. Each run draws its own key.
     # Guard: aggregator_runs_test.test_two_runs_in_the_state_share_no_noise.
     return collections.OrderedDict(state, key=graph_generator.fresh_key_words())
 
@@ -211,9 +212,10 @@ class StateSource(NoiseSource):
         past, tf.gather(table.readout, phase), transpose_a=True
       )
     v = tf.round(v + mean)
-    # PRIVACY: If y_t wrapped around, the recursion would continue from another
-    # y_t than the theorem assumes. Such a round fails. Wrap-around of the sum
-    # S_t + y_t would be post-processing.
+    # PRIVACY: If y_t wrapped around in 32 bits, later rounds would be computed
+    # from a wrong y_t, their noise would not be C^-1 z, and epsilon would not
+    # hold. Such a round fails. A wrap-around of S_t + y_t would do no harm: it
+    # is post-processing.
     # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
     in_range = tf.debugging.Assert(
       tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
@@ -227,8 +229,9 @@ class StateSource(NoiseSource):
       round_index=round_index,
     )
     new_state = collections.OrderedDict(key=state['key'])
-    # PRIVACY: If the memory held another y_t than the sum, the noise would be
-    # that of another C. The memory gets the rounded y_t that was added.
+    # PRIVACY: If the memory did not hold the y_t that was added to the sum, the
+    # noise of later rounds would not be C^-1 z, and epsilon would not hold. The
+    # memory gets the rounded y_t.
     # Guard: source_test.test_rounds_are_those_of_the_recursion.
     if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
       gain = tf.gather(table.gain, phase)
@@ -247,8 +250,8 @@ class TapeSource(NoiseSource):
   """A source that reads y_t from the files of a tape; the state names the tape.
 
   The process that runs the round must see the folders of the tape. A tape
-  serves one run: the first run that reads a round from it. `begin` gives each
-  run its own ID. All states that `begin` did not create share the ID 0.
+  serves one run: the first run that reads a round from the tape. `begin` gives
+  each run its own ID. All states that `begin` did not create share the ID 0.
   """
 
   placement: ClassVar[str] = 'tape'
@@ -281,8 +284,8 @@ class TapeSource(NoiseSource):
     return self._position.round_index(stated)
 
   def begin(self, state):
-    # A random 63-bit run ID. It is public; the low bit is set so that it is
-    # never 0 (`_NOBODY`).
+    # The run ID has 63 bits, is random and public. The lowest bit is 1, so that
+    # the ID is never `_NOBODY`.
     number = tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
     run = tf.bitwise.bitwise_and(number, 2**63 - 1) | 1
     return collections.OrderedDict(tape_id=state['tape_id'], run=run)
@@ -337,8 +340,8 @@ def of(
   Raises:
     TypeError: `placement` is of an unknown kind.
     ValueError: a value is out of range; the state is too large to pass between
-      processes; another source of this process has the key; or a noise-server's
-      folder does not fit this run or has another reader.
+      processes; another source of this process uses the key; or a folder of a
+      noise-server does not fit this run or has another reader.
     OSError: the disk has too little space for the folder of a tape.
   """
   if not z_steps:
@@ -354,7 +357,7 @@ def of(
   if passed > _MAX_STATE_BYTES:
     raise errors.value_error(
       f'noise={placement}: {passed / 1000000000.0:.1f} GB of noise cannot pass '
-      f'between TFF processes, {_MAX_STATE_BYTES / 1000000000.0:.1f} GB can; '
-      'use Tape()'
+      'between TFF processes, which take at most '
+      f'{_MAX_STATE_BYTES / 1000000000.0:.1f} GB; use Tape()'
     )
   return StateSource(recursion, z_steps, dimension)

@@ -10,7 +10,7 @@
 | Z      | [m, count] unit normals                                           |
 | Y      | [m, count] noise of the block in lattice steps; y is one row      |
 | M      | [m, count] means: weighted sums of the noise of earlier rounds    |
-| S      | memory: what the recursion needs of the rounds before the block   |
+| S      | memory of the recursion: rows that earlier rounds have written    |
 | U      | [m, count] rows that the block writes to the memory of a window   |
 
 The memory of a `WindowBlock` is a ring: round u is in row u modulo the number
@@ -31,14 +31,14 @@ import numpy as np
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of rounds whose weighted sums over the earlier rounds of their block
-# are one matrix product.
+# Number of consecutive rounds for which one matrix product adds up the noise of
+# the earlier rounds of their block.
 _TOGETHER = 16
 # Number of columns of a window that are converted to float64 at a time, so few
 # that they stay in cache.
 _PIECE = 512
-# PRIVACY: A larger y would wrap around in 32 bits, and C Y would not be
-# z_steps Z any more. A block with a value above this bound fails.
+# PRIVACY: If |y| exceeded this bound, it would wrap around in 32 bits, the
+# noise would not be C^-1 z, and epsilon would not hold. Such a block fails.
 # Guard: stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
 
@@ -160,13 +160,15 @@ class WindowBlock(Block):
   ) -> None:
     y, ring = z, memory
     if not len(ring):
-      # Y is rounded noise_scale * Z: check its largest possible value only.
+      # Without memory, Y = round(noise_scale * Z), and only the largest
+      # possible value is checked.
       checked(generator_lib.MOST_DEVIATIONS * self.noise_scale)
       output[:] = np.rint(z, out=y)
       return
     mean = self._mean_of_past(ring, work)
-    # PRIVACY: If later rounds were computed from another y than the released
-    # sums hold, the noise would be that of another C. The rounded y is used.
+    # PRIVACY: If later rounds were not computed from the y that the released
+    # sums contain, the noise would not be C^-1 z, and epsilon would not hold.
+    # Later rounds are computed from the rounded y.
     # Guard: stream_test.test_noise_is_that_of_the_recursion.
     fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):
@@ -243,7 +245,7 @@ class BufferBlock(Block):
 
 
 class _Step(NamedTuple):
-  """A `recursion.Step` whose update matrix is split into diagonal and rest.
+  """A `recursion.Step` with its update matrix as a diagonal plus a remainder.
 
   Attributes:
     readout: [memory] float64, weights of the buffers in the mean.

@@ -23,9 +23,10 @@ class Chunks:
   All arrays are in memory, or all are in one file. In a file, `chunks[i]` maps
   array i into memory as long as the caller holds it.
 
-  PRIVACY: Past noise is as secret as the key, and other users could read it in
-  a file. The file has no name, so other users cannot open it, and it is removed
-  when its process ends. Its bytes on the disk are not overwritten.
+  PRIVACY: Past noise is as secret as the key, and other users could read past
+  noise from a file. The file has no name, so other users cannot open it, and
+  the system removes it when its process ends. The bytes on the disk are not
+  overwritten.
   Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
   """
 
@@ -57,13 +58,13 @@ class Chunks:
     self._arrays = []
     size = self._dtype.itemsize * rows * sum(sizes)
     if max_memory_bytes is None or size <= max_memory_bytes:
-      # Check before the first round: the zeros take up memory only when they
-      # are overwritten, many rounds later.
+      # Zeros take up memory only when they are overwritten, many rounds later,
+      # so the space is checked here.
       if size > _available_bytes():
         raise errors.value_error(
-          f'memory={_available_bytes() / 1000000000.0:.1f} GB: is what there '
-          f'is, and past noise takes {size / 1000000000.0:.1f} GB; use a '
-          'mechanism that keeps fewer copies, or max_memory_bytes'
+          f'memory={_available_bytes() / 1000000000.0:.1f} GB: is free, but '
+          f'past noise takes {size / 1000000000.0:.1f} GB; use a mechanism '
+          'that keeps fewer copies of the model, or max_memory_bytes'
         )
       self._arrays = [np.zeros((rows, count), dtype) for count in sizes]
       return

@@ -17,16 +17,19 @@ from tff_bandmf import errors
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise.producer import blocks, makers
 
+# Number of consecutive rounds for which one matrix product adds up the noise of
+# the earlier rounds of their block.
 _TOGETHER = 8
 
 
 class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
-  Device i modulo the number of devices computes chunk i and holds its memory.
-  The host sends the normals to the device and gets y of the block back.
-  Products are in float64, so that products of integers with weights from
-  `recursion.cut` are exact on every device.
+  Chunk i belongs to the device whose number is i modulo the number of devices.
+  The device computes the chunk and holds its memory. The host sends the normals
+  to the device, and the device returns y of the block. Products are in float64,
+  so that products of integers with weights from `recursion.cut` are exact on
+  every device.
   """
 
   def __init__(
@@ -48,7 +51,8 @@ class Devices(makers.Maker):
     # Memory of each chunk: None until the first block is computed, then a
     # tf.Variable [memory rows, count].
     self._memories: list[Optional[tf.Variable]] = [None] * len(layout.starts)
-    self._made: list[np.ndarray] = []
+    # y of each chunk of the latest block, [m, count] int32.
+    self._y: list[np.ndarray] = []
 
   def __exit__(self, *exc_info) -> None:
     for pool in self._pools:
@@ -64,13 +68,21 @@ class Devices(makers.Maker):
       )
       for i in range(len(self._layout.starts))
     ]
-    self._made = []
+    self._y = []
     for part in parts:
-      self._made.append(blocks.checked(part.get()).astype(np.int32))
+      self._y.append(blocks.checked(part.get()).astype(np.int32))
       yield
 
   def _advance_chunk(self, i: int, block: blocks.Block) -> np.ndarray:
-    """Returns y of block and chunk, [m, count] float64; updates the memory."""
+    """Computes a block of chunk i, and updates the memory of the chunk.
+
+    Args:
+      i: number of the chunk.
+      block: the block.
+
+    Returns:
+      y, [m, count] float64.
+    """
     layout = self._layout
     z = self._draw(i, block, blocks.Workspace())
     with tf.device(self._devices[i % len(self._devices)]):
@@ -96,7 +108,7 @@ class Devices(makers.Maker):
       return y.numpy()
 
   def _row(self, i: int, r: int) -> np.ndarray:
-    return self._made[i][r]
+    return self._y[i][r]
 
 
 @functools.cache
@@ -123,9 +135,9 @@ def _window(
         for s in range(start, r):
           mean[r] += near[r, s] * fed[s]
         y.append(tf.round(z[r] + mean[r]))
-        # PRIVACY: If later rounds were computed from another y than the
-        # released sums hold, the noise would be that of another C. The rounded
-        # y is used.
+        # PRIVACY: If later rounds were not computed from the y that the
+        # released sums contain, the noise would not be C^-1 z, and epsilon
+        # would not hold. Later rounds are computed from the rounded y.
         # Guard: devices_test.test_devices_make_the_noise_of_the_host.
         fed.append(y[r] if feeds_y else (y[r] - mean[r]) / scale[r])
     return tf.stack(y), tf.stack(fed)
@@ -180,9 +192,10 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
       )
   chosen = [by_name[name] for name in devices]
   kinds = {device.device_type for device in chosen}
-  # PRIVACY: A run that resumes with another number of devices computes some
-  # chunks on other devices. If the devices round differently, the run would add
-  # other noise. Devices of several types are refused.
+  # PRIVACY: If a run resumes with fewer or more devices, some chunks move to
+  # another device, which computes past noise again. If the new device rounded
+  # differently, past noise would not be the released noise, and epsilon would
+  # not hold. Devices of several types are refused.
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(

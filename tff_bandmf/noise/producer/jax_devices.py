@@ -20,8 +20,8 @@ from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of rounds whose weighted sums over the earlier rounds of their block
-# are one matrix product.
+# Number of consecutive rounds for which one matrix product adds up the noise of
+# the earlier rounds of their block.
 _TOGETHER = 8
 # Maximum bytes of a chunk: the cache of a CPU, or the memory of another device.
 _CPU_BYTES, _BYTES = 2**22, 2**31
@@ -32,11 +32,11 @@ _UNROLLED = 16
 class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
-  Device i modulo the number of devices computes chunk i, and the data of the
-  chunk stay on that device until a row of y is copied. Sums of integers times
-  weights from `recursion.cut` are exact in float64, in any order. Other sums
-  add one row after the other, in the same order for every chunk. So the noise
-  does not depend on the number of devices.
+  Chunk i belongs to the device whose number is i modulo the number of devices.
+  The device computes the chunk and holds its data until a row of y is copied to
+  the host. Sums of integers times weights from `recursion.cut` are exact in
+  float64, in any order. Other sums add one row after the other, in the same
+  order for every chunk. So the noise does not depend on the number of devices.
   """
 
   def __init__(
@@ -48,8 +48,8 @@ class Devices(makers.Maker):
     """Checks the devices and copies the key to them.
 
     Args:
-      layout: sizes of the memory and of the blocks. The size of a
-        chunk depends on the kind of device, and `layout.chunk` is ignored.
+      layout: sizes of the memory and of the blocks. `layout.chunk` is ignored;
+        the size of a chunk depends on the kind of device.
       generator: generator of the normals of the key.
       devices: devices of JAX, all of one kind, at least one.
 
@@ -68,20 +68,20 @@ class Devices(makers.Maker):
     self._memories: list[Optional[jax.Array]] = [None] * len(
       self._layout.starts
     )
-    # y of each chunk, [m, count] int32. None if y is in the memory, in the rows
-    # from `_first_row` on.
-    self._made: list[Optional[jax.Array]] = []
+    # y of each chunk of the latest block, [m, count] int32. None if y is in the
+    # memory, in the rows from `_first_row` on.
+    self._y: list[Optional[jax.Array]] = []
     self._first_row = 0
 
   def __exit__(self, *exc_info) -> None:
     self._memories.clear()
-    self._made.clear()
+    self._y.clear()
 
   def advance(self, block: blocks.Block) -> Iterator[None]:
     # `_start` returns at once; each device computes its chunks in this order.
     parts = [self._start(i, block) for i in range(len(self._layout.starts))]
     self._first_row = block.row
-    self._made = [output for output, _ in parts]
+    self._y = [output for output, _ in parts]
     for _, largest in parts:
       blocks.checked(np.asarray(largest))
       yield
@@ -94,8 +94,8 @@ class Devices(makers.Maker):
     y is None if it is a part of the memory.
     """
     layout, device = self._layout, self._devices[i % len(self._devices)]
-    # JAX computes in 64 bits in this `with` block. The setting must not last
-    # beyond a `yield`.
+    # `precise` makes JAX compute in 64 bits. This setting must not last beyond
+    # a `yield`, where the caller may use JAX.
     with jax_generator.precise(), jax.default_device(device):
       z = self.draw(i, block.first, block.noise_scale)
       memory = self._memories[i]
@@ -118,13 +118,13 @@ class Devices(makers.Maker):
     return output, largest
 
   def draw(self, i: int, first: int, noise_scale: np.ndarray) -> jax.Array:
-    """Returns noise_scale * Z of a chunk before the device has computed it.
+    """Returns noise_scale * Z of a chunk, before the device has computed it.
 
     The caller must be in a `with jax_generator.precise()` block.
 
     Args:
-      i: number of the chunk. Its coordinates are padded to whole groups of
-        `generator.GROUP`.
+      i: number of the chunk. The coordinates of the chunk are padded to whole
+        groups of `generator.GROUP`.
       first: first round, >= 0.
       noise_scale: [m] float64, standard deviation of the fresh noise of each
         round in lattice steps.
@@ -142,18 +142,19 @@ class Devices(makers.Maker):
     )
 
   def _row(self, i: int, r: int) -> np.ndarray:
-    rows = self._made[i]
+    rows = self._y[i]
     if rows is None:
       rows, r = self._memories[i], self._first_row + r
     return np.asarray(_pick(rows, r))[: self._layout.count(i)]
 
 
-# PRIVACY: JAX may store compiled programs with their constants on disk, where
-# others could read a key. The key is an argument, so no program holds it.
+# PRIVACY: JAX may store compiled programs and their constants on disk, where
+# other users could read a key. The key is an argument of the program instead of
+# a constant.
 # Guard: jax_devices_test.test_key_is_in_no_program.
 @functools.partial(jax.jit, static_argnums=4)
 def _draw(key, first_row, first_group, noise_scale, count):
-  """Returns noise_scale * Z of block and chunk, [m, count] float64."""
+  """Returns noise_scale * Z of a block for one chunk, [m, count] float64."""
   shape = (len(noise_scale), count)
   z = jax_generator.normals(key, first_row, first_group, shape)
   return z * noise_scale[:, None]
@@ -201,8 +202,9 @@ def _window(memory, z, far, near, scale, row):
       for s in range(r):
         m += weights[r, s] * fed[s]
       y.append(jnp.rint(noise[r] + m))
-      # PRIVACY: If later rounds were computed from another y than the released
-      # sums hold, the noise would be that of another C. The rounded y is used.
+      # PRIVACY: If later rounds were not computed from the y that the released
+      # sums contain, the noise would not be C^-1 z, and epsilon would not hold.
+      # Later rounds are computed from the rounded y.
       # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
       fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
     return tuple(
@@ -266,7 +268,8 @@ def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
   `recursion.cut`.
   """
   # PRIVACY: Products in TensorFloat-32 would round the weights, so the noise
-  # would be that of another C. The highest precision asks JAX for float64.
+  # would not be C^-1 z, and epsilon would not hold. The highest precision asks
+  # JAX for float64.
   # Guard: jax_devices_test.test_devices_multiply_in_float64.
   return jnp.matmul(
     weights, rows.astype(np.float64), precision=jax.lax.Precision.HIGHEST
@@ -274,7 +277,7 @@ def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:
-  """Returns weights @ rows, where the rows are added in their order."""
+  """Returns weights @ rows; the rows are added in the order of their index."""
   # `jnp.matmul` would add in an order that depends on the shape.
   total = jnp.zeros((len(weights), rows.shape[1]))
   if len(rows) > _UNROLLED:
@@ -312,9 +315,9 @@ def check(device: jax.Device) -> None:
   weights = recursion_lib.cut(weights, np.abs(weights).sum(1).max())
   with jax_generator.precise(), jax.default_device(device):
     product = np.asarray(jax.jit(_exact_product)(weights, rows))
-  # PRIVACY: A library may compute float64 products from shorter numbers, so the
-  # noise would be that of another C. A device whose product is not exact is
-  # refused.
+  # PRIVACY: If a library computes float64 products from shorter numbers, the
+  # noise is not C^-1 z, and epsilon does not hold. A device whose product is
+  # not exact is refused.
   # Guard: jax_devices_test.test_device_that_is_not_exact_is_refused.
   if not np.array_equal(product, weights @ rows) or not (
     jax_generator.is_exact(device)
@@ -337,21 +340,23 @@ def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
   Raises:
     ValueError: JAX does not see a device, or the devices are of several kinds.
   """
-  seen = {f'{each.platform}:{each.id}': each for each in jax.local_devices()}
+  by_name = {f'{each.platform}:{each.id}': each for each in jax.local_devices()}
   for name in names:
-    if name not in seen:
+    if name not in by_name:
       raise errors.value_error(
-        f'devices={name}: is not a device that JAX sees; use {" ".join(seen)}'
+        f'devices={name}: is not a device that JAX sees; use '
+        f'{" ".join(by_name)}'
       )
-  chosen = tuple(seen[name] for name in names or seen)
-  # PRIVACY: A run that resumes with another number of devices computes some
-  # chunks on other devices. If the devices round differently, the run would add
-  # other noise. Devices of several kinds are refused.
+  chosen = tuple(by_name[name] for name in names or by_name)
+  # PRIVACY: If a run resumes with fewer or more devices, some chunks move to
+  # another device, which computes past noise again. If the new device rounded
+  # differently, past noise would not be the released noise, and epsilon would
+  # not hold. Devices of several kinds are refused.
   # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   kinds = {each.device_kind for each in chosen}
   if len(kinds) > 1:
     raise errors.value_error(
-      f'devices={" ".join(names or seen)}: are of several kinds; use devices '
-      'of one kind'
+      f'devices={" ".join(names or by_name)}: are of several kinds; use '
+      'devices of one kind'
     )
   return chosen, f'jax {jax.__version__} {kinds.pop()}'

@@ -1,8 +1,9 @@
 """Makers: objects that compute blocks of rounds, on the host or on devices.
 
 A block is a group of consecutive rounds, and `blocks` defines Z and y. A chunk
-is a range of coordinates. A maker computes one block of one chunk at a time,
-and holds the memory of past rounds.
+is a range of coordinates. A maker computes one block of one chunk at a time. It
+holds the memory: the rows of past rounds from which the recursion computes y. A
+window is a recursion whose memory is a ring of the latest rounds.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Layout:
 
   Attributes:
     keeps: content of the memory: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
-    memory_rows: number of rows of the memory, >= 0. For a window it is a
-      multiple of `block_rounds`.
+    memory_rows: number of rows of the memory, >= 0; a multiple of
+      `block_rounds` for a window.
     block_rounds: maximum number of rounds of a block, > 0.
     coordinates: the coordinates of y that the maker computes.
     chunk: number of coordinates of a chunk, > 0; the last chunk may have fewer.
@@ -59,9 +60,8 @@ class Layout:
 class Maker(contextlib.AbstractContextManager):
   """Computes blocks chunk by chunk, and holds the memory between blocks.
 
-  The memory of a window is a ring of rounds. A block reads the whole ring once
-  and writes only its own rounds. The memory is zero at first, and is freed at
-  the end of the `with` statement.
+  A block reads the whole ring of a window once and writes only its own rounds.
+  The memory is zero at first, and is freed at the end of the `with` statement.
   """
 
   def __init__(self, layout: Layout, generator: generator_lib.Generator):
@@ -78,7 +78,7 @@ class Maker(contextlib.AbstractContextManager):
     Args:
       i: number of the chunk.
       block: the block.
-      work: arrays for intermediate results; the result is one of them.
+      work: arrays for intermediate results. The result is one of these arrays.
     """
     layout = self._layout
     z = work.array('z', (block.rounds, layout.count(i)))
@@ -127,11 +127,12 @@ class Host(Maker):
     self._work = blocks.Workspace()
     # BLAS gets one thread: its waiting threads would take time from other work.
     self._threads = threadpoolctl.ThreadpoolController()
-    # If the memory is a ring of past y, the block writes its y there.
+    # If the memory is a ring of past y, a block writes its y to the ring.
     self._in_ring = (
       layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0
     )
-    self._made = slice(0)
+    # Rows of the output arrays that hold y of the latest block.
+    self._latest = slice(0)
 
     sizes = [layout.count(i) for i in range(len(layout.starts))]
 
@@ -149,7 +150,7 @@ class Host(Maker):
 
   def advance(self, block: blocks.Block) -> Iterator[None]:
     first = block.row if self._in_ring else 0
-    self._made = slice(first, first + block.rounds)
+    self._latest = slice(first, first + block.rounds)
     with self._threads.limit(limits=1, user_api='blas'):
       for i in range(len(self._layout.starts)):
         z = self._draw(i, block, self._work)
@@ -159,7 +160,7 @@ class Host(Maker):
         yield
 
   def _rows(self, i: int) -> np.ndarray:
-    return self._out[i][self._made]
+    return self._out[i][self._latest]
 
   def _row(self, i: int, r: int) -> np.ndarray:
     return self._rows(i)[r]

@@ -9,7 +9,9 @@
 | d       | number of coordinates of a row                                |
 
 A block is a group of consecutive rounds, and a chunk is a range of coordinates.
-Each part of the work computes one block of one chunk. Noise is in steps of
+Each part of the work computes one block of one chunk. The memory is the rows of
+past rounds from which the recursion computes y; a window (`recursion.Window`)
+is a recursion whose memory is a ring of the latest rounds. Noise is in steps of
 `noise.lattice`.
 """
 
@@ -27,14 +29,16 @@ from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# A shard, the range of coordinates of one stream, begins at a multiple of this.
+# A shard, the range of coordinates of one stream, begins at a multiple of this
+# number.
 _GRID = 1 << 16
 # Number of coordinates of a chunk on the host: z and y of a block fit in cache.
 _CHUNK = 1 << 13
-# Rounds of a block for a long window, see `_block_rounds`. According to
-# `benchmarks.bench producer`, shorter blocks read the window too often, and
-# longer blocks do not fit in cache.
+# Possible numbers of rounds of a block; `_block_rounds` chooses one. According
+# to `benchmarks.bench producer`, shorter blocks read a long window too often,
+# and longer blocks do not fit in cache.
 _BLOCK_ROUNDS = range(32, 65)
+# If the memory has at most 24 rows, a block has 4 rounds.
 _SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
 
 # Backends: NumPy on the host, or a library on its devices.
@@ -47,11 +51,11 @@ class Stream:
     y_t = round(z_steps (C^-1 Z)[t]), computed from the rounded past y
 
   With a window of past y (`recursion.PAST_Y`) all sums are exact, so y has the
-  same bits for every choice of blocks, chunks and devices. The other recursions
+  same bits for every choice of blocks, chunks and devices. All other recursions
   add float64 numbers, in an order that depends only on the block and the chunk.
-  Their y has the same bits on one machine and kind of device. On other machines
-  or devices, y can differ in the rare coordinates whose rounding depends on the
-  last bit of a sum.
+  In this case y has the same bits only on one machine and kind of device. On
+  another machine or device, the rounding of rare coordinates can differ, since
+  it depends on the last bit of a sum.
 
   Attributes:
     recursion: recursion that computes y from z, for the strategy matrix C.
@@ -126,7 +130,7 @@ class Stream:
   def rows(self) -> Iterator[Optional[np.ndarray]]:
     """Yields y_t, [len(coordinates)] int32 in lattice steps, for t = 0, 1, ...
 
-    The generator also yields None after each part of the work, so that the
+    The iterator also yields None after each part of the work, so that the
     caller can stop. The array is overwritten when the next row is computed.
 
     Raises:
@@ -219,8 +223,8 @@ def identify(
 
   **Formal guarantee.**
   Assumption: keyed BLAKE2b, truncated to 63 bits, has no collisions among the
-  noises of a user. Statement: the ID is the same for the same key, C, d and
-  z_steps, and differs if any of them differs. The ID tells nothing about a key
+  arguments that occur. Statement: two calls return the same ID if and only if
+  they have the same key, C, d and z_steps. The ID tells nothing about a key
   that cannot be guessed. Source: `Key.identify`; `recursion.digest` identifies
   C.
 
@@ -238,9 +242,8 @@ def identify(
 def _block_rounds(memory: int) -> int:
   """Returns the number of rounds of a block.
 
-  The memory of a window is a ring of whole blocks, as many as the window needs.
-  For a long window, the result is the number of rounds with which the ring has
-  the fewest rows.
+  The ring of a window consists of whole blocks. For a long window, the result
+  is the number of rounds with which the ring has the fewest rows.
 
   Args:
     memory: number of rows of the recursion's memory, >= 0.
@@ -251,10 +254,10 @@ def _block_rounds(memory: int) -> int:
 
 
 def shard(dimension: int, index: int, shards: int) -> range:
-  """Returns the coordinates of one of several streams that together give y.
+  """Returns one shard: the coordinates of one of several streams.
 
-  A shard is such a range of coordinates. It consists of whole chunks, so its y
-  is the same as in a single stream.
+  Together the streams of all shards give the y of a single stream. A shard
+  consists of whole chunks.
 
   >>> [shard(200_000, i, 2) for i in range(2)]
   [range(0, 131072), range(131072, 200000)]

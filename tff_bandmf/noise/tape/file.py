@@ -5,9 +5,10 @@ the gzip format [RFC 1952]. The uncompressed bytes, `packed` in the code, are
 little-endian: 6 int64 (`MAGIC`, `VERSION`, tape ID, round, first coordinate,
 `count`), then `count` int32, the coordinates of y_t as multiples of the lattice
 step. These bytes are stored without compression in blocks of 65,535 bytes [RFC
-1951, 3.2.4]. The frame of a file is all its bytes outside `packed`; `count`
-determines the frame and the size of the file. A reader compares the size and
-the frame, and zlib compares the CRC-32 of `packed`.
+1951, 3.2.4]. The frame of a file is the gzip header and the headers of the
+blocks; `count` determines the frame and the size of the file. The CRC-32 and
+the length of `packed` end the file. A reader compares the size and the frame,
+and zlib compares the CRC-32 and the length.
 
 If `packed` has at most 512 MiB, the CRC detects all damage within 32
 consecutive bits, all damage of two bits, and all swaps of two words of up to 32
@@ -32,8 +33,8 @@ MAGIC = 0x7466665F6D66
 VERSION = 3
 HEADER_WORDS = 6
 # The reasons for which a reader refuses a file.
-SIZE = 'the file has the wrong size, or is of another release'
-DAMAGED = 'the file is damaged, or of another release'
+SIZE = 'the file has the wrong size, or another version of tff_bandmf wrote it'
+DAMAGED = 'the file is damaged, or another version of tff_bandmf wrote it'
 OTHER = 'the file is of another tape, shard or round'
 # Maximum number of coordinates: TensorFlow unpacks less than 2^31 bytes.
 LARGEST_COUNT = 2**29 - 16
@@ -53,21 +54,24 @@ def size(count: int) -> int:
 
 
 def frame(count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (places, values) of the frame of a file of `count` coordinates.
+  """Returns (positions, values) of the frame of a file.
+
+  Args:
+    count: number of coordinates in the file, > 0.
 
   Returns:
-    places: [m] int32, positions of the frame's m bytes in the file.
+    positions: [m] int32, positions of the frame's m bytes in the file.
     values: [m] uint8, the bytes at these positions.
   """
   prefixes = _prefixes(_packed_size(count))
   starts = len(_GZIP) + np.arange(len(prefixes)) * (_PREFIX + _BLOCK)
-  places = np.concatenate(
+  positions = np.concatenate(
     [
       np.arange(len(_GZIP)),
       (starts[:, np.newaxis] + np.arange(_PREFIX)).ravel(),
     ]
   )
-  return places.astype(np.int32), np.concatenate([_GZIP, prefixes.ravel()])
+  return positions.astype(np.int32), np.concatenate([_GZIP, prefixes.ravel()])
 
 
 def header(
@@ -129,11 +133,12 @@ def unpack(
   """
   if len(content) != size(count):
     raise ValueError(SIZE)
-  places, values = frame(count)
+  positions, values = frame(count)
   # PRIVACY: zlib checks the CRC only if the gzip frame is intact, so a damaged
-  # frame could lead to wrong noise. The frame is compared byte by byte first.
+  # frame could lead to wrong noise. The frame is compared byte by byte before
+  # zlib reads the file.
   # Guard: tape_release_test.test_damaged_file_is_refused.
-  if not np.array_equal(np.frombuffer(content, np.uint8)[places], values):
+  if not np.array_equal(np.frombuffer(content, np.uint8)[positions], values):
     raise ValueError(DAMAGED)
   try:
     packed = zlib.decompress(content, 31, _packed_size(count))

@@ -19,16 +19,16 @@ and `tape.graph_reader`) write the marks of released sums. A noise file gets its
 name when it is complete. A mark is an empty file whose name holds all the
 information, so a mark is never half-written. If a folder has several marks, the
 highest round counts. A run ID is 63 random bits, which TFF carries in its
-server state. A fingerprint has 64 bits, written as two numbers of 32 bits. It
-is computed from a released sum, which is public.
+server state. A fingerprint is computed from a released sum, which is public; it
+has 64 bits, written as two numbers of 32 bits.
 
 The folder of a `bandmf noise-server` also holds this file:
 
   reader            locked by the only process that may read the folder
 
 When a noise-server ends, its folder keeps `lock`, `reader`, `tape.json` and the
-highest marks. So its key cannot serve a round of another run later. When any
-other tape is closed, all its files are removed.
+highest marks, so that the key of the noise-server cannot serve another run
+later. When any other tape is closed, all files of the tape are removed.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from tff_bandmf import _files, errors
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.strategies import recursion as recursion_lib
 
+# Seconds between two looks at a folder.
 POLL_SECONDS = 0.02
 
 DESCRIPTION = 'tape.json'
@@ -69,21 +70,21 @@ BEHIND = (
   'on its disk?'
 )
 NOT_THERE = (
-  'the tape is not there; was its factory closed, or is its folder not seen by '
-  'the process that runs the round?'
+  'the tape is not there; was the aggregator closed, or can the process that '
+  'runs the round not see the folder?'
 )
 REMOVED = (
   'the noise of this round was already used and removed; resume with a tape '
   'that starts at the round of the state'
 )
 OTHER_RUN = (
-  'the noise of this round was used by another run; resume that one from its '
-  'own state, or start with a new key'
+  'the noise of this round was used by another run; resume that run from its '
+  'own state, or start a new run with a new key'
 )
 OTHER_SUM = (
-  'this round has released another sum, and its noise serves no second one; '
-  'run it again with the same cohort and model, or go on with the round after '
-  'it'
+  'this round has released another sum, and its noise must not be added to a '
+  'second sum; repeat the round with the same cohort and model, or continue '
+  'with the next round'
 )
 # Characters that `tf.io.matching_files` interprets as a pattern.
 _GLOB = frozenset('*?[]\\')
@@ -165,8 +166,8 @@ class Description:
     """Returns the description of a folder, or None if it has none.
 
     Raises:
-      ValueError: the file is from another release of the library, or is not a
-        description.
+      ValueError: another version of tff_bandmf wrote the file, or the file is
+        not a description.
     """
     path = directory / DESCRIPTION
     try:
@@ -175,7 +176,7 @@ class Description:
         _FORMAT,
         tape_file.VERSION,
       ):
-        raise ValueError('of another release')
+        raise ValueError('another version')
       description = cls(**record)
       description._check()
       return description
@@ -184,8 +185,8 @@ class Description:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise errors.value_error(
         f'file={path}: is not {_FORMAT} of version {tape_file.VERSION}; use '
-        'one release for the server and for training, a new folder and a new '
-        'key'
+        'one version of tff_bandmf for the server and for training, a new '
+        'folder and a new key'
       ) from error
 
   def _check(self) -> None:
@@ -204,7 +205,10 @@ class Description:
     _files.write_json(directory / DESCRIPTION, content, mode=0o600)
 
   def difference(self, other: Description) -> str:
-    """Returns the fields of `other` that differ, as text; '' if none does."""
+    """Returns 'field=value' of each field in which `other` differs from self.
+
+    The text is empty if the descriptions are equal.
+    """
     own = dataclasses.asdict(self)
     return ' '.join(
       f'{name}={value}'
@@ -227,8 +231,8 @@ def marks(directory: pathlib.Path) -> list[int]:
 
 def next_round(directory: pathlib.Path) -> int:
   """Returns the first round that no run has used."""
-  # A mark with a run ID says that its own round was used too. A mark without a
-  # run ID speaks only of earlier rounds.
+  # A mark with a run ID means that the noise of the mark's own round was used,
+  # too. A mark without a run ID means that only earlier rounds were used.
   return max(
     _marked(name) + ('-' in name)
     for name in os.listdir(directory)
@@ -242,7 +246,7 @@ def mark(directory: pathlib.Path, round_index: int) -> None:
 
 
 def remove_marks(directory: pathlib.Path, below: int) -> None:
-  """Removes the marks below a round. The caller keeps the highest mark."""
+  """Removes the marks of rounds before `below`, at most the highest mark."""
   for path in directory.glob('*.reached'):
     if _marked(path.name) < below:
       path.unlink(missing_ok=True)
@@ -266,8 +270,8 @@ def prepare(directory: pathlib.Path) -> int:
   """
   check_name(directory)
   directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-  # PRIVACY: If another user owns the folder, that user can read and replace
-  # noise, even noise written by root. Such a folder is refused.
+  # PRIVACY: If another user owns the folder, that user can read and replace the
+  # noise, even if this process belongs to root. Such a folder is refused.
   # Guard: fuzz_secrets_test.test_folder_of_another_user_is_refused.
   if {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
     raise _refused(directory, 'belongs to another user', 'choose another path')
@@ -276,7 +280,9 @@ def prepare(directory: pathlib.Path) -> int:
     for path in directory.iterdir()
   ):
     raise _refused(
-      directory, 'holds files of others', 'give the tape a directory of its own'
+      directory,
+      'holds files that belong to no tape',
+      'give the tape a directory of its own',
     )
   directory.chmod(0o700)
   lock = _files.lock(directory / 'lock')
@@ -372,8 +378,8 @@ def temporary(size: int) -> tuple[pathlib.Path, int]:
     size: bytes that the tape needs, > 0.
   """
   parent = pathlib.Path(tempfile.gettempdir())
-  for place in {parent, _MEMORY}:
-    for directory in place.glob(f'{_PREFIX}*'):
+  for folder in {parent, _MEMORY}:
+    for directory in folder.glob(f'{_PREFIX}*'):
       _remove_abandoned(directory)
   with contextlib.suppress(OSError):
     # Use at most half of the free shared memory; other processes need some.

@@ -70,11 +70,12 @@ def release(
     round_index=round_index,
   )
   released = total + y
-  # PRIVACY: The difference of two sums with the same y_t has no noise. The mark
-  # of a sum is written before the graph returns the sum, and the sum is
-  # returned only if no other sum of the round has a mark. If two readers write
-  # marks at the same time, at least one of them sees both marks, also on two
-  # hosts: a host that creates a file sees the files created there before.
+  # PRIVACY: The difference of two releases with the same y_t has no noise. The
+  # graph writes the mark of its sum before it returns the sum, and fails if
+  # another sum of the round has a mark. If two readers write marks at the same
+  # time, at least one of them sees both marks, even on two hosts: a host that
+  # has created a file in a folder sees all files that were created there
+  # earlier.
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = tf.unstack(fingerprint(released))
@@ -152,7 +153,7 @@ class _Folder:
     name = tf.strings.join([self._name, '.noise'])
     most = math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)
 
-    # Count polls instead of seconds, because somebody may set the clock.
+    # Count polls instead of seconds, because the host's clock can be set.
     def behind(polls):
       return (polls < most) & ~(
         self._exists(name, polls) | self._exists('failed', polls)
@@ -178,13 +179,13 @@ class _Folder:
     )
     with tf.control_dependencies([sized]):
       unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
-    places, values = tape_file.frame(count)
+    positions, values = tape_file.frame(count)
     # PRIVACY: zlib checks the CRC only if the gzip frame is intact, so a
     # damaged frame could lead to wrong noise. The frame is compared byte by
-    # byte first.
+    # byte before zlib reads the file.
     # Guard: tape_release_test.test_damaged_file_is_refused.
     framed = self._check(
-      tf.reduce_all(tf.equal(tf.gather(unpacked, places), values)),
+      tf.reduce_all(tf.equal(tf.gather(unpacked, positions), values)),
       tape_file.DAMAGED,
     )
     with tf.control_dependencies([framed]):
@@ -214,25 +215,24 @@ class _Folder:
       return tf.identity(y)
 
   def unused(
-    self, now: tf.Tensor, owner: Optional[tf.Tensor] = None
+    self, after: tf.Tensor, owner: Optional[tf.Tensor] = None
   ) -> list[tf.Operation]:
     """Returns checks that this run may still release the round.
 
     Args:
-      now: a tensor that is computed just before the folder is to be listed.
+      after: a tensor. The folder is listed after the tensor is computed.
       owner: run ID and fingerprint of the sum to release, scalar string. If
         given, a check also fails if this run has marked another sum of the
         round.
     """
-    numbers, runs, owners = self._marks(now)
+    numbers, runs, owners = self._marks(after)
     known = self._check(tf.size(numbers) > 0, tape_folder.NOT_THERE)
     with tf.control_dependencies([known]):
       reached = tf.reduce_max(numbers)
     unused = self._check(reached <= self._round_index, tape_folder.REMOVED)
     here = tf.equal(numbers, self._round_index)
-    # PRIVACY: Two runs that read the same y_t would release two sums with the
-    # same noise. The check above refuses the second run only after a later
-    # round was read, so a round that has a mark of another run is refused too.
+    # PRIVACY: If two runs read the same y_t, the difference of their releases
+    # has no noise. If the round has a mark of another run, it is refused.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
     own = self._check(~tf.reduce_any(others), tape_folder.OTHER_RUN)
@@ -243,13 +243,24 @@ class _Folder:
     return [unused, own, one]
 
   def mark(self, owner: tf.Tensor) -> tf.Operation:
-    """Writes the mark of a sum; earlier rounds cannot be released any more."""
+    """Writes the mark of a sum; from then on, earlier rounds are refused."""
     name = tf.strings.join([self._name, '-', owner, '.reached'])
     return tf.io.write_file(self._path(name, self._round_index), '')
 
-  def _marks(self, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns (rounds, runs, owners) of the marks; '' if a mark has no run."""
-    paths = tf.io.matching_files(self._path('*.reached', now))
+  def _marks(self, after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns (rounds, runs, owners) of the marks of the folder.
+
+    If a mark names no run, its run and its owner are ''.
+
+    Args:
+      after: a tensor. The folder is listed after the tensor is computed.
+
+    Returns:
+      rounds: [marks] int64.
+      runs: [marks] strings, run IDs.
+      owners: [marks] strings, run ID and fingerprint of each released sum.
+    """
+    paths = tf.io.matching_files(self._path('*.reached', after))
     numbers, runs, owners = (
       tf.strings.regex_replace(
         paths, r'.*/(\d+)(?:-((\d+)-\d+-\d+))?\.reached', part
@@ -258,11 +269,11 @@ class _Folder:
     )
     return tf.strings.to_number(numbers, tf.int64), runs, owners
 
-  def _path(self, file_name, now: tf.Tensor) -> tf.Tensor:
-    return path(self._shard.directory, file_name, now)
+  def _path(self, file_name, after: tf.Tensor) -> tf.Tensor:
+    return path(self._shard.directory, file_name, after)
 
-  def _exists(self, file_name, now: tf.Tensor) -> tf.Tensor:
-    return tf.size(tf.io.matching_files(self._path(file_name, now))) > 0
+  def _exists(self, file_name, after: tf.Tensor) -> tf.Tensor:
+    return tf.size(tf.io.matching_files(self._path(file_name, after))) > 0
 
   def _check(self, condition: tf.Tensor, message: str) -> tf.Operation:
     name = tf.strings.join([self._name, '.noise'])
@@ -276,8 +287,8 @@ class _Folder:
     )
 
 
-def path(directory: pathlib.Path, file_name, now: tf.Tensor) -> tf.Tensor:
-  """Returns the path of a file, as a tensor that depends on `now`.
+def path(directory: pathlib.Path, file_name, after: tf.Tensor) -> tf.Tensor:
+  """Returns the path of a file, as a tensor that depends on `after`.
 
   TensorFlow treats file operations as pure functions. If all arguments of such
   an operation were constant, TensorFlow would run it only once, when it
@@ -286,9 +297,10 @@ def path(directory: pathlib.Path, file_name, now: tf.Tensor) -> tf.Tensor:
   Args:
     directory: folder of the file.
     file_name: string or scalar string tensor, a name or a pattern.
-    now: a tensor that is known only when the operation is to run.
+    after: a tensor that no constant can replace. Operations on the path run
+      after the tensor is computed.
   """
-  nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
+  nothing = tf.strings.substr(tf.strings.as_string(after), 0, 0)
   return tf.strings.join([str(directory), '/', nothing, file_name])
 
 

@@ -24,14 +24,14 @@ _holding = threading.Lock()
 
 
 class OpenTape:
-  """An open tape; if this process writes it, it reserves the key of its noise.
+  """An open tape. If this process writes the tape, the key is reserved for it.
 
-  The noise is y = C^-1 z for a strategy matrix C and normals z, and y_t is its
-  row t, the noise of round t.
+  The noise is y = C^-1 z for a strategy matrix C and normals z, and row t of y
+  is y_t, the noise of round t.
 
   Attributes:
     tape: the tape from which the rounds read y_t.
-    position: object that knows the open round, or None if each caller passes
+    position: record of the open round of a run, or None if each caller passes
       the round.
   """
 
@@ -54,7 +54,7 @@ class OpenTape:
 
     Raises:
       ValueError: another open tape of this process has the key, or the folder
-        of a noise-server has other noise or another reader.
+        of a noise-server has another reader or does not hold this noise.
       OSError: the disk has no room for the folder of a tape.
     """
     self.position: Optional[released_sums.Position] = None
@@ -94,16 +94,16 @@ class OpenTape:
       raise
 
   def close(self) -> None:
-    """Closes the tape, and releases the key for another tape."""
+    """Closes the tape, and frees the key for another tape."""
     self.tape.close()
     _held.discard(self._held)
-    # This second call of `close` must not release the key again: another tape
-    # may hold the key by then.
+    # A second call of `close` must not free the key again, since another tape
+    # may have reserved the key in between.
     self._held = None
 
 
 def _hold(key: key_lib.Key) -> int:
-  """Reserves a key for one tape of this process; returns its fingerprint.
+  """Reserves a key for one tape of this process; returns the key's fingerprint.
 
   **Formal guarantee.**
   Assumption: every tape that this process writes comes from `OpenTape`.
@@ -118,13 +118,13 @@ def _hold(key: key_lib.Key) -> int:
   name = key.identify(b'held')
   with _holding:
     # PRIVACY: Two runs with the same key have the same noise, so the difference
-    # of their releases has no noise. A key that an open tape of this process
-    # has is refused.
+    # of their releases has no noise. If an open tape of this process has the
+    # key, the key is refused.
     # Guard: aggregator_runs_test.test_second_factory_with_a_key_is_refused.
     if name in _held:
       raise errors.value_error(
-        'key=Key(<secret>): serves another aggregator; close that one first, '
-        'and go on from its state; a new run takes a new key'
+        'key=Key(<secret>): serves another aggregator; close that aggregator '
+        'and resume from its state, or give a new run a new key'
       )
     _held.add(name)
   return name

@@ -1,7 +1,7 @@
 """Adds the noise y_t of a tape to the sum S_t of round t, in NumPy.
 
-`graph_reader` does the same in TensorFlow's graph; both write the same marks.
-`tape.folder` defines marks. All numbers are in steps of `noise.lattice`.
+`graph_reader` does the same in TensorFlow's graph; both modules write the same
+marks. `tape.folder` defines marks. All numbers are in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def release(
   ends = np.cumsum([len(part) for part in parts])
   for piece, part in zip(np.split(total, ends[:-1]), parts):
     piece += part
-  # PRIVACY: The difference of two sums with the same y_t has no noise. This
-  # code writes the mark of a sum before the function returns, and the function
-  # returns only if no other sum of the round has a mark. If two readers write
-  # marks at the same time, at least one of them sees both marks, also on two
-  # hosts: a host that creates a file sees the files created there before.
+  # PRIVACY: The difference of two releases with the same y_t has no noise. The
+  # function writes the mark of its sum before it returns, and raises if another
+  # sum of the round has a mark. If two readers write marks at the same time, at
+  # least one of them sees both marks, even on two hosts: a host that has
+  # created a file in a folder sees all files that were created there earlier.
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = fingerprint.fingerprint(total)
@@ -87,12 +87,13 @@ def release(
 
 
 class _Mark(NamedTuple):
-  """A mark of a folder; `owner` and `run` are None if it names no run.
+  """A mark of a folder.
 
   Attributes:
     round: round of the mark, >= 0.
-    owner: run ID and fingerprint of the released sum.
-    run: run ID.
+    owner: run ID and fingerprint of the released sum, or None if the mark names
+      no run.
+    run: run ID, or None if the mark names no run.
   """
 
   round: int
@@ -120,7 +121,7 @@ class _Folder:
     """
     self.check_unused()
     path = tape_folder.noise_path(self._directory, self._round)
-    # Count polls instead of seconds, because somebody may set the clock.
+    # Count polls instead of seconds, because the host's clock can be set.
     for _ in range(math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)):
       if path.exists() or (self._directory / 'failed').exists():
         break
@@ -147,9 +148,8 @@ class _Folder:
     if max(mark.round for mark in marks) > self._round:
       raise self._refused(tape_folder.REMOVED)
     here = [mark for mark in marks if mark.round == self._round and mark.run]
-    # PRIVACY: Two runs that read the same y_t would release two sums with the
-    # same noise. The check above refuses the second run only after a later
-    # round was read, so a round that has a mark of another run is refused too.
+    # PRIVACY: If two runs read the same y_t, the difference of their releases
+    # has no noise. If the round has a mark of another run, it is refused.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     if any(mark.run != self._run for mark in here):
       raise self._refused(tape_folder.OTHER_RUN)
@@ -157,7 +157,7 @@ class _Folder:
       raise self._refused(tape_folder.OTHER_SUM)
 
   def mark(self, owner: str) -> None:
-    """Writes the mark of a sum; earlier rounds cannot be released any more."""
+    """Writes the mark of a sum; from then on, earlier rounds are refused."""
     name = f'{self._round:08d}-{owner}.reached'
     (self._directory / name).touch(mode=0o600)
 

@@ -2,8 +2,8 @@
 
 A noise-server is a process that has the key and writes the noise of some
 coordinates to a folder. The noise is y = C^-1 z for a strategy matrix C and
-normals z, and y_t is its row t, the noise of round t. `tape.folder` defines the
-files of the folder, such as marks.
+normals z, and row t of y is y_t, the noise of round t. `tape.folder` defines
+the files of the folder, such as marks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tff_bandmf import errors
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of checks in a row without the next round before a server is late.
+# A server counts as late after this number of looks without its next round.
 _LOOKS = 5
 
 
@@ -28,9 +28,9 @@ class ServedTape(tape_folder.ReadableTape):
 
   The tape has no key. `close` leaves the folders to their servers.
 
-  PRIVACY: A second reader could be another run, whose sums would get the same
-  noise. Only one reader can lock a folder, and only the round that was released
-  last can be released again, by the same run.
+  PRIVACY: A second reader could be another run, and the difference of the two
+  runs' releases would have no noise. Only one reader can lock a folder, and
+  only the round that was released last can be released again, by the same run.
   Guard: served_tape_test.test_second_reader_is_refused.
   """
 
@@ -94,9 +94,9 @@ class ServedTape(tape_folder.ReadableTape):
         self._locks.append(tape_folder.lock_reader(shard.directory))
       for shard in self.shards:
         tape_folder.mark(shard.directory, start_round)
-      # PRIVACY: If a folder is listed before this process writes its mark, the
-      # list can lack the newest marks of another host, and a round could be
-      # used twice. This code lists the folder after it has written the mark.
+      # PRIVACY: If a folder were listed before this process writes its mark,
+      # the list could lack the newest marks of another host, and two sums could
+      # get the same noise. The folder is listed after the mark is written.
       # Guard: late_folder_test.test_reader_does_not_open_with_an_old_view.
       for shard in self.shards:
         reached = max(tape_folder.marks(shard.directory))
@@ -137,8 +137,8 @@ class ServedTape(tape_folder.ReadableTape):
           errors.notice(
             f'No noise of round {t} for {notice_seconds:.0f} s: noise-server '
             f'of {shard.directory} ({tape_folder.producer(shard.directory)}) '
-            'is late, stopped or gone; see whether it runs, let it go on '
-            '(kill -CONT) or give its command again.'
+            'is late, stopped or gone; see whether the server runs, continue '
+            'it (kill -CONT) or give its command again.'
           )
 
 
@@ -161,7 +161,7 @@ def _check(
   z_steps: float,
   dimension: int,
 ) -> None:
-  """Raises ValueError if a folder holds the noise of other values."""
+  """Raises ValueError if a folder does not hold the noise of these values."""
   for name, expected, actual in (
     ('strategy', recursion.digest, description.strategy),
     ('rounds', recursion.rounds, description.rounds),
@@ -181,9 +181,9 @@ def _check_together(
   dimension: int,
 ) -> None:
   """Raises ValueError if the folders are not the shards of one tape."""
-  # PRIVACY: Shards made with two keys would mix the noise of two runs. Shards
-  # made on two kinds of device could not be recomputed together. Both are
-  # refused.
+  # PRIVACY: If the shards come from two keys, one key may also serve another
+  # run, and the difference of the two runs' releases would have no noise in a
+  # shard. Shards of two keys, or of two kinds of device, are refused.
   # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
   if len({(each.tape_id, each.device) for each in descriptions}) > 1:
     raise errors.value_error(

@@ -2,8 +2,8 @@
 
 y_t is row t of the noise y = C^-1 z. TFF passes the server state between
 processes by value in every round, and past noise is too large to be passed. So
-past noise stays in the process that has the key, and a round reads one file.
-`tape.folder` describes the files, the marks and the shards.
+past noise stays in the process that has the key, and a round reads one file of
+each shard. `tape.folder` describes the files, the marks and the shards.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Tape(tape_folder.ReadableTape):
   a tape together give the same y_t as a single folder. While the disk is full,
   the producer waits, and rounds wait for it.
 
-  PRIVACY: A program that goes on from a stale server state could ask for a
-  round again and add its noise to another sum. Once a later round is released,
-  the file of the round is overwritten and removed. Until then TFF may retry the
-  same sum.
+  PRIVACY: A program that resumes from an old server state could repeat a round
+  and add the round's noise to a second sum. When a later round is released, the
+  noise file of the round is overwritten and removed. Until then TFF may repeat
+  the round with the same sum.
   Guard: tape_test.test_round_is_gone_after_the_next_one_was_released.
 
   If a killed process left a folder with the same noise, the tape continues in
@@ -149,10 +149,10 @@ class Tape(tape_folder.ReadableTape):
     self._stop.set()
     self._thread.join()
     if self.directory.is_dir() and self._resume:
-      # PRIVACY: Without a mark, a noise-server that is started again would
-      # start the same key from round 0, perhaps for another run, and two sums
-      # would have the same noise. The description and the highest mark stay in
-      # the folder.
+      # PRIVACY: If no mark stayed, the noise-server could be started again with
+      # the same key from round 0, perhaps for another run, and two sums would
+      # get the same noise. The description and the highest mark stay in the
+      # folder.
       # Guard: noise_server_test.test_server_that_was_stopped_continues.
       self._remove_read_rounds()
       tape_folder.wipe(self.directory, keep=True)
@@ -183,8 +183,8 @@ class Tape(tape_folder.ReadableTape):
     description = tape_folder.Description.read(directory)
     if description is None and tape_folder.marks(directory):
       raise errors.value_error(
-        f'directory={directory}: holds a tape of another release; remove it, '
-        'and give the run a new key'
+        f'directory={directory}: holds a tape of another version of '
+        'tff_bandmf; remove the tape, and give the run a new key'
       )
     if description != self.description:
       if description is not None and (
@@ -194,14 +194,14 @@ class Tape(tape_folder.ReadableTape):
       ):
         raise errors.value_error(
           f'directory={directory}: holds another tape, '
-          f'{self.description.difference(description)}; give what made it, or '
-          'another directory'
+          f'{self.description.difference(description)}; give the options of '
+          'that tape, or another directory'
         )
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
-    # PRIVACY: A tape that starts below the highest mark would give used noise
-    # to a second sum. Such a start is refused.
+    # PRIVACY: If a tape started below the highest mark, a second sum would get
+    # used noise. Such a start is refused.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
@@ -210,10 +210,10 @@ class Tape(tape_folder.ReadableTape):
         'a new key'
       )
     start = max(start_round, reached)
-    # PRIVACY: A killed noise-server leaves files of rounds whose noise was
-    # used. Such a file reveals the sum of its round, since the noise can be
-    # subtracted from the release. The files of rounds below the mark are
-    # overwritten and removed.
+    # PRIVACY: A killed noise-server can leave the noise files of released
+    # rounds. A person who reads such a file can subtract the noise from the
+    # release. The files of rounds below the highest mark are overwritten and
+    # removed.
     # Guard:
     # noise_server_test.test_killed_server_continues_from_the_highest_mark.
     shard = self.shards[0]
