@@ -16,8 +16,9 @@ _BATCH = 256
 class Evaluator:
   """Evaluates weights on the sentences of one split.
 
-  `models.next_word.accuracies` defines the three accuracies. The accuracies and
-  the loss are means over words, and padding is not a word.
+  The loss is the mean cross-entropy over all targets that are not padding. Each
+  accuracy is a mean over the targets that count for it, by the table of
+  `models.accuracies`.
   """
 
   def __init__(
@@ -39,9 +40,9 @@ class Evaluator:
 
     @tf.function(autograph=False)
     def evaluate_batch(weights, x, y):
-      places = tf.where(tf.not_equal(y, 0))
-      y = tf.gather_nd(y, places)
-      logits = model.logits(weights, x, places)
+      positions = tf.where(tf.not_equal(y, 0))
+      y = tf.gather_nd(y, positions)
+      logits = model.logits(weights, x, positions)
       words = tf.cast(tf.size(y), tf.float32)
       return tf.stack(
         [

@@ -19,7 +19,13 @@ _BLOCK = 2**20
 def read_with_progress(
   path: str, description: str, progress: bool
 ) -> Iterator[Iterator[bytes]]:
-  """Yields the blocks of a file, under a progress bar on standard error."""
+  """Yields an iterator over the blocks of a file, each of at most 1 MiB.
+
+  Args:
+    path: path of the file.
+    description: text of the progress bar.
+    progress: whether to draw a progress bar on standard error.
+  """
   with (
     open(path, 'rb') as file,
     tqdm.tqdm(
@@ -40,7 +46,12 @@ def _blocks(file: BinaryIO, bar: tqdm.tqdm) -> Iterator[bytes]:
 
 
 def sha256(path: str, progress: bool = True) -> str:
-  """Returns the SHA-256 of a file, in hexadecimal."""
+  """Returns the SHA-256 of a file, in hexadecimal.
+
+  Args:
+    path: path of the file.
+    progress: whether to draw a progress bar on standard error.
+  """
   digest = hashlib.sha256()
   description = f'checking {os.path.basename(path)}'
   with read_with_progress(path, description, progress) as blocks:
@@ -50,11 +61,13 @@ def sha256(path: str, progress: bool = True) -> str:
 
 
 def require_published_sha256(path: str, actual: str) -> None:
-  """Raises ValueError if `PATH.sha256` exists and has another checksum.
+  """Raises ValueError if `PATH.sha256` states another checksum than `actual`.
+
+  If there is no file `PATH.sha256`, every checksum is accepted.
 
   Args:
-    path: path of the file; `PATH.sha256` is the output of `sha256sum` for it.
-    actual: SHA-256 of the file, in hexadecimal.
+    path: path of a corpus file; `PATH.sha256` is the output of `sha256sum`.
+    actual: SHA-256 of the corpus file, in hexadecimal.
   """
   published = path + '.sha256'
   if not os.path.exists(published):
@@ -63,6 +76,6 @@ def require_published_sha256(path: str, actual: str) -> None:
     expected = (file.readline().split() or [''])[0].lower()
   if expected != actual:
     raise errors.value_error(
-      f'sha256={actual}: is not what {published} says, {expected[:64]}; the '
-      'file is damaged or another one: fetch it again'
+      f'sha256={actual}: differs from the checksum in {published}, '
+      f'{expected[:64]}; {path} is damaged or another file: fetch it again'
     )

@@ -1,4 +1,6 @@
-"""Chats of 1,315 people, from a Python package that holds them as a file.
+"""A federated text corpus of chats, from the Python package chitchat-dataset.
+
+A file of the package holds the chats of 1,315 people as JSON:
 
     {conversation: {'messages': [[{'text', 'timestamp', 'sender'}, ...], ...]}}
 
@@ -37,23 +39,25 @@ from tff_bandmf import _files, errors
 PACKAGE, PACKAGE_VERSION = 'chitchat-dataset', '0.9.0'
 FILE = 'dataset.json'
 
-# Part of the file's name: raise it when the rules below change.
+# Part of the file's name. Raise it when a rule of this module changes the
+# corpus.
 VERSION = 1
-# People with fewer words are left out, and so are a person's words after the
-# most. Both rules depend on one person's text only, so no person changes the
-# text of another.
+# A person with fewer than MIN_WORDS words is left out. A sentence of a person
+# is left out if it ends after the person's first MAX_WORDS words. Both rules
+# depend on the text of this person only, so no person changes the text of
+# another person.
 MIN_WORDS, MAX_WORDS = 20, 1600
-# People in the train, heldout and test split.
+# Shares of people in the train, heldout and test split.
 FRACTIONS = (0.75, 0.05, 0.20)
 
 _SENTENCE_END = re.compile(r'(?<=[.!?])\s+|\n+')
-# The same words as in the docstring corpus, which gives the vocabulary.
+# The pattern of words in the docstring corpus, whose words are the vocabulary.
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)*")
 _SENDER = re.compile(r'[\w-]{1,100}', re.ASCII)
 
 
 def sentences_of(message: str) -> Iterator[str]:
-  """Yields the sentences of a message: lower-case words, spaces between them.
+  """Yields the sentences of a message: lower-case words with single spaces.
 
   >>> list(sentences_of("I’m fine, thanks! And you?"))
   ["i'm fine thanks", 'and you']
@@ -68,16 +72,16 @@ def read_people(path: str) -> dict[str, list[str]]:
   """Returns the sentences of each person, by pseudonym.
 
   Args:
-    path: path of the file of the package.
+    path: path of the package's file `dataset.json`.
 
   Raises:
-    ValueError: the file has another form.
+    ValueError: the file does not have the form of the module docstring.
   """
   try:
     with open(path, encoding='utf-8') as file:
       messages = sorted(_messages(json.load(file)), key=lambda each: each[:2])
   except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-    # The cause is dropped, because it may quote a message.
+    # The original error is dropped, because it may quote a message of a person.
     raise errors.value_error(
       f'dataset={path}: must be conversations of messages with text, timestamp '
       f'and sender; give the file of {PACKAGE} {PACKAGE_VERSION}'
@@ -98,7 +102,7 @@ def read_people(path: str) -> dict[str, list[str]]:
 
 
 def _messages(conversations: Any) -> Iterator[tuple[str, str, str]]:
-  """Yields (sender, timestamp, text) of all messages."""
+  """Yields (sender, timestamp, text) of each message."""
   for conversation in conversations.values():
     for turn in conversation['messages']:
       for message in turn:
@@ -111,20 +115,20 @@ def _messages(conversations: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def split_of(sender: str) -> str:
-  """Returns the split of a person."""
+  """Returns the split of a person, a function of the pseudonym."""
   return import_data.split_of(sender, FRACTIONS)
 
 
 def _dataset(data_dir: Optional[str]) -> str:
-  """Returns the path of the file of the package."""
+  """Returns the path of the package's file `dataset.json`."""
   if data_dir is not None:
     path = os.path.join(data_dir, FILE)
     if os.path.isfile(path):
       return path
     raise FileNotFoundError(
       errors.invalid(
-        f'data_dir={data_dir}: must hold {FILE}; leave it out to read the one '
-        f'of the package {PACKAGE}'
+        f'data_dir={data_dir}: must hold {FILE}; leave out data_dir to read '
+        f'the file of the package {PACKAGE}'
       )
     )
   try:
@@ -134,10 +138,10 @@ def _dataset(data_dir: Optional[str]) -> str:
     installed = 'none'
   if installed != PACKAGE_VERSION:
     raise errors.value_error(
-      f'{PACKAGE}={installed}: the corpus of people is in {PACKAGE} '
+      f'{PACKAGE}={installed}: the corpus chitchat is built from {PACKAGE} '
       f'{PACKAGE_VERSION}; pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}'
     )
-  # Only a file of the package is needed, so the package is not imported.
+  # The file is read without importing the package.
   return str(distribution.locate_file(f'chitchat_dataset/{FILE}'))
 
 
@@ -146,18 +150,18 @@ def cached_corpus(
   directory: Optional[str] = None,
   progress: bool = True,
 ) -> str:
-  """Returns the path of the corpus, built if it is not there.
+  """Returns the path of the corpus; builds the file if it is missing.
 
   Args:
-    data_dir: folder of `dataset.json`; None for that of the package.
-    directory: where the corpus is or will be; None for the cache of the user.
-      Made if missing.
+    data_dir: folder of `dataset.json`; None for the folder of the package.
+    directory: folder of the corpus file, made if missing; None for the user's
+      cache folder.
     progress: whether to draw a progress bar on standard error.
 
   Raises:
-    FileNotFoundError: `data_dir` has no such file.
-    ValueError: the package is missing or has another version, or the file has
-      another form.
+    FileNotFoundError: `data_dir` has no `dataset.json`.
+    ValueError: the package is missing or has another version, or `dataset.json`
+      does not have the form of the module docstring.
   """
   source = _dataset(data_dir)
   digest = checksums.sha256(source, progress)
@@ -179,7 +183,11 @@ def cached_corpus(
 
 
 def checksum(people: dict[str, list[str]]) -> str:
-  """Returns the SHA-256 of splits, people and sentences."""
+  """Returns the SHA-256, in hexadecimal, of the content of a corpus.
+
+  The content is the split, the pseudonym and the sentences of each person, in
+  the order of the pseudonyms.
+  """
   rows = [
     [split_of(sender), sender, *sentences]
     for sender, sentences in sorted(people.items())

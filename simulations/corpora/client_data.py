@@ -1,10 +1,11 @@
-"""Clients' sentences as arrays of token ids, from a SQLite file of TFF's form.
+"""The sentences of clients as arrays of token ids, from a corpus file.
 
-TFF tokenises strings in every round. Here a client is tokenised when it is
-first used, and its ids are written to a file of all clients' ids next to the
-SQLite file. Later rounds and runs map this file into memory. So a run starts at
-once, and uses disk and memory only for its cohorts. Processes can share the
-file at the same time, because all write the same bytes for a client.
+A corpus file is a SQLite file in the form of `corpus_file`. TFF tokenises its
+strings in every round. Here a client is tokenised when it is first used, and
+its token ids are written to a second file, the file of ids, which later rounds
+and runs map into memory. So a run starts at once, and uses disk and memory only
+for the clients of its cohorts. Several processes can share the file of ids,
+because all of them write the same bytes for a client.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from simulations.corpora import corpus_file
 from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import _checks, _files, errors
 
+# Number of clients that are tokenised between two writes to the disk.
 _CLIENTS_AT_ONCE = 4096
 
 
@@ -31,14 +33,16 @@ class TokenizedClients:
   """The clients of one split.
 
   Attributes:
-    split_name: name of the split in the SQLite file.
-    client_ids: sorted IDs; a client's index is its position here.
-    offsets: [num_clients + 1] int64; the rows of client `i` are `offsets[i]` to
-      `offsets[i + 1]`.
-    ids: [num_sentences, sequence_length + 1] int16 or int32, the rows of
-      `Vocabulary.encode`; with a `source`, zero for clients not used yet.
-    vocabulary: words of the ids.
-    source: file of the sentences; None if `ids` is complete.
+    split_name: name of the split in the corpus file.
+    client_ids: sorted names of the clients; the index of a client is the
+      position of its name.
+    offsets: [num_clients + 1] int64; the rows of client i in `ids` are those
+      from offsets[i] to offsets[i + 1] - 1.
+    ids: [num_sentences, sequence_length + 1] int16 or int32 token ids; a row is
+      a result of `Vocabulary.encode`. If `source` is not None, the rows of a
+      client are zero until the client is tokenised.
+    vocabulary: words of the token ids.
+    source: corpus file with the sentences; None if all clients are tokenised.
   """
 
   split_name: str
@@ -70,18 +74,18 @@ class TokenizedClients:
   def prepare(
     self, client_indices: Iterable[int], progress: bool = False
   ) -> None:
-    """Tokenises the clients that were not used before.
+    """Tokenises the clients that are not tokenised yet.
 
-    `client_arrays` and `arrays` call this method; for many clients one call is
-    faster.
+    `client_arrays` and `arrays` call this method. For many clients a single
+    call is faster than one call for each.
 
     Args:
       client_indices: positions in `client_ids`.
-      progress: Whether to draw a progress bar on standard error.
+      progress: whether to draw a progress bar on standard error.
 
     Raises:
-      ValueError: A client has fewer sentences than the file says, or the file
-        was changed since it was opened.
+      ValueError: a client has fewer sentences than the corpus file states, or
+        the corpus file was changed after `load_clients`.
     """
     if self.source is None:
       return
@@ -111,8 +115,8 @@ class TokenizedClients:
           self.ids[first + 1 : last] = rows[1:]
           first_rows.append(rows[0])
           bar.update()
-        # A client's first row marks it as complete: the row is written last,
-        # after the others have reached the disk.
+        # A client counts as tokenised if its first row is not zero. So the
+        # first row is written after the other rows have reached the disk.
         _flush(self.ids)
         self.ids[self.offsets[indices]] = first_rows
 
@@ -143,22 +147,23 @@ class TokenizedClients:
 
     Args:
       client_index: position in `client_ids`.
-      seed: The order of the sentences is a function of (seed, round_index,
-        client_index), non-negative integers; None keeps that of the file.
-      round_index: The training round.
+      seed: integer >= 0. The order of the sentences is a function of (seed,
+        round_index, client_index). None takes the order of the file.
+      round_index: index of the training round.
 
     Returns:
-      x and y, each [num_sentences, sequence_length] int32: y is the word that
-      follows x, and 0 where there is none.
+      x and y, each [num_sentences, sequence_length] int32 token ids. The word
+      after x[s, i] is y[s, i], which is 0 (padding) after the end of a
+      sentence.
 
     Raises:
-      ValueError: There is no such client, or as for `prepare`.
+      ValueError: no client has this index, or `prepare` raises an error.
     """
     if not 0 <= client_index < self.num_clients:
       raise errors.value_error(
         f'client_index={client_index}: must be from 0 to '
-        f'{self.num_clients - 1}; the split {self.split_name} has no more '
-        'clients'
+        f'{self.num_clients - 1}; the split {self.split_name} has '
+        f'{self.num_clients} clients'
       )
     self.prepare([client_index])
     first, last = self.offsets[client_index : client_index + 2]
@@ -171,15 +176,17 @@ class TokenizedClients:
   def arrays(
     self, max_sentences: Optional[int] = None, progress: bool = False
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all clients' inputs and targets, for evaluation.
+    """Returns the inputs and the targets of all clients, for evaluation.
 
     Args:
-      max_sentences: most sentences, taken at even distances; None for all.
-      progress: Whether to draw a progress bar on standard error.
+      max_sentences: maximum number of sentences, which are then spaced evenly;
+        None returns all sentences.
+      progress: whether to draw a progress bar on standard error.
 
     Returns:
-      x and y as from `client_arrays`, for all clients in order. They share
-      memory, 4 bytes for each word.
+      x and y, each [sentences, sequence_length] int32 token ids, the results of
+      `client_arrays` for all clients in order. The two arrays share memory, 4
+      bytes for each word.
     """
     num_sentences = len(self.ids)
     if max_sentences is None or num_sentences <= max_sentences:
@@ -197,8 +204,8 @@ class TokenizedClients:
 
 def _short_client(client_id: str) -> ValueError:
   return errors.value_error(
-    f'client_id={client_id}: has fewer examples in the file than '
-    'client_metadata says; the file is damaged, make it again'
+    f'client_id={client_id}: has fewer rows in the table examples than '
+    'client_metadata states; the file is damaged, make it again'
   )
 
 
@@ -208,7 +215,7 @@ def _flush(ids: np.ndarray) -> None:
 
 
 def _map(path: str, num_rows: int, row_length: int, dtype: type) -> np.ndarray:
-  """Returns the file of ids as an array in shared memory; writes persist."""
+  """Returns the file of ids as an array that is written back to the file."""
   if not num_rows:
     return np.zeros((0, row_length), dtype)
   return np.memmap(path, dtype, 'r+', shape=(num_rows, row_length))
@@ -217,9 +224,9 @@ def _map(path: str, num_rows: int, row_length: int, dtype: type) -> np.ndarray:
 def _tokenize_all(
   connection: sqlite3.Connection, clients: TokenizedClients, progress: bool
 ) -> None:
-  """Tokenises all clients in one pass over the file."""
-  # Sentences of a client may be apart in the file, so the next free row of each
-  # client is stored.
+  """Tokenises all clients in one pass over the corpus file."""
+  # The sentences of a client need not follow each other in the file. So the
+  # next free row of every client is stored.
   next_rows = dict(zip(clients.client_ids, clients.offsets[:-1].tolist()))
   last_rows = dict(zip(clients.client_ids, clients.offsets[1:].tolist()))
   for client_id, sentence in corpus_file.sentences(
@@ -249,21 +256,24 @@ def load_clients(
 ) -> TokenizedClients:
   """Returns the clients of a split, each tokenised when it is first used.
 
-  If the file has no index by client, all clients are tokenised now, in one
-  pass.
+  If the corpus file has no index by client, this call tokenises all clients in
+  one pass.
 
   Args:
-    path: A SQLite file of TFF's form.
+    path: path of the corpus file.
     split_name: 'train', 'heldout' (for validation) or 'test'.
-    vocabulary: vocabulary of the train split, for every `split_name`.
-    sequence_length: Words after this many are cut.
-    max_sentences_per_client: A client's further sentences are left out.
-    cache_directory: For the file of ids; None as for `corpus_file.cache_path`.
-    progress: Whether to draw a progress bar on standard error.
+    vocabulary: words of the model, the same for all splits.
+    sequence_length: maximum number of words of a sentence, >= 1; further words
+      are dropped.
+    max_sentences_per_client: maximum number of sentences of a client, >= 1;
+      further sentences are left out.
+    cache_directory: folder of the file of ids; None for the default folder of
+      `corpus_file.cache_path`.
+    progress: whether to draw a progress bar on standard error.
 
   Raises:
-    FileNotFoundError: There is no such file.
-    ValueError: The file has another form or no such split, or a number is
+    FileNotFoundError: `path` is not a file.
+    ValueError: the file has another form or lacks the split, or a number is
       less than 1.
   """
   _checks.count('sequence_length', sequence_length, '20 is usual')
@@ -292,7 +302,7 @@ def load_clients(
     cached = corpus_file.cache_path(path, cache_directory, name)
     if not os.path.exists(cached):
       with _files.replacing(cached) as temporary:
-        # A sparse file: it takes disk space only as it is filled.
+        # The file is sparse: a block takes disk space once it is written.
         os.truncate(temporary, shape[0] * shape[1] * np.dtype(dtype).itemsize)
         if not corpus_file.finds_clients(connection):
           _tokenize_all(connection, clients(str(temporary)), progress)

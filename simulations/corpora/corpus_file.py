@@ -1,11 +1,12 @@
-"""SQLite files of clients and their sentences, in the form of TFF's.
+"""Corpus files: SQLite files in the form of TFF's `SqlClientData`.
 
     examples(split_name, client_id, serialized_example_proto)
     client_metadata(client_id, split_name, num_examples)
 
-Each example is a serialized `tf.train.Example` whose feature `tokens` is a
-sentence with single spaces between the words. TFF's StackOverflow file, the
-docstring corpus and the files of `simulations/import_data.py` have this form.
+Each row of `examples` holds a serialized `tf.train.Example`, whose feature
+`tokens` is a sentence with single spaces between the words. TFF's StackOverflow
+file, the other corpora of this folder and the files of
+`simulations/import_data.py` have this form.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ import tqdm
 from simulations.corpora import checksums
 from tff_bandmf import _files, errors
 
-# TFF's names; 'heldout' is the validation split.
+# TFF's names of the splits; 'heldout' is the validation split.
 SPLIT_NAMES = ('train', 'heldout', 'test')
 
-_CACHE_VERSION = 1  # Raise it when the cached content changes.
+# Part of the names of cached files. Raise it when their content changes.
+_CACHE_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-  """A file and its content at one moment.
+  """A corpus file and its state at one moment.
 
   Attributes:
     path: path of the file.
     size: size of the file, in bytes.
-    mtime_ns: time of its last change, in nanoseconds.
-    digest: SHA-256 of the file; if it has a table `corpus` with the checksum of
-      its clients, SHA-256 of that checksum.
+    mtime_ns: time of the file's last change, in nanoseconds since the epoch.
+    digest: SHA-256 of the file, in hexadecimal. If the file has a table
+      `corpus` with the checksum of its clients, SHA-256 of that checksum.
   """
 
   path: str
@@ -60,14 +62,14 @@ class Content:
 
     Args:
       path: path of the file.
-      cache_directory: for the checksum of a file without a table `corpus`;
-        None as for `cache_path`.
+      cache_directory: folder of the cached digest of a file without a table
+        `corpus`; None for the default folder of `cache_path`.
       progress: whether to draw a progress bar on standard error.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file has another form, or another checksum than the
-        `.sha256` file beside it says.
+      FileNotFoundError: `path` is not a file.
+      ValueError: the file has another form, or the file PATH.sha256 states
+        another checksum.
     """
     with _open(path) as connection:
       try:
@@ -93,7 +95,12 @@ class Content:
     return content
 
   def remember(self, cache_directory: Optional[str] = None) -> None:
-    """Caches the digest, so that `of` need not hash an unchanged file again."""
+    """Caches the digest, so that `of` does not hash an unchanged file again.
+
+    Args:
+      cache_directory: folder of the cached digest; None for the default folder
+        of `cache_path`.
+    """
     record = dataclasses.asdict(self)
     del record['path']
     cached = cache_path(self.path, cache_directory, 'sha256.json')
@@ -104,16 +111,15 @@ class Content:
     """Opens the file to read.
 
     Raises:
-      ValueError: the file was changed after `of`. A file with the same content
-        may replace it.
+      ValueError: the content of the file was changed after `of`.
     """
     stat = os.stat(self.path)
     if (stat.st_size, stat.st_mtime_ns) != (self.size, self.mtime_ns) and (
       Content.of(self.path, progress=False).digest != self.digest
     ):
       raise errors.value_error(
-        f'path={self.path}: was changed while it was in use; start again with '
-        'a file that stays as it is'
+        f'path={self.path}: was changed while it was in use; start again, and '
+        'leave the file unchanged'
       )
     with _open(self.path) as connection:
       yield connection
@@ -121,7 +127,7 @@ class Content:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[sqlite3.Connection]:
-  """Opens the file to read; raises an error with a one-line message."""
+  """Opens a corpus file to read; raises errors with messages of one line."""
   if not os.path.isfile(path):
     raise FileNotFoundError(
       errors.invalid(
@@ -149,13 +155,14 @@ def _open(path: str) -> Iterator[sqlite3.Connection]:
 
 
 def cache_path(path: str, cache_directory: Optional[str], name: str) -> str:
-  """Returns the path of a cached file that is made from a SQLite file.
+  """Returns the path of a cached file that is made from a corpus file.
 
   Args:
-    path: path of the SQLite file.
-    cache_directory: made if missing; None for the directory of `path` or, where
-      that cannot be written, the cache of the user.
-    name: name of the cached file, unique among the files made from `path`.
+    path: path of the corpus file.
+    cache_directory: folder of the cached file, made if missing. None for the
+      folder of `path` or, if that folder is read-only, the user's cache folder.
+    name: end of the cached file's name, unique among the files made from
+      `path`.
   """
   directory = cache_directory or os.path.dirname(path) or '.'
   if cache_directory is None and not os.access(directory, os.W_OK):
@@ -175,15 +182,15 @@ def require_split(connection: sqlite3.Connection, split_name: str) -> None:
   ]
   if split_name not in names:
     raise errors.value_error(
-      f'split_name={split_name}: must be a split of the file; these are '
-      f'{", ".join(names)}'
+      f'split_name={split_name}: must be a split of the file, which has '
+      f'{", ".join(names) or "none"}; give one of them, or another file'
     )
 
 
 def client_sizes(
   connection: sqlite3.Connection, split_name: str
 ) -> tuple[tuple[str, ...], list[int]]:
-  """Returns the ids of the clients, sorted, and their numbers of sentences."""
+  """Returns the sorted ids of a split's clients, and their sentence counts."""
   client_ids, sizes = [], []
   for client_id, size in connection.execute(
     'SELECT client_id, SUM(num_examples) FROM client_metadata '
@@ -196,7 +203,7 @@ def client_sizes(
 
 
 def finds_clients(connection: sqlite3.Connection) -> bool:
-  """Returns whether the table of examples has an index by client."""
+  """Returns whether the table `examples` has an index by client."""
   for row in connection.execute('PRAGMA index_list(examples)').fetchall():
     columns = [
       name
@@ -212,7 +219,7 @@ def finds_clients(connection: sqlite3.Connection) -> bool:
 def client_sentences(
   connection: sqlite3.Connection, split_name: str, client_id: str, limit: int
 ) -> list[str]:
-  """Returns the first sentences of a client, in the order of the file."""
+  """Returns the first `limit` sentences of a client, in the file's order."""
   return [
     _sentence(serialized)
     for (serialized,) in connection.execute(
@@ -229,7 +236,14 @@ def sentences(
   progress: bool,
   description: str,
 ) -> Iterator[tuple[str, str]]:
-  """Yields (client id, sentence) of a split, in the order of the file."""
+  """Yields (client id, sentence) of a split, in the order of the file.
+
+  Args:
+    connection: result of `Content.open`.
+    split_name: name of the split.
+    progress: whether to draw a progress bar on standard error.
+    description: start of the progress bar's text.
+  """
   (total,) = connection.execute(
     'SELECT SUM(num_examples) FROM client_metadata WHERE split_name = ?',
     (split_name,),
@@ -260,16 +274,18 @@ def write(
   rows: Iterable[tuple[str, str, str, str]],
   checksum: Callable[[], str],
 ) -> None:
-  """Writes a file that TFF's `SqlClientData` reads.
+  """Writes a corpus file.
 
-  An example has the columns of StackOverflow; `creation_date`, `score`, `title`
-  and `type` are constants. The file appears under its name when it is complete,
-  and replaces an existing file. Memory does not grow with the number of rows.
+  An example has the features of TFF's StackOverflow data; `creation_date`,
+  `score`, `title` and `type` are constants. The file appears under its name
+  when it is complete, and replaces an existing file. The need of memory does
+  not grow with the number of rows.
 
   Args:
     path: path of the file; its directory must exist.
-    rows: (split name, client id, tags, sentence), written in this order.
-    checksum: function that is called after the last row; its result is stored
+    rows: tuples (split name, client id, tags, sentence) in the order in which
+      they are written.
+    checksum: function that is called after the last row. Its result is stored
       in the table `corpus`, which TFF ignores.
   """
   with _files.replacing(path) as temporary:

@@ -1,7 +1,7 @@
-"""Sentences of a docstring, without text that a language model cannot use.
+"""Extracts the English sentences of docstrings.
 
-Code blocks, doctests, formulas, tables, the type lines of parameter lists and
-licences are left out.
+Code blocks, doctests, formulas, headings, tables, the type lines of parameter
+lists, and sentences about licences are left out.
 """
 
 import inspect
@@ -9,9 +9,12 @@ import re
 from collections.abc import Iterator
 from typing import Optional
 
-MAX_WORDS = 20  # A sentence is cut here, as TFF cuts StackOverflow's.
+# Maximum length of a sentence, as in TFF's StackOverflow task. Further words
+# are dropped.
+MAX_WORDS = 20
 _MIN_WORDS = 3
-# A sentence with a lower share of letters is code or a table.
+# If letters are a smaller share of a sentence without its spaces, the sentence
+# is taken for code or a table.
 _MIN_LETTER_SHARE = 0.7
 
 _PROSE_DIRECTIVES = (
@@ -37,10 +40,10 @@ _LICENCE = re.compile(r'licen[sc]e|copyright|warranties|all rights reserved')
 
 
 def _prose_lines(docstring: str) -> Iterator[str]:
-  """Yields the stripped lines outside code, and '' for the others."""
-  block_indent: Optional[int] = (
-    None  # A literal block has a larger indentation than this.
-  )
+  """Yields the stripped lines of prose, and '' in place of all other lines."""
+  # Indentation of the line before a literal block, whose lines have a larger
+  # one; None outside of literal blocks.
+  block_indent: Optional[int] = None
   in_fence = in_doctest = False
   for line in inspect.cleandoc(docstring).split('\n'):
     text = line.strip()
@@ -63,12 +66,12 @@ def _prose_lines(docstring: str) -> Iterator[str]:
 
 
 def _paragraphs(docstring: str) -> Iterator[str]:
-  """Yields the runs of prose lines, each joined by spaces."""
+  """Yields the paragraphs and list items of the prose, each as one line."""
   lines: list[str] = []
   for text in _prose_lines(docstring):
     item = _ITEM.match(text)
     if _RULE.fullmatch(text):
-      del lines[-1:]  # An underlined line is a heading.
+      del lines[-1:]  # The line above a rule is a heading.
       text = ''
     elif _TYPED_PARAMETER.match(text):
       text = ''
@@ -86,7 +89,7 @@ def extract_sentences(docstring: str) -> list[str]:
   """Returns the distinct sentences of a docstring, in order.
 
   Args:
-    docstring: text in the source, with its indentation.
+    docstring: docstring as in the source, with its indentation.
 
   Returns:
     Sentences of 3 to 20 lower-case words with single spaces between them.

@@ -1,16 +1,18 @@
 """A federated text corpus from the docstrings of installed packages.
 
-The corpus is real English text that needs no download and is the same on every
-machine: every lock file pins the packages to one version. Their sources are
-parsed, never imported. One client is one top-level class, with the docstrings
-of its methods, or one top-level function.
-`cached_corpus` returns a SQLite file in the form of TFF's `SqlClientData` with
-the columns of TFF's StackOverflow data, so one reader serves both.
-`CHECKSUM` is over the logical content: split, client, sentences. Clients with
-the same text as an earlier client (generated copies in TensorFlow and
-TensorFlow Probability) are dropped. Sentences still repeat: 43% of the test
-sentences, such as 'a name for the operation optional', are also in the train
-split, so accuracies are higher than on StackOverflow.
+The corpus is real English text that needs no download. It is the same on every
+machine, because every lock file pins the packages to one version. The sources
+of the packages are parsed, never imported. One client is one top-level class
+with the docstrings of its methods, or one top-level function. Its text is the
+set of the distinct sentences in these docstrings.
+
+A client with the same text as an earlier client is dropped; TensorFlow and
+TensorFlow Probability have generated copies. Different clients still share
+sentences: 43% of the test sentences, such as 'a name for the operation
+optional', are also in the train split. So accuracies are higher than on
+StackOverflow.
+
+`cached_corpus` returns a SQLite file in the form of `corpus_file`.
 """
 
 import ast
@@ -32,8 +34,9 @@ import tqdm
 from simulations.corpora import corpus_file, docstring_text, registry
 from tff_bandmf import _files, errors
 
-# Distribution and version. Each is pinned in every lock under requirements/,
-# and its wheels for Python 3.9, 3.10 and 3.11 hold the same sources.
+# Name and version of each distribution. Every lock file under requirements/
+# pins these versions, and the wheels of one version for Python 3.9, 3.10 and
+# 3.11 hold the same sources.
 PACKAGES = (
   ('absl-py', '1.4.0'),
   ('dp-accounting', '0.4.3'),
@@ -56,11 +59,13 @@ PACKAGES = (
   ('tensorflow-probability', '0.22.1'),
 )
 
-# Part of the file's name: raise it when the rules below change.
+# Part of the file's name. Raise it when a rule of this module or of
+# `docstring_text` changes the corpus.
 VERSION = 1
+# Result of `checksum` for the clients of `PACKAGES`.
 CHECKSUM = 'bf6095cb430e2c8de525f413fd70e1fd48982af37e538a397c386ac213ed69af'
 
-# Files that are written when a wheel is built differ between machines.
+# Files that the build of a wheel writes; they differ between machines.
 _GENERATED_FILES = frozenset(
   ['__config__.py', '_version.py', 'build_info.py', 'version.py']
 )
@@ -78,14 +83,14 @@ _Definition = Union[ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef]
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-  """One class or function.
+  """One top-level class or function of an installed package.
 
   Attributes:
-    client_id: `'path/in/site-packages.py:name'`, unique.
-    package: Name of its distribution.
-    sentences: At least two distinct ones, each 3 to 20 lower-case words (ASCII
-      letters, digits, inner apostrophes) with single spaces between them, in
-      the order of the source.
+    client_id: 'path/below/site-packages.py:name', unique.
+    package: name of the distribution.
+    sentences: at least two distinct sentences in the order of the source, each
+      of 3 to 20 lower-case words (ASCII letters, digits, inner apostrophes)
+      with single spaces between them.
   """
 
   client_id: str
@@ -94,14 +99,18 @@ class Client:
 
   @property
   def split_name(self) -> str:
-    """Returns the split, by SHA-256 of the id: 80, 10 and 10 per cent."""
+    """Returns the split of the client, which SHA-256 of its id determines.
+
+    About 80 % of the clients are in 'train', 10 % in 'heldout' and 10 % in
+    'test'.
+    """
     digest = hashlib.sha256(self.client_id.encode('utf-8')).digest()
     bucket = int.from_bytes(digest[:8], 'big') % 10
     return corpus_file.SPLIT_NAMES[max(0, bucket - 7)]
 
 
 def _docstrings(definition: _Definition) -> Iterator[str]:
-  """Yields the docstring of a function, or of a class and what it defines."""
+  """Yields the docstrings of a definition; of a class, with its members'."""
   docstring = ast.get_docstring(definition, clean=False)
   if docstring:
     yield docstring
@@ -114,11 +123,12 @@ def _docstrings(definition: _Definition) -> Iterator[str]:
 def _clients_of_file(
   path: str, package: str, source: bytes
 ) -> Iterator[Client]:
-  """Yields the clients of one source file, in its order."""
+  """Yields the clients of one source file, in the order of the file."""
   with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # Invalid escapes, mostly.
+    # Most of the warnings are about invalid escapes in string literals.
+    warnings.simplefilter('ignore')
     module = ast.parse(source, path)
-  # Overloads and platform variants of one name are one client.
+  # Several definitions of one name, such as overloads, are one client.
   sentences_by_name: dict[str, dict[str, None]] = {}
   for node in module.body:
     if isinstance(node, _DEFINITIONS):
@@ -133,7 +143,7 @@ def _clients_of_file(
 
 
 def _source_files(package: str, version: str) -> Iterator[tuple[str, str]]:
-  """Yields the path below site-packages and the whole path, sorted."""
+  """Yields (path below site-packages, absolute path), sorted."""
   try:
     distribution = importlib.metadata.distribution(package)
     installed = distribution.version
@@ -158,10 +168,11 @@ def _source_files(package: str, version: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-  """Pauses garbage collection while sources are parsed, which halves the time.
+  """Pauses garbage collection, which halves the time to parse the sources.
 
-  Syntax trees have no cycles but many objects, and so trigger collections, each
-  of which also visits all objects of TensorFlow.
+  The many objects of syntax trees trigger collections. A collection visits all
+  objects of TensorFlow, too, and finds nothing, because syntax trees have no
+  cycles.
   """
   was_enabled = gc.isenabled()
   gc.disable()
@@ -178,12 +189,15 @@ def read_clients(
   """Returns the clients of the installed packages.
 
   Args:
-    packages: Pairs of a distribution's name and its required version. If
-      several clients have the same text, only the first one is returned.
-    progress: Whether to draw a progress bar on standard error.
+    packages: pairs of the name and the required version of a distribution.
+    progress: whether to draw a progress bar on standard error.
+
+  Returns:
+    Clients with different texts. If several clients have the same text, the
+    first one is returned.
 
   Raises:
-    ValueError: A package is missing or has another version.
+    ValueError: a package is missing, lacks a file or has another version.
   """
   files = [
     (package, *paths)
@@ -203,7 +217,7 @@ def read_clients(
         source = pathlib.Path(location).read_bytes()
       except FileNotFoundError as error:
         raise errors.value_error(
-          f'{package}={path}: this file of the installed package is not there; '
+          f'{package}={path}: the installed package lacks this file; '
           "rebuild the environment with 'rm -rf .venv; make env'"
         ) from error
       for client in _clients_of_file(path, package, source):
@@ -212,7 +226,11 @@ def read_clients(
 
 
 def checksum(clients: Iterable[Client]) -> str:
-  """Returns the SHA-256 of split, id and sentences, sorted by id."""
+  """Returns the SHA-256, in hexadecimal, of the content of a corpus.
+
+  The content is the split, the id and the sentences of each client, in the
+  order of the ids.
+  """
   digest = hashlib.sha256()
   for client in sorted(clients, key=lambda c: c.client_id):
     row = [client.split_name, client.client_id, *client.sentences]
@@ -223,15 +241,15 @@ def checksum(clients: Iterable[Client]) -> str:
 def write_clients(
   clients: Sequence[Client], path: str, progress: bool = False
 ) -> None:
-  """Writes a SQLite file that TFF's `SqlClientData` reads.
+  """Writes clients to a SQLite file with `corpus_file.write`.
 
-  See `corpus_file.write`; the table `corpus` holds the `checksum` of the
-  clients, and `tags` the name of the package.
+  The table `corpus` holds the `checksum` of the clients. The feature `tags` of
+  an example is the name of the package.
 
   Args:
-    clients: Written in this order.
-    path: The file; its directory must exist.
-    progress: Whether to draw a progress bar on standard error.
+    clients: clients in the order in which they are written.
+    path: path of the file; its directory must exist.
+    progress: whether to draw a progress bar on standard error.
   """
   bar = tqdm.tqdm(
     clients,
@@ -265,18 +283,19 @@ def cached_corpus(
   expected_checksum: str = CHECKSUM,
   progress: bool = True,
 ) -> str:
-  """Returns the path of the corpus, built if it is not there.
+  """Returns the path of the corpus; builds the file if it is missing.
 
   Args:
-    directory: Where `docstrings-<VERSION>.sqlite` is or will be; None for
-      the cache of the user. Made if missing.
-    packages: See `read_clients`. Another choice needs another directory.
-    expected_checksum: result of `checksum` for `packages`.
-    progress: Whether to draw progress bars on standard error while building.
+    directory: folder of the file `docstrings-<VERSION>.sqlite`, made if
+      missing; None for the user's cache folder.
+    packages: argument of `read_clients`. Different packages need different
+      directories.
+    expected_checksum: result of `checksum` for the clients of `packages`.
+    progress: whether to draw progress bars on standard error while building.
 
   Raises:
-    ValueError: A package is missing or has another version, or the text is not
-      the expected one. No file is written then.
+    ValueError: a package is missing, lacks a file or has another version, or
+      the clients have another checksum. No file is written then.
   """
   if directory is None:
     directory = str(_files.cache_directory())
@@ -287,10 +306,9 @@ def cached_corpus(
   actual = checksum(clients)
   if actual != expected_checksum:
     raise errors.value_error(
-      f'checksum={actual[:16]}: that of the docstring corpus must be '
-      f'{expected_checksum[:16]}, so the sources of an installed package '
-      "differ from its release; rebuild the environment with 'rm -rf .venv; "
-      "make env'"
+      f'checksum={actual[:16]}: the checksum of the docstring corpus must be '
+      f'{expected_checksum[:16]}; the sources of an installed package differ '
+      "from its release: rebuild the environment with 'rm -rf .venv; make env'"
     )
   os.makedirs(directory, exist_ok=True)
   write_clients(clients, path, progress)

@@ -1,6 +1,7 @@
-"""The corpora that have a name, each declared in a module of this folder.
+"""The corpora that have a name, such as 'docstrings'.
 
-A module declares its corpus as `CORPUS`; nothing else registers it.
+A module of this folder declares a corpus by assigning it to `CORPUS`. The
+corpus is registered by that alone.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class Corpus:
   """Text of many clients, in a file on this machine.
 
   Attributes:
-    name: value of `data.corpus` that selects it.
+    name: value of `data.corpus` that selects the corpus.
     find: function from `data.data_dir`, a folder or None, to the path of a
-      SQLite file in the form of `corpus_file`; downloads or builds the file
-      where it is missing.
-    vocabulary: function from the path, the number of words and `data.data_dir`
-      to the vocabulary.
-    vocabulary_source: text of the report on how the words were chosen.
-    takes_data_dir: whether `data.data_dir` may be given.
+      SQLite file in the form of `corpus_file`. The function downloads or builds
+      a missing file.
+    vocabulary: function from the path of the file, the number of words and
+      `data.data_dir` to the vocabulary.
+    vocabulary_source: text of the report about the origin of the vocabulary.
+    takes_data_dir: whether `find` and `vocabulary` use `data.data_dir`.
   """
 
   name: str
@@ -59,12 +60,13 @@ def get(name: str, data_dir: Optional[str] = None) -> Corpus:
   """Returns the corpus of a configuration.
 
   Args:
-    name: `data.corpus`, a name or the path of a SQLite file.
-    data_dir: `data.data_dir`.
+    name: value of `data.corpus`: the name of a corpus, or the path of a SQLite
+      file in the form of `corpus_file`.
+    data_dir: value of `data.data_dir`.
 
   Raises:
     FileNotFoundError: neither a corpus nor a file has this name.
-    ValueError: `data_dir` is given, and the corpus takes none.
+    ValueError: `data_dir` is not None, and the corpus does not use it.
   """
   corpus = known().get(name)
   if corpus is None:
@@ -72,7 +74,7 @@ def get(name: str, data_dir: Optional[str] = None) -> Corpus:
       raise FileNotFoundError(
         errors.invalid(
           f'data.corpus={name}: must be {", ".join(known())} or the path of a '
-          'SQLite file; simulations.import_data makes a file of your text'
+          'SQLite file; simulations.import_data makes such a file of your text'
         )
       )
     corpus = Corpus(name, lambda data_dir: name)
@@ -80,6 +82,6 @@ def get(name: str, data_dir: Optional[str] = None) -> Corpus:
     takers = [each.name for each in known().values() if each.takes_data_dir]
     raise errors.value_error(
       f'data.data_dir={data_dir}: is for data.corpus={" or ".join(takers)}, '
-      f'not {name}; change the one or leave out the other'
+      f'not {name}; leave out data.data_dir, or change data.corpus'
     )
   return corpus

@@ -1,7 +1,7 @@
-"""TFF's StackOverflow data: found, downloaded or decompressed once.
+"""TFF's StackOverflow data: finds, downloads or decompresses its file.
 
-The users of 'heldout' are in no other split. 'test' has later posts, mostly by
-users who are also in 'train'.
+A client is a user. The users of the split 'heldout' are in no other split. The
+split 'test' has later posts, mostly of users who are also in 'train'.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORD_COUNTS_FILE = 'stackoverflow.word_count'
 
 
 def _default_directory() -> str:
-  """Returns where TFF keeps its data sets."""
+  """Returns the folder to which TFF downloads its data sets."""
   return os.path.join(os.path.expanduser('~'), '.tff')
 
 
@@ -30,14 +30,15 @@ def find(data_dir: Optional[str] = None, progress: bool = True) -> str:
   """Returns the path of the SQLite file.
 
   Args:
-    data_dir: folder of `stackoverflow.sqlite` or `stackoverflow.sqlite.lzma`,
-      which is decompressed to there; None for TFF's directory `~/.tff`, to
-      which TFF downloads the file if it is not there.
+    data_dir: folder of `stackoverflow.sqlite`, or of
+      `stackoverflow.sqlite.lzma`, which is decompressed to the same folder.
+      None for TFF's folder `~/.tff`; if it has neither file, TFF downloads
+      `stackoverflow.sqlite` to it.
     progress: whether to draw progress bars on standard error.
 
   Raises:
-    OSError: the file is not there, or cannot be downloaded.
-    ValueError: it is damaged.
+    OSError: `data_dir` has neither file, or the download fails.
+    ValueError: the compressed file is damaged.
   """
   directory = data_dir or _default_directory()
   path = os.path.join(directory, FILE)
@@ -60,16 +61,16 @@ def find(data_dir: Optional[str] = None, progress: bool = True) -> str:
 def decompress(compressed: str, progress: bool = True) -> str:
   """Returns the path of the decompressed file, beside the `.lzma` file.
 
-  The decompressed file appears under its name when it is complete. If there are
-  `.sha256` files beside the two files, the checksums are compared. The checksum
-  of the decompressed file is cached.
+  The decompressed file appears under its name when it is complete. The checksum
+  of either file is compared with a file FILE.sha256 in the same folder, if
+  there is one. The checksum of the decompressed file is cached.
 
   Args:
     compressed: path of the `.lzma` file.
     progress: whether to draw a progress bar on standard error.
 
   Raises:
-    ValueError: the file is damaged, or a checksum is not what it should be.
+    ValueError: the file is damaged, or a FILE.sha256 states another checksum.
   """
   path = compressed[: -len('.lzma')]
   decompressor = lzma.LZMADecompressor()
@@ -104,13 +105,13 @@ def _damaged(path: str, rule: str) -> ValueError:
 
 
 def _download(path: str) -> None:
-  """Downloads the file with TFF, to appear at `path` when it is complete."""
+  """Downloads the file with TFF; it appears at `path` when it is complete."""
   from tff_bandmf.tff import names as tff
 
   directory = os.path.dirname(path)
   os.makedirs(directory, exist_ok=True)
-  # TFF writes to the final name, and takes an interrupted download
-  # for a complete one.
+  # TFF writes under the final name, and takes the rest of an interrupted
+  # download for a complete file. So TFF downloads to a temporary folder.
   with tempfile.TemporaryDirectory(dir=directory) as temporary:
     try:
       tff.simulation.datasets.stackoverflow.load_data(cache_dir=temporary)
@@ -128,16 +129,19 @@ def _download(path: str) -> None:
 def vocabulary(
   size: int, data_dir: Optional[str] = None
 ) -> vocabulary_lib.Vocabulary:
-  """Returns the usual vocabulary: the words that most users of 'train' use.
+  """Returns the vocabulary of the literature, from TFF's word counts.
+
+  The count of a word is the number of users of 'train' who wrote it.
 
   Args:
-    size: number of words.
-    data_dir: folder of `stackoverflow.word_count`, which TFF downloads to
-      `data_dir/datasets` if it is in neither; None for TFF's directory.
+    size: number of words, >= 1; the words with the largest counts are taken.
+    data_dir: folder of `stackoverflow.word_count`, or of `datasets` with this
+      file. If both lack the file, TFF downloads it to `datasets`. None for
+      TFF's folder `~/.tff`.
 
   Raises:
-    OSError: the file is not there and cannot be downloaded.
-    ValueError: it has fewer words.
+    OSError: the file is missing and cannot be downloaded.
+    ValueError: the file has fewer words.
   """
   directory = data_dir or _default_directory()
   for folder in (directory, os.path.join(directory, 'datasets')):
@@ -153,10 +157,10 @@ def vocabulary(
     reason = ' '.join(str(error).split())
     raise OSError(
       errors.invalid(
-        f'data_dir={directory}: has no {WORD_COUNTS_FILE}, and it cannot be '
-        f'downloaded: {reason}; put it there, give data.vocabulary_file, or '
-        'give the path of the .sqlite file as data.corpus, which counts the '
-        'words'
+        f'data_dir={directory}: has no {WORD_COUNTS_FILE}, and the file cannot '
+        f'be downloaded: {reason}; put it there, give '
+        'data.vocabulary_file, or give the path of the .sqlite file as '
+        'data.corpus to count its words'
       )
     ) from error
   return vocabulary_lib.read(path, size)

@@ -1,8 +1,9 @@
-"""The words of a model, their ids, and where the words come from.
+"""The vocabulary of a model: its words and their ids.
 
-A vocabulary counted on the train split is not private: it is the exact list of
-the most frequent words there. As in the literature, no guarantee of a training
-run covers this choice; `data.vocabulary_file` takes a vocabulary of other text.
+A vocabulary counted on the train split reveals the most frequent words of the
+clients, without noise. As in the literature, the guarantee of a training run
+does not cover this choice of words. With `data.vocabulary_file`, the words can
+come from other text.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Optional
 from simulations.corpora import corpus_file
 from tff_bandmf import _checks, _files, errors
 
+# Maximum number of words whose counts are cached.
 _WORDS_CACHED = 200_000
 
 
@@ -26,12 +28,18 @@ _WORDS_CACHED = 200_000
 class Vocabulary:
   """Words and their ids, in the order of TFF's StackOverflow task.
 
-  Id 0 is padding, ids 1 to V are the words, and the last three ids are
-  out-of-vocabulary, beginning and end of sentence. A model has `num_ids` =
-  V + 4 rows of embeddings and of logits.
+  | id        | meaning                                            |
+  |-----------|----------------------------------------------------|
+  | 0         | padding                                            |
+  | 1 to V    | words                                              |
+  | V + 1     | out of vocabulary: any word that is not among them |
+  | V + 2     | beginning of a sentence                            |
+  | V + 3     | end of a sentence                                  |
+
+  A model has `num_ids` = V + 4 embeddings and as many logits.
 
   Attributes:
-    words: V distinct words; word `i` has id `i + 1`.
+    words: V distinct words, V >= 1; the word at index i has id i + 1.
 
   >>> Vocabulary(('the', 'of')).encode('the heart of the matter', 6)
   [4, 1, 3, 2, 1, 3, 5]
@@ -42,8 +50,8 @@ class Vocabulary:
   def __post_init__(self):
     if not self.words or len(set(self.words)) != len(self.words):
       raise errors.value_error(
-        f'len(words)={len(self.words)}: must be at least 1, and no word twice; '
-        f'{len(set(self.words))} of them differ'
+        f'len(words)={len(self.words)}: must be at least 1, and all words '
+        f'distinct; {len(set(self.words))} words are distinct'
       )
 
   @property
@@ -73,12 +81,12 @@ class Vocabulary:
   def encode(self, sentence: str, sequence_length: int) -> list[int]:
     """Returns `sequence_length + 1` ids: beginning, words, end, padding.
 
-    The end is left out where `sequence_length` words or more leave no room for
-    it, as in TFF.
+    As in TFF, the result has no end if the sentence has `sequence_length` words
+    or more.
 
     Args:
-      sentence: Words with single spaces between them.
-      sequence_length: Words after this many are cut.
+      sentence: words with single spaces between them.
+      sequence_length: maximum number of words, >= 1; further words are dropped.
     """
     words = sentence.split(' ', sequence_length)[:sequence_length]
     unknown = self.out_of_vocabulary_id
@@ -89,11 +97,11 @@ class Vocabulary:
     return ids
 
   def fingerprint(self) -> str:
-    """Returns a SHA-256 over the words in order."""
+    """Returns the SHA-256 of the words in order, in hexadecimal."""
     return hashlib.sha256('\n'.join(self.words).encode('utf-8')).hexdigest()
 
   def write(self, path: str) -> None:
-    """Writes the file that `read` reads."""
+    """Writes a file for `read`, with one word a line."""
     _files.write(
       pathlib.Path(path),
       ''.join(f'{word}\n' for word in self.words).encode(),
@@ -104,14 +112,14 @@ def read(path: str, size: int) -> Vocabulary:
   """Returns the first words of a file with one word a line, in UTF-8.
 
   Args:
-    path: path of the file; after the word a line may hold its count, as TFF's
-      `stackoverflow.word_count` does.
-    size: Number of words.
+    path: path of the file. A line may be a word and its count, as in TFF's
+      `stackoverflow.word_count`.
+    size: number of words to read, >= 1.
 
   Raises:
-    OSError: The file cannot be read.
-    ValueError: It has fewer than `size` words, or a line that is not one word
-      or repeats one.
+    OSError: the file cannot be read.
+    ValueError: the file has fewer than `size` words, a line is not a single
+      word, or a word is there twice.
   """
   _checks.count('vocabulary_size', size, '10000 is usual')
   words: dict[str, None] = {}
@@ -125,8 +133,8 @@ def read(path: str, size: int) -> Vocabulary:
       counted = len(fields) == 2 and fields[1].isdecimal()
       if not (len(fields) == 1 or counted) or word in words:
         raise errors.value_error(
-          f'vocabulary_file={path}, line {number}: must be one word in UTF-8 '
-          'that no line before it holds; correct the line'
+          f'vocabulary_file={path}, line {number}: must be one word in UTF-8, '
+          'different from the words before it; correct the line'
         )
       words[word] = None
   _require_size(size, len(words), f'the words of {path}')
@@ -143,18 +151,19 @@ def count(
   """Returns the most frequent words of the train split.
 
   Words of the same count are in the order of their code points. The counts are
-  cached as lines 'word count' in `<file>-<content>-words.txt`.
+  cached in a text file, as lines 'word count'.
 
   Args:
-    path: A SQLite file of TFF's form.
-    size: Number of words.
-    cache_directory: For the counts; None for the directory of `path`.
-    progress: Whether to draw a progress bar on standard error while counting.
+    path: path of a SQLite file in the form of `corpus_file`.
+    size: number of words, >= 1.
+    cache_directory: folder of the cached counts; None for the default folder of
+      `corpus_file.cache_path`.
+    progress: whether to draw a progress bar on standard error while counting.
 
   Raises:
-    FileNotFoundError: There is no such file.
-    ValueError: The file has another form, or fewer than `size` words, or
-      `size` < 1.
+    FileNotFoundError: `path` is not a file.
+    ValueError: the file has another form or fewer than `size` words, or `size`
+      < 1.
   """
   _checks.count('vocabulary_size', size, '10000 is usual')
   content = corpus_file.Content.of(path, cache_directory, progress)
@@ -182,8 +191,9 @@ def count(
   return Vocabulary(words)
 
 
-def _require_size(size: int, available: int, what: str) -> None:
+def _require_size(size: int, available: int, source: str) -> None:
   if available < size:
     raise errors.value_error(
-      f'vocabulary_size={size}: must be at most {available}, {what}; take fewer'
+      f'vocabulary_size={size}: must be at most {available}, the number of '
+      f'{source}; take fewer'
     )

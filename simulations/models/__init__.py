@@ -1,4 +1,4 @@
-"""Next-word models: pure functions of weights."""
+"""Next-word models, whose logits are pure functions of the weights."""
 
 from simulations.models.next_word import (
   Accuracy,

@@ -1,7 +1,7 @@
 """The LSTM of the literature: embedding, LSTM, projection, softmax.
 
-With 10,000 words, an embedding of 96 and 670 units, not tied and without the
-skip, it has the 4,050,748 parameters of TFF's StackOverflow baseline.
+With 10,000 words, `embedding_size` 96, `lstm_size` 670, `tied` and `skip`
+False, the model has the 4,050,748 parameters of TFF's StackOverflow baseline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulations.models import initial, next_word
 
 
 def build(config: config_lib.Model, num_ids: int, seed: int) -> next_word.Model:
-  """Returns the model of a configuration; see `registry.build`."""
+  """Returns the model of a configuration, with weights drawn from `seed`."""
   return next_word.Model(
     initial_weights(
       num_ids,
@@ -42,29 +42,30 @@ def initial_weights(
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
-  The softmax bias starts at Zipf's law, the bias of the forget gate at 1.
+  The initial softmax bias is `initial.softmax_bias`. The initial bias of the
+  forget gate is 1.
 
   Args:
-    num_ids: vocabulary with its special ids, see `initial.softmax_bias`.
-    embedding_size: dimension of embeddings and of the projection before the
+    num_ids: V + 4, number of ids of a `Vocabulary`.
+    embedding_size: d, dimension of embeddings and of the projection before the
       softmax.
-    lstm_size: units of the LSTM.
-    tied: whether the softmax uses the embedding, transposed.
-    skip: whether the projection also sees the embedding of the last word, so
-      that pairs of words are learnt before the LSTM is.
-    embedding_scale: half-width of the uniform law of embeddings, > 0.
+    lstm_size: u, number of units of the LSTM.
+    tied: whether the softmax uses the transposed embedding matrix.
+    skip: whether the projection also receives the embedding of the last word,
+      so that the model can learn pairs of words before the LSTM is trained.
+    embedding_scale: number > 0; initial embeddings are uniform in
+      [-embedding_scale, embedding_scale].
     seed: seed of the draws, >= 0.
 
   Returns:
-    embedding [num_ids, embedding_size], kernel [embedding_size + lstm_size,
-    4 lstm_size], LSTM bias [4 lstm_size], projection [lstm_size, or with the
-    skip lstm_size + embedding_size, embedding_size] and its bias
-    [embedding_size], softmax bias [num_ids] and, unless tied, softmax kernel
-    [embedding_size, num_ids]; all float32.
+    A list of float32 arrays: embedding [num_ids, d]; LSTM kernel [d + u, 4 u];
+    LSTM bias [4 u]; projection [u, d], or [u + d, d] if `skip`; projection bias
+    [d]; softmax bias [num_ids]; and, if not `tied`, softmax kernel
+    [d, num_ids].
   """
   generator = np.random.default_rng(seed)
 
-  # The gates of BlockLSTM: input, candidate, forget, output.
+  # The order of BlockLSTM's gates is input, candidate, forget, output.
   lstm_bias = np.repeat([0.0, 0.0, 1.0, 0.0], lstm_size)
   weights = [
     generator.uniform(
@@ -84,18 +85,18 @@ def initial_weights(
 
 
 def logits(
-  weights: Any, x: tf.Tensor, places: Optional[tf.Tensor] = None
+  weights: Any, x: tf.Tensor, positions: Optional[tf.Tensor] = None
 ) -> tf.Tensor:
-  """Returns logits of the next word.
+  """Returns the logits of the next words.
 
   Args:
     weights: result of `initial_weights`, or trained weights of these shapes.
-    x: [batch, time] int32 word ids.
-    places: [count, 2] int64 (sentence, time) of the logits to return; None
-      returns all.
+    x: [batch, time] int32 token ids.
+    positions: [count, 2] int64 pairs (sentence, time) whose logits are
+      returned; None returns all logits.
 
   Returns:
-    [batch, time, num_ids] float32, or with places [count, num_ids].
+    [batch, time, num_ids] float32; [count, num_ids] if `positions` is given.
   """
   embedding, kernel, bias, projection, projection_bias, softmax_bias = weights[
     :6
@@ -104,9 +105,10 @@ def logits(
   embedded = tf.transpose(tf.gather(embedding, x), [1, 0, 2])
   zero = tf.zeros([tf.shape(x)[0], lstm_size])
   peephole = tf.zeros([lstm_size])
-  # BlockLSTM is one fused operation for all steps, so the graph of a client has
-  # no loop. BlockLSTMV2 has its gates in another order, but TensorFlow gives it
-  # the gradient of BlockLSTM, which is wrong for it.
+  # BlockLSTM is one fused operation for all time steps, so the graph of a
+  # client has no loop over them. BlockLSTMV2 cannot be used: TensorFlow gives
+  # it the gradient of BlockLSTM, which is wrong because the gates of
+  # BlockLSTMV2 have another order.
   hidden = tf.raw_ops.BlockLSTM(
     seq_len_max=tf.shape(x, out_type=tf.int64)[1],
     x=embedded,
@@ -124,8 +126,8 @@ def logits(
   if projection.shape[0] > lstm_size:
     hidden = tf.concat([hidden, embedded], -1)
   hidden = tf.transpose(hidden, [1, 0, 2])
-  if places is not None:
-    hidden = tf.gather_nd(hidden, places)
+  if positions is not None:
+    hidden = tf.gather_nd(hidden, positions)
   projected = tf.tensordot(hidden, projection, 1) + projection_bias
   softmax = tf.transpose(embedding) if len(weights) == 6 else weights[6]
   return tf.tensordot(projected, softmax, 1) + softmax_bias

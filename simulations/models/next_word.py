@@ -1,4 +1,4 @@
-"""Loss, accuracies and TFF form of a next-word model of any architecture."""
+"""Loss and accuracies of a next-word model of any architecture."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ class Model:
   """A network and its initial weights.
 
   Attributes:
-    weights: initial values, float32.
-    logits: function from (weights, [batch, time] int32 ids) to the [batch,
-      time, num_ids] float32 logits of the next words; padding (id 0) may only
-      follow words. With a third argument, [count, 2] int64 places (sentence,
-      time), it returns the logits at these places only, [count, num_ids].
+    weights: initial weights, float32 arrays.
+    logits: function of weights, [batch, time] int32 token ids whose padding
+      (id 0) comes after the words, and optionally [count, 2] int64 pairs
+      (sentence, time). The function returns the logits of the next words,
+      [batch, time, num_ids] float32; with pairs, only the logits at these
+      positions, [count, num_ids].
   """
 
   weights: list[np.ndarray]
@@ -29,10 +30,16 @@ class Model:
     return sum(weight.size for weight in self.weights)
 
   def loss(self, weights: Any, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `next_word_loss`; computes logits only for words, not padding."""
-    places = tf.where(tf.not_equal(y, 0))
+    """Returns `next_word_loss` without computing the logits of padding.
+
+    Args:
+      weights: weights of the network.
+      x: [batch, time] int32 token ids, the inputs.
+      y: [batch, time] int32 token ids, the targets; 0 is padding.
+    """
+    positions = tf.where(tf.not_equal(y, 0))
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-      tf.gather_nd(y, places), self.logits(weights, x, places)
+      tf.gather_nd(y, positions), self.logits(weights, x, positions)
     )
     return tf.reduce_sum(losses) / tf.maximum(
       tf.cast(tf.size(losses), tf.float32), 1.0
@@ -40,7 +47,12 @@ class Model:
 
 
 def next_word_loss(logits: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-  """Returns the mean cross-entropy over words that are not padding (id 0)."""
+  """Returns the mean cross-entropy over the targets that are not padding.
+
+  Args:
+    logits: [..., num_ids] float32.
+    y: [...] int32 targets; 0 is padding.
+  """
   mask = tf.cast(tf.not_equal(y, 0), tf.float32)
   losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
   return tf.reduce_sum(losses * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
@@ -48,11 +60,11 @@ def next_word_loss(logits: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-  """An accuracy: the targets that count, and the ids that may be predicted.
+  """The rule of an accuracy: which targets count, which ids are predicted.
 
   Attributes:
-    ignored: ids that do not count as targets.
-    hidden: ids that are never predicted.
+    ignored: ids of the targets that do not count.
+    hidden: ids that a prediction never is, whatever their logits.
   """
 
   ignored: tuple[int, ...]
@@ -61,11 +73,15 @@ class Accuracy:
   def correct(
     self, logits: tf.Tensor, y: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (correct predictions, targets that count), scalar float32.
+    """Returns the numbers of correct predictions and of targets that count.
 
     Args:
-      logits: [..., num_ids].
-      y: [...] int32.
+      logits: [..., num_ids] float32.
+      y: [...] int32 targets.
+
+    Returns:
+      Two scalar float32 tensors. Only targets that count are among the correct
+      predictions.
     """
     shown = np.ones(logits.shape[-1], bool)
     shown[list(self.hidden)] = False
@@ -81,7 +97,7 @@ class Accuracy:
 
 
 def accuracies(num_ids: int) -> dict[str, Accuracy]:
-  """Returns the accuracies of a model.
+  """Returns the accuracies of a model, by name.
 
   | accuracy                        | targets                    | predictions |
   |---------------------------------|----------------------------|-------------|
@@ -89,13 +105,15 @@ def accuracies(num_ids: int) -> dict[str, Accuracy]:
   | `accuracy_of_tff`               | words                      | all ids     |
   | `accuracy_with_end_and_unknown` | words, unknown and the end | all ids     |
 
-  `accuracy_of_tff` is `accuracy_without_out_of_vocab_or_end_of_sentence` of
-  TFF's StackOverflow baseline, which publications quote. It increases if a
-  model predicts 'unknown' and the end less often, even if it predicts words no
+  'Unknown' is the id of words out of the vocabulary, 'the end' is the id of the
+  end of a sentence. `accuracy_of_tff` is the metric
+  `accuracy_without_out_of_vocab_or_end_of_sentence` of TFF's StackOverflow
+  baseline, which publications quote. It increases if a model predicts the
+  unknown word and the end less often, even if the model predicts words no
   better. `accuracy_with_end_and_unknown` is the `accuracy` of the baseline.
 
   Args:
-    num_ids: vocabulary with its special ids: padding 0, words, then
+    num_ids: number of ids of a `Vocabulary`: padding 0, words, then
       out-of-vocabulary, beginning and end of sentence.
   """
   padding, unknown, beginning, end = 0, num_ids - 3, num_ids - 2, num_ids - 1

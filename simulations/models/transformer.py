@@ -1,13 +1,15 @@
 """A small causal transformer with layer norms before the sublayers.
 
 The model is made for training with differential privacy. It has no batch norm,
-no dropout and nothing else that makes one sentence depend on another. It has
-few tensors, each for all layers. It has no weights for positions: attention
-decreases with distance [Press22].
+by which one sentence would depend on another, and no dropout. It has few
+tensors, because one tensor holds a kind of weights of all layers. It has no
+weights for positions: attention scores decrease with distance [Press22]. The
+softmax uses the embedding matrix. The layer norms are before the sublayers
+[Xiong20].
 
-The softmax uses the embedding. [Press22] is Press, Smith, Lewis, "Train
-Short, Test Long", ICLR 2022; norms before the sublayers as in [Xiong20], "On
-Layer Normalization in the Transformer Architecture", ICML 2020.
+[Press22] is Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022; [Xiong20]
+is Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML
+2020.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from simulations import config as config_lib
 from simulations.models import initial, next_word
 
 _NORM_EPSILON = 1e-6
-# Score of hidden positions. It is finite, because a row with only padding hides
-# all positions, and infinite scores would make its softmax NaN.
+# Attention score of positions that a query must not use. If a row has only
+# padding, these are all positions, and infinite scores would make the softmax
+# of the row NaN.
 _HIDDEN_SCORE = -1e9
 
 
 def build(config: config_lib.Model, num_ids: int, seed: int) -> next_word.Model:
-  """Returns the model of a configuration; see `registry.build`."""
+  """Returns the model of a configuration, with weights drawn from `seed`."""
   return next_word.Model(
     initial_weights(
       num_ids,
@@ -53,25 +56,27 @@ def initial_weights(
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
-  The output weights of each sublayer are divided by sqrt(2 layers), so that the
-  sum over all sublayers has the variance of one. The softmax bias starts at
-  Zipf's law.
+  The output weights of each of the 2 L sublayers are divided by sqrt(2 L), so
+  that the sum over all sublayers has the variance of one sublayer without this
+  division. The initial softmax bias is `initial.softmax_bias`.
 
   Args:
-    num_ids: vocabulary with its special ids, see `initial.softmax_bias`.
+    num_ids: V + 4, number of ids of a `Vocabulary`.
     embedding_size: d, dimension of embeddings and of all layers.
     layers: L, number of layers.
-    heads: H, attention heads of a layer, a divisor of d.
-    feed_forward_size: F, hidden units of a layer.
-    embedding_scale: half-width of the uniform law of embeddings, > 0.
+    heads: H, number of attention heads of a layer, a divisor of d.
+    feed_forward_size: F, number of hidden units of a layer.
+    embedding_scale: number > 0; initial embeddings are uniform in
+      [-embedding_scale, embedding_scale].
     seed: seed of the draws, >= 0.
 
   Returns:
-    embedding [num_ids, d]; scale and shift of the norms before attention
-    [L, 2, d]; queries, keys and values [L, d, 3, H, d / H]; attention output
-    [L, H, d / H, d]; norms before the feed-forward part [L, 2, d]; its input
-    [L, d, F] with bias [L, F], its output [L, F, d] with bias [L, d]; the last
-    norm [2, d]; softmax bias [num_ids]; all float32.
+    A list of float32 arrays: embedding [num_ids, d]; scale and shift of the
+    norms before attention [L, 2, d]; queries, keys and values
+    [L, d, 3, H, d / H]; attention output [L, H, d / H, d]; scale and shift of
+    the norms before the feed-forward sublayers [L, 2, d]; feed-forward input
+    [L, d, F] and its bias [L, F]; feed-forward output [L, F, d] and its bias
+    [L, d]; scale and shift of the last norm [2, d]; softmax bias [num_ids].
   """
   generator = np.random.default_rng(seed)
   d, f, residual = embedding_size, feed_forward_size, (2 * layers) ** -0.5
@@ -102,18 +107,18 @@ def initial_weights(
 
 
 def logits(
-  weights: Any, x: tf.Tensor, places: Optional[tf.Tensor] = None
+  weights: Any, x: tf.Tensor, positions: Optional[tf.Tensor] = None
 ) -> tf.Tensor:
-  """Returns logits of the next word.
+  """Returns the logits of the next words.
 
   Args:
     weights: result of `initial_weights`, or trained weights of these shapes.
-    x: [batch, time] int32 word ids.
-    places: [count, 2] int64 (sentence, time) of the logits to return; None
-      returns all.
+    x: [batch, time] int32 token ids.
+    positions: [count, 2] int64 pairs (sentence, time) whose logits are
+      returned; None returns all logits.
 
   Returns:
-    [batch, time, num_ids] float32, or with places [count, num_ids].
+    [batch, time, num_ids] float32; [count, num_ids] if `positions` is given.
   """
   (
     embedding,
@@ -144,25 +149,33 @@ def logits(
     normed = _layer_norm(hidden, feed_norm[i])
     inner = tf.nn.gelu(tf.tensordot(normed, feed_in[i], 1) + feed_in_bias[i])
     hidden += tf.tensordot(inner, feed_out[i], 1) + feed_out_bias[i]
-  if places is not None:
-    hidden = tf.gather_nd(hidden, places)
+  if positions is not None:
+    hidden = tf.gather_nd(hidden, positions)
   last = _layer_norm(hidden, last_norm)
   return tf.tensordot(last, tf.transpose(embedding), 1) + softmax_bias
 
 
 def _scores_added(x: tf.Tensor, heads: int) -> tf.Tensor:
-  """Returns the addition to attention scores, [batch, heads, query, key].
+  """Returns the term that is added to attention scores.
 
-  It is minus the distance times the slope of the head, 2^(-8 h / heads) for h =
-  1 to heads, and `_HIDDEN_SCORE` for later words and padding.
+  The term is -2^(-8 h / heads) (query - key) for head h = 1 to heads. If the
+  key comes after the query or is padding, the term is `_HIDDEN_SCORE`.
+
+  Args:
+    x: [batch, time] int32 token ids.
+    heads: number of attention heads.
+
+  Returns:
+    [batch, heads, query, key] float32; query and key are positions in a row.
   """
-  place = tf.range(tf.shape(x)[1])
-  distance = place[:, tf.newaxis] - place
+  position = tf.range(tf.shape(x)[1])
+  distance = position[:, tf.newaxis] - position
   slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
   fall = -tf.constant(slopes, tf.float32)[:, tf.newaxis, tf.newaxis] * tf.cast(
     distance, tf.float32
   )
-  # In a TFF graph the operator `!=` compares objects, not values.
+  # `tf.not_equal` compares values; in a graph of TFF, `!=` would compare Python
+  # objects.
   words = tf.not_equal(x, 0)[:, tf.newaxis, tf.newaxis, :]
   visible = (distance >= 0) & words
   return tf.where(visible, fall, _HIDDEN_SCORE)
