@@ -13,8 +13,8 @@ converts this count to `min_sep`.
 
 A pattern is the set of rounds of one client, and a schema is a set of allowed
 patterns. The sensitivity of a strategy matrix C is defined for a schema.
-`Budget` allows every pattern whose cost under C is at most the largest cost of
-a pattern of `MinSep`. `Costs` computes the cost of a pattern.
+`Budget` allows every pattern whose cost under C is at most a budget, which no
+pattern of a given `MinSep` exceeds. `Costs` computes the cost of a pattern.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Participation(Cohorts):
   Attributes:
     evenly_spaced: whether the differences of consecutive rounds of a client are
       exactly `min_sep`.
-    adjacency: `zero-out`.
+    adjacency: name of the relation between neighbouring data sets, `zero-out`.
   """
 
   is_enforced: ClassVar[bool] = True
@@ -188,9 +188,9 @@ class _Separated(Participation):
   )
 
   def participations(self, rounds: int) -> int:
-    # PRIVACY: floor(n / b) would understate the number of rounds of a client: n
-    # = 9 and b = 4 allow the three rounds 0, 4 and 8. This line takes ceil(n /
-    # b).
+    # PRIVACY: With floor(n / b) rounds of a client, the sensitivity would be
+    # too small: n = 9 and b = 4 allow the three rounds 0, 4 and 8. This line
+    # computes ceil(n / b).
     # Guard: participation_test.test_participations_is_the_longest_pattern.
     fit = -(-rounds // self.min_sep)
     if self.max_participations is None:
@@ -239,10 +239,12 @@ class Costs:
 
     cost(P) = sum_{s in P} h(s, 0) + 2 sum_{s < t in P} h(s, t - s)
 
-  Here P is a pattern, and h(s, l) is |X[s, s + l]| / unit, rounded up, with X =
-  C^T C. For a Toeplitz C, X is computed from infinite columns of C, so that it
-  bounds X of a run of any length. Sums of integers are exact in any order, so
-  servers and devices compute equal costs.
+  Here P is a pattern, X = C^T C, and h(s, l) is |X[s, s + l]| / unit, rounded
+  up. For a Toeplitz C that may have more than the planned rounds, X[s, s + l]
+  is the inner product of two columns that are as long as the first column of C
+  and not cut off at the last round. So one list h(0, l) serves all rounds s.
+  Sums of integers are exact in any order, so servers and devices compute equal
+  costs.
 
   Attributes:
     table: [1 or number of rounds, lags] int64, the values h(s, l) in [0, 2^30].
@@ -285,9 +287,9 @@ class Costs:
         one pattern, descending, and then negative numbers, which stand for no
         round.
     """
-    # PRIVACY: a cost beyond 64 bits would wrap around, and a pattern above the
-    # budget could seem to be below it. Patterns with more than `_MOST_ROUNDS`
-    # rounds are refused.
+    # PRIVACY: A cost of more than 64 bits would wrap around, and a pattern that
+    # exceeds the budget could be admitted. Patterns with more than
+    # `_MOST_ROUNDS` rounds are refused.
     # Guard: budget_test.test_patterns_of_too_many_rounds_are_refused.
     if rounds.shape[1] > _MOST_ROUNDS:
       raise errors.value_error(
@@ -296,9 +298,9 @@ class Costs:
       )
     total = np.zeros(len(rounds), np.int64)
     for j in range(rounds.shape[1]):
-      # PRIVACY: a pair of rounds s < t adds X[s, t] and X[t, s] to the squared
-      # shift of a client, and a cost with only one of these terms would be too
-      # small. The cost of each pair is doubled.
+      # PRIVACY: A pair of rounds s < t adds X[s, t] and X[t, s] to the squared
+      # sensitivity. A cost with only one of these terms would be too small, and
+      # would admit too many rounds. The cost of each pair is doubled.
       # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
       latest = np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape)
       costs = self.pairs(rounds[:, j:], latest)
@@ -310,12 +312,12 @@ class Costs:
 class Budget(Participation):
   """A client may take part as long as its rounds cost at most a budget.
 
-  The budget is the cost of `max_participations` rounds that are `min_sep`
-  apart, under the C of the run. `Costs` defines the cost, and
-  `sensitivity.budget` names the families of C that have costs. A client may
-  have closer rounds than `min_sep`, or more rounds than `max_participations`,
-  as long as its rounds cost at most the budget. A plan optimises C for the
-  attribute `typical`, which is a `MinSep`.
+  `max_participations` rounds that are at least `min_sep` apart never cost more
+  than the budget. `Costs` defines the cost under the C of the run, and
+  `sensitivity.budget` the budget. A client may have closer rounds than
+  `min_sep`, or more rounds than `max_participations`, as long as its rounds
+  cost at most the budget. A plan optimises C for the property `typical`, which
+  is a `MinSep`.
 
   Attributes:
     min_sep: least difference of two rounds of one client in `typical`, integer
@@ -325,8 +327,9 @@ class Budget(Participation):
     apart: least difference of two rounds of one client that the budget allows,
       in [1, min_sep].
     horizon: largest number of rounds to which a run may be extended, at least
-      the planned number; None stands for 10 times the planned number if C is
-      Toeplitz, else for the planned number.
+      the planned number. None stands for 10 times the planned number if C is
+      defined for more rounds (`Strategy.goes_on`), as in the families
+      banded-toeplitz and blt, else for the planned number.
     costs: costs under the C of a run; None before C is known.
   """
 
@@ -347,7 +350,7 @@ class Budget(Participation):
     kw_only=True,
     converter=attrs.converters.optional(
       lambda value: _checks.count(
-        'horizon', value, 'give the rounds up to which a run may go on'
+        'horizon', value, 'give the largest number of rounds of a run'
       )
     ),
   )
@@ -361,7 +364,7 @@ class Budget(Participation):
       self.apart,
       self.min_sep,
       'min_sep',
-      'the typical client would not be admitted: use a smaller one',
+      'or a client with rounds min_sep apart is refused; use a smaller apart',
     )
 
   @property
@@ -373,8 +376,9 @@ class Budget(Participation):
     """
     if self.costs is None:
       raise errors.value_error(
-        f'participation={self.name}: needs the C of a run: what a round '
-        'costs follows from it; use plan.schema, or guarantee.cohorts'
+        f'participation={self.name}: the costs of rounds follow from the C '
+        'of a run, which is not known here; use plan.schema, or '
+        'guarantee.cohorts'
       )
     return self.costs
 
@@ -383,26 +387,25 @@ class Budget(Participation):
     if self.horizon is not None and self.horizon < rounds:
       raise errors.value_error(
         f'horizon={self.horizon}: is below rounds={rounds}; leave it '
-        'out, or give the rounds up to which the run may go on'
+        'out, or give the largest number of rounds that the run may have'
       )
 
   def device_rule(self) -> _files.JsonObject:
     """Returns a JSON object of the rule by which a device can admit itself.
 
     `costs` is the list h(s, 0), h(s, 1), ... of `Costs`, which holds for every
-    s; later values are 0. `limit` is the attribute of `Costs`, and `apart` and
-    `horizon` are attributes of this schema. docs/reference/budget.md has the
-    code for a device.
+    s; h(s, l) is 0 for larger l. `limit` is the largest allowed cost of the
+    rounds of a client. `apart` and `horizon` are attributes of this schema.
+    docs/reference/budget.md has the code for a device.
 
     Raises:
-      ValueError: C is not known yet, or is not Toeplitz, so that costs depend
-        on the round.
+      ValueError: C is not known yet, or costs depend on the round s.
     """
     costs = self.known_costs
     if len(costs.table) > 1:
       raise errors.value_error(
-        f'participation={self.name}: has costs that differ from round '
-        'to round: C is not Toeplitz; use banded-toeplitz or blt'
+        f'participation={self.name}: the costs of this C depend on the round; '
+        'use banded-toeplitz or blt'
       )
     return {
       'costs': costs.table[0].tolist(),

@@ -130,7 +130,7 @@ def test_slack_grows_with_epsilon_and_falls_with_delta():
   smaller = slack.slack((_BASE,), 4.0, 1e-9)
   assert smaller.epsilon > base.epsilon
   assert smaller.exact_delta < base.exact_delta
-  moved = slack.slack((_BASE,), 4.0, 1e-8, moved=1e-5)
+  moved = slack.slack((_BASE,), 4.0, 1e-8, mean_shift=1e-5)
   assert moved.epsilon > base.epsilon + 2e-5
 
 
@@ -259,7 +259,7 @@ def test_cut_weights_raise_epsilon(monkeypatch):
     _STRATEGY, accounting.BallsInBins(342), 1.0, max_slack=0.9
   )
   # C is in the mixture, so its means are moved instead.
-  assert sampled.accountant.moved(sampled.cost, 2.0) == pytest.approx(
+  assert sampled.accountant.mean_shift(sampled.cost, 2.0) == pytest.approx(
     0.01 * 6 / sampled.sensitivity.value / 2.0
   )
 
@@ -394,7 +394,7 @@ def test_calibration_is_not_refused_for_the_slack_of_less_noise(monkeypatch):
     wide.strategy, wide.cohorts, epsilon=2.0, delta=1e-3, samples=wide.samples
   )
   assert spec.claim(1e-3).epsilon == 2.0
-  moved = spec.accountant.moved(spec.cost, spec.noise_multiplier / 4)
+  moved = spec.accountant.mean_shift(spec.cost, spec.noise_multiplier / 4)
   assert wide.cost.slack(2.0, 1e-3, moved).epsilon > spec.max_slack
   with pytest.raises(ValueError, match='slack_epsilon=.*max_slack=0.01'):
     spec.cost.slack(2.0, 1e-3, moved)
@@ -406,7 +406,7 @@ def test_calibrated_noise_covers_its_own_slack(monkeypatch):
   )
 
   def own(spec):
-    moved = spec.accountant.moved(spec.cost, spec.noise_multiplier)
+    moved = spec.accountant.mean_shift(spec.cost, spec.noise_multiplier)
     return spec.cost.slack(2.0, 1e-3, moved).epsilon
 
   spec = _calibrate_sampled()

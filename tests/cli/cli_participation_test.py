@@ -210,7 +210,7 @@ def test_budget_is_a_participation_of_every_command(run, run_json):
     status, _, error = run('evaluate', 'c.json', *command.split())
     assert status == 2 and error.startswith(line)
   status, _, error = run(*f'evaluate c.json {flags} --horizon 20'.split())
-  assert status == 2 and error.startswith('horizon=20: is not the rounds=12')
+  assert status == 2 and error.startswith('horizon=20: must be rounds=12')
 
 
 def test_rules_are_compared_on_arrivals(run, run_json):

@@ -286,7 +286,7 @@ def test_parameters_that_contradict_each_other_are_refused():
     sensitivity.budget.until(
       _MATRICES['banded'], participation_lib.Budget(3, horizon=13)
     )
-  with pytest.raises(ValueError, match='horizon=13: is not the rounds=12'):
+  with pytest.raises(ValueError, match='horizon=13: must be rounds=12'):
     accounting.Guarantee(
       _MATRICES['falling'], participation_lib.Budget(3, horizon=13), 1.0
     )

@@ -38,14 +38,17 @@ def calibrate(
   Args:
     strategy: C.
     cohorts: enforced participation schema, or kind of sampling.
-    epsilon: target epsilon of the whole run, > 0 and above the cost of
-      arithmetic.
-    delta: target delta of the whole run, in [1e-50, 1) and above the cost of
-      arithmetic.
-    dimension: the attribute of `Guarantee`.
-    max_slack: the attribute of `Guarantee`.
-    samples: the attribute of `Guarantee`; more samples need less noise.
-    clients_per_unit: the attribute of `Guarantee`.
+    epsilon: target epsilon of the whole run, above 0 and above the slack of
+      epsilon.
+    delta: target delta of the whole run, in [1e-50, 1) and above the slack of
+      delta.
+    dimension: d, number of coordinates of the model; None covers every model
+      with at most 2^33 pairs (round, coordinate) that a client can influence.
+    max_slack: limit of the slack, in epsilon and as a fraction of delta, in
+      (0, 1).
+    samples: options for claims that need random samples. The noise is smaller
+      with more samples.
+    clients_per_unit: largest number of clients of one unit of privacy, >= 1.
 
   Raises:
     ValueError: a value is out of range, no guarantee is proved for the strategy

@@ -3,7 +3,7 @@
 | symbol          | meaning                                             |
 |-----------------|-----------------------------------------------------|
 | mu_i            | 1 / `noise_multiplier` of run i in real numbers     |
-| alpha_i, beta_i | cost of the arithmetic of run i; see `slack.Slack`  |
+| alpha_i, beta_i | bounds of the arithmetic of run i                   |
 
 Neighbouring data sets differ in one unit of privacy, the same unit in all runs.
 The training of a run may depend on releases of earlier runs. The noise
@@ -19,7 +19,7 @@ multiplier, the rounds and the cohorts of a run must not depend on them.
 |                               | without amplification, if its epsilon is     |
 |                               | smaller                                      |
 
-The bounds of the arithmetic combine from run to run: for every event E
+The bounds of the arithmetic of several runs combine: for every event E
 
     computed(E) <= e^(sum alpha_i) exact(E) + sum beta_i
     exact(E) <= e^(sum alpha_i) computed(E) + sum beta_i
@@ -101,8 +101,8 @@ class Composition:
       return self.guarantees[0].claim(delta)
     composed = [each for each in self.guarantees if _part(each)]
     others = [each for each in self.guarantees if not _part(each)]
-    # PRIVACY: If each claim used the whole delta, all claims together would
-    # exceed it. Each claim uses an equal share of delta.
+    # PRIVACY: If each claim had the whole delta, the sum of their deltas would
+    # exceed the claimed delta. Each claim has an equal share of delta.
     # Guard:
     # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
     share = delta / (bool(composed) + len(others))
@@ -134,7 +134,8 @@ class Composition:
     """Returns epsilon at `delta`, rounded up.
 
     Raises:
-      ValueError: for the reasons of `claim`.
+      ValueError: `delta` is out of range.
+      Unproved: the slack of a run exceeds its `max_slack`.
     """
     return self.claim(delta).epsilon
 
@@ -189,28 +190,29 @@ def compose(
     if not isinstance(part, Composition):
       part = Composition((part,), (None,))
     for run_id, each in zip(part.run_ids, part.guarantees):
-      # PRIVACY: Two different runs with equal guarantees that count as one run
-      # would understate epsilon. Entries count as one run only if they have the
-      # same ID, noise multiplier and cohorts.
+      # PRIVACY: If two different runs with equal guarantees counted as one run,
+      # epsilon would be too small. Guarantees count as one run only if they
+      # have the same run ID, noise multiplier and cohorts.
       # Guard:
       # composition_test.test_named_run_counts_once_and_others_each_time.
       same = run_id, each.noise_multiplier, each.cohorts
       pairs[len(pairs) if run_id is None else same] = run_id, each
   guarantees = tuple(each for _, each in pairs.values())
   if not guarantees:
-    raise errors.value_error('runs=none: are to be composed; give one or more')
+    raise errors.value_error('runs=none: must not be empty; give a run')
   for each in guarantees:
-    # PRIVACY: With one run without noise the composition guarantees nothing.
-    # Such a run is refused.
+    # PRIVACY: A run without noise has no guarantee, so a composition with it
+    # has none, and any finite epsilon would be false. Such a run is refused.
     # Guard: composition_test.test_run_without_noise_is_refused.
     if not each.noise_multiplier:
       raise errors.value_error(
-        'noise_multiplier=0: a run without noise guarantees nothing, and so do '
-        'all together; leave it out only if its releases stay private'
+        'noise_multiplier=0: a run without noise has no guarantee, and neither '
+        'has a composition with it; leave it out if its releases stay private'
       )
   units = sorted({each.clients_per_unit for each in guarantees})
   # PRIVACY: A guarantee for one client does not protect a unit of several
-  # clients. Runs with different units of privacy are refused.
+  # clients, so the composition would claim too much. Runs with different units
+  # of privacy are refused.
   # Guard: composition_test.test_mixed_units_are_refused.
   if len(units) > 1:
     raise errors.value_error(
@@ -219,7 +221,8 @@ def compose(
     )
   adjacencies = sorted({each.cohorts.adjacency for each in guarantees})
   # PRIVACY: Guarantees about different pairs of neighbouring data sets do not
-  # compose. Runs with different adjacencies are refused.
+  # compose, so the sum of their epsilons proves nothing. Runs with different
+  # adjacencies are refused.
   # Guard: composition_test.test_mixed_adjacencies_are_refused.
   if len(adjacencies) > 1:
     raise errors.value_error(
@@ -275,8 +278,9 @@ def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
   rest = tuple(part for part in present if part.sampling_prob < 1)
   if not whole:
     return rest
-  # PRIVACY: The mean of the noise multipliers would understate epsilon of the
-  # composition. The squares of mu are added, which is exact for Gaussians.
+  # PRIVACY: The mean of the noise multipliers would give too small an epsilon
+  # of the composition. The squares of mu are added, which is exact for
+  # Gaussians.
   # Guard: composition_test.test_gaussian_runs_compose_exactly.
   mu = math.sqrt(
     math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)

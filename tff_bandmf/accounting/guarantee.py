@@ -43,8 +43,8 @@ class Guarantee:
       and guarantees nothing.
     dimension: d, number of coordinates of the model; None covers every model
       with at most 2^33 pairs (round, coordinate) that a client can influence.
-    max_slack: limit of the arithmetic's cost, in epsilon and as a fraction of
-      delta, in (0, 1); a claim with a larger cost is refused.
+    max_slack: limit of the slack, in epsilon and as a fraction of delta, in
+      (0, 1); a claim with a larger slack is refused.
     samples: options for claims that need random samples.
     clients_per_unit: largest number of clients of one unit of privacy, such as
       the devices of a person; the schema limits each client and not the unit.
@@ -80,8 +80,9 @@ class Guarantee:
 
   def __attrs_post_init__(self):
     if isinstance(self.cohorts, participation_lib.Budget):
-      # PRIVACY: With the costs of rounds under another C a client could exceed
-      # the budget under this C. The costs are computed for this C.
+      # PRIVACY: Costs of rounds under another C may be smaller than the costs
+      # under this C, so that a client could exceed its budget. The costs are
+      # computed for this C.
       # Guard: budget_test.test_budget_of_another_matrix_is_computed_again.
       completed = sensitivity_lib.budget.completed(self.cohorts, self.strategy)
       object.__setattr__(self, 'cohorts', completed)
@@ -111,20 +112,20 @@ class Guarantee:
     """rho of zero-concentrated DP; None if no rho is proved."""
     if not self.noise_multiplier:
       return None
-    # PRIVACY: The noise is that of a C with cut weights, whose sensitivity may
-    # be larger, so that rho of the strategy's C would be too small. rho is
-    # computed from `exact_noise`, which includes this difference.
+    # PRIVACY: The noise belongs to a matrix with cut weights, which may have a
+    # larger sensitivity than the strategy's C. A rho from the sensitivity of C
+    # would be too small. `exact_noise` is relative to the larger sensitivity.
     # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
     return self.accountant.rho(self.exact_noise)
 
   @property
   def exact_noise(self) -> float:
-    """Noise multiplier relative to the sensitivity of C with cut weights."""
+    """The noise multiplier for the sensitivity of C with cut weights."""
     return self.noise_multiplier / self.accountant.more_noise(self.cost)
 
   @functools.cached_property
   def cost(self) -> slack_lib.Cost:
-    """The cost of the arithmetic of the run."""
+    """The bounds of the run's arithmetic, from which its slack follows."""
     return slack_lib.Cost.of(
       self.strategy,
       self.accountant.participations,
@@ -141,8 +142,7 @@ class Guarantee:
   def claim(self, delta: float) -> monte_carlo.Bound:
     """Returns the claim of the least epsilon at `delta`.
 
-    The claim is about the released bits: it includes the cost of the
-    arithmetic.
+    The claim is about the released bits: it includes the slack.
 
     Raises:
       ValueError: a value is out of range, or the run has no noise.
@@ -159,20 +159,26 @@ class Guarantee:
     """Returns the claim of the least delta at `epsilon`.
 
     Raises:
-      ValueError: for the reasons of `claim`.
+      ValueError: a value is out of range, or the run has no noise.
+      Unproved: the slack exceeds `max_slack`.
     """
     return self.accountant.claim_at(
       self.cost, self.noise_multiplier, epsilon, self.samples
     )
 
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
-    """Computes an earlier claim at `delta` again and uses it if it holds.
+    """Computes an earlier claim again, and stores the result for `claim`.
 
-    The samples of a claim are drawn again with its seed, so that they are the
-    same.
+    If the earlier claim has a seed, the samples are drawn from this seed, so
+    that they are the same.
+
+    Args:
+      bound: the earlier claim.
+      delta: delta of the earlier claim.
 
     Raises:
-      ValueError: the epsilon or the delta computed now is larger.
+      ValueError: the epsilon or the delta computed now is larger than the
+        earlier one.
     """
     confirmed = self.accountant.confirmed(
       self.cost, self.noise_multiplier, bound, delta
@@ -203,9 +209,9 @@ class Guarantee:
   def under(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
-    PRIVACY: If the sensitivity is larger for the other cohorts, the old noise
-    multiplier would claim more noise than was added. The new noise multiplier
-    is computed from the standard deviation of z, which stays the same.
+    PRIVACY: If the sensitivity is larger for the other cohorts, epsilon of the
+    old noise multiplier would be too small. The new noise multiplier is
+    computed from the standard deviation of z, which stays the same.
     Guard: report_test.test_closer_participation_leads_and_raises_epsilon.
     """
     other = attrs.evolve(self, cohorts=cohorts)
@@ -217,7 +223,8 @@ class Guarantee:
     """Returns epsilon at `delta`, rounded up; infinite without noise.
 
     Raises:
-      ValueError: for the reasons of `claim`.
+      ValueError: `delta` is out of range.
+      Unproved: the slack exceeds `max_slack`.
     """
     if not self.noise_multiplier:
       return float('inf')
@@ -239,7 +246,8 @@ class Guarantee:
     """Returns delta at `epsilon`, rounded up; 1 without noise.
 
     Raises:
-      ValueError: for the reasons of `claim`.
+      ValueError: `epsilon` is out of range.
+      Unproved: the slack exceeds `max_slack`.
     """
     if not self.noise_multiplier:
       return 1.0
@@ -248,17 +256,18 @@ class Guarantee:
   def seen(self, observed: sensitivity_lib.Observed) -> Guarantee:
     """Returns the guarantee of the same noise for the rounds in a log.
 
-    If the log satisfies an enforced schema that does not assume evenly spaced
-    rounds, epsilon is never above the planned epsilon.
+    If the log satisfies the schema of `cohorts`, epsilon is at most epsilon of
+    this guarantee. This does not hold for sampled cohorts, and for a schema
+    that assumes evenly spaced rounds.
 
     Args:
       observed: statistics of the log, with the sensitivity of the strategy.
     """
     logged = self.under(logged_cohorts.Logged(observed))
     schema = self.cohorts.schema
-    # PRIVACY: A claim for evenly spaced rounds may not hold for a log, since
-    # the statistics of a log do not show whether rounds are evenly spaced. The
-    # planned guarantee is returned only if its schema assumes no even spacing.
+    # PRIVACY: The statistics of a log do not show whether rounds are evenly
+    # spaced, so a claim that assumes evenly spaced rounds may be false for the
+    # log. This guarantee is returned only if its schema does not assume it.
     # Guard: guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
     if (
       self.cohorts.is_enforced

@@ -93,8 +93,8 @@ def until(
   if horizon > rounds and not strategy.goes_on:
     raise errors.value_error(
       f'horizon={horizon}: exceeds rounds={rounds}, and the C of '
-      f'{strategy.family} is for these: it is not Toeplitz with few '
-      'bands or buffers; leave it out, or use banded-toeplitz or blt'
+      f'{strategy.family} is not defined for more rounds; leave the horizon '
+      'out, or use banded-toeplitz or blt'
     )
   return strategy.of_rounds(horizon)
 
@@ -113,10 +113,10 @@ def completed(
   pattern of that schema is refused for its cost.
 
   **Formal guarantee.** Assumption: C is the matrix of `strategy`; rounding
-  errors and cut weights of C are accounted for as under other schemas, by
-  `rounding` and `cut_norm`. Statement: every P with `costs.total` <=
-  `costs.limit` has |C_P u|^2 <= `costs.limit` `costs.unit` for all vectors u of
-  norm at most 1 and every number of rounds up to the horizon. Source: the
+  errors and cut weights of C are covered by `rounding` and `cut_norm`, as under
+  other schemas. Statement: if `costs.total` of P is at most `costs.limit`, then
+  |C_P u|^2 <= `costs.limit` `costs.unit` for all u whose rows have norm at most
+  1, and for every number of rounds up to the horizon. Source: the
   docstring of this module. Each cost is rounded up and gets an allowance of
   64 (B + 64) 2^-53 g(0), because float64 loses at most B 2^-53 g(0) in a sum of
   B products.
@@ -135,9 +135,8 @@ def completed(
     return budget
   if budget.horizon not in (None, strategy.rounds):
     raise errors.value_error(
-      f'horizon={budget.horizon}: is not the rounds={strategy.rounds} '
-      'of C; give a C for all rounds up to the horizon, as a plan '
-      'does'
+      f'horizon={budget.horizon}: must be rounds={strategy.rounds} of C; give '
+      'a C for all rounds up to the horizon'
     )
   k = budget.typical.participations(rounds or strategy.rounds)
   slack = 64 * (strategy.bands + 64) * recursion.UNIT
@@ -160,8 +159,8 @@ def completed(
     limit = math.ceil(value**2 / largest * _WHOLE) + 2 * k * k
   if limit > _LARGEST:
     raise errors.value_error(
-      f'max_participations={k}: makes a budget that 64 bits do not '
-      'hold; use a larger min_sep, or fewer participations'
+      f'max_participations={k}: the budget does not fit into 64 bits; use a '
+      'larger min_sep, or fewer participations'
     )
   table.setflags(write=False)
   return attrs.evolve(
@@ -181,7 +180,7 @@ def bound(
   squared = costs.limit * costs.unit * (1 + 8 * recursion.UNIT)
   return result.bound(
     squared,
-    'admission by budget: rounds of a client cost at most that of '
+    'admission by budget: rounds of a client cost at most as much as '
     f'{budget.max_participations} rounds that are {budget.min_sep} apart',
   )
 
@@ -225,16 +224,14 @@ def _banded(
   few = strategy.inverse_bands is None and strategy.buffers is None
   if not (few and bands < rounds):
     raise errors.value_error(
-      f'family={strategy.family}: has columns as long as the run, and '
-      'what a round costs a client grows with its length: a budget '
-      'needs few bands, or a Toeplitz C with few bands of C or C^-1, '
-      'or buffers; use banded, banded-toeplitz, blt or banded-inverse'
+      f'family={strategy.family}: has columns as long as the run, so the cost '
+      'of a round grows with the length of the run; use banded, '
+      'banded-toeplitz, blt or banded-inverse'
     )
   if rounds * bands > _ENTRIES:
     raise errors.value_error(
-      f'bands={bands}: and rounds={rounds} give more than {_ENTRIES} '
-      'costs; use a Toeplitz C, such as banded-toeplitz, whose costs '
-      'are few'
+      f'bands={bands}: with rounds={rounds} there are more than {_ENTRIES} '
+      'costs; use a Toeplitz C, such as banded-toeplitz, which has fewer'
     )
   gram = np.zeros((rounds, bands))
   for start in range(0, rounds, _ROWS):
@@ -247,16 +244,16 @@ def _banded(
 
 
 def _rounded_up(gram: np.ndarray, slack: float) -> tuple[np.ndarray, float]:
-  """Returns integer costs, and the |X| that an integer cost of `_WHOLE` means.
+  """Returns integer costs, and the value of |X| for which `_WHOLE` stands.
 
   Args:
     gram: [rows, lags] float64, entries of X or values of g.
     slack: bound of the error of `gram`, relative to its largest entry.
   """
   largest = float(gram[:, 0].max()) * (1 + 2 * slack)
-  # PRIVACY: A cost below |X| would admit patterns that move a run by more than
-  # the budget. A bound of the float64 errors is added to each cost, which is
-  # then rounded up.
+  # PRIVACY: If costs were below |X|, patterns would be admitted for which
+  # |C_P u|^2 exceeds the budget. A bound of the float64 errors is added to each
+  # cost, and each cost is rounded up.
   # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
   table = np.ceil((np.abs(gram) / largest + slack) * _WHOLE)
   return np.minimum(table, _WHOLE).astype(np.int64), largest

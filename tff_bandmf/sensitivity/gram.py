@@ -86,18 +86,19 @@ def sensitivity(
   )
   # An entry that is 0 up to rounding errors does not count as negative.
   signed = bool(np.any(lags < -ROUNDING * weights.max()))
-  # PRIVACY: A sum of X with negative entries would understate the sensitivity,
-  # because contributions may point in opposite directions. Absolute values are
-  # added.
+  # PRIVACY: If entries of X are negative, their sum may be too small for the
+  # sensitivity, because contributions may have opposite directions. Absolute
+  # values are added.
   # Guard: sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
   attained = patterns.heaviest_fixed(np.abs(lags), rounds, min_sep, k)
   if fixed and (chained or not signed):
     return result.exact(attained, 'sum of X over one epoch offset')
   if fixed:
     return result.bound(attained, 'sum of |X| over one epoch offset')
-  # PRIVACY: The pattern that is heaviest for one row of |X| may not be heaviest
-  # for another row, and would understate the weight of that row. Each row gets
-  # its own maximum over patterns, so that the sum is an upper bound.
+  # PRIVACY: A pattern with the largest sum over one row of |X| need not have
+  # the largest sum over another row. If one pattern were used for all rows,
+  # some w_i, and so the bound, would be too small. Each w_i is a maximum over
+  # all patterns.
   # Guard: sensitivity_test.test_bound_is_never_below_brute_force.
   return result.bound(
     float(patterns.heaviest(weights[0], min_sep, k)),

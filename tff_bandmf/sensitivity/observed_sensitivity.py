@@ -78,7 +78,8 @@ class Observed:
     """
     if isinstance(schema, participation_lib.Budget):
       # PRIVACY: If the costs of a log were not computed, a client may have
-      # exceeded the budget. The result is False for such a log.
+      # exceeded the budget unnoticed, and a claim for the budget could be
+      # false. The result is False for such a log.
       # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
       if self.cost is None or self.cost > schema.known_costs.limit:
         return False
@@ -107,8 +108,8 @@ def observed(
     participations: number of pairs (client, round), the sum of all m.
     strategy: C, for the sensitivity; None for no sensitivity.
     at_a_time: approximate number of participations in memory at one time.
-    costs: costs of patterns under this C, for the sensitivity by `Budget`; None
-      for other schemas.
+    costs: costs of patterns under this C, if the schema is a `Budget`, else
+      None.
 
   Raises:
     ValueError: a round is past the last round of C, or the sensitivity
@@ -137,11 +138,12 @@ def of_clients(
     parts: pairs ([m] rounds, ascending, [m] identifiers); all participations of
       one client are in one part.
     strategy: C, for the sensitivity; None for no sensitivity.
-    costs: costs of patterns under this C, for the sensitivity by `Budget`; None
-      for other schemas.
+    costs: costs of patterns under this C, if the schema is a `Budget`, else
+      None.
 
   Raises:
-    ValueError: for the reasons of `observed`, or a round has a client twice.
+    ValueError: a round is past the last round of C, a client is twice in a
+      round, or the sensitivity overflows.
   """
   gram = None if strategy is None else _Gram(strategy, costs)
   clients = participations = 0
@@ -223,15 +225,15 @@ def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
     return []
   if gaps.min() < 1:
     raise errors.value_error(
-      f'round={rounds[1:][inner][gaps < 1][0]}: has a client that is twice in '
-      'a round; give each participation once'
+      f'round={rounds[1:][inner][gaps < 1][0]}: a client is twice in a round; '
+      'give each participation once'
     )
   return [int(gaps.min())]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Heaviest:
-  """The client whose rounds have the largest sum of |X|, or largest cost.
+  """The client whose rounds have the largest sum of |X|, or the largest cost.
 
   Attributes:
     squared: the sum of |X[i, j]| over the client's rounds i and j, or the cost
@@ -255,9 +257,9 @@ class _Heaviest:
         f'sensitivity={self.squared}: overflows; scale C down or use fewer '
         'rounds'
       )
-    # PRIVACY: A sum of X with negative entries would understate the
-    # sensitivity, because contributions may point in opposite directions. The
-    # sum of |X| is used, which is exact only if no entry is negative.
+    # PRIVACY: If entries of X are negative, their sum may be too small for the
+    # sensitivity, because contributions may have opposite directions. `squared`
+    # is the sum of |X|, which is exact if no entry is negative, else a bound.
     # Guard:
     # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
     if costs is not None:
@@ -271,9 +273,9 @@ class _Heaviest:
       unrounded = result.exact(
         self.squared, 'sum of X over the rounds of a client'
       )
-    # PRIVACY: The C of the noise has cut weights, and the sum has rounding
+    # PRIVACY: The matrix of the noise has cut weights, and the sum has rounding
     # errors, so the sensitivity may be larger than the square root of the sum.
-    # The value is increased by bounds of both differences.
+    # The value is increased by bounds of both errors.
     # Guard: observed_sensitivity_test.test_observed_is_rounded_up.
     cut = most * strategy.recursion().cut_norm
     more = 1 + sensitivity_lib.rounding(strategy, most)
@@ -312,12 +314,17 @@ class _Gram:
 
 
 def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
-  """Returns the client whose rounds have the largest sum of |X|, or cost.
+  """Returns the client whose rounds have the largest sum of |X|.
+
+  With costs in place of X, the result has the largest cost.
 
   Args:
     gram: entries of X, or costs.
     rounds: [m] integers, the rounds of all clients, client by client.
     starts: [clients + 1] integers, index of each client's first round, then m.
+
+  Raises:
+    ValueError: a round is not a round of C.
   """
   if len(rounds) and not (0 <= rounds.min() and rounds.max() < gram.rounds):
     raise errors.value_error(
@@ -337,11 +344,11 @@ def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
 
 
 def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
-  """Returns the client whose rounds have the largest sum of |X|, or cost.
+  """Returns the result of `_heaviest` for clients with equally many rounds.
 
   Args:
     gram: entries of X, or costs.
-    rounds: [clients, k] integers, the rounds of clients with k rounds.
+    rounds: [clients, k] integers, the k rounds of each client, ascending.
   """
   if gram.costs is not None:
     cost = gram.costs.total(rounds[:, ::-1])
@@ -349,8 +356,8 @@ def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
     return _Heaviest(int(cost[worst]), False, tuple(rounds[worst].tolist()))
   total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
   for j in range(rounds.shape[1]):
-    # PRIVACY: X[i, j] and X[j, i] are both terms of the sum, which would be too
-    # small with one of them alone. Each entry with j > i counts twice.
+    # PRIVACY: X[i, j] and X[j, i] are both terms of the sum. With only one of
+    # them the sensitivity would be too small. Each entry with j > i is doubled.
     # Guard: observed_sensitivity_test.test_observed_is_brute_force.
     entries = gram(
       np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape), rounds[:, j:]

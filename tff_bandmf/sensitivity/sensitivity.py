@@ -6,9 +6,9 @@ and P the patterns that a schema allows,
   sens^2 = max_{pi in P} max_{|u_i| <= 1} || sum_{i in pi} C[:, i] u_i^T ||^2
 
 in units of the clipping norm, under zero-out adjacency: one client's
-contributions become zero in every round. The contributions u_i are vectors: if
-X_ij is negative, u_i and u_j may point in opposite directions. All bounds
-therefore use |X_ij|.
+contributions become zero in every round. The contributions u_i are vectors. If
+X_ij is negative, u_i and u_j may have opposite directions. All bounds therefore
+use |X_ij|.
 """
 
 from __future__ import annotations

@@ -75,9 +75,10 @@ def sensitivity(
     return result.exact(
       leftmost, 'columns of one client do not overlap (bands <= min_sep)'
     )
-  # PRIVACY: If c increases after c_b, another pattern can have a larger sum
-  # than the leftmost pattern. The theorem is used only if c does not increase
-  # from c_b on.
+  # PRIVACY: If c has a negative entry or increases after c_b, another pattern
+  # can have a larger sum than the leftmost pattern, and the sensitivity would
+  # be too small. The theorem is used only if c is non-negative and does not
+  # increase from c_b on.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if column[:min_sep].min() >= 0 and _falls(column[min_sep:]):
     return result.exact(
@@ -104,7 +105,8 @@ def sensitivity(
     bound,
     result.bound(
       k * _row_weight(np.abs(column), min_sep, k),
-      'row of |C|^T |C| that nothing cuts, maximised [BandMF23, Alg 4]',
+      'largest row of |C|^T |C| for columns that are not cut off '
+      '[BandMF23, Alg 4]',
     ),
   )
 
@@ -130,13 +132,14 @@ def normalized_sensitivity(
   The bound F[0, k] is exact if a pattern with all distances equal to b attains
   it, which is the usual case.
 
-  Proof of (*). Let m = n - j and S(l) = c_0 + ... + c_{l-1}. From row j on, the
-  scaled column j is c_0 / N_m, c_1 / N_m, ..., and the scaled column i does not
-  increase from row i on. If j becomes j + 1, the partial sum S(l + 1) / N_m of
-  column j becomes S(l) / N_{m-1}, which is not larger: c_l / S(l) does not
-  increase with l, and c = c_{m-1} and S = S(m-1) <= N_{m-1}^2 / c give
-  (1 + c / S)^2 >= 1 + 2 c / S >= 1 + c^2 / N_{m-1}^2 = (N_m / N_{m-1})^2.
-  Summation by parts gives (*).
+  Proof of (*). Let m = n - j and S(l) = c_0 + ... + c_{l-1}. From row j on,
+  column j of C D^-1 is c_0 / N_m, c_1 / N_m, ..., and column i does not
+  increase. If j becomes j + 1, the sum of column j up to a given row changes
+  from S(l + 1) / N_m to S(l) / N_{m-1}. It does not become larger, since
+  S(l + 1) / S(l) >= N_m / N_{m-1}: with c = c_{m-1} and S = S(m - 1), the left
+  side is at least 1 + c / S, because c_l / S(l) does not increase with l, and
+  (1 + c / S)^2 >= 1 + 2 c / S >= 1 + c^2 / N_{m-1}^2 = (N_m / N_{m-1})^2,
+  because S <= N_{m-1}^2 / c. Summation by parts gives (*).
 
   For DP-CGD, where c_t = lambda^t, the leftmost pattern attains the
   sensitivity [DPCGD26]. With S_m = sum_{t<m} lambda^(2t),
@@ -160,7 +163,8 @@ def normalized_sensitivity(
       float(k), 'columns of one client do not overlap (bands <= min_sep)'
     )
   # PRIVACY: For most families another pattern can have a larger sum than the
-  # leftmost pattern. The theorem of DP-CGD is used only for DP-CGD.
+  # leftmost pattern, and the sensitivity would be too small. The theorem of
+  # DP-CGD is used only for DP-CGD.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if toeplitz.is_geometric:
     return result.exact(

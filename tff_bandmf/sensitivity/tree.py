@@ -33,9 +33,9 @@ _QUICK_LAGS = 10**9
 _QUICK_TABLE = 10**8
 _QUICK_PAIRS = 20_000
 
-# Maps (rounds of a client, sum of squared counts) to [waits] integers, the
-# least waiting time at the end by the waiting time at the start; see
-# `_heaviest`.
+# A table of `_heaviest`. It maps (count, sum of squared counts) to an array of
+# integers: the least waiting time at the end, for each waiting time at the
+# start.
 _Table = dict[tuple[int, int], np.ndarray]
 
 
@@ -190,8 +190,9 @@ def _levels_squared(
   """Returns the upper bound in `sensitivity` of the squared sensitivity."""
   squared = 0
   for size in sizes:
-    # PRIVACY: The floor of size / min_sep would be too small: 4 rounds contain
-    # two rounds that are 3 apart. The quotient is rounded up.
+    # PRIVACY: With the floor of size / min_sep the sensitivity would be too
+    # small: 4 successive rounds have two rounds that are 3 apart, and not one.
+    # The quotient is rounded up.
     # Guard: families_test.test_sensitivity_is_safe_where_rounds_are_many.
     full = min(k, -(-size // min_sep))
     nodes, rest = divmod(min(k, full * (rounds // size)), full)

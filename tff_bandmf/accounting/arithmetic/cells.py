@@ -1,11 +1,12 @@
-"""The cost of the noise's arithmetic: (slack_epsilon, slack_delta).
+"""Bounds of the error of the noise's arithmetic, for `slack`.
 
 The accountants bound a mechanism in real numbers. The server instead adds, in
 each round and coordinate, the integer
 
   y = rint(c z + m)
 
-to an integer sum.
+to an integer sum. The module `slack` turns the bounds into additions to epsilon
+and delta.
 
 | symbol  | meaning                                                          |
 |---------|------------------------------------------------------------------|
@@ -13,9 +14,12 @@ to an integer sum.
 | c       | standard deviation of c z, in steps of the lattice               |
 | m       | sum that float64 computes from the y of earlier rounds           |
 | N       | pairs (round, coordinate) that one client can influence          |
-| cell    | interval of z in which y has one value, given earlier releases   |
+| rho     | bound of the standard deviations of m and of y, in units of c    |
+| cell    | interval of z in which y has one value, given earlier releases;  |
+|         | its inner edge is the edge nearer to z = 0                       |
 | h       | 1 / max c, width of the narrowest cell                           |
 | p       | probability of a cell                                            |
+| r(z)    | bound of the relative error of p, for a cell that contains z     |
 | edge    | bound of the move of a cell's edge by rounding                   |
 | shift   | bound of the error of m, in units of c                           |
 | spacing | probability of one word                                          |
@@ -64,16 +68,18 @@ INVERSE_UNITS, INVERSE_MOST = 8.0, 12.0
 # Guard: arithmetic_test.test_word_as_a_float_moves_no_edge_farther.
 WORD_UNITS = 1.3
 
-# Probability that a sound generator fails the noise's self-test in a run.
+# Bound of the probability that a sound generator fails the noise's self-test in
+# a run.
 _SELF_TEST = 1e-24
 # Bound of |m| and |y|, in standard deviations of m and y.
 _RANGE = 12.0
-# Bound of the mean of m^2 over the d coordinates of a round, in units of rho^2.
-# With many coordinates (`many_coordinates`) it holds in all rounds of a run
-# except with probability `_MEAN_SQUARE_FAILS`.
+# Bound of the mean of m^2 over the d coordinates of a round, in units of
+# (rho c)^2. If d is at least `many_coordinates`, the bound holds in all rounds
+# of a run except with probability `_MEAN_SQUARE_FAILS`.
 _MEAN_SQUARE = 2.0
 _MEAN_SQUARE_FAILS = 1e-24
-# The mean exceeds the bound in one round with probability < e^(-0.15 d).
+# The mean of m^2 exceeds `_MEAN_SQUARE` in one round with probability less than
+# e^(-0.15 d).
 _MEAN_SQUARE_EXPONENT = 0.15
 # Number of bins of |z| below the tail.
 _BINS = 4096
@@ -136,10 +142,11 @@ class Moments:
 
   Attributes:
     mass: [bins] float64, probability that |z| is in each bin.
-    mean_square: [bins] float64, upper bound of the mean of r^2 in each bin.
+    mean_square: [bins] float64, upper bound, for each bin, of the mean of r^2
+      over the coordinates of a round.
     log_weight: [bins] float64, -log(1 - r) for the largest r in each bin.
-    bad: bound of the probability of a z beyond the bins, under the exact and
-      under the computed distribution.
+    bad: bound of the probability of a z beyond the bins; it holds for the exact
+      and for the computed distribution.
   """
 
   mass: np.ndarray
@@ -148,19 +155,21 @@ class Moments:
   bad: float
 
   def growth(self, order: float) -> float:
-    """Returns a bound of two moments of the likelihood ratio, minus 1.
+    """Returns `growth`, where 1 + growth bounds two moments.
 
-      sum p (p~ / p)^(1 + L),  sum p (p / p~)^L  <=  1 + growth
+      sum p (p~ / p)^(1 + L)  <=  1 + growth
+      sum p (p / p~)^L        <=  1 + growth
 
     where p and p~ are the exact and the computed probability of a value of y,
-    and the sums are over the values within the bins.
+    and the sums are over the values of y whose cells are in the bins.
 
     Args:
-      order: L, order of the moments, at least 1.
+      order: L, at least 1.
     """
-    # PRIVACY: A bound of only one of the two moments would understate alpha.
-    # The second-order terms of both moments in p~ / p - 1 are bounded with
-    # (1 - r)^-(L + 2), and the first-order terms by (1 + L) `bad`.
+    # PRIVACY: A claim needs both inequalities of `Arithmetic.closeness`, and
+    # each moment proves one of them. If `growth` bounded only one moment, alpha
+    # would be too small. Both moments are expanded in e = p~ / p - 1. (1 + L)
+    # `bad` bounds the terms that are linear in e, and `weight` the rest.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     with np.errstate(over='ignore'):
       weight = np.exp((order + 2) * self.log_weight)
@@ -176,9 +185,9 @@ class Arithmetic:
     cells: N, number of pairs (round, coordinate) that one client can influence.
     rho: bound of the standard deviations of m and of y, in units of c.
     shift: bound of the float64 error of m, in units of c.
-    feedback: bound of 2 / h times the change of |m| that rounding of earlier y
-      causes, in units of c.
-    rounds: number of rounds.
+    feedback: f >= 0. In a cell of width w, rounding of earlier y changes |m| by
+      at most f w / 2, in units of c.
+    rounds: number of rounds, >= 1.
     dimension: d, number of coordinates of the model.
     cell_width: h = 1 / max c, width of the narrowest cell, in (0, 1].
     words: parameters of the map from random words to normals.
@@ -194,7 +203,7 @@ class Arithmetic:
   words: Words = Words()
 
   def __post_init__(self):
-    _checks.positive('cells', self.cells, 'it is a number of cells')
+    _checks.positive('cells', self.cells, 'it counts (round, coordinate) pairs')
     _checks.positive('rho', self.rho, 'it is at least 1')
     _checks.positive('cell_width', self.cell_width, 'it is 1 / max c')
     if self.cell_width > 1:
@@ -211,13 +220,14 @@ class Arithmetic:
   def accidents(self) -> float:
     """Bound of the probability of the events that the proof excludes.
 
-    The events are: the self-test rejects sound noise; y or m exceeds its range;
-    the mean of m^2 over the coordinates of a round exceeds its bound; a sampled
-    cohort is too large.
+    The events are: the self-test rejects sound noise; |y| or |m| exceeds
+    `_RANGE`; the mean of m^2 over the coordinates of a round exceeds
+    `_MEAN_SQUARE`; a sampled cohort is too large.
     """
     # PRIVACY: Each of these events stops a run, prevents the release of a round
-    # or makes the bounds false. Their probability does not depend on data, and
-    # is part of delta.
+    # or makes the bound of r false. A delta without their probability would be
+    # too small. `closeness` subtracts this sum from beta, which is part of
+    # delta.
     # Guard: slack_test.test_accidents_are_part_of_delta.
     return (1 + _ROUNDING) * (
       _SELF_TEST
@@ -237,13 +247,13 @@ class Arithmetic:
     exact(E) <= e^alpha computed(E) + beta.
 
     Args:
-      beta: positive.
+      beta: additive term of these inequalities, > 0.
     """
     left = beta - self.accidents
     if left <= 0:
       return float('inf')
-    # A quarter of `left` bounds the probability that |z| exceeds the tail T.
-    # Markov's inequality takes the rest.
+    # N `bad` may be at most a quarter of `left`; this T makes it about an
+    # eighth. Markov's inequality has the other three quarters.
     tail = -float(scipy.special.ndtri(left / (16 * self.cells)))
     if not tail > 0:
       return float('inf')
@@ -272,31 +282,35 @@ class Arithmetic:
     """Returns bounds of the likelihood ratio of one round and coordinate.
 
     Args:
-      tail: T > 0; cells whose inner edge is beyond T count as bad.
+      tail: T > 0. The bins are for cells whose inner edge is at most T in
+        absolute value.
     """
     edges = np.union1d(
       np.linspace(0, tail, _BINS), np.clip([self._extended_from], 0, tail)
     )
     near, far = edges[:-1], edges[1:]
     mass = 2 * (scipy.special.ndtr(-near) - scipy.special.ndtr(-far))
-    # The last bin is for z beyond T in cells whose inner edge is below T.
+    # The last bin is for z beyond T in cells whose inner edge is below T. Such
+    # cells end below T + 1, since no cell is wider than 1.
     mass = np.append(mass, 2 * scipy.special.ndtr(-tail))
-    behind = np.append(np.zeros(len(far)), 1.0)
+    beyond = np.append(np.zeros(len(far)), 1.0)
     near, far = np.append(near, near[-1]), np.append(far, tail)
     worst = _RANGE * self.rho
     typical = (
       math.sqrt(_MEAN_SQUARE) * self.rho if self._many_coordinates else worst
     )
     # r increases within a bin, so its value at the far end is a bound.
-    mean_square = self.cell_error(near, far, behind, typical, worst) ** 2
+    mean_square = self.cell_error(near, far, beyond, typical, worst) ** 2
     largest = self.cell_error(near, far, 1.0, worst)
     log_weight = np.full(len(far), np.inf)
     log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
-    # PRIVACY: Beyond T the likelihood ratio has no bound. The probability of z
-    # beyond T, with moved edges and one more word, is part of beta.
+    # PRIVACY: In cells whose inner edge is beyond T the likelihood ratio has no
+    # bound. A beta without the probability of these cells would be too small.
+    # `bad` bounds it: rounding moves the edge at T by at most `move`, and the
+    # words of a tail are one more than (tail probability) / spacing at most.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
-    moved = float(self._edge(tail, worst)) + self.shift
-    bad = 2 * float(scipy.special.ndtr(moved - tail) + self._spacing(tail))
+    move = float(self._edge(tail, worst)) + self.shift
+    bad = 2 * float(scipy.special.ndtr(move - tail) + self._spacing(tail))
     return Moments(
       (1 + _ROUNDING) * mass, mean_square, log_weight, (1 + _ROUNDING) * bad
     )
@@ -304,8 +318,9 @@ class Arithmetic:
   def _edge(self, z, mean):
     """Returns `edge`, for an edge at z and |m| = `mean` in units of c."""
     # The inverse CDF errs by `inverse_error`; c, c z and c z + m err by one
-    # unit each; the word as a float errs by `WORD_UNITS`. The second |m| covers
-    # the change of earlier y by words in place of exact normals.
+    # unit each; the word as a float errs by `WORD_UNITS`. One of the two |m|
+    # covers the rounding of c z + m. The other |m| covers the change of m
+    # because earlier y came from words in place of exact normals.
     return self.words.unit * (inverse_error(z) + 3 * z + WORD_UNITS + 2 * mean)
 
   def _spacing(self, z) -> np.ndarray:
@@ -318,7 +333,8 @@ class Arithmetic:
   @property
   def _extended_from(self) -> float:
     """Returns a z beyond which all words of a cell are extended."""
-    # One width covers the cell around the boundary, and one covers moved edges.
+    # One width covers the cell that has words of both kinds, and one width
+    # covers the move of its edges by rounding.
     return 2 * self.cell_width - float(
       scipy.special.ndtri(self.words.extended_below)
     )
@@ -327,7 +343,7 @@ class Arithmetic:
     self,
     near: Union[float, np.ndarray],
     far: Union[float, np.ndarray],
-    wider: Union[float, np.ndarray],
+    beyond: Union[float, np.ndarray],
     mean: float,
     largest_mean: Optional[float] = None,
   ) -> np.ndarray:
@@ -336,29 +352,34 @@ class Arithmetic:
     Args:
       near: least inner edge, at least 0.
       far: largest inner edge, at least `near`; r is computed at this edge.
-      wider: largest distance beyond `far` of a z for which r must hold.
-      mean: |m|, in units of c, for the terms of r that are linear in |m|.
-      largest_mean: largest |m|, in units of c, for all other terms; None means
-        `mean`.
+      beyond: the bound of r holds for every z up to `far` + `beyond`; at least
+        0.
+      mean: |m|, in units of c, for the terms of r that are linear in |m|; it
+        may be a root mean square over coordinates.
+      largest_mean: largest |m|, in units of c, for the terms of r that are not
+        linear in |m|; None stands for `mean`.
     """
     width, unit = self.cell_width, self.words.unit
     edge = self._edge(far, mean)
-    # PRIVACY: A root mean square in place of |m| is correct only in terms that
-    # are linear in |m|. This factor is not linear, so it takes the largest |m|.
+    # PRIVACY: A root mean square in place of |m| bounds the mean of r^2 only if
+    # r is linear in |m|. `growth` is not linear in |m|, and would be too small.
+    # It takes the largest |m|.
     # Guard: arithmetic_test.test_error_is_linear_in_the_mean.
     largest = mean if largest_mean is None else largest_mean
-    moved = self._edge(far, largest) + self.shift
-    growth = np.exp((width + 2 * moved) * (far + width + moved))
-    # PRIVACY: Rounding moves both edges of a cell, and moves the far edge of a
-    # wide cell more. A bound for one edge of the narrowest cell would be too
-    # low. Both edges are counted, with 57 units more for wide cells.
+    move = self._edge(far, largest) + self.shift
+    growth = np.exp((width + 2 * move) * (far + width + move))
+    # PRIVACY: Rounding moves both edges of a cell, and moves the outer edge of
+    # a wide cell more than the inner edge. A bound for one edge of the
+    # narrowest cell would be too low. Both edges are counted, and 57 units are
+    # added for wide cells.
     # Guard: arithmetic_test.test_error_bounds_cells_with_moved_edges.
     edges = 2 * edge / width + 57 * unit
     edges = edges + 2 * unit * self.feedback * (1.5 + far)
-    reach = (far + wider) * self.shift
+    reach = (far + beyond) * self.shift
     shift = np.maximum(np.expm1(reach), reach + self.shift**2 / 2)
     # PRIVACY: Words are discrete, so the number of words in a cell differs from
-    # p / spacing by up to one. `words` bounds this relative error, spacing / p.
+    # p / spacing by up to one, and a bound of r without this error would be too
+    # low. `words` bounds the relative error, spacing / p.
     # Guard: arithmetic_test.test_error_bounds_every_cell_of_small_samplers.
     with np.errstate(over='ignore'):
       words = (

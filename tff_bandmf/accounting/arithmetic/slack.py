@@ -1,12 +1,13 @@
-"""Slack: the cost of the noise's arithmetic, added to a claim in real numbers.
+"""Slack: what the arithmetic of the noise adds to epsilon and delta.
 
   exact run:     (epsilon, delta)
   computed run:  epsilon + 2 alpha,
                  e^alpha delta + beta (1 + e^(epsilon + alpha))
 
-The module `cells` defines alpha and beta and computes them. A claim that is
-made before the size of the model is known covers N = 2^33 pairs (round,
-coordinate) that one client can influence.
+The exact run has noise in real numbers, and (epsilon, delta) is its claim. The
+computed run has the noise of the program. The module `cells` defines alpha and
+beta. A claim that is made before the size of the model is known covers N = 2^33
+pairs (round, coordinate) that one client can influence.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting.arithmetic import cells as cells_lib
 
-# Number of pairs of a claim that is made without the size of the model.
+# N of a claim that is made before the size of the model is known.
 CELLS = 2**33
 # Default limit of the slack, in epsilon and as a fraction of delta.
 MAX_SLACK = 0.01
 
-# First fraction of delta that is tried for beta. If it proves no alpha, larger
-# fractions are tried.
+# The least fraction of delta that is tried for beta. If it proves no alpha,
+# larger fractions are tried.
 _SHARE = 1e-4
 # Relative allowance for rounding errors in delta, with ample margin.
 _ROUNDING = 1e-12
@@ -39,16 +40,16 @@ class Unproved(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Slack:
-  """The cost of arithmetic, added to a claim about real numbers.
+  """The additions to epsilon and delta of an exact run.
 
   If the exact run is (E, `exact_delta`)-DP, then the computed run is
   (E + `epsilon`, `exact_delta` + `delta`)-DP.
 
   Attributes:
-    epsilon: 2 alpha, >= 0.
-    delta: (e^alpha - 1) exact_delta + added, >= 0.
+    epsilon: addition to epsilon, 2 alpha >= 0.
+    delta: addition to delta, (e^alpha - 1) exact_delta + added, >= 0.
     exact_delta: delta of the exact run.
-    added: beta (1 + e^(E + alpha)).
+    added: beta (1 + e^(E + alpha)), >= 0.
   """
 
   epsilon: float
@@ -64,8 +65,12 @@ class Slack:
     """Returns `epsilon` minus the slack: epsilon of the exact run, >= 0."""
     return max(0.0, epsilon - self.epsilon)
 
-  def below(self, epsilon: float) -> float:
-    """Returns the addition to delta if `epsilon` is below the slack, else 0."""
+  def extra_delta(self, epsilon: float) -> float:
+    """Returns the addition to delta if `epsilon` is below the slack, else 0.
+
+    Args:
+      epsilon: epsilon of the claim, >= 0.
+    """
     # P <= e^slack P' + delta <= e^epsilon P' + (e^slack - e^epsilon) + delta.
     return max(0.0, math.exp(self.epsilon) - math.exp(epsilon))
 
@@ -76,18 +81,18 @@ def slack(
   epsilon: float,
   delta: float,
   largest: float = MAX_SLACK,
-  moved: float = 0.0,
+  mean_shift: float = 0.0,
 ) -> Slack:
-  """Returns the slack of a claim whose total delta is `delta`.
+  """Returns the slack of a claim about a computed run.
 
   Args:
-    arithmetics: parameters of the arithmetic that the run may have; the largest
-      slack is returned.
-    epsilon: upper bound of the exact run's epsilon at `exact_delta`.
-    delta: total delta, in (0, 1).
+    arithmetics: parameters of each arithmetic that the run may have; the result
+      is their largest slack.
+    epsilon: upper bound of the exact run's epsilon at `Slack.exact_delta`.
+    delta: delta of the computed run, in (0, 1).
     largest: limit of the slack, in epsilon and as a fraction of delta.
-    moved: L2 norm by which cut weights (see `Cost`) move the means of the exact
-      run, in standard deviations of z.
+    mean_shift: L2 norm by which cut weights (see `Cost`) move the means of the
+      exact run, in standard deviations of z.
 
   Raises:
     ValueError: a value is out of range.
@@ -106,17 +111,20 @@ def slack(
       )
     )
   for share in (_SHARE, 10 * _SHARE, largest / 2):
-    # If alpha <= `guess`, beta without the accidents costs `share` of delta.
+    # If alpha <= `guess`, beta without the accidents adds at most `share` times
+    # delta to delta.
     for guess in (2.0**-9, 2.0**-6, 2.0**-3, 1.0):
       beta = accidents + share * delta / (1 + math.exp(epsilon + guess))
-      # If means move, the arithmetic gets beta / 2 and the move gets beta / 6.
-      # Together they cost at most beta / 2 + e^alpha beta / 6 < beta, as
-      # alpha <= 1.
+      # If cut weights shift the means, beta / 2 is for the arithmetic and
+      # beta / 6 for the shift. Together they need at most
+      # beta / 2 + e^alpha beta / 6 < beta, since alpha <= 1.
       alpha = max(
-        each.closeness(beta / 2 if moved else beta) for each in arithmetics
+        each.closeness(beta / 2 if mean_shift else beta) for each in arithmetics
       )
-      if moved:
-        alpha += moved * (moved / 2 + math.sqrt(2 * math.log(6 / beta)))
+      if mean_shift:
+        alpha += mean_shift * (
+          mean_shift / 2 + math.sqrt(2 * math.log(6 / beta))
+        )
       if alpha <= guess:
         return _slack(alpha, beta, epsilon, delta, largest)
   raise Unproved(
@@ -134,16 +142,19 @@ def together(
 
   Args:
     slacks: one slack for each run, at this epsilon.
-    epsilon: upper bound of the epsilon of all exact runs at `exact_delta`.
-    delta: total delta of all runs.
-    largest: limit of the slack of all runs together; see `slack`.
+    epsilon: upper bound of the epsilon of all exact runs together, at
+      `Slack.exact_delta`.
+    delta: delta of all computed runs together.
+    largest: limit of the slack of all runs together, in epsilon and as a
+      fraction of delta.
 
   Raises:
     Unproved: the slack exceeds `largest`.
   """
   alphas = [each.epsilon / 2 for each in slacks]
-  # PRIVACY: The slack of one run alone understates the cost of all runs. The
-  # factors e^alpha multiply, so alphas and betas of all runs are added.
+  # PRIVACY: The slack of one run is smaller than the slack of all runs. The
+  # factors e^alpha of the runs multiply, so the alphas and the betas of all
+  # runs are added.
   # Guard: composition_test.test_slacks_of_runs_add.
   beta = math.fsum(
     each.added / (1 + math.exp(epsilon + alpha))
@@ -155,14 +166,14 @@ def together(
 def _slack(
   alpha: float, beta: float, epsilon: float, delta: float, largest: float
 ) -> Slack:
-  """Returns the slack of proved alpha and beta.
+  """Returns the slack that follows from alpha and beta.
 
   Raises:
     Unproved: the slack exceeds `largest`.
   """
   # PRIVACY: A slack for the computed run of one data set alone would be too
-  # small. The runs of both neighbouring data sets are computed, so alpha and
-  # beta count twice. With a = alpha and b = beta,
+  # small. The claim compares the computed runs P~ and P~' of two neighbouring
+  # data sets, so alpha and beta count twice. With a = alpha and b = beta,
   # P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
   # Guard: slack_test.test_claim_is_tight_where_its_parts_are.
   added = beta * (1 + math.exp(epsilon + alpha)) * (1 + _ROUNDING)
@@ -172,9 +183,9 @@ def _slack(
     raise Unproved(
       errors.invalid(
         f'slack_epsilon={cost.epsilon:.4g}: the arithmetic of the noise adds '
-        f'it to epsilon, and {cost.delta / delta:.2g} of delta is lost; more '
-        f'than max_slack={largest:g} must be asked for; use more noise, fewer '
-        'rounds or coordinates, or a larger max_slack'
+        f'it to epsilon, and {cost.delta / delta:.2g} of delta to delta; both '
+        f'must be at most max_slack={largest:g}; use more noise, fewer rounds '
+        'or coordinates, or a larger max_slack'
       )
     )
   return cost
@@ -182,16 +193,17 @@ def _slack(
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """The cost of arithmetic in runs with one strategy.
+  """The bounds from which the slack of runs with one strategy follows.
 
-  The weights of the noise recursion are cut to multiples of a power of two. The
-  noise is therefore that of a C which differs slightly from the strategy's C.
+  The recursion of the noise has weights. They are cut to multiples of a power
+  of two. The noise is therefore C'^-1 Z for a matrix C' that differs slightly
+  from the strategy's C.
 
   Attributes:
-    arithmetics: parameters of the run's arithmetic, one value for each range of
-      the number of coordinates.
-    cut: bound of the L2 norm by which cut weights change C times a client's
-      contributions, for clip = 1.
+    arithmetics: parameters of the run's arithmetic: for the largest model, and
+      for models with few coordinates if the largest model has many.
+    cut: bound of |(C' - C) G|, where G has the contributions of one client; L2
+      norm, for clip = 1.
     rounding: bound of the relative error of the sensitivity in float64.
     largest_dimension: number of coordinates of the largest model covered.
     max_slack: limit of the slack, in epsilon and as a fraction of delta.
@@ -212,7 +224,7 @@ class Cost:
     dimension: Optional[int] = None,
     max_slack: float = MAX_SLACK,
   ) -> Cost:
-    """Returns the cost of a strategy.
+    """Returns the bounds for a strategy.
 
     Args:
       strategy: C.
@@ -233,8 +245,9 @@ class Cost:
       )
     recursion = strategy.recursion()
     # PRIVACY: Slack for fewer rounds than a client can influence would be too
-    # small. If cohorts are enforced, and the recursion is over the last y of a
-    # banded C, a client influences few rounds. In other cases all rounds count.
+    # small. Sampled cohorts count all rounds. For enforced cohorts,
+    # `recursion.cells` counts fewer rounds only if the recursion is over the
+    # last y of a banded C.
     # Guard: slack_test.test_cells_are_the_compared_ones.
     compared = strategy.rounds if sampled else recursion.cells(participations)
     scales = recursion.scales
@@ -264,8 +277,9 @@ class Cost:
       largest = cells // strategy.rounds
     arithmetics = [make(coordinates, cells)]
     # PRIVACY: In a model with few coordinates the mean of m^2 may be far above
-    # its expectation, and the slack larger. The claim covers such models too,
-    # so their arithmetic is added and the largest slack is taken.
+    # its expectation. Such a model may have a larger slack than a large model,
+    # although the claim covers both. The arithmetic of models with few
+    # coordinates is added here, and `slack` returns the largest slack.
     # Guard: slack_test.test_claim_covers_smaller_models.
     few = cells_lib.many_coordinates(strategy.rounds) - 1
     if few < coordinates:
@@ -279,36 +293,44 @@ class Cost:
     )
 
   def more_noise(self, sensitivity: float) -> float:
-    """Returns the factor by which noise grows to cover cut weights.
+    """Returns a factor >= 1 for the noise, which covers cut weights.
 
     Args:
-      sensitivity: sensitivity in float64, before it is rounded up.
+      sensitivity: sensitivity of C in float64, before it is rounded up.
     """
-    # PRIVACY: The C with cut weights may have a larger sensitivity than the C
-    # of the strategy. The factor bounds the ratio of the two sensitivities, and
-    # covers the rounding error of `sensitivity`.
+    # PRIVACY: The matrix with cut weights may have a larger sensitivity than C,
+    # and noise for the sensitivity of C would be too small. The factor bounds
+    # the ratio of the two sensitivities, and covers the rounding error of
+    # `sensitivity`.
     # Guard: slack_test.test_cut_weights_raise_epsilon.
     return (1 + self.cut / sensitivity) * (1 + self.rounding)
 
-  def slack(self, epsilon: float, delta: float, moved: float = 0.0) -> Slack:
-    """Returns the slack of a claim whose total delta is `delta`.
+  def slack(
+    self, epsilon: float, delta: float, mean_shift: float = 0.0
+  ) -> Slack:
+    """Returns the slack of a claim about a computed run.
 
     Args:
-      epsilon: upper bound of the exact run's epsilon at `exact_delta`.
-      delta: total delta.
-      moved: move of the means by cut weights, for claims whose noise does not
-        include the factor `more_noise`; see the function `slack`.
+      epsilon: upper bound of the exact run's epsilon at `Slack.exact_delta`.
+      delta: delta of the computed run.
+      mean_shift: L2 norm by which cut weights move the means, in standard
+        deviations of z; 0 for a claim whose noise includes the factor
+        `more_noise`.
     """
-    return slack(self.arithmetics, epsilon, delta, self.max_slack, moved)
+    return slack(self.arithmetics, epsilon, delta, self.max_slack, mean_shift)
 
   def least_delta(self, delta: float) -> float:
-    """Returns a lower bound of `Slack.exact_delta` for a total `delta`."""
+    """Returns a lower bound of `Slack.exact_delta`.
+
+    Args:
+      delta: delta of the computed run.
+    """
     return (1 - self.max_slack) * delta
 
   def check_dimension(self, dimension: int) -> None:
     """Raises ValueError if a model has more coordinates than are covered."""
-    # PRIVACY: A model with more coordinates than the claim covers has more
-    # slack than was added to the claim. Such a model is refused.
+    # PRIVACY: A model with more coordinates than the claim covers has a larger
+    # slack than the claim includes. Such a model is refused.
     # Guard: slack_test.test_larger_models_have_to_be_named.
     if dimension > self.largest_dimension:
       raise errors.value_error(
@@ -321,12 +343,16 @@ class Cost:
 def less(epsilon: float, part: Slack) -> float:
   """Returns the target epsilon of the exact run: `epsilon` minus the slack.
 
+  Args:
+    epsilon: target epsilon of the computed run.
+    part: slack of the computed run.
+
   Raises:
     ValueError: the slack alone exceeds `epsilon`.
   """
   if epsilon <= part.epsilon:
     raise errors.value_error(
-      f'epsilon={epsilon}: must exceed what the arithmetic adds, '
-      f'{part.epsilon:.3g}; ask for a larger epsilon'
+      f'epsilon={epsilon}: must exceed slack_epsilon={part.epsilon:.3g}, '
+      'which the arithmetic of the noise adds; use a larger epsilon'
     )
   return epsilon - part.epsilon

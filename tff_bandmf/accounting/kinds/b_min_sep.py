@@ -21,10 +21,9 @@ round with probability w, where
   w = p / (1 + (b - 1) p),  P(F = r) = w for r = 1, ..., b - 1,
   P(F = 0) = 1 - (b - 1) w = w / p.
 
-`wait_prob` rounds w down to a multiple of 2^-64. Whether a smaller w costs less
-privacy depends on C and y, so neither direction of rounding is safe. Instead
-the sampler and the accountant use the same w, and the formulas below are exact
-for every law of F.
+`wait_prob` rounds w down to a multiple of 2^-64. Delta may increase or decrease
+with w, so neither direction of rounding is safe. Instead the sampler and the
+accountant use the same w, and the formulas below are exact for every law of F.
 
 **Formal guarantee.** Assumptions: C >= 0 is lower-triangular with at most b
 bands, S is independent of all data, and round t adds a vector g_t, |g_t| <= 1,
@@ -76,10 +75,10 @@ _WORDS = 2**64
 # Largest rounds * min_sep for which the tables of `b_min_sep_pairs` fit in
 # memory.
 _MOST_OF_PAIRS = 2**23
-# Laws of two copies that a mixture stores: `importance.removes` uses the last
-# four again.
+# Number of laws of two copies that a mixture stores. `importance.removes` uses
+# the last four laws again.
 _MOST_STORED_PAIRS = 4
-# Values of L below this one are computed in logarithms.
+# Values of L below this value are computed in logarithms.
 _SMALLEST_RATIO = 1e-290
 
 
@@ -151,8 +150,9 @@ class BMinSepMixture(importance.Mixture):
     self._squares = strategy.squares / z_stddev**2
     rounds = len(self._squares)
     self._starts = starts(rounds, min_sep, wait)
-    # Any b >= n allows a client one round. With a warm start b = n + 1 is used,
-    # because F may be n or more: such a client never becomes eligible.
+    # Every b >= n allows a client at most one round, so b is reduced to n. With
+    # a warm start b is reduced to n + 1, because F may be n or more: such a
+    # client never becomes eligible.
     self._b = min(min_sep, rounds + (wait is not None))
     self._prob = sampling_prob
     self._log_in = np.log(sampling_prob)
@@ -194,8 +194,9 @@ class BMinSepMixture(importance.Mixture):
   def _log_mean(self, log_gains: np.ndarray) -> np.ndarray:
     """Returns ln sum_r P(F = r) L_r, [count] float64.
 
-    The recursion computes L itself, which is faster than ln L. Results whose L
-    leave the range of float64 are computed again in logarithms.
+    The recursion computes L itself, which is faster than ln L. If an L of a
+    result leaves the range of float64, the result is computed again in
+    logarithms.
 
     Args:
       log_gains: [n, count] float64, the values used in place of l_i.
@@ -212,10 +213,10 @@ class BMinSepMixture(importance.Mixture):
         np.multiply(terms[start:stop], later, out=part)
         self._accumulate(part, ratios[stop])
       logs = np.log(self._starts @ ratios[: len(self._starts)])
-    # PRIVACY: An L near the least number of float64 has few correct bits, and
-    # delta would be wrong, even if L_i grows again for smaller i. A result with
-    # such an L is computed again in logarithms. In all others a term that
-    # underflows is smaller than a rounding error.
+    # PRIVACY: An L near the least number of float64 has few correct bits. Delta
+    # would then be wrong, even if L_i increases again for smaller i. A result
+    # with such an L is computed again in logarithms. In all other results a
+    # term that underflows is smaller than a rounding error.
     # Guard: b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
     lost = ~np.isfinite(logs) | (ratios.min(0) < _SMALLEST_RATIO)
     if lost.any():
@@ -225,16 +226,17 @@ class BMinSepMixture(importance.Mixture):
   def _accumulate(self, terms: np.ndarray, last: np.ndarray) -> None:
     """Replaces terms_i by L_i = terms_i + (1 - p) L_{i+1}, in place.
 
-    Groups of rounds are summed at once, each as if L were 0 after its last
-    round. Then (1 - p)^d L of the next group is added, d rounds before it.
+    Each group of rounds is first summed as if L were 0 after its last round.
+    Then (1 - p)^d L is added to each round, where L is the first L of the next
+    group and d is the distance to its round.
 
     Args:
       terms: [rounds, count] float64.
       last: [count] float64, L after the last of these rounds.
     """
-    # PRIVACY: A power of 1 - p that underflows would drop a part of L that may
-    # be the largest one, and delta would be wrong. Groups are so short that no
-    # power is below `_SMALLEST_RATIO`.
+    # PRIVACY: If a power of 1 - p underflowed, a term of L that may be the
+    # largest one would be lost, and delta would be wrong. Groups are so short
+    # that no power of 1 - p is below `_SMALLEST_RATIO`.
     # Guard: b_min_sep_test.test_long_gaps_do_not_lose_later_rounds.
     longest = int(math.log(_SMALLEST_RATIO) / self._log_out)
     size = min(math.isqrt(len(terms)), longest)
@@ -298,7 +300,7 @@ class BMinSepMixture(importance.Mixture):
     return losses
 
   def _pairs(self, factor: float) -> b_min_sep_pairs.Pairs:
-    """Returns the law of two copies; the last few are stored."""
+    """Returns the law of two copies with a = `factor`; stores recent laws."""
     if factor not in self._stored_pairs:
       if len(self._stored_pairs) == _MOST_STORED_PAIRS:
         del self._stored_pairs[next(iter(self._stored_pairs))]

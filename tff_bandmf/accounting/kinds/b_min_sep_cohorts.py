@@ -22,7 +22,6 @@ from tff_bandmf.accounting.methods import accountants
 # Default number of samples for a bound of delta.
 _SAMPLES = 100_000
 
-
 # Values of `start`.
 WARM, COLD = 'warm', 'cold'
 
@@ -43,9 +42,10 @@ class BMinSep(sampled_cohorts.Sampled):
     sampling_prob: p, probability that an eligible client takes part in a round,
       in (0, 1); None derives it, for a warm start, from the population and the
       expected number of clients a round.
-    start: 'warm' or 'cold'; runs recorded without a start have 'cold'.
-    population: the attribute of `Sampled`.
-    adjacency: the attribute of `Sampled`.
+    start: 'warm' or 'cold'. A record of an earlier version has no `start` and
+      is read as 'cold'.
+    population: number of clients to draw from, >= 1; None if it is unknown.
+    adjacency: `zero-out` or `add-remove`.
   """
 
   name: ClassVar[str] = 'b-min-sep'
@@ -54,9 +54,9 @@ class BMinSep(sampled_cohorts.Sampled):
     'sampling_prob': 'sampling_prob',
   }
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
-  # PRIVACY: In a run recorded without a start all clients were eligible in
-  # round 0. A claim for a warm start would have too small an epsilon, so such a
-  # record is read with a cold start.
+  # PRIVACY: In the run of a record without `start`, all clients were eligible
+  # in round 0. If the record was read with a warm start, epsilon would be too
+  # small. It is read with a cold start.
   # Guard: accounting_cohorts_test.test_record_without_a_start_is_cold.
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(
@@ -68,7 +68,7 @@ class BMinSep(sampled_cohorts.Sampled):
     default=None,
     converter=attrs.converters.optional(
       lambda value: samplers.check_prob(
-        'sampling_prob', value, 'that of an eligible client'
+        'sampling_prob', value, 'it is the probability of an eligible client'
       )
     ),
   )
@@ -78,16 +78,16 @@ class BMinSep(sampled_cohorts.Sampled):
   def _check_start(self, attribute, value):
     if value not in (WARM, COLD):
       raise errors.value_error(
-        f'start={value}: is not known; use {WARM}, or {COLD} for a run that '
-        'started so'
+        f'start={value}: is not known; use {WARM}, or {COLD} if all clients '
+        'are eligible in round 0'
       )
 
   @sampling_prob.validator
   def _check_sampling_prob(self, attribute, value):
     if value is not None and value >= 1:
       raise errors.value_error(
-        f'sampling_prob={value}: must be below 1; who takes part for sure is '
-        'not sampled'
+        f'sampling_prob={value}: must be below 1, or nothing is random; use a '
+        'smaller one'
       )
 
   @property
@@ -124,8 +124,8 @@ class BMinSep(sampled_cohorts.Sampled):
     if rate * self.min_sep >= 1:
       raise errors.value_error(
         f'clients_per_round={clients_per_round}: must be below population / '
-        f'min_sep={self.known_population() / self.min_sep:g}, the most clients '
-        'a round whose rounds are so far apart; use smaller cohorts'
+        f'min_sep={self.known_population() / self.min_sep:g}, since a client '
+        'takes part at most once in min_sep rounds; use smaller cohorts'
       )
     return attrs.evolve(
       self, sampling_prob=rate / (1 - (self.min_sep - 1) * rate)
@@ -165,8 +165,8 @@ class BMinSep(sampled_cohorts.Sampled):
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
     # PRIVACY: If columns of a client's rounds share rows, the likelihood ratio
-    # does not factor into rounds, and the bound is wrong. A C for which this
-    # can happen is refused.
+    # is not a product over rounds, and the bound of delta is wrong. A C with
+    # more bands than `min_sep` is refused.
     # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
     accountants.check_bands(strategy, 'min_sep', self.min_sep)
     rows = strategy.band_rows(0, strategy.rounds)

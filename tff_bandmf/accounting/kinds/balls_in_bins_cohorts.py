@@ -28,8 +28,8 @@ class BallsInBins(sampled_cohorts.Sampled):
   Attributes:
     bins: b, number of bins and of rounds in an epoch, from 1 to the rounds of
       C.
-    population: the attribute of `Sampled`.
-    adjacency: the attribute of `Sampled`.
+    population: number of clients to draw from, >= 1; None if it is unknown.
+    adjacency: `zero-out` or `add-remove`.
   """
 
   name: ClassVar[str] = 'balls-in-bins'

@@ -1,4 +1,4 @@
-"""Cyclic Poisson sampling: groups take turns; clients of a group are drawn."""
+"""Cyclic Poisson sampling: the clients of one group are drawn in each round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tff_bandmf.accounting.methods import accountants
 
 @attrs.frozen
 class CyclicPoisson(sampled_cohorts.Sampled):
-  """Groups take turns; the clients of a group are drawn by Poisson sampling.
+  """Each round draws clients from one of g groups, by Poisson sampling.
 
   | symbol | name here       | meaning                                         |
   |--------|-----------------|-------------------------------------------------|
@@ -41,17 +41,18 @@ class CyclicPoisson(sampled_cohorts.Sampled):
 
     T compositions of the Poisson-sampled Gaussian of sigma
 
-  for any signs of C and gradients that may depend on earlier releases
-  [BandMF23, Thm 4 and 5]. The module `poisson` computes its epsilon and delta.
+  [BandMF23, Thm 4 and 5]. C may have negative entries, and gradients may depend
+  on earlier releases. The module `poisson` computes epsilon and delta of the
+  composition.
 
   Attributes:
-    sampling_prob: q, in (0, 1]; None derives it from `clients_per_round` and
-      `population`, see `for_bands`.
+    sampling_prob: q, in (0, 1]; None stands for g B / m, which `for_bands`
+      computes.
     groups: g, integer >= 1; None means the number of bands of C.
     clients_per_round: B, expected number of clients a round, > 0; needed if
       `sampling_prob` is None.
-    population: the attribute of `Sampled`.
-    adjacency: the attribute of `Sampled`.
+    population: m, number of clients to draw from, >= 1; None if it is unknown.
+    adjacency: `zero-out` or `add-remove`.
   """
 
   name: ClassVar[str] = 'cyclic-poisson'
@@ -113,9 +114,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       'clients_per_round', clients_per_round, 'the expected number'
     )
     _checks.count('groups', groups, 'at least the bands of the strategy')
-    # PRIVACY: q = B / m would understate the sampling probability and so
-    # epsilon, because a round draws its B clients from one group of m / g
-    # clients. The probability within the group is g B / m.
+    # PRIVACY: A round draws its B clients from one group of m / g clients. With
+    # q = B / m the sampling probability, and so epsilon, would be too small.
+    # The probability of a client of the group is g B / m.
     # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
     sampling_prob = groups * clients_per_round / population
     if sampling_prob > 1:
@@ -187,7 +188,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   def _known_groups(self) -> int:
     if self.groups is None:
       raise errors.value_error(
-        'groups=None: are as many as C has bands; give their number'
+        'groups=None: the number of groups follows from a strategy that is not '
+        'known here; give groups, at least the bands of the strategy'
       )
     return self.groups
 
@@ -204,8 +206,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     """
     groups = self.groups or strategy.bands
     # PRIVACY: If two rounds of a client are less than `bands` apart, their
-    # columns share rows, and the theorem does not hold. A C with more bands
-    # than groups is refused.
+    # columns share rows, and the claimed epsilon is not proved. A C with more
+    # bands than groups is refused.
     # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
     accountants.check_bands(strategy, 'groups', groups)
     _checks.at_most(
@@ -218,7 +220,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     return -(-strategy.rounds // groups)
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    # The sensitivity under this schema, one round a client, is kappa.
+    # The sensitivity under `Single`, which allows a client one round, is kappa.
     return poisson.Poisson(
       strategy, self.schema, self._known_prob(), self.compositions(strategy)
     )

@@ -67,19 +67,20 @@ def accountant(
     TypeError: `cohorts` is not a kind of cohorts.
     ValueError: no guarantee is proved for the strategy and the cohorts.
   """
-  # PRIVACY: Cohorts drawn by another rule would get an amplified claim without
-  # a proof. Only the kinds of this package are accepted.
+  # PRIVACY: A value that only names a rule of drawing cohorts has no accountant
+  # with a proof for the rule, and an amplified claim could be false. Only
+  # instances of `Cohorts` are accepted.
   # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
   participation_lib.check_cohorts(cohorts)
   if isinstance(cohorts, sampled_cohorts.Sampled):
-    # PRIVACY: The amplification proofs are for single clients, and do not cover
-    # rounds in which several clients of one unit are drawn. Units of several
-    # clients are refused.
+    # PRIVACY: The amplification proofs are for units of one client. They do not
+    # cover rounds in which several clients of one unit are drawn, so epsilon
+    # could be too small. Units of several clients are refused.
     # Guard: accounting_cohorts_test.test_sampled_units_of_several_are_refused.
     if clients_per_unit > 1:
       raise errors.value_error(
-        f'clients_per_unit={clients_per_unit}: nothing is proved for a unit of '
-        'several clients that are sampled; enforce a schema: MinSep'
+        f'clients_per_unit={clients_per_unit}: no guarantee is proved if '
+        'cohorts are sampled and a unit has several clients; use MinSep'
       )
     return cohorts.accountant(strategy)
   if isinstance(cohorts, logged_cohorts.Logged):

@@ -51,20 +51,21 @@ class Logged(participation_lib.Cohorts):
       ValueError: the sensitivity in `observed` is that of another strategy.
     """
     # PRIVACY: The sensitivity of another C may be far smaller than the
-    # sensitivity of the C whose noise was added. If `observed` has the digest
-    # of another C, it is refused.
+    # sensitivity of the C whose noise was added, and epsilon would be too
+    # small. If `observed` has the digest of another C, it is refused.
     # Guard: guarantee_test.test_log_seen_with_another_strategy_is_refused.
     if (
       self.observed.sensitivity is not None
       and self.observed.strategy_sha256 != strategy.digest()
     ):
       raise errors.value_error(
-        f'strategy={strategy.digest()[:16]}: is not the one that the log was '
-        f'looked at with, {str(self.observed.strategy_sha256)[:16]}; give '
-        'sensitivity.of_clients the strategy of the guarantee'
+        f'strategy={strategy.digest()[:16]}: the sensitivity of the log was '
+        f'computed for strategy {str(self.observed.strategy_sha256)[:16]}; '
+        'give sensitivity.of_clients the strategy of the guarantee'
       )
-    # PRIVACY: Clients in a log may have taken part more often than planned. The
-    # claim uses the sensitivity for the patterns in the log.
+    # PRIVACY: Clients in a log may have taken part more often than planned, and
+    # epsilon of the planned rounds would be too small. The claim uses the
+    # sensitivity for the patterns in the log.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     return accountants.Logged(
       strategy, self.schema, self.observed.sensitivity, clients_per_unit

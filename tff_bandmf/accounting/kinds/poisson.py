@@ -43,7 +43,7 @@ _FFT_ERROR = 4e-16
 _TAIL_MASS = 1e-15
 # Largest relative distance of a calibrated epsilon below its target.
 _CALIBRATION_WIDTH = 1e-5
-# With less noise the losses span too many intervals of a grid.
+# Least noise multiplier. Below it the losses span too many intervals of a grid.
 _LEAST_NOISE = 0.01
 
 
@@ -264,14 +264,15 @@ def _solve(
   Raises:
     RuntimeError: the search did not converge.
   """
-  # The secant method on ln epsilon as a function of ln sigma: nearly a line.
+  # The secant method. ln epsilon is nearly a linear function of ln sigma.
   x, slope = math.log(sigma), -2.0
   previous: Optional[tuple[float, float]] = None
   aim = math.log(epsilon) - width / 2
   for _ in range(40):
     reached = epsilon_of(math.exp(x))
-    # PRIVACY: Epsilon of an interpolated sigma could exceed the target. A sigma
-    # is returned only if its epsilon was computed and is at most the target.
+    # PRIVACY: Epsilon of a sigma that the secant method suggests may exceed the
+    # target. A sigma is returned only if its epsilon was computed and is at
+    # most the target.
     # Guard: cyclic_poisson_test.test_search_returns_no_noise_that_gives_more.
     if epsilon * (1 - width) <= reached <= epsilon:
       return math.exp(x)
@@ -340,9 +341,9 @@ def _losses(
       for part in parts
     ),
   )
-  # PRIVACY: Losses that are rounded down, or losses of one direction alone,
-  # would understate epsilon. `pessimistic_estimate` rounds losses up, and
-  # dp-accounting composes both directions.
+  # PRIVACY: If losses were rounded down, or losses of only one direction were
+  # composed, epsilon would be too small. `pessimistic_estimate` rounds losses
+  # up, and dp-accounting composes both directions.
   # Guard: cyclic_poisson_test.test_one_composition_is_the_closed_form.
   losses = [
     privacy_loss_distribution.from_gaussian_mechanism(
@@ -362,8 +363,8 @@ def _epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
   """Returns epsilon at `delta`, rounded up; see `composed_epsilon`."""
   _checks.positive('delta', delta, 'use less than 1 / population')
   lost = _lost_mass(parts)
-  # PRIVACY: Probability mass that FFTs and truncation lose would be missing
-  # from delta. A bound of this mass is subtracted from the target delta.
+  # PRIVACY: FFTs and truncation lose probability mass, so delta would be too
+  # small. A bound of this mass is subtracted from the target delta.
   # Guard: cyclic_poisson_test.test_delta_below_rounding_is_refused.
   left = delta - lost
   if not 0 < left < 1:

@@ -46,14 +46,14 @@ class Sampled(participation_lib.Cohorts):
 
   @adjacency.validator
   def _check_adjacency(self, attribute, value):
-    # PRIVACY: Replace-one has a dominating pair of two mixtures, but
-    # dp-accounting 0.4.3 silently uses the pair of add-remove for it, and would
-    # understate epsilon. Replace-one is refused.
+    # PRIVACY: Under replace-one adjacency both distributions of the dominating
+    # pair are mixtures. dp-accounting 0.4.3 silently uses the pair of
+    # add-remove instead, so epsilon would be too small. Replace-one is refused.
     # Guard: accounting_cohorts_test.test_replace_one_is_refused.
     if value not in (participation_lib.ZERO_OUT, ADD_REMOVE):
       raise errors.value_error(
         f'adjacency={value}: must be {participation_lib.ZERO_OUT} or '
-        f'{ADD_REMOVE}; no amplified guarantee is proved for it'
+        f'{ADD_REMOVE}; no amplified guarantee is proved for another adjacency'
       )
 
   @property
@@ -118,8 +118,8 @@ class Sampled(participation_lib.Cohorts):
   def known_population(self) -> int:
     if self.population is None:
       raise errors.value_error(
-        f'population=None: {self.name} cohorts are drawn from it; give the '
-        'number of clients'
+        f'population=None: {self.name} draws cohorts from the population; give '
+        'its number of clients'
       )
     return self.population
 

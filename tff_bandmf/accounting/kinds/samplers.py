@@ -88,8 +88,8 @@ class Sampler(abc.ABC):
       [.] int64, ascending.
     """
     # PRIVACY: If more than p 2^64 of the words drew a client, clients would
-    # take part more often than the accountant assumes. Exactly the words below
-    # p 2^64 draw it.
+    # take part more often than the accountant assumes. A client is drawn by
+    # exactly the words below p 2^64.
     # Guard: samplers_test.test_words_below_the_probability_take_part.
     most = np.uint64(int(prob * _WORDS) - 1)
     drawn = [np.empty(0, np.int64)]
@@ -105,7 +105,7 @@ class CyclicPoisson(Sampler):
   There are g groups of floor(m / g) clients, which are consecutive parts of a
   random order of all clients. The remaining clients, fewer than g, never take
   part. The guarantee holds for every partition into groups that does not depend
-  on data, but only for exactly this q.
+  on data, but only for the q that the accountant has.
   """
 
   def __init__(
@@ -119,8 +119,8 @@ class CyclicPoisson(Sampler):
 
   def cohort(self, round_index: int) -> np.ndarray:
     # PRIVACY: If a client could be drawn in another group's round, columns of C
-    # for its rounds could share rows, which the proof excludes. Clients are
-    # drawn only from the group of the round.
+    # for the client's rounds could share rows, and the claimed epsilon would
+    # not be proved. Clients are drawn only from the group of the round.
     # Guard: samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
     members = self._members[round_index % len(self._members)]
     # Row 0 drew the partition.
@@ -137,9 +137,9 @@ class BallsInBins(Sampler):
     self._ends = np.cumsum(np.bincount(drawn, minlength=bins))
 
   def cohort(self, round_index: int) -> np.ndarray:
-    place = round_index % len(self._ends)
-    first = self._ends[place - 1] if place else 0
-    return self._order[first : self._ends[place]]
+    bin_index = round_index % len(self._ends)
+    first = self._ends[bin_index - 1] if bin_index else 0
+    return self._order[first : self._ends[bin_index]]
 
   def _uniform(self, bins: int) -> np.ndarray:
     """Returns a uniform random integer below `bins` per client, [m] int64."""
@@ -175,12 +175,13 @@ class BMinSep(Sampler):
     """Initializes the sampler.
 
     Args:
-      words: the argument of `Sampler`.
+      words: random words of the key.
       population: m, number of clients.
       min_sep: b, least distance of two rounds of a client, integer >= 1.
       sampling_prob: p, in (0, 1), a multiple of 2^-64.
-      wait_prob: a multiple of 2^-64, at most 1 / (b - 1); None makes all
-        clients eligible in round 0.
+      wait_prob: probability of each of the rounds 1, ..., b - 1 as the first
+        eligible round, a multiple of 2^-64, at most 1 / (b - 1); None makes
+        all clients eligible in round 0.
     """
     super().__init__(words, population)
     self._min_sep, self._prob = min_sep, sampling_prob
@@ -189,14 +190,14 @@ class BMinSep(Sampler):
 
   def _begin(self) -> None:
     self._last, self._cohort = -1, np.empty(0, np.int64)
-    # The round from which on each client is eligible.
+    # For each client, the next round in which the client is eligible.
     self._from = np.zeros(self._population, np.int64)
     if not self._wait_prob:
       return
     # PRIVACY: If first eligible rounds had other probabilities than the
-    # accountant assumes, the claim would be for another distribution. Exactly
-    # `wait_prob` 2^64 words give each of the rounds 1 to b - 1, and all other
-    # words give round 0.
+    # accountant assumes, the claim would be for another distribution. Each of
+    # the rounds 1 to b - 1 comes from exactly `wait_prob` 2^64 words, and round
+    # 0 comes from all other words.
     # Guard: samplers_test.test_first_rounds_are_dealt_to_the_last_word.
     each = int(self._wait_prob * _WORDS)
     most = np.uint64((self._min_sep - 1) * each - 1)
@@ -215,9 +216,9 @@ class BMinSep(Sampler):
       # With a `wait_prob`, row 0 drew the first eligible rounds.
       row = self._last + (self._wait_prob is not None)
       drawn = self._drawn(row, self._population, self._prob)
-      # PRIVACY: If two rounds of a client are less than b apart, their columns
-      # of C may share rows, which the proof excludes. A client that takes part
-      # is not eligible for the next b - 1 rounds.
+      # PRIVACY: If two rounds of a client were less than b apart, their columns
+      # of C could share rows, and the claimed epsilon would not be proved. A
+      # client that takes part is not eligible in the next b - 1 rounds.
       # Guard:
       # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
       self._cohort = drawn[self._from[drawn] <= self._last]

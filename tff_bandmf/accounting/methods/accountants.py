@@ -2,8 +2,8 @@
 
 An accountant first bounds delta or epsilon of the run in real numbers. An
 `Exact` accountant uses a closed form or a convolution; a `Sampled` accountant
-uses random samples of a mixture. Then the accountant adds the slack, the cost
-of the integer arithmetic of the noise; see the module `slack`.
+uses random samples of a mixture. Then the accountant adds the slack of the
+module `slack`, since the noise is made of integers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _SMALLEST_DELTA = 1e-300
 # Largest number of searches for the least noise; each search draws new samples.
 _SEARCHES = 4
-# The slack of a search is computed for this multiple of a first guess of noise.
+# A search first computes the slack for this fraction of a guess of the noise
+# multiplier.
 _BELOW_GUESS = 0.9
 
 
@@ -39,12 +40,12 @@ class Accountant(abc.ABC):
   """The claims for one strategy and one kind of cohorts.
 
   Attributes:
-    sensitivity: sensitivity of C for clip = 1; a noise multiplier is stddev(z)
-      over clip and this sensitivity.
+    sensitivity: sensitivity of C for clip = 1; a noise multiplier is
+      stddev(z) / (clip * sensitivity).
     participations: largest number of rounds of one unit of privacy, summed over
       its clients.
-    sampled: whether cohorts are drawn at random; then the cost of arithmetic
-      covers the releases of all rounds.
+    sampled: whether cohorts are drawn at random. If they are, the slack covers
+      the releases of all rounds.
   """
 
   sampled: ClassVar[bool] = True
@@ -103,7 +104,8 @@ class Accountant(abc.ABC):
   ) -> tuple[float, monte_carlo.Bound]:
     """Returns the least noise multiplier for (epsilon, delta), and its claim.
 
-    It is only nearly the least if delta is bounded by random samples.
+    The noise multiplier is only nearly the least if delta is bounded by random
+    samples.
     """
 
   @abc.abstractmethod
@@ -117,9 +119,10 @@ class Accountant(abc.ABC):
     """Computes an earlier claim at `delta` again.
 
     Args:
-      cost: cost of the arithmetic of the run.
+      cost: bounds of the arithmetic of the run.
       noise_multiplier: noise multiplier of the run.
-      bound: the earlier claim; if it has a seed, the same samples are drawn.
+      bound: the earlier claim. If it has a seed, samples are drawn from this
+        seed.
       delta: delta of the claim.
     """
 
@@ -159,8 +162,8 @@ class Exact(Accountant):
   def claim(self, cost, noise_multiplier, delta, samples):
     noise = noise_multiplier / self.more_noise(cost)
     slack = cost.slack(self.epsilon(noise, cost.least_delta(delta)), delta)
-    # PRIVACY: Epsilon of the run in real numbers understates epsilon of the
-    # released integers. The slack is added to epsilon.
+    # PRIVACY: Epsilon of the run in real numbers may be smaller than epsilon of
+    # the released integers. The slack is added to epsilon.
     # Guards: slack_test.test_epsilon_includes_the_arithmetic and
     # test_amplified_epsilon_includes_the_arithmetic.
     epsilon = self.epsilon(noise, slack.exact_delta) + slack.epsilon
@@ -174,7 +177,7 @@ class Exact(Accountant):
     least = max(_SMALLEST_DELTA, self.delta(noise, epsilon))
     slack = cost.slack(epsilon, least)
     delta = self.delta(noise, slack.exact_epsilon(epsilon))
-    more = slack.below(epsilon) + slack.total(delta) - delta
+    more = slack.extra_delta(epsilon) + slack.total(delta) - delta
     return monte_carlo.Bound.certain(epsilon, delta, slack.epsilon, more)
 
   def calibrate(self, cost, epsilon, delta, samples):
@@ -185,8 +188,9 @@ class Exact(Accountant):
         target, slack.exact_delta
       )
       bound = self.claim(cost, noise, delta, samples)
-      # PRIVACY: Noise for a target epsilon minus a guessed slack may be too
-      # little. Noise is returned only if its own claim is at most epsilon.
+      # PRIVACY: The slack was computed before the noise was known, so the noise
+      # may be too little for `epsilon`. Noise is returned only if the epsilon
+      # of its claim is at most `epsilon`.
       # Guard: slack_test.test_calibrate_meets_epsilon.
       if bound.epsilon <= epsilon:
         return noise, bound
@@ -201,8 +205,8 @@ class Gaussian(Exact):
 
   A unit of privacy may be several clients. Each client shifts the mean of the
   release by a vector whose norm is at most the sensitivity. The clients of a
-  unit shift it by at most the sum of these norms, and by exactly this sum if
-  their vectors are parallel.
+  unit shift the mean by at most the sum of these norms, and by exactly this sum
+  if their vectors have the same direction.
   """
 
   sampled = False
@@ -225,8 +229,9 @@ class Gaussian(Exact):
     """
     super().__init__(strategy, schema, sensitivity)
     if clients_per_unit > 1:
-      # PRIVACY: Clients of a unit can push in one direction, so adding squares
-      # of their norms would understate sensitivity. The norms are added.
+      # PRIVACY: All clients of a unit may shift the mean in the same direction,
+      # so the root of the sum of their squared sensitivities would be too
+      # small. The sensitivities are added.
       # Guard: guarantee_test.test_clients_of_a_unit_move_a_run_by_their_sum.
       value = clients_per_unit * self.sensitivity.value
       self.sensitivity = dataclasses.replace(
@@ -235,8 +240,9 @@ class Gaussian(Exact):
         reason=f'{clients_per_unit} clients a unit of privacy, each: '
         f'{self.sensitivity.reason}',
       )
-      # PRIVACY: Slack for the rounds of one client would leave out the rounds
-      # of the other clients of the unit. The slack covers the rounds of all.
+      # PRIVACY: A slack for the rounds of one client alone would be too small
+      # for a unit of several clients. The slack covers the rounds of all
+      # clients of the unit.
       # Guard: guarantee_test.test_clients_of_a_unit_have_the_slack_of_all.
       self.participations *= clients_per_unit
 
@@ -282,8 +288,9 @@ class Logged(Gaussian):
 
   def more_noise(self, cost):
     # PRIVACY: A sensitivity computed from the schema leaves out cut weights and
-    # rounding errors, so the factor for both is applied. An observed
-    # sensitivity includes both, so its factor is 1.
+    # rounding errors, so epsilon would be too small without the factor of
+    # `super`. An observed sensitivity includes cut weights and rounding errors,
+    # so its factor is 1.
     # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
     # test_log_without_a_sensitivity_is_rounded_up.
     return 1.0 if self._observed else super().more_noise(cost)
@@ -292,9 +299,10 @@ class Logged(Gaussian):
 class Sampled(Accountant):
   """An accountant whose delta is bounded by samples of a mixture.
 
-  The mixture P and the distribution Q are those of the module `importance`.
-  Delta never exceeds the delta of the run without amplification, which is one
-  Gaussian release: P is no farther from Q than the farthest component of P.
+  The module `importance` defines the mixture P and the distribution Q. Delta of
+  P and Q is at most the largest delta of a component of P and Q, by convexity.
+  So delta never exceeds delta of the run without amplification, which is one
+  Gaussian release.
   """
 
   def __init__(
@@ -319,8 +327,11 @@ class Sampled(Accountant):
     """Returns the mixture P for a noise multiplier."""
     return self._mixture_of(noise_multiplier * self.sensitivity.value)
 
-  def moved(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:
-    """Returns the L2 norm by which cut weights move means, over stddev(z)."""
+  def mean_shift(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:
+    """Returns the L2 norm by which cut weights move the means of the release.
+
+    The result is in standard deviations of z.
+    """
     return (self.more_noise(cost) - 1) / noise_multiplier
 
   def claim(self, cost, noise_multiplier, delta, samples):
@@ -338,19 +349,21 @@ class Sampled(Accountant):
         options,
       )
       bound = bound if amplified is None else amplified[1]
-    # PRIVACY: A bound for the run in real numbers understates epsilon of the
-    # released integers. The slack is added; the bound is for `exact`, which is
-    # smaller than `delta` by at least the slack of delta.
+    # PRIVACY: Epsilon and delta of the run in real numbers may be smaller than
+    # those of the released integers. `bound` is for the delta `exact`, which is
+    # below `delta` by at least the slack of delta. The slack is then added.
     # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
     return _with_slack(
       bound,
-      cost.slack(bound.epsilon, delta, self.moved(cost, noise_multiplier)),
+      cost.slack(bound.epsilon, delta, self.mean_shift(cost, noise_multiplier)),
     )
 
   def claim_at(self, cost, noise_multiplier, epsilon, samples):
     options = *samples.completed(self._default_samples), samples.tries
     # The failure probability is a lower bound of the returned delta.
-    slack = cost.slack(epsilon, options[1], self.moved(cost, noise_multiplier))
+    slack = cost.slack(
+      epsilon, options[1], self.mean_shift(cost, noise_multiplier)
+    )
     exact = slack.exact_epsilon(epsilon)
     bound = search.attempted(self.mixture(noise_multiplier), exact, *options)
     unamplified = _unamplified(noise_multiplier, exact)
@@ -360,7 +373,7 @@ class Sampled(Accountant):
     return dataclasses.replace(
       bound,
       epsilon=epsilon,
-      slack_delta=bound.slack_delta + slack.below(epsilon),
+      slack_delta=bound.slack_delta + slack.extra_delta(epsilon),
     )
 
   def calibrate(self, cost, epsilon, delta, samples):
@@ -370,38 +383,41 @@ class Sampled(Accountant):
     near = search.guess(
       lambda noise: (self.mixture(noise), epsilon), start, delta, options
     )
-    # Cut weights cost more with less noise, and the noise is not known yet. So
-    # the slack is computed for `least_noise`, somewhat below the guess.
+    # The slack for cut weights increases as noise decreases, and the noise is
+    # not known yet. So the slack is computed for `least_noise`, somewhat below
+    # the guess.
     least_noise = _BELOW_GUESS * (near or start)
     for search_index in range(_SEARCHES):
-      slack = cost.slack(epsilon, delta, self.moved(cost, least_noise))
+      slack = cost.slack(epsilon, delta, self.mean_shift(cost, least_noise))
       noise, bound = self._least_noise(
         slack_lib.less(epsilon, slack),
         slack.exact_delta,
         dataclasses.replace(options, seed=seed + search_index),
         near,
       )
-      # PRIVACY: Noise below `least_noise` has a larger slack than was added.
-      # Such noise is not returned; the next search has a lower `least_noise`.
+      # PRIVACY: If the noise is below `least_noise`, its slack is larger than
+      # `slack`, and the claim would be too low. Such noise is not returned; the
+      # next search has a lower `least_noise`.
       # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
       if noise >= least_noise:
         return noise, dataclasses.replace(
           _with_slack(bound, slack), epsilon=epsilon
         )
-      # PRIVACY: A bound that is too low may end a search, and one of several
-      # bounds is too low more often than a single bound. Each search draws new
-      # samples and gets a share of the failure probability.
+      # PRIVACY: A search ends at the first bound that seems low enough, and one
+      # of several bounds is too low with a larger probability than a single
+      # bound. Each search draws new samples and gets an equal share of the
+      # failure probability.
       # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
-      f'samples={count}: are too few: none of {_SEARCHES} searches found as '
-      'much noise as its slack was for; use more of them'
+      f'samples={count}: are too few: in all {_SEARCHES} searches the noise is '
+      'below the noise for which the slack was computed; use more samples'
     )
 
   def confirmed(self, cost, noise_multiplier, bound, delta):
-    # PRIVACY: A stored bound may belong to other noise or another mixture, and
-    # be too low. The bound is computed again for this noise and mixture, from
-    # samples drawn with its seed.
+    # PRIVACY: A stored bound may be for other noise or for another mixture, and
+    # so be too low. The bound is computed again for this noise and mixture,
+    # with samples that are drawn from the stored seed.
     # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
     exact = bound.epsilon - bound.slack_epsilon
     confirmation = _unamplified(noise_multiplier, exact)
@@ -415,7 +431,8 @@ class Sampled(Accountant):
         bound.tries,
       )
     return _with_slack(
-      confirmation, cost.slack(exact, delta, self.moved(cost, noise_multiplier))
+      confirmation,
+      cost.slack(exact, delta, self.mean_shift(cost, noise_multiplier)),
     )
 
   def _least_noise(
@@ -471,8 +488,8 @@ def check_nonnegative(smallest: float) -> None:
   release farther than equal gradients. The mixture for equal gradients then no
   longer dominates the run.
   """
-  # PRIVACY: The theorems assume C >= 0. For a C with a negative entry the claim
-  # could be too low, so such a C is refused.
+  # PRIVACY: The theorems assume that all entries of C are >= 0. For another C
+  # epsilon could be too small, so such a C is refused.
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.
   if smallest < 0:
     raise errors.value_error(

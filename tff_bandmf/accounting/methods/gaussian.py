@@ -53,8 +53,8 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
   first = float(scipy.special.ndtr(half - shift))
   second = math.exp(epsilon + float(scipy.special.log_ndtr(-half - shift)))
-  # PRIVACY: Rounding errors could make the difference, and so delta, too low.
-  # A bound of these errors is added to it.
+  # PRIVACY: Rounding errors could make the difference `first` - `second`, and
+  # so delta, too small. A bound of these errors is added to the difference.
   # Guard: gaussian_test.test_epsilon_rounds_up.
   rounding = _ROUNDING * (100 + (half + shift) ** 2) * first
   return min(1.0, max(0.0, first - second) + rounding)
@@ -133,8 +133,9 @@ def _bisect(holds, high: float) -> float:
       high = middle
     else:
       low = middle
-  # PRIVACY: A value between `low` and `high` may be too small to hold, and
-  # would understate epsilon. `high` is returned, for which `holds` was true.
+  # PRIVACY: For an x between `low` and `high` the predicate may be false, so
+  # that epsilon or the noise would be too small. `high` is returned, for which
+  # the predicate was true.
   # Guard: gaussian_test.test_epsilon_rounds_up.
   return high
 

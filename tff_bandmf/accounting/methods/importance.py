@@ -45,11 +45,11 @@ The largest (1 - e^(-u)) e^(-k u) over u > 0 is g(k) = k^k / (1 + k)^(1 + k).
 With k = gamma - 1 (remove) or k = kappa (add) this gives a bound B of all
 weighted values. The values of gamma and kappa are chosen near the minimum of B.
 
-With one copy B does not shrink with amplification: if one S dominates L, then
-e^(a L) contains the probability of this S to the power a, but E_S e^(a l_S)
-contains the probability itself. Two copies are rarely equal, so for r = 2 the
-normalizer A is small if sampling hides the client. For r = 2 and a = 1, A is
-E_Q e^(2 L), and Jensen's inequality is an equality.
+With r = 1, B does not shrink with amplification. If one S of probability q
+dominates L, then e^(a L) is about q^a e^(a l_S), but E_S e^(a l_S) is about
+q e^(a l_S), which is larger. With r = 2 the copies S_1 and S_2 are rarely
+equal, so the normalizer A is small if amplification is strong. For r = 2 and
+a = 1, A is E_Q e^(2 L), and Jensen's inequality is an equality.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Tilt:
     if self.factor < 1:
       raise errors.value_error(
         f'excess={self.excess}: must be at least {self.copies - 1} for '
-        f'{self.copies} copies; nothing bounds the weights'
+        f'{self.copies} copies, or the weights have no bound; use a larger one'
       )
 
   @property
@@ -131,12 +131,13 @@ class Mixture(abc.ABC):
     """Returns a function that draws y from R.
 
     The function takes (rng, count) and returns (L, ln E_S e^(a l_S)) for
-    `count` draws of y. Both are [count] float64. Where L <= epsilon, a value of
-    delta is 0 for any second number, and L stands in its place.
+    `count` draws of y. Both are [count] float64. If L <= epsilon, the weighted
+    value is 0 for any ln E_S e^(a l_S), and the second array has L instead.
 
     Args:
       tilt: parameters of R.
-      epsilon: -infinity to compute all second numbers.
+      epsilon: epsilon of delta; -infinity computes ln E_S e^(a l_S) for all
+        draws.
     """
 
   @abc.abstractmethod
@@ -250,11 +251,13 @@ def _least_bound(
   """Returns the k >= 0 with the least log_weight(k) + ln g(k).
 
   Args:
-    log_weight: convex, at least -slope k + curvature k^2 / 2.
-    slope: at least 0.
-    curvature: positive.
+    log_weight: convex function, 0 at k = 0 and at least
+      -slope k + curvature k^2 / 2.
+    slope: number >= 0.
+    curvature: number > 0.
   """
-  # At `most`, -slope + curvature k - 1 / k > 0: the sum increases from there.
+  # The derivative of the sum is at least -slope + curvature k / 2 - 1 / k,
+  # which is positive from `most` on.
   most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
   return float(
     scipy.optimize.minimize_scalar(

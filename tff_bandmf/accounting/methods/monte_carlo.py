@@ -32,8 +32,8 @@ ATTEMPTS = 4
 _PILOT_SAMPLES = 5_000
 # Number of float64 values in one chunk, which fits into a processor's cache.
 _CHUNK_ENTRIES = 2**21
-# A direction whose delta is far smaller than the other direction's delta gets
-# fewer samples, by this factor.
+# If delta of one direction is far smaller than delta of the other direction,
+# the number of its samples is divided by this number.
 _FEWER = 16
 # Largest eta, in units of 1 / B.
 _LARGEST_ETA = 0.95
@@ -108,15 +108,16 @@ class Bound:
 
   Attributes:
     epsilon: epsilon of the claim, `slack_epsilon` included.
-    estimate: larger estimate of delta of the two directions; not a bound.
+    estimate: estimate of delta, the larger one of the two directions; not a
+      bound.
     upper: bound of delta in both directions, for the run in real numbers.
     failure_probability: probability, over the samples, that `upper` is too low;
       0 if no samples were needed.
     samples: N, number of samples; the direction with the smaller delta may have
       had fewer samples.
     seed: seed of the samples, >= 0; None if no samples were needed.
-    slack_epsilon: cost of the arithmetic in epsilon, >= 0.
-    slack_delta: cost of the arithmetic in delta, >= 0.
+    slack_epsilon: addition to epsilon for the noise's arithmetic, >= 0.
+    slack_delta: addition to delta for the noise's arithmetic, >= 0.
     tries: largest number of bounds that may have been sampled for the claim;
       `failure_probability` covers all of them together.
   """
@@ -159,8 +160,9 @@ class Bound:
     The run and the sampling of the bound together are (epsilon, total)-DP:
     whether the bound is too low depends on the samples and not on data.
     """
-    # PRIVACY: A delta without the failure probability would leave out the case
-    # that the bound is too low. The failure probability is added to delta.
+    # PRIVACY: With probability `failure_probability` the bound `upper` is too
+    # low, and delta without this case would be too small. The probability is
+    # added to delta.
     # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
     return min(1.0, self.upper + self.failure_probability + self.slack_delta)
 
@@ -215,10 +217,10 @@ def delta_bound(
     ValueError: a value is out of range.
   """
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
-  # PRIVACY: The bound is not proved for samples that chose eta or the
-  # distribution of x, and one of two bounds fails more often than a single
-  # bound. The bound uses new samples, and each direction gets half of the
-  # failure probability.
+  # PRIVACY: The bound is proved only if its samples did not choose eta or the
+  # distribution of x. The bound uses the samples `final`, and the choice uses
+  # the samples `pilot`. One of two bounds is too low with a larger probability
+  # than a single bound. Each direction gets half of the failure probability.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
   # test_bound_without_a_hit_is_the_exact_one.
   sequence = np.random.SeedSequence(seed)
@@ -272,9 +274,10 @@ def plans(
     importance.removes(mixture, epsilon),
     [importance.add(mixture, epsilon)],
   ):
-    # PRIVACY: The bound would be too low if it left out a direction without
-    # samples. A direction needs no samples if its B is below beta or below the
-    # expected bound of the other direction; its bound is then B.
+    # PRIVACY: If a direction without samples were left out, the bound of delta
+    # would be too low. A direction needs no samples if its B is below beta or
+    # below the expected bound of the earlier direction. Its bound is then B,
+    # which holds without samples.
     # Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
     least = max((mean + margin for _, mean, margin in plans), default=0.0)
     if candidates[0].bound <= max(least, math.exp(-log_term)):
@@ -286,7 +289,7 @@ def plans(
     ]
     margins = []
     for candidate, pilot in zip(candidates, averages):
-      # The eta with the least margin, but below 1 / B.
+      # This eta has the least margin among those below 0.95 / B.
       square = max(pilot.square, 1e-300)
       eta = min(
         _LARGEST_ETA / candidate.bound,
@@ -321,9 +324,9 @@ def _upper(
   direction: importance.Direction, log: float, samples: int, log_term: float
 ) -> float:
   """Returns the bound of delta of the module docstring, or B if B is less."""
-  # PRIVACY: The average of the samples alone would be too low half of the time.
-  # With the term `log_term` / N of Markov's inequality the bound is too low
-  # with probability at most beta.
+  # PRIVACY: The average of the samples alone would be too low with probability
+  # about 1/2. With the term `log_term` / N of Markov's inequality the bound is
+  # too low with probability at most beta.
   # Guards: monte_carlo_test.test_bound_without_a_hit_is_the_exact_one and
   # balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
   return min(

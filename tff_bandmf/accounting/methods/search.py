@@ -34,7 +34,7 @@ class Options:
     failure_probability: probability that one of the bounds of all `tries`
       searches is too low.
     seed: seed of all samples, >= 0.
-    tries: number of searches from which the caller chooses one to claim.
+    tries: number of searches of which the caller claims one result, >= 1.
   """
 
   samples: int
@@ -75,10 +75,15 @@ def _log_excess(
 def guess(
   problem: Problem, start: float, delta: float, options: Options
 ) -> Optional[float]:
-  """Returns an x near the least by a few pilot samples.
+  """Returns an x near the result of `least`, from few pilot samples.
 
-  The result is None if no x below `start` seems large enough. The arguments are
-  those of `least`.
+  The result is None if no x below `start` seems large enough.
+
+  Args:
+    problem: function from x to (mixture, epsilon).
+    start: an x that is known to be large enough, > 0.
+    delta: largest total allowed.
+    options: options of the samples.
   """
   log_excess = _log_excess(problem, delta, options)
   high, step = math.log(start), 0.25
@@ -110,7 +115,7 @@ def least(
     start: an x that is known to be large enough, > 0.
     delta: largest total allowed.
     options: options of the samples.
-    near: an x near the least; None computes it by `guess`.
+    near: result of `guess`; None calls `guess`.
 
   Returns:
     x and its bound, or None if no x below `start` was confirmed.
@@ -152,7 +157,7 @@ def attempted(
   seed: int,
   tries: int,
 ) -> monte_carlo.Bound:
-  """Returns one of `tries` bounds, which is the same for the same seed.
+  """Returns one of `tries` bounds; equal arguments give equal bounds.
 
   Args:
     mixture: mixture P of the module `importance`.
@@ -160,11 +165,11 @@ def attempted(
     samples: number of samples for each direction.
     failure_probability: probability that one of `tries` bounds is too low.
     seed: seed of the samples, >= 0.
-    tries: number of bounds from which the caller chooses one to claim.
+    tries: number of bounds of which the caller claims one, >= 1.
   """
-  # PRIVACY: The least of several bounds may be claimed, so the claim may be
-  # wrong if any one of them is too low. Each bound gets an equal share of the
-  # failure probability.
+  # PRIVACY: The caller may claim the least of several bounds, so the claim may
+  # be wrong if any one of these bounds is too low. Each bound gets an equal
+  # share of the failure probability.
   # Guards:
   # monte_carlo_test.test_attempts_share_the_failure_probability and
   # balls_in_bins_test.test_total_counts_the_failure_probability.
