@@ -226,7 +226,7 @@ def test_rounds_without_all_rounds_of_clients_are_refused():
   with pytest.raises(ValueError, match='history=last rounds: .* budget needs'):
     cohorts_lib.admit(np.array([0]), 0, budget, 9, cohorts_lib.History.empty(1))
   plain = participation_lib.Budget(3, 2)
-  with pytest.raises(ValueError, match='participation=budget: needs the C'):
+  with pytest.raises(ValueError, match='participation=budget: the costs of rounds'):
     cohorts_lib.admit(
       np.array([0]),
       0,
@@ -282,7 +282,7 @@ def test_parameters_that_contradict_each_other_are_refused():
     sensitivity.budget.until(
       _MATRICES['falling'], participation_lib.Budget(3, horizon=9)
     )
-  with pytest.raises(ValueError, match='horizon=13: .* not Toeplitz'):
+  with pytest.raises(ValueError, match='horizon=13: exceeds rounds=12'):
     sensitivity.budget.until(
       _MATRICES['banded'], participation_lib.Budget(3, horizon=13)
     )
