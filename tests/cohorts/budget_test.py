@@ -226,7 +226,9 @@ def test_rounds_without_all_rounds_of_clients_are_refused():
   with pytest.raises(ValueError, match='history=last rounds: .* budget needs'):
     cohorts_lib.admit(np.array([0]), 0, budget, 9, cohorts_lib.History.empty(1))
   plain = participation_lib.Budget(3, 2)
-  with pytest.raises(ValueError, match='participation=budget: the costs of rounds'):
+  with pytest.raises(
+    ValueError, match='participation=budget: the costs of rounds'
+  ):
     cohorts_lib.admit(
       np.array([0]),
       0,
