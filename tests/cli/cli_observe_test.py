@@ -97,7 +97,7 @@ def test_strategy_alone_shows_a_sensitivity(run_json, run, tmp_path, log):
     ([(0, 'b'), (20, 'a')], [], 'round=20: is not among the 20 rounds'),
     ([(0, 'a'), (0, 'a')], [], 'is twice in a round'),
     ([], [], 'shows no participation'),
-    ([(0, 'a')], ['--z-stddev', '1'], 'z_stddev=1.0: the plan says it'),
+    ([(0, 'a')], ['--z-stddev', '1'], 'z_stddev=1.0: the plan gives it'),
   ],
 )
 def test_bad_input_is_one_line(run, plan, log, rows, flags, message):

@@ -234,4 +234,4 @@ def test_rules_are_compared_on_arrivals(run, run_json):
   assert status == 2 and 'has 8 rounds' in error
   sampled = plan + ' --amplification balls-in-bins'
   status, _, error = run(*sampled.split())
-  assert status == 2 and error.startswith('arrivals=log.csv: is compared')
+  assert status == 2 and error.startswith('arrivals=log.csv: needs a plan')

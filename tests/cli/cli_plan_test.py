@@ -48,7 +48,7 @@ def test_plan_is_printed_and_written(run, run_json, tmp_path):
     ),
     (
       '--amplification balls-in-bins --population 120 --arrivals log.csv',
-      'arrivals=log.csv: is compared',
+      'arrivals=log.csv: needs a plan',
     ),
   ],
 )
@@ -91,7 +91,7 @@ def test_clip_that_adapts_is_planned(run_json, tmp_path):
   [
     (['--clip-rate', '1'], 'clip_rate=1.0: is of a clip that adapts'),
     (['--clip-quantile', '2'], 'quantile=2.0: must be in [0, 1]'),
-    (['--bands', '7'], 'bands=7: is of a family, and none is named'),
+    (['--bands', '7'], 'bands=7: is a parameter of a family'),
     (['--population', '99'], 'clients=99: cannot fill 60 rounds of 10'),
     (['--noise-multiplier', '1'], 'noise_multiplier=1.0: is given in place'),
     (['--mechanism', 'bandet'], 'family=bandet: is not known'),

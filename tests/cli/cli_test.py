@@ -393,7 +393,7 @@ _BAD_INPUT = [
   ('account ok.json --noise-multiplier inf --delta 1e-6', 'noise_multiplier=i'),
   ('account ok.json --noise-multiplier 1e-9 --delta 1e-6', 'epsilon would exc'),
   ('account ok.json --z-stddev -1 --delta 1e-6', 'z_stddev=-1.0: '),
-  ('report', 'plan=None: a report is of a run'),
+  ('report', 'plan=None: a report needs a run'),
   ('report missing', 'run=missing: '),
   ('report ok.json', 'ok.json'),
 ]

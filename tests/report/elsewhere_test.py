@@ -144,10 +144,10 @@ def test_cohort_that_the_plan_has_no_room_for_is_refused(
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ((), 'plan=None: a report is of a run'),
-    (('--log', 'l'), 'plan=None: a report is of a run'),
+    ((), 'plan=None: a report needs a run'),
+    (('--log', 'l'), 'plan=None: a report needs a run'),
     (('run', '--log', 'l'), 'log=l: is for training that ran elsewhere'),
-    (('--plan', 'p', '--log', 'l', '--note', 'x'), 'note=x: is NAME=TEXT'),
+    (('--plan', 'p', '--log', 'l', '--note', 'x'), 'note=x: must be NAME=TEXT'),
   ],
 )
 def test_what_a_report_is_of_must_be_said(run, arguments, message):

@@ -32,15 +32,15 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
 
 
 @click.command()
-@click.option('--rounds', required=True, type=options.INTEGER)
+@options.rounds
 @options.participation
-@click.option('--epsilon', required=True, type=options.NUMBER)
+@options.epsilon
 @options.delta
 @click.option(
   '--memory-copies',
   type=options.INTEGER_OR_ZERO,
-  help='Model copies that the server may keep as noise state.  '
-  '[default: any number]',
+  help='Largest number of copies of the model that the noise may have in '
+  'memory.  [default: any number]',
 )
 @options.amplification
 @options.workload
@@ -111,7 +111,9 @@ def choose(
     )
     for record in records:
       if not record['converged']:
-        click.echo(f'not converged: {record["family"]}: better may exist')
+        click.echo(
+          f'not converged: {record["family"]}: a better strategy may exist'
+        )
     for family, reason in ranking.left_out.items():
       click.echo(f'left out: {family}: {reason}')
   return output.DONE
@@ -124,19 +126,19 @@ def _sampled(
   if amplification != accounting.CyclicPoisson.name:
     raise errors.value_error(
       f'amplification={amplification}: is not compared between families; use '
-      'none or cyclic-poisson; bandmf calibrate takes it'
+      'none or cyclic-poisson, or bandmf calibrate for one strategy'
     )
   for name in ('min_sep', 'participation'):
     value = getattr(who, name)
     if value is not None:
       raise errors.value_error(
-        f'{name}={value}: does not go with cyclic Poisson sampling, which '
-        'gives no client a pattern that could be enforced; leave it out'
+        f'{name}={value}: does not go with cyclic Poisson sampling, in which '
+        'the rounds of a client are random; leave it out'
       )
   if who.max_participations is None:
     raise errors.value_error(
       'max_participations=None: cyclic Poisson sampling needs it; give the '
-      'number of rounds a client is expected in'
+      'expected number of rounds of a client'
     )
   # On average a client joins k of n rounds if k of n clients join each round.
   return accounting.CyclicPoisson(

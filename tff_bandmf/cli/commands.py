@@ -27,7 +27,7 @@ COMMANDS = {
   ),
   'compose': (
     'compose',
-    'Shows what several runs on the same clients guarantee together.',
+    'Shows the joint guarantee of several runs on the same clients.',
   ),
   'evaluate': (
     'strategy',
@@ -44,7 +44,7 @@ COMMANDS = {
   'optimize': ('strategy', 'Optimises (or builds) a strategy.'),
   'plan': (
     'plan',
-    'Plans a run: mechanism, noise, guarantee, and what they cost.',
+    'Plans a run: its mechanism, noise, guarantee and error.',
   ),
   'report': (
     'report',
@@ -52,11 +52,11 @@ COMMANDS = {
   ),
   'reproduce': (
     'reproduce',
-    'Computes published figures again, row by row; NAMES chooses tables.',
+    'Compares published figures with our own; NAMES chooses tables.',
   ),
   'verify': (
     'verify',
-    'Checks what a run claims, or what the figures of a public.json say.',
+    'Checks the claims of a run, or the figures of a public.json.',
   ),
 }
 

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 @options.delta
 @options.as_json
 def compose(runs, delta, as_json):
-  """Shows what several runs on the same clients guarantee together.
+  """Shows the joint guarantee of several runs on the same clients.
 
-  A run is a folder. All its planned rounds count, also rounds that have not
-  started; `epsilon_so_far` is the epsilon that its report claims. A plan is a
-  file that bandmf plan wrote. Epsilon is exact if no run is sampled. For cyclic
-  Poisson sampling, epsilon comes from a convolution of privacy losses; for
-  other sampling, it is an upper bound. `composition` names the method.
+  A run is given by its folder. All planned rounds of a run count, including
+  rounds that have not started; `epsilon_so_far` is the epsilon in the report of
+  the run. A plan is a file that bandmf plan wrote. Epsilon is exact if no run
+  has sampled cohorts. For cyclic Poisson sampling, epsilon comes from a
+  convolution of privacy losses; for other sampling, epsilon is an upper bound.
+  `composition` names the method.
   """
   started = time.perf_counter()
   claims = [_claim(run) for run in runs]
@@ -59,8 +60,8 @@ def compose(runs, delta, as_json):
     if claim is not None and claim.may_grow:
       output.warn(
         f'rounds_started={row["rounds_started"]}: {row["run"]} has '
-        f'{row["rounds"]} rounds, and all of them count; epsilon_so_far is its '
-        'claim if it is never resumed'
+        f'{row["rounds"]} rounds, and all of them count; epsilon_so_far is the '
+        'claim of this run if it is never resumed'
       )
   if not as_json:
     click.echo(output.table(rows))
@@ -85,13 +86,14 @@ def _check_listed(runs: Sequence[str]) -> None:
   listed = {record.run_id for record in records}
   for record in records:
     for each in record.after or ():
-      # PRIVACY: a composition that lacks an earlier run on the same clients
-      # understates epsilon. Every earlier run that a listed run names must be
-      # listed too.
+      # PRIVACY: If a composition lacks an earlier run on the same clients, its
+      # epsilon is too small. The command fails unless every earlier run that a
+      # listed run names is listed too.
       # Guard: after_test.test_runs_before_those_that_are_listed_are_asked_for.
       if each['run_id'] not in listed:
         raise errors.value_error(
-          f'runs={each["run"]}: is before one of these runs; list it too'
+          f'runs={each["run"]}: is before one of these runs, on the same '
+          'clients; list it too'
         )
 
 

@@ -54,8 +54,8 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   '--z-stddev-per-clip',
   required=True,
   type=options.NUMBER,
-  help='Standard deviation of z for a clip of 1: z_stddev of bandmf calibrate, '
-  'with all its digits.',
+  help='Standard deviation of z divided by the clip: z_stddev of bandmf '
+  'calibrate with --clip 1, in all its digits.',
 )
 @click.option(
   '--largest-cohort',
@@ -66,14 +66,14 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 @click.option(
   '--secure-sum',
   is_flag=True,
-  help='Training sums with secure aggregation.',
+  help='Training adds up the updates with secure aggregation.',
 )
 @click.option(
   '--key-file',
   required=True,
   type=click.Path(),
-  help='File of 32 secret bytes; the command creates a missing file. One file '
-  'is for one run, with one folder for each shard.',
+  help='File of 32 secret bytes; the command creates a missing file. A key '
+  'file serves one run: all shards of the run, each in its own folder.',
 )
 @click.option(
   '--directory',
@@ -87,36 +87,37 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   show_default=True,
   metavar='I/N',
   callback=_shard,
-  help='Part of the parameters, if several servers share them.',
+  help='Part of the coordinates for this server, if N servers share them.',
 )
 @click.option(
   '--start-round',
   default=0,
   show_default=True,
   type=options.INTEGER_OR_ZERO,
-  help='First round to serve. A folder that has served later rounds continues '
-  'after them.',
+  help='First round to serve. If the folder has served later rounds, the '
+  'server continues after the last of them.',
 )
 @click.option(
   '--ahead-bytes',
   default=512 * 2**20,
   show_default=True,
   type=options.INTEGER,
-  help='Largest size of the noise that waits to be read; two rounds may always '
-  'wait.',
+  help='Largest size of the noise that is written and not yet read, in bytes; '
+  'the noise of two rounds is always allowed.',
 )
 @click.option(
   '--max-memory-bytes',
   type=options.INTEGER,
-  help='If the noise of past rounds needs more memory, it goes to a temporary '
-  'file.  [default: no bound]',
+  help='Largest size of past noise in memory. If past noise is larger, it goes '
+  'to a temporary file.  [default: no limit]',
 )
 @click.option(
   '--backend',
   default=stream.NUMPY,
   show_default=True,
   type=click.Choice(stream.BACKENDS),
-  help='Library that makes the noise: NumPy on the host, others on devices.',
+  help='Library that computes the noise: numpy on the host, tensorflow or jax '
+  'on devices.',
 )
 @click.option(
   '--device',
@@ -134,16 +135,17 @@ def noise_server(
   FILE is a strategy file. Give the --directory of every shard to
   `dp_aggregator(noise=placements.Served(...))`. The command prints a
   description of the noise, then one line of progress on standard error. SIGTERM
-  or SIGINT ends the command, which then wipes unread noise. The same command,
-  given again, continues where the ended one was.
+  or SIGINT ends the command, which then overwrites and removes unread noise. If
+  the same command is given again, it continues after the last used round.
   """
   strategy, _ = output.load(file)
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
-    # PRIVACY: noise for another integer lattice than the lattice of training is
-    # not the claimed noise. The server computes the lattice as training does,
-    # and training refuses a folder with another lattice.
+    # PRIVACY: If the server used a coarser integer lattice than training, its
+    # noise would be smaller than claimed. The server computes the lattice from
+    # the same values as training, and training refuses a folder if the standard
+    # deviation of its noise in lattice steps differs.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
@@ -155,7 +157,7 @@ def noise_server(
     if not pathlib.Path(key_file).parent.is_dir():
       # A mistyped path must not create a new key.
       raise errors.value_error(
-        f'key_file={key_file}: is in a folder that does not exist; make the '
+        f'key_file={key_file}: is in a folder that does not exist; create the '
         'folder, or correct the path'
       )
     key = noise.Key.load_or_create(key_file)

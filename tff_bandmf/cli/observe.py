@@ -27,7 +27,11 @@ from tff_bandmf.report import participation_log
   'plan]',
 )
 @options.clip
-@click.option('--delta', type=options.NUMBER, help='[default: from the plan]')
+@click.option(
+  '--delta',
+  type=options.NUMBER,
+  help='delta of the (epsilon, delta) guarantee.  [default: from the plan]',
+)
 @options.dimension
 @options.max_slack
 @options.as_json
@@ -36,8 +40,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
 
   LOG is a CSV or Parquet file with the columns round and client; each row is
   one participation. FILE is a plan, a strategy file or a .npy file of C. The
-  result is about exactly this log and needs no participation schema. It holds
-  if participation did not depend on private data.
+  result is for exactly this log and needs no participation schema. The result
+  holds if participation did not depend on private data.
   """
   started = time.perf_counter()
   participations = participation_log.ParticipationLog(log)
@@ -47,12 +51,13 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
   else:
     if z_stddev is not None:
       raise errors.value_error(
-        f'z_stddev={z_stddev}: the plan says it; leave it out'
+        f'z_stddev={z_stddev}: the plan gives it; leave it out'
       )
     strategy = plan.strategy
     delta = plan.delta if delta is None else delta
-    # PRIVACY: epsilon would be too small if its slack left out a coordinate
-    # with noise. The indicator of an adaptive clip counts as one coordinate.
+    # PRIVACY: The cost of finite arithmetic grows with the number of noisy
+    # coordinates, so epsilon would be too small if a coordinate were left out.
+    # The indicator of an adaptive clip counts as one coordinate.
     # Guard: cli_observe_test.test_indicator_is_a_coordinate_of_the_claim.
     dimension = (
       plan.coordinates
@@ -69,7 +74,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
   )
   if not observed.clients:
     raise errors.value_error(
-      f'log={log}: shows no participation; give a whole log'
+      f'log={log}: shows no participation; give the whole log'
     )
   assert observed.sensitivity is not None
   guarantee = None
@@ -86,7 +91,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
       max_slack=max_slack,
     )
   if guarantee is not None and delta is None:
-    raise errors.value_error('delta=None: epsilon is at a delta; give --delta')
+    raise errors.value_error('delta=None: epsilon needs a delta; give --delta')
   planned = {}
   if plan is not None:
     planned = {

@@ -47,14 +47,14 @@ class _OneOf(click.ParamType):
     self,
     words: Sequence[str],
     refused: Sequence[str] = (),
-    rule: str = 'is not in this release',
+    rule: str = '',
   ):
     """Initializes the type.
 
     Args:
       words: values to accept.
-      refused: known words that are refused with the message `rule`.
-      rule: text of the error for `refused`.
+      refused: values to refuse with an error that says `rule`.
+      rule: text of the error for the values in `refused`.
     """
     self._words = words
     self._refused = refused
@@ -72,7 +72,7 @@ class _OneOf(click.ParamType):
     )
 
 
-# --help names the families of a parameter if they are at most this many.
+# If at most this number of families take a parameter, --help names them.
 _FEW_FAMILIES = 3
 FAMILY = _OneOf(tuple(strategies.FAMILIES))
 # The value of --amplification for enforced cohorts.
@@ -105,34 +105,63 @@ objective = click.option(
 dimension = click.option(
   '--dimension',
   type=INTEGER,
-  help='Number of parameters of the model, on which the slack of its noise '
-  'depends.  [default: any number, up to 2^33 noised values]',
+  help='Number of parameters of the model. The privacy cost of finite '
+  'arithmetic grows with it.  [default: any number with which a client '
+  'influences at most 2^33 values in all rounds]',
 )
 max_slack = click.option(
   '--max-slack',
   default=accounting.MAX_SLACK,
   show_default=True,
   type=NUMBER,
-  help='Largest epsilon, and share of delta, that the arithmetic may add.',
+  help='Largest privacy cost of finite arithmetic, in epsilon and as a '
+  'fraction of delta.',
+)
+epsilon = click.option(
+  '--epsilon',
+  required=True,
+  type=NUMBER,
+  help='epsilon of the (epsilon, delta) guarantee of the whole run.',
 )
 delta = click.option(
-  '--delta', required=True, type=NUMBER, help='delta of (epsilon, delta).'
+  '--delta',
+  required=True,
+  type=NUMBER,
+  help='delta of the (epsilon, delta) guarantee.',
+)
+rounds = click.option(
+  '--rounds',
+  required=True,
+  type=INTEGER,
+  help='Number of rounds of the run.',
 )
 clip = click.option(
   '--clip',
   default=1.0,
   show_default=True,
   type=NUMBER,
-  help='L2 norm to which a contribution is clipped, a factor of z_stddev.',
+  help='L2 norm to which an update is clipped; z_stddev is proportional to it.',
 )
 _ADAPTIVE_CLIP = {
-  'quantile': (NUMBER_OR_ZERO, 'Target share of updates below the clip.'),
-  'rate': (NUMBER, "Largest step of the clip's logarithm.  [default: 0.2]"),
+  'quantile': (
+    NUMBER_OR_ZERO,
+    'Makes the clip adaptive; target fraction of the updates whose norm is '
+    'below the clip.',
+  ),
+  'rate': (
+    NUMBER,
+    'Learning rate of the logarithm of an adaptive clip.  [default: 0.2]',
+  ),
   'fraction_weight': (
     NUMBER,
-    'Weight of the indicator that estimates the share.  [default: 0.28]',
+    'Weight, in a record, of the indicator that an update is below an adaptive '
+    'clip.  [default: 0.28]',
   ),
-  'until': (INTEGER, 'Round from which on the clip is constant.'),
+  'until': (
+    INTEGER,
+    'Last round in which an adaptive clip changes.  [default: the last round '
+    'of the run]',
+  ),
 }
 adjacency = click.option(
   '--adjacency',
@@ -152,16 +181,17 @@ amplification = click.option(
   default=NO_AMPLIFICATION,
   show_default=True,
   type=_OneOf((NO_AMPLIFICATION, *accounting.KINDS)),
-  help='Kind of secret random sampling on which the claim counts: none if '
+  help='Secret random sampling of cohorts, by which epsilon is lower; none if '
   'cohorts are enforced, shuffled or of fixed size. For balls-in-bins, '
   '--min-sep is the number of rounds of an epoch.',
 )
 sampling_prob = click.option(
   '--sampling-prob',
   type=NUMBER,
-  help='For cyclic-poisson, the probability of a client in a round of its '
-  'group, bands * cohort / population. For b-min-sep, the probability of an '
-  'eligible client in a round. bandmf plan computes both from --population.',
+  help='For cyclic-poisson: probability that a client takes part in a round of '
+  'its group, bands * clients_per_round / population. For b-min-sep: '
+  'probability that an eligible client takes part in a round. bandmf plan '
+  'computes both from --population.',
 )
 strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
@@ -191,11 +221,15 @@ class Participants:
   """The flags for participation; each is None if it is not given.
 
   Attributes:
-    participation: name of a schema.
-    min_sep: least r2 - r1 of two rounds r1 < r2 of one client, >= 1.
-    max_participations: largest number of rounds of one client, >= 1.
-    apart: least r2 - r1 of two rounds of one client under a budget, >= 1.
-    horizon: largest number of rounds of a run under a budget, >= 1.
+    participation: name of a schema, one of `participation.NAMES`.
+    min_sep: least r2 - r1 of two rounds r1 < r2 of one client, >= 1. For the
+      schema 'budget', it only defines the budget.
+    max_participations: largest number of rounds of one client, >= 1. For the
+      schema 'budget', it only defines the budget.
+    apart: for the schema 'budget', least r2 - r1 of two rounds of one client,
+      >= 1.
+    horizon: for the schema 'budget', largest number of rounds to which the run
+      may be extended, >= 1.
   """
 
   participation: Optional[str]
@@ -209,32 +243,33 @@ class Participants:
   ) -> participation_lib.Participation:
     """Returns the schema of the flags, or the schema of a file.
 
-    PRIVACY: a guess that clients take part once would give too little noise if
-    they take part again. If neither flags nor a file give a schema, this method
-    raises an error.
+    PRIVACY: If the command assumed that a client takes part once, and clients
+    took part again, there would be too little noise. If neither flags nor a
+    file give a schema, this method raises an error.
     Guard: cli_participation_test.test_participation_is_never_guessed.
 
     Args:
       stored: the schema in a strategy file; None if it has none.
 
     Raises:
-      ValueError: neither flags nor file give a schema, a parameter is missing,
-        or one does not apply.
+      ValueError: neither flags nor a file give a schema, a parameter of the
+        schema is missing, or a flag does not apply to the schema.
     """
     name, k = self.participation, self.max_participations
     if {name, self.min_sep, k, self.apart, self.horizon} == {None}:
       if stored is None:
         raise errors.value_error(
           'participation=None: neither flags nor a strategy file say who takes '
-          'part, and it is not guessed; give --min-sep, the least r2 - r1, or '
-          '--participation single if no client takes part twice'
+          'part, and the command does not guess; give --min-sep, the least '
+          'r2 - r1 of two rounds of a client, or --participation single if no '
+          'client takes part twice'
         )
       return stored
     if name is None:
       if self.min_sep is None and k not in (None, 1):
         raise errors.value_error(
           f'max_participations={k}: needs min_sep; give --min-sep, the least '
-          'r2 - r1; 1 allows consecutive rounds'
+          'r2 - r1 of two rounds of a client; 1 allows consecutive rounds'
         )
       name = 'single' if self.min_sep is None else 'min-sep'
     return participation_lib.from_name(
@@ -259,7 +294,7 @@ class Participants:
       population: number of clients to draw from; None if it is unknown.
 
     Raises:
-      ValueError: a flag is missing, or one does not go with the amplification.
+      ValueError: a flag is missing, or does not go with the amplification.
     """
     sampled = amplification != NO_AMPLIFICATION
     for name, value in (
@@ -284,12 +319,12 @@ class Participants:
 def combined(
   names: Iterable[str], name: str, make: Callable[..., Any]
 ) -> Callable[[Callable], Callable]:
-  """Returns a decorator that gives a command one value for several flags.
+  """Returns a decorator that combines several flags of a command to one value.
 
   Args:
     names: names of the flags.
     name: name of the value.
-    make: takes the flags by name; returns the value.
+    make: function that takes the flags by name and returns the value.
   """
 
   def add(command):
@@ -307,30 +342,34 @@ participation = together(
   click.option(
     '--participation',
     type=_OneOf(participation_lib.NAMES),
-    help='Participation schema.  [default: min-sep with --min-sep; without any '
-    'of these flags, the schema in the strategy file]',
+    help='Participation schema.  [default: min-sep if --min-sep is given; if '
+    'no flag of participation is given, the schema in the strategy file]',
   ),
   click.option(
     '--min-sep',
     type=INTEGER,
-    help='Least r2 - r1 of two rounds of one client.',
+    help='Least r2 - r1 for two rounds r1 < r2 of one client. For '
+    '--participation budget, it only defines the budget.',
   ),
   click.option(
     '--max-participations',
     type=INTEGER,
-    help='Largest number of rounds of one client, in addition to --min-sep.',
+    help='Largest number of rounds of one client. For --participation budget, '
+    'it only defines the budget.',
   ),
   click.option(
     '--apart',
     type=INTEGER,
-    help='Least r2 - r1 for --participation budget, whose budget is the cost '
-    'of rounds --min-sep apart.  [default: 1]',
+    help='For --participation budget: least r2 - r1 for two rounds r1 < r2 of '
+    'one client. The budget is the cost of --max-participations rounds that '
+    'are --min-sep apart.  [default: 1]',
   ),
   click.option(
     '--horizon',
     type=INTEGER,
-    help='Largest number of rounds of a run by budget.  [default: 10 times the '
-    'rounds for a Toeplitz C]',
+    help='For --participation budget: largest number of rounds to which the '
+    'run may be extended.  [default: 10 times --rounds for a Toeplitz C, else '
+    '--rounds]',
   ),
   combined(
     [field.name for field in dataclasses.fields(Participants)],
@@ -343,7 +382,7 @@ l2_norm_clip = together(
     '--l2-norm-clip',
     required=True,
     type=NUMBER,
-    help='Largest norm of a clipped update.',
+    help='L2 norm to which an update is clipped.',
   ),
   *(
     click.option(f'--clip-{name.replace("_", "-")}', type=kind, help=about)
@@ -363,8 +402,8 @@ workload = together(
     default='prefix',
     show_default=True,
     type=_OneOf(('prefix', 'momentum')),
-    help='Models whose errors count: prefix sums, or models of SGD with '
-    'momentum and learning rates.',
+    help='Models whose errors count: prefix sums of the updates, or the models '
+    'of SGD with momentum and learning rates.',
   ),
   *(
     click.option(f'--{name.replace("_", "-")}', type=NUMBER_OR_ZERO, help=about)
@@ -402,8 +441,8 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
   )
 
 
-# The library refuses parameters that a family does not take, and chooses values
-# for missing parameters.
+# The library refuses a parameter that a family does not take, and chooses the
+# value of a missing parameter.
 parameters = together(
   *map(_flag, strategies.PARAMETERS.values()),
   combined(

@@ -31,7 +31,7 @@ DID_NOT_HOLD = 1
 FIRST_LINE = 2.0
 _NEXT_LINES = 10.0
 
-# A claim with a larger epsilon or delta than these gets a warning.
+# A claim with a larger epsilon or a larger delta gets a warning.
 _LARGEST_EPSILON = 20.0
 _LARGEST_DELTA = 1e-3
 
@@ -45,8 +45,8 @@ _NOISE_KEYS = (
   'delta',
 )
 
-# PRIVACY: a printed epsilon below the computed one would claim too much
-# privacy. This context rounds the numbers of a table up.
+# PRIVACY: If a printed epsilon were smaller than the computed epsilon, it would
+# claim too much privacy. This context rounds the numbers of a table up.
 # Guard: cli_test.test_table_rounds_up.
 _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 
@@ -55,7 +55,7 @@ _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 def progress(
   phase: str, total: Optional[int] = None
 ) -> Iterator[Callable[[str], None]]:
-  """Yields a function that the caller calls with the name of each done step.
+  """Yields a function to call with the name of each finished step.
 
   Standard error shows the progress: a terminal gets one line per phase, which
   is redrawn; a pipe or a file gets a new line every few seconds.
@@ -208,23 +208,23 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
   if epsilon is not None and epsilon > _LARGEST_EPSILON:
     warn(
       f'epsilon={epsilon}: a release may be e^{epsilon:.4g} times as likely '
-      'with a client as without, which is hardly a guarantee; typical values '
-      'are 0.1 to 20'
+      'with a client as without the client, which is hardly a guarantee; '
+      'typical values are 0.1 to 20'
     )
   if delta > _LARGEST_DELTA:
     warn(
       f'delta={delta}: publishing all data of this share of the clients would '
-      'satisfy such a delta; it should be well below 1 / clients'
+      'satisfy such a delta; use a delta well below 1 / number of clients'
     )
 
 
 def warn(message: str) -> None:
-  """Prints a warning on standard error; see `errors.invalid`."""
+  """Prints a warning on standard error, in the form of `errors.invalid`."""
   click.echo(f'warning: {errors.invalid(message)}', err=True)
 
 
 def did_not_hold(message: str) -> int:
-  """Prints on standard error which claim is false; returns the exit status."""
+  """Prints on standard error that a claim is false; returns the exit status."""
   click.echo(errors.invalid(message), err=True)
   return DID_NOT_HOLD
 

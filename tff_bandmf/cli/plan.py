@@ -15,23 +15,24 @@ from tff_bandmf.plan import plan as plan_lib
 
 
 @click.command()
-@click.option(
-  '--rounds', required=True, type=options.INTEGER, help='Rounds of the run.'
-)
+@options.rounds
 @click.option(
   '--clients-per-round',
   required=True,
   type=options.INTEGER,
-  help='Expected number of clients of a round, by which sums are divided.',
+  help='Expected number of clients of a round; the sum of a round is divided '
+  'by it.',
 )
 @click.option(
   '--largest-cohort',
   type=options.INTEGER,
   help='Largest number of clients of a round.  [default: --clients-per-round; '
-  'for sampled cohorts, a number that they do not exceed]',
+  'for sampled cohorts, a size that a run exceeds with probability 1e-24]',
 )
 @click.option(
-  '--population', type=options.INTEGER, help='Number of clients to draw from.'
+  '--population',
+  type=options.INTEGER,
+  help='Number of clients from which cohorts are drawn.',
 )
 @options.participation
 @options.amplification
@@ -40,8 +41,8 @@ from tff_bandmf.plan import plan as plan_lib
   '--mechanism',
   default=mechanism_lib.BEST,
   show_default=True,
-  help='A family, a strategy file, a .npy file of C, or the best family that '
-  'fits.',
+  help='A family, a strategy file, a .npy file of C, or best: the family with '
+  'the least error that fits in --memory-copies.',
 )
 @options.parameters
 @click.option(
@@ -49,14 +50,24 @@ from tff_bandmf.plan import plan as plan_lib
   default=8,
   show_default=True,
   type=options.INTEGER_OR_ZERO,
-  help='Model copies that the noise may keep.',
+  help='Largest number of copies of the model that the noise may have in '
+  'memory.',
 )
-@click.option('--epsilon', type=options.NUMBER, help='epsilon at delta.')
-@click.option('--delta', type=options.NUMBER, help='delta at epsilon.')
+@click.option(
+  '--epsilon',
+  type=options.NUMBER,
+  help='epsilon of the (epsilon, delta) guarantee of the whole run.',
+)
+@click.option(
+  '--delta',
+  type=options.NUMBER,
+  help='delta of the (epsilon, delta) guarantee of the whole run.',
+)
 @click.option(
   '--noise-multiplier',
   type=options.NUMBER_OR_ZERO,
-  help='Replaces --epsilon and --delta; with 0, the plan claims nothing.',
+  help='Standard deviation of z divided by clip * sensitivity, instead of '
+  '--epsilon and --delta; with 0, the plan claims nothing.',
 )
 @options.l2_norm_clip
 @options.workload
@@ -67,8 +78,8 @@ from tff_bandmf.plan import plan as plan_lib
   default=1,
   show_default=True,
   type=options.INTEGER,
-  help='Largest number of clients of one unit of privacy, such as the devices '
-  'of a person.',
+  help='Largest number of clients that belong to one unit of privacy, such as '
+  'the devices of a person.',
 )
 @click.option(
   '--arrivals',
@@ -89,7 +100,7 @@ def plan(
   as_json,
   **fields,
 ):
-  """Plans a run: mechanism, noise, guarantee, and what they cost.
+  """Plans a run: its mechanism, noise, guarantee and error.
 
   Without --mechanism, the families that fit in --memory-copies are compared.
   With --amplification cyclic-poisson and --population, the bands, the mechanism
@@ -110,8 +121,8 @@ def plan(
   elif parameters:
     name, value = next(iter(parameters.items()))
     raise errors.value_error(
-      f'{name}={value}: is of a family, and none is named; give --mechanism '
-      'FAMILY'
+      f'{name}={value}: is a parameter of a family, but --mechanism names no '
+      'family; give --mechanism FAMILY'
     )
   planned = plan_lib.Plan(
     cohorts=who.cohorts(amplification, sampling_prob, population=population),
@@ -156,7 +167,7 @@ def _check_rule(plan: plan_lib.Plan, log: str) -> None:
   kinds = (participation.MinSep, participation.Budget)
   if not isinstance(plan.cohorts, kinds):
     raise errors.value_error(
-      f'arrivals={log}: is compared if clients are admitted by min_sep or by '
+      f'arrivals={log}: needs a plan that admits clients by min_sep or by '
       'budget; give --min-sep without --amplification'
     )
 

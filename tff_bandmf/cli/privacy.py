@@ -28,12 +28,12 @@ _run_options = options.together(
 @click.option(
   '--noise-multiplier',
   type=options.NUMBER,
-  help='Standard deviation of z over clip * sensitivity.',
+  help='Standard deviation of z divided by clip * sensitivity.',
 )
 @click.option(
   '--z-stddev',
   type=options.NUMBER,
-  help='Standard deviation of z itself, instead of --noise-multiplier.',
+  help='Standard deviation of z, instead of --noise-multiplier.',
 )
 @options.clip
 @options.delta
@@ -41,18 +41,18 @@ _run_options = options.together(
 def account(file, noise_multiplier, z_stddev, **flags):
   """Shows rho and epsilon of a run with this noise.
 
-  epsilon holds for the released bits: it includes slack_epsilon and
-  slack_delta, the cost of the arithmetic of the noise. rho holds for real
-  numbers. FILE is a strategy file or a .npy file of the matrix C. With
-  --amplification the noise multiplier is relative to the number that is printed
-  as sensitivity: the largest column norm of C for cyclic-poisson, else the
-  sensitivity for the worst participation.
+  epsilon and delta hold for the released bits: they include slack_epsilon and
+  slack_delta, the privacy cost of finite arithmetic. rho holds for real
+  numbers. FILE is a strategy file or a .npy file of the matrix C. The noise
+  multiplier is relative to the number that is printed as sensitivity: for
+  cyclic-poisson the largest column norm of C, else the sensitivity for the
+  worst participation.
   """
   started = time.perf_counter()
   if (noise_multiplier is None) == (z_stddev is None):
     raise errors.value_error(
-      f'noise_multiplier={noise_multiplier}: give either it or z_stddev, which '
-      'is clip * sensitivity times it; use --noise-multiplier or --z-stddev'
+      f'noise_multiplier={noise_multiplier}: give either it or z_stddev = clip '
+      '* sensitivity * noise_multiplier; use --noise-multiplier or --z-stddev'
     )
   strategy, cohorts = _run(file, flags)
   if noise_multiplier is None:
@@ -71,7 +71,7 @@ def account(file, noise_multiplier, z_stddev, **flags):
 @click.command()
 @options.strategy_file
 @options.participation
-@click.option('--epsilon', required=True, type=options.NUMBER)
+@options.epsilon
 @options.delta
 @options.clip
 @_run_options

@@ -14,7 +14,7 @@ _SCHEMA = 'min_sep=B,max_participations=K'
 
 
 def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
-  """Returns the one or two numbers in a value of the form `_SCHEMA`."""
+  """Returns the numbers in a value of the form `_SCHEMA`, by name."""
   if value is None:
     return None
   remedy = f'give --what-if {_SCHEMA}'
@@ -43,7 +43,7 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
     name, equals, notes[name] = value.partition('=')
     if not equals:
       raise errors.value_error(
-        f'note={value}: is NAME=TEXT; give --note title=TEXT'
+        f'note={value}: must be NAME=TEXT; give --note title=TEXT'
       )
   return notes
 
@@ -54,18 +54,20 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   '--what-if',
   metavar=_SCHEMA,
   callback=_schema,
-  help='Only print the epsilon of the noise of the run if min_sep had been B '
-  '(r2 - r1) and no client had taken part in more than K rounds. A missing '
-  'number is the planned one.',
+  help='Only print the epsilon that the noise of the run would give if every '
+  'two rounds of a client were at least B apart and no client took part in '
+  'more than K rounds. If B or K is missing, the planned number counts.',
 )
 @click.option(
-  '--plan', type=click.Path(), help='Plan of training that ran elsewhere.'
+  '--plan',
+  type=click.Path(),
+  help='Plan file of training that ran without tff_bandmf.Run.',
 )
 @click.option(
   '--log',
   type=click.Path(),
-  help='Participation log of this training, CSV or Parquet with the columns '
-  'round and client.  [default: participation as planned]',
+  help='With --plan: participation log of the training, CSV or Parquet with '
+  'the columns round and client.  [default: participation as planned]',
 )
 @click.option(
   '--note',
@@ -73,27 +75,28 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   metavar='NAME=TEXT',
   callback=_notes,
   multiple=True,
-  help='With --plan: a statement of the report, such as title, owner, contact, '
-  'date, model, intended_use, region, sector or unit_of_privacy; with --public '
-  'any but the last. May be repeated.',
+  help='With --plan: a statement for the report, such as title, owner, '
+  'contact, date, model, intended_use, region, sector or unit_of_privacy. With '
+  '--public: a statement that replaces that of a run; unit_of_privacy cannot '
+  'be replaced. May be repeated.',
 )
 @click.option(
   '--public',
   is_flag=True,
-  help='A report for the public on one or several runs on the same clients. It '
-  'has no counts of clients, numbers of three digits, and the guarantee of all '
-  'runs together.',
+  help='Write a report for the public, on one run or on several runs on the '
+  'same clients. The report gives the guarantee of all runs together, rounds '
+  'numbers to three digits and leaves out counts of clients.',
 )
 @click.option(
   '--registry',
   is_flag=True,
-  help='With --public: a record for the registry of deployments of '
-  'differential privacy, registry.yaml.',
+  help='With --public: also write registry.yaml, a record for the registry of '
+  'deployments of differential privacy.',
 )
 @click.option(
   '--card',
   is_flag=True,
-  help='With --public: a section for the model card, card.md.',
+  help='With --public: also write card.md, a section for a model card.',
 )
 @click.option(
   '--out',
@@ -105,10 +108,10 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
 def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   """Writes the privacy report of a run into its directory.
 
-  With --plan, the report is on training that ran elsewhere: on the rounds in
-  its --log or, without a log, on the numbers that the plan states. Exit status
-  1: clients took part more often, or closer together, than was planned; the
-  report claims what holds for their actual participation.
+  With --plan, the report is on training that ran without tff_bandmf.Run: on the
+  rounds in --log or, without a log, on the numbers in the plan. Exit status 1:
+  clients took part more often, or in closer rounds, than planned; the epsilon
+  of the report holds for their actual participation.
   """
   # Imported here, since matplotlib is slow to import.
   from tff_bandmf import report as report_lib
@@ -160,8 +163,8 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
     click.echo(str(folder / name))
   if broken:
     return output.did_not_hold(
-      'violated=True: clients took part more often, or closer together, than '
-      'was planned; the report claims what holds for the run as it was'
+      'violated=True: clients took part more often, or in closer rounds, than '
+      'planned; the epsilon of the report holds for their actual participation'
     )
   return output.DONE
 
@@ -172,19 +175,19 @@ def _check(
   """Raises ValueError unless the arguments name a run, or a plan."""
   if len(run_dirs) > 1 and not public:
     raise errors.value_error(
-      f'run_dir={run_dirs[1]}: is one too many: only a public report is of '
-      'several runs; give --public'
+      f'run_dir={run_dirs[1]}: is one too many, since only a public report '
+      'covers several runs; give --public'
     )
   if not run_dirs:
     if elsewhere['plan'] is None:
       raise errors.value_error(
-        'plan=None: a report is of a run, or of a plan, with a log where there '
-        'is one; give RUN_DIR, or --plan FILE [--log FILE]'
+        'plan=None: a report needs a run or a plan; give RUN_DIR, or --plan '
+        'FILE [--log FILE]'
       )
     return
   for name, value in elsewhere.items():
     if value is not None and not (public and name == 'note'):
       raise errors.value_error(
-        f'{name}={value}: is for training that ran elsewhere, and RUN_DIR is a '
-        'run; leave it out; a run notes statements by run.note'
+        f'{name}={value}: is for training that ran elsewhere, but RUN_DIR is a '
+        'run; leave it out; the program of a run gives notes by run.note'
       )

@@ -22,7 +22,7 @@ _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {}'
 )
 @options.as_json
 def reproduce(names, plot_folder, as_json):
-  """Computes published figures again, row by row; NAMES chooses tables.
+  """Compares published figures with our own; NAMES chooses tables.
 
   Exit status 1: a row differs from its published number by more than the
   tolerance of the row.
@@ -71,7 +71,7 @@ def reproduce(names, plot_folder, as_json):
       click.echo(str(path), err=True)
   if failed:
     return output.did_not_hold(
-      f'rows={failed} of {count}: differ from what was published by more than '
-      'the tolerance; see the column pass'
+      f'rows={failed} of {count}: differ from the published numbers by more '
+      'than the tolerance; see the column pass'
     )
   return output.DONE

@@ -15,7 +15,7 @@ from tff_bandmf.cli import options, output
 
 @click.command()
 @options.family
-@click.option('--rounds', required=True, type=options.INTEGER)
+@options.rounds
 @options.parameters
 @options.participation
 @options.workload
@@ -37,8 +37,8 @@ def optimize(
   Parameters of the family that are not given are optimised or swept. Ctrl-C
   ends the search; the result is the best strategy so far.
 
-  Exit status 1: the optimiser did not converge; its strategy is printed and
-  written all the same.
+  Exit status 1: the search did not converge; the best strategy so far is
+  printed and written.
   """
   started = time.perf_counter()
   schema = flags['who'].schema()
@@ -82,8 +82,8 @@ def optimize(
     written = f'; {out} is written' if out else ''
     return output.did_not_hold(
       f'converged=False: stopped after {result.evaluations} '
-      f'evaluations{written}; the errors hold for what was found, but better '
-      'may exist'
+      f'evaluations{written}; the errors hold for this strategy, but a better '
+      'strategy may exist'
     )
   return output.DONE
 

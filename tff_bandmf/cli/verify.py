@@ -1,4 +1,4 @@
-"""`bandmf verify`: checks a run with code that shares nothing with it."""
+"""`bandmf verify`: checks a run without the code that made the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tff_bandmf.cli import options, output
 @click.argument('path', metavar='RUN_DIR-OR-REPORT')
 @options.as_json
 def verify(path, as_json):
-  """Checks what a run claims, or what the figures of a public.json say.
+  """Checks the claims of a run, or the figures of a public.json.
 
   The command does the same as `python tff_bandmf/verify.py`, a file that needs
   NumPy and no other part of the library. Exit status 1: a claim does not hold.
