@@ -206,7 +206,7 @@ def exponents(value: Any) -> tuple[int, ...]:
   """Returns the value of `rate_exponents` as a tuple; () for None.
 
   Raises:
-    ValueError: an exponent is no integer in [-100, 100].
+    ValueError: an exponent is not an integer in [-100, 100].
   """
   if value is None:
     return ()

@@ -113,7 +113,10 @@ def test_driver_lists_keys_with_what_they_say(driver):
     'training.rounds (to be given): number of rounds of the run, >= 1.' in lines
   )
   assert 'model.layers (2): number of layers of a transformer, >= 1.' in lines
-  assert 'privacy.buffers (may be left out): Powers that are added up.' in lines
+  assert (
+    'privacy.buffers (may be left out): Number of decaying powers that are '
+    'added up.' in lines
+  )
   assert len(lines) == len(strategies.PARAMETERS) - 1 + sum(
     len(dataclasses.fields(kind)) for kind in config_lib.GROUPS.values()
   )

@@ -1,4 +1,4 @@
-"""Strategy matrices C: one file a kind of matrix."""
+"""Strategy matrices C, with one file for each kind of matrix."""
 
 from tff_bandmf.strategies import families
 from tff_bandmf.strategies.banded import Banded

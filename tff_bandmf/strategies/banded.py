@@ -21,8 +21,9 @@ class Banded(base.Strategy):
 
   Raises:
     TypeError: an entry is not a real number.
-    ValueError: `rows` has another shape, an entry that must be 0 or positive
-      is not, or entries are too small, too large or not finite.
+    ValueError: `rows` has another shape, an entry with t < s is not 0, an entry
+      of the diagonal is not positive, or entries are too small, too large or
+      not finite.
 
   >>> Banded([[1.0, 0.0], [2.0, 0.5]]).matrix()
   array([[1. , 0. ],

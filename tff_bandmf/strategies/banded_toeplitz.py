@@ -11,7 +11,7 @@ from tff_bandmf import _checks
 from tff_bandmf.strategies import base, families, toeplitz
 
 _B0 = families.Parameter(
-  'b0', int, 'Least min_sep that is expected.', required=True
+  'b0', int, 'Least min_sep for which C is made.', required=True
 )
 
 
@@ -58,7 +58,8 @@ class RobustToeplitz(BandedToeplitz):
   Attributes:
     rounds: n.
     coefficients: [bands] float64, already multiplied by the factors of `taper`.
-    b0: least min_sep expected, r2 - r1 of two rounds of one client.
+    b0: least expected min_sep, the difference r2 - r1 of two rounds of one
+      client, in [1, bands].
   """
 
   family: ClassVar[str] = 'robust-toeplitz'
@@ -71,13 +72,13 @@ class RobustToeplitz(BandedToeplitz):
 
 
 def taper(coefficients: np.ndarray, b0: int) -> np.ndarray:
-  """Returns coefficients that fall to zero from band b0 on.
+  """Returns coefficients that are made to fall to zero from band b0 on.
 
     c_{i-1} (b - i) / (b - b0) for b0 <= i <= b, [BandMF24, App H]
 
   Args:
-    coefficients: [b] float64.
-    b0: in [1, b]; with b0 = b the coefficients are returned unchanged.
+    coefficients: c, [b] float64.
+    b0: band in [1, b]; if b0 = b, the result is c.
 
   Returns:
     [b] float64.
@@ -99,7 +100,7 @@ FAMILIES = (
   ),
   families.Family(
     RobustToeplitz,
-    'the same, for a min_sep in [b0, bands]',
+    'few coefficients, falling to 0 from b0 on',
     'BandMF24',
     (*families.BANDED, _B0),
     optimizer='tff_bandmf.optimize.searches:robust_toeplitz',

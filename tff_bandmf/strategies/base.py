@@ -29,7 +29,7 @@ _LARGEST_ENTRY = 1e30
 _LEAST_COLUMNS = 64
 
 
-# Structures of matrices; see `Strategy.structure`.
+# Values of `Strategy.structure`.
 ANY = 'any'
 TOEPLITZ = 'toeplitz'
 NORMALIZED_TOEPLITZ = 'normalized-toeplitz'
@@ -57,12 +57,12 @@ class Strategy(abc.ABC):
     family: name on the command line and in strategy files.
     rounds: n.
     bands: b_hat, the main diagonal included.
-    inverse_bands: p, or None where the family bounds it by n only.
-    buffers: d, or None where the family is not a BLT.
-    structure: property that theorems about the sensitivity may use: one of the
-      constants of this module.
-    goes_on: whether a run may continue past round n: C for more rounds extends
-      the same Toeplitz matrix, and its column norms stay bounded.
+    inverse_bands: p; None if the family has no bound of p below n.
+    buffers: d; None if the family is not a BLT.
+    structure: property of C that theorems about the sensitivity use: one of the
+      constants from `ANY` to `DECODED_TREE`.
+    goes_on: whether a run may continue past round n, because the family defines
+      a Toeplitz C of few bands or buffers for every number of rounds.
   """
 
   if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Strategy(abc.ABC):
     return float(per_query_errors.mean()), float(per_query_errors.max())
 
   def first_column(self) -> Optional[np.ndarray]:
-    """Returns the first column of C, [bands] float64, if it determines C."""
+    """Returns the first column of a Toeplitz C, [bands] float64, else None."""
     return None
 
   def tiles(self) -> list[tuple[Strategy, int]]:
@@ -250,7 +250,7 @@ class Strategy(abc.ABC):
     return entries[:, first - (start - self.bands + 1) :]
 
   def series(self) -> Optional[_files.JsonObject]:
-    """Returns the numbers that define a Toeplitz C of any n; None for others.
+    """Returns the numbers that define a Toeplitz C of any n, else None.
 
     The numbers are coefficients of C or of C^-1, or parameters of the family.
     A reader can build C from them without this library.
@@ -306,8 +306,8 @@ def check_rounds(rounds: int) -> None:
   """Raises ValueError if an array of n numbers is too large."""
   if rounds > MAX_ROUNDS:
     raise errors.value_error(
-      f'rounds={rounds}: what needs a number a round is computed up to '
-      f'{MAX_ROUNDS}; use fewer rounds'
+      f'rounds={rounds}: arrays with a number for each round are made up to '
+      f'{MAX_ROUNDS} rounds; use fewer rounds'
     )
 
 
@@ -321,7 +321,7 @@ def check_dense(rounds: int) -> None:
 
 
 def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
-  """Raises ValueError unless C is finite, invertible and of sane scale.
+  """Raises ValueError unless C is finite, invertible and not of extreme scale.
 
   Args:
     name: name of the entries, for messages.
@@ -349,12 +349,12 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
 
 
 def count_rounds(rounds: object) -> int:
-  """Returns `rounds`, or raises ValueError; converter of that field."""
+  """Returns `rounds` if it is a count, and raises ValueError otherwise."""
   return _checks.count('rounds', rounds, 'give the number of rounds')
 
 
 def count_bands(bands: object) -> int:
-  """Returns `bands`, or raises ValueError; converter of that field."""
+  """Returns `bands` if it is a count, and raises ValueError otherwise."""
   return _checks.count('bands', bands, '1 is the identity')
 
 

@@ -160,12 +160,14 @@ class BltBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def shift(self) -> float:
-    # PRIVACY: Rounding errors of y / d and of the buffers shift the noise, and
-    # depend on past releases. `shift` bounds them: y / d and the buffers are
-    # weighted sums of z and of roundings, each at most half a standard
-    # deviation of z.
+    # PRIVACY: Rounding errors of y / d and of the buffers shift the noise by an
+    # amount that depends on past releases, so the noise has not exactly the
+    # claimed distribution. This method bounds the shift, whose cost the
+    # accountant adds.
     # Guard: recursion_test.test_shift_bounds_the_error_of_coarse_cells.
     def largest(weights):
+      # y / d and the buffers are weighted sums of z and of rounding errors,
+      # each at most half a standard deviation of z.
       return float(
         recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
         + np.sum(np.abs(weights)) / 2
@@ -185,16 +187,19 @@ class BltBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def cut_norm(self) -> float:
-    # PRIVACY: float64 rounds the powers of theta, so the C of the noise differs
-    # from the C whose sensitivity was computed. This bound of the difference
-    # adds up the norms of all powers, because the powers may cancel in C.
+    # PRIVACY: float64 rounds the powers of theta, so C of the noise differs
+    # from the C whose sensitivity is claimed. The powers may cancel in C, and
+    # then their errors are large relative to C. So this bound of the difference
+    # adds up the norms of all powers.
     # Guard: recursion_test.test_column_of_a_blt_is_within_its_bound.
     sizes = np.abs(self._blt.omega) / np.sqrt(1 - self._blt.theta**2)
     roundings = self._period + self.memory + 8
     return float(recursion_lib.UNIT * roundings * np.sum(sizes))
 
 
-_BUFFERS = families.Parameter('buffers', int, 'Powers that are added up.')
+_BUFFERS = families.Parameter(
+  'buffers', int, 'Number of decaying powers that are added up.'
+)
 FAMILIES = (
   families.Family(
     Blt,

@@ -78,9 +78,9 @@ class Dense(base.Strategy):
 def lower_factor(gram: np.ndarray) -> np.ndarray:
   """Returns the lower-triangular C with C^T C = X.
 
-  PRIVACY: The Cholesky factor of X has C C^T = X, so its sensitivity is not the
-  one computed from X. This function factors X with rows and columns reversed,
-  and reverses the factor, which gives C^T C = X.
+  PRIVACY: The Cholesky factor of X has C C^T = X, so the sensitivity computed
+  from X would not be the sensitivity of this C. This function factors X with
+  its rows and columns reversed, and reverses the factor, which gives C^T C = X.
   Guard: strategies_test.test_lower_factor_has_this_gram.
 
   Args:
@@ -108,7 +108,7 @@ FAMILIES = (
       families.Parameter(
         'gap',
         float,
-        'Distance from the least error, relative, at which a search ends.',
+        'Relative distance from the least error at which a search ends.',
         default=1e-6,
       ),
     ),

@@ -36,16 +36,17 @@ class Parameter:
     kind: type of the value: int, at least 1; float; bool; or `Family`, for the
       name of a family.
     about: description, for --help.
-    low: least number allowed.
-    high: largest float allowed.
-    sweep: (low, high) of the search for the best value when the user gives
-      none; None if the parameter is not searched for.
-    default: value if the user gives none and `sweep` is None. Where it is None
-      too, the family's optimiser chooses; without an optimiser the user must
-      give a value.
-    required: whether the user must give a value even to an optimiser.
-    field: field of the family's class; by default the name, with an underscore
-      appended to a keyword of Python.
+    low: least value of an int or a float.
+    high: largest value of a float.
+    sweep: (low, high), the range of the search for the best value if the user
+      gives no value; None if the parameter is not searched for.
+    default: value that is used if the user gives no value and `sweep` is None.
+      If `default` is None, too, the family's optimiser chooses the value, and
+      a family without an optimiser requires one from the user.
+    required: whether the user must give a value even if the family has an
+      optimiser.
+    field: name of the field of the family's class; by default `name`, with an
+      underscore appended if `name` is a keyword of Python.
   """
 
   name: str
@@ -94,8 +95,9 @@ class Memory:
   """The memory that a family's noise needs.
 
   Attributes:
-    about: number of model copies, in words.
-    least: function from n to the least number of model copies.
+    about: number of model copies as a formula in the parameters.
+    least: function from n to the least number of model copies, over all
+      parameters.
   """
 
   about: str
@@ -113,13 +115,14 @@ class Family:
 
   Attributes:
     kind: class of its strategies; its attribute `family` is the name.
-    about: C, or C^-1, in a few words.
-    source: keys of the literature.
+    about: description of C or C^-1 in a few words.
+    source: keys of the literature, such as 'BandMF23'; '' for no source.
     parameters: parameters of the family; at most one of them has a `sweep`.
-    memory: model copies that its noise needs.
-    optimizer: 'module:function' that finds the best strategy for a
-      `tff_bandmf.optimize.request.Request`; '' where the parameters define C.
-      The module is imported when a search begins, because it imports this one.
+    memory: memory that the family's noise needs.
+    optimizer: 'module:function', the function that finds the best strategy for
+      a `tff_bandmf.optimize.request.Request`; '' if the parameters define C.
+      The module is imported when a search begins, because it imports this
+      module.
     passes_on: whether the family takes all parameters of other families and
       passes them to the family of its blocks, as `Stamped` does.
   """
@@ -151,11 +154,14 @@ class Family:
     return BANDS in self.parameters or getattr(self.kind, 'bands', 0) == 1
 
   def checked(self, given: Mapping[str, object]) -> dict[str, Value]:
-    """Returns the checked parameters that are not None, by their names.
+    """Returns the parameters that are not None, by name, after checks.
+
+    Args:
+      given: values by the name of the parameter or of its field.
 
     Raises:
       TypeError: a value has another type.
-      ValueError: a parameter that the family does not take, or a value out of
+      ValueError: the family does not take a parameter, or a value is out of
         range.
     """
     values = {}
@@ -176,12 +182,12 @@ class Family:
 BANDS = Parameter(
   'bands',
   int,
-  'Non-zero diagonals of C, or of its inverse for the banded-inverse families.',
+  'Number of non-zero diagonals of C; of C^-1 for the banded-inverse families.',
 )
 COLUMN_NORMALIZE = Parameter(
   'column_normalize',
   bool,
-  'Columns of unit norm.  [default: only for banded]',
+  'Whether columns are scaled to unit norm.  [default: only for banded]',
   default=False,
 )
 BANDED = (BANDS, COLUMN_NORMALIZE)

@@ -14,9 +14,9 @@ the same content. JSON, version 2:
 | key             | content                                                   |
 |-----------------|-----------------------------------------------------------|
 | `parameters`    | `Strategy.parameters`; "column_normalize": true for C D^-1|
-| `arrays`        | `Strategy.arrays`, digits enough for the same float64     |
+| `arrays`        | `Strategy.arrays`, with all digits of the float64 numbers |
 | `participation` | schema of the strategy (`Participation.to_dict`), or null |
-| `optimized`     | how the optimiser found it, for information; {} without   |
+| `optimized`     | notes of the optimiser for readers; {} without optimiser  |
 
 Commands use `participation` if no flag gives a schema. An `.npz` archive is
 uncompressed and has one member for each array, and the member `header` with
@@ -57,7 +57,8 @@ _SUFFIXES = ('.json', '.npz')
 FORMAT = 'tff_bandmf.strategy'
 VERSION = 2
 
-# The headers of .npy files that NumPy writes for numbers.
+# Readers of .npy headers, by the format version; NumPy writes arrays of numbers
+# in these two versions only.
 _READ_HEADER = {
   (1, 0): np.lib.format.read_array_header_1_0,
   (2, 0): np.lib.format.read_array_header_2_0,
@@ -71,14 +72,14 @@ def save(
   participation: Optional[participation_lib.Participation] = None,
   optimized: Optional[Mapping[str, _files.Json]] = None,
 ) -> None:
-  """Writes a strategy file, complete or not at all.
+  """Writes a strategy file, which appears at `path` when it is complete.
 
   Args:
     strategy: strategy to write.
-    path: ends in `.json` or `.npz`.
-    participation: the schema that the strategy was made for; None if it was not
-      made for a particular schema.
-    optimized: JSON object that says how the strategy was found.
+    path: path of the file, which ends in `.json` or `.npz`.
+    participation: schema for which the strategy was made; None if the strategy
+      was not made for a particular schema.
+    optimized: JSON object with notes of the optimiser for readers.
 
   Raises:
     ValueError: `path` has another ending.
@@ -107,7 +108,7 @@ def from_document(
 
   Args:
     content: result of `to_document`.
-    path: path of the file that holds it, for messages.
+    path: path of the file that holds `content`, for messages.
 
   Raises:
     ValueError: `content` is not a strategy, or has another version.
@@ -161,8 +162,8 @@ def load(
   """Reads a strategy file, or a `.npy` file with the matrix C.
 
   Returns:
-    The strategy, and the schema that it was made for, or None if the file has
-    no schema. A `.npy` file never has one.
+    The strategy, and the schema for which the strategy was made. The schema is
+    None if the file has none, as every `.npy` file.
 
   Raises:
     ValueError: the file is not a strategy file, or has another version.
@@ -220,16 +221,16 @@ def _to_array(values: _files.Json) -> np.ndarray:
   for row in values if nested else [values]:
     # NumPy pads all strings of a list to the longest, which could fill memory.
     if not isinstance(row, list) or not set(map(type, row)) <= {int, float}:
-      raise TypeError('no list of numbers')
+      raise TypeError('must be a list of numbers')
   return np.array(values)
 
 
 def _parse_npz(content: bytes) -> _files.JsonObject:
-  """Returns the header in an archive, `arrays` included."""
+  """Returns the header of an archive, with the arrays under `arrays`."""
   with zipfile.ZipFile(io.BytesIO(content)) as archive:
-    # Compressed or overlapping members could expand to any size.
+    # Compressed or overlapping members could take more memory than the file.
     if sum(info.file_size for info in archive.infolist()) > len(content):
-      raise ValueError('more content than file')
+      raise ValueError('the members are larger than the file')
     members = {}
     for info in archive.infolist():
       with archive.open(info) as stream:
@@ -245,9 +246,9 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   """Returns the array of a .npy file of `size` bytes."""
   header = _READ_HEADER[np.lib.format.read_magic(stream)]
   shape, _, dtype = header(stream)
-  # NumPy allocates the size of the header before it reads the numbers.
+  # NumPy allocates the size that the header states before it reads the numbers.
   if math.prod(shape) * dtype.itemsize != size - stream.tell():
-    raise ValueError('a header of another file')
+    raise ValueError('the header states another size than the file has')
   stream.seek(0)
   return np.lib.format.read_array(stream, allow_pickle=False)
 
@@ -255,7 +256,12 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
 def _from_header(
   path: pathlib.Path, header: _files.JsonObject
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
-  """Returns the strategy and the schema that header and arrays describe."""
+  """Returns the strategy and the schema that a header describes.
+
+  Args:
+    path: path of the file, for messages.
+    header: content of the file, with NumPy arrays under `arrays`.
+  """
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
   if header.get('version') != VERSION:
@@ -290,24 +296,25 @@ def _participation(
 ) -> Optional[participation_lib.Participation]:
   """Returns the schema of a file.
 
-  PRIVACY: A schema read in part could be weaker than the one that was meant,
-  and its sensitivity too small. This function refuses a schema unless `save`
+  PRIVACY: If a part of a schema were ignored, the schema that is read could
+  allow fewer participations than the schema that was written, and its
+  sensitivity would be too small. This function refuses a schema unless `save`
   would write it in the same way.
   Guard: strategies_test.test_file_with_another_schema_is_refused.
   """
   if content is None:
     return None
   if not isinstance(content, dict):
-    raise TypeError('a schema is an object')
+    raise TypeError('a schema must be a JSON object')
   fields = dict(content)
   try:
     participation = participation_lib.from_name(
       fields.pop('participation'), **fields
     )
   except ValueError as error:
-    raise TypeError('no schema') from error
+    raise TypeError('the schema has unknown keys or values') from error
   if participation.to_dict() != content:
-    raise TypeError('a schema that is written in another way')
+    raise TypeError('the schema is not in the form that `save` writes')
   return participation
 
 
@@ -317,11 +324,21 @@ def _build(
   parameters: Mapping[str, _files.Json],
   arrays: Mapping[str, _files.Json],
 ) -> base.Strategy:
-  """Returns a strategy from its parts; raises if they do not fit."""
+  """Returns the strategy of checked parts.
+
+  Args:
+    family: name of a known family.
+    rounds: n.
+    parameters: `Strategy.parameters` of the strategy.
+    arrays: `Strategy.arrays` of the strategy.
+
+  Raises:
+    KeyError, TypeError, ValueError: the parts do not define a strategy.
+  """
   if family == stamped.Stamped.family:
     block = parameters['block']
     if block['family'] == family:
-      raise TypeError('a stamped strategy inside a stamped one')
+      raise TypeError('the block of a stamped strategy must not be stamped')
     inner = _build(
       block['family'],
       block['rounds'],
@@ -329,10 +346,10 @@ def _build(
       {name[len('block.') :]: array for name, array in arrays.items()},
     )
     if inner.rounds != block['rounds']:
-      raise TypeError('a block of other rounds than it says')
+      raise TypeError('the block has another number of rounds than it states')
     return stamped.Stamped(rounds, inner)
   if 'rounds' in parameters or any(name.endswith('_') for name in parameters):
-    raise TypeError('a parameter that no family has')
+    raise TypeError('there is an unknown parameter')
   # The field of the parameter `lambda`, a keyword of Python, is `lambda_`.
   fields = {
     name + '_' * keyword.iskeyword(name): value
@@ -340,7 +357,7 @@ def _build(
   }
   normalize = fields.pop('column_normalize', False)
   if not isinstance(normalize, bool):
-    raise TypeError('column_normalize is true or false')
+    raise TypeError('column_normalize must be true or false')
   kind = families.known()[family].kind
   if 'rounds' in attrs.fields_dict(kind):
     fields['rounds'] = rounds

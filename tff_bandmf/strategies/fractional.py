@@ -22,13 +22,15 @@ import numpy as np
 from tff_bandmf.strategies import base, families, toeplitz
 
 _ALPHA = families.Parameter(
-  'alpha', float, 'Exponent, 1/2 is the square root.', sweep=(0.0, 1.0)
+  'alpha', float, 'Exponent; 1/2 is the square root.', sweep=(0.0, 1.0)
 )
-_NU = families.Parameter('nu', float, 'Decay, 0 is none.', sweep=(0.0, 1.0))
+_NU = families.Parameter(
+  'nu', float, 'Decay of the coefficients; 0 is no decay.', sweep=(0.0, 1.0)
+)
 _LAMBDA = families.Parameter(
   'lambda',
   float,
-  'Part of the noise that the next round takes away.',
+  'Share of the noise of a round that the next round subtracts.',
   sweep=(0.0, 1.0),
 )
 
@@ -39,7 +41,7 @@ class Lti(toeplitz.Toeplitz):
 
   Attributes:
     rounds: n.
-    nu: in [0, 1]; 0 is the square root, 1 the identity.
+    nu: decay in [0, 1]; 0 is the square root, 1 the identity.
 
   >>> Lti(rounds=3, nu=0.5).column(3).tolist()
   [1.0, 0.25, 0.09375]
@@ -85,7 +87,7 @@ class BandedFractional(toeplitz.BandedC):
   Attributes:
     rounds: n.
     bands: b_hat.
-    alpha: in [0, 1]; 0 is the identity, 1/2 the banded square root.
+    alpha: exponent in [0, 1]; 0 is the identity, 1/2 the banded square root.
 
   >>> BandedFractional(rounds=9, bands=2, alpha=0.25).coefficients.tolist()
   [1.0, 0.25]
@@ -120,8 +122,9 @@ class BandedInverseFractional(toeplitz.BandedInverseC):
 
   Attributes:
     rounds: n.
-    inverse_bands: p, diagonals of C^-1; `bands` counts those of C.
-    alpha: in [0, 1]; 0 is the identity, 1/2 is BISR.
+    inverse_bands: p, number of diagonals of C^-1, while `bands` is the number
+      of diagonals of C.
+    alpha: exponent in [0, 1]; 0 is the identity, 1/2 is BISR.
 
   >>> BandedInverseFractional(9, 3, 0.5).inverse_coefficients.tolist()
   [1.0, -0.5, -0.125]
@@ -152,7 +155,7 @@ class DpCgd(toeplitz.BandedInverseC):
 
   Attributes:
     rounds: n.
-    lambda_: in [0, 1]; 0 is the identity.
+    lambda_: lambda in [0, 1]; 0 is the identity.
 
   >>> DpCgd(rounds=3, lambda_=0.5).column(3).tolist()
   [1.0, 0.5, 0.25]

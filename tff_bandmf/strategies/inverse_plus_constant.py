@@ -12,7 +12,7 @@ from tff_bandmf.strategies import base, families, toeplitz
 _CONSTANT = families.Parameter(
   'constant',
   float,
-  'What is added to each 1/(j+1).',
+  'Constant that is added to each 1/(j+1).',
   high=1e6,
   # Beyond 100 all c_j are nearly equal.
   sweep=(0.0, 100.0),
@@ -26,7 +26,7 @@ class InversePlusConstant(toeplitz.BandedC):
   Attributes:
     rounds: n.
     bands: b_hat.
-    constant: c, in [0, 1e6].
+    constant: number in [0, 1e6] that is added.
 
   >>> InversePlusConstant(rounds=9, bands=2, constant=0.0).coefficients
   array([1. , 0.5])

@@ -38,8 +38,8 @@ _SHORTEST_BLOCK = 64
 # Most rounds of a block: a float64 matrix of this side takes 3.2 GB.
 LONGEST_BLOCK = 20_000
 
-# Function (start, stop) -> [stop - start, bands] float64: rows of a banded
-# matrix M, with M[t, t - s] in column s of the row of round t.
+# Function (start, stop) -> [stop - start, bands] float64, the rows start to
+# stop - 1 of a banded matrix M. The entry of row t and column s is M[t, t - s].
 BandRows = Callable[[int, int], np.ndarray]
 
 

@@ -11,7 +11,7 @@ in units of lattice steps:
 | z_t     | fresh row of unit normals                                    |
 | z_steps | standard deviation of z, in lattice steps                    |
 | S_t     | memory: `memory` rows of past noise                          |
-| u_t     | (y_t - m_t) / scale_t, z_t with the rounding of y_t in it    |
+| u_t     | (y_t - m_t) / scale_t: z_steps z_t plus a rounding error     |
 
 | C                  | S                                | S_{t+1}             |
 |--------------------|----------------------------------|---------------------|
@@ -25,9 +25,9 @@ post-processing of the Gaussian mechanism of C: given past releases and a guess
 of the data, the release of round t is a rounding of z_t plus row t of C times
 the data.
 
-PRIVACY: If S depended on more than past y, or if the noise had another C than
-the claim, this proof would not hold. Every recursion here computes S from y
-alone, and tests compare its noise with the matrix C.
+PRIVACY: This proof would not hold if S depended on more than past y, or if C of
+the noise differed from C of the claim. Every recursion here computes S from y
+alone, and tests compare the noise of each recursion with its matrix C.
 Guards: recursion_test.test_memory_follows_from_y_alone and
 test_noise_without_rounding_is_that_of_the_matrix.
 """
@@ -49,8 +49,11 @@ BUFFERS = 'buffers'
 
 # Bits of the fraction of a float64, and of |y|.
 _MANTISSA_BITS, _Y_BITS = 52, 31
-# Bound of |z|. `accounting.arithmetic.cells` adds to delta the probability that
-# a coordinate of z in a run exceeds it.
+# Bound of |z| plus a rounding error of half its standard deviation: the words
+# of `noise.generator` give |z| <= 13.11. A weighted sum of independent z
+# exceeds 14 of its standard deviations with probability below 2e-44 in one
+# coordinate of a round. `accounting.arithmetic.cells` leaves out this event,
+# and adds 7e-33 to delta for others in the same coordinate.
 MOST_DEVIATIONS = 14.0
 # Largest relative error of one float64 operation.
 UNIT = 2.0**-53
@@ -72,8 +75,8 @@ class Step(NamedTuple):
   Attributes:
     scale: scalar, factor of z_steps z_t.
     readout: [memory], weights of S in m_t.
-    update: [memory, memory], weights of S_t in S_{t+1}; empty for a window.
-    gain: [memory], weights of y_t in S_{t+1}; empty for a window.
+    update: [memory, memory], weights of S_t in S_{t+1}; empty for a `Window`.
+    gain: [memory], weights of y_t in S_{t+1}; empty for a `Window`.
   """
 
   scale: Union[float, np.ndarray]
@@ -88,10 +91,11 @@ class Recursion(abc.ABC):
   Attributes:
     rounds: n.
     keeps: content of S: `PAST_Y`, `PAST_U` or `BUFFERS`.
-    memory: number of rows of S, which are zero at the start. In a window the
+    memory: number of rows of S, which are zero at the start. In a `Window` the
       latest row is first.
-    phases: number of distinct `Step` values; rounds of one phase share one.
-    digest: digest of C; see `Strategy.digest`.
+    phases: number of distinct `Step` values; all rounds of a phase have the
+      same `Step`.
+    digest: result of `Strategy.digest` for C.
   """
 
   rounds: int
@@ -116,7 +120,7 @@ class Recursion(abc.ABC):
   @property
   @abc.abstractmethod
   def scales(self) -> np.ndarray:
-    """[phases] float64; 1 / C[t, t] where C is square."""
+    """scale_t = 1 / C[t, t] of each phase, [phases] float64."""
 
   @abc.abstractmethod
   def _variances(self) -> np.ndarray:
@@ -147,18 +151,18 @@ class Recursion(abc.ABC):
   @property
   @abc.abstractmethod
   def cut_norm(self) -> float:
-    """Bound of the L2 norm of a column's difference from the strategy's C.
+    """Bound of the L2 norm of every column of C' - C.
 
-    The C of the noise differs because weights are cut (`cut`) or because
-    float64 rounds them.
+    C is the strategy matrix. C' is the matrix of the computed noise, whose
+    weights are rounded by `cut` or by float64.
     """
 
   @abc.abstractmethod
   def cells(self, participations: int) -> int:
-    """Returns the most rounds whose release one client can influence.
+    """Returns the maximum number of rounds whose release a client influences.
 
     Args:
-      participations: k, the most rounds that one client takes part in.
+      participations: k, maximum number of rounds in which a client takes part.
     """
 
 
@@ -187,7 +191,8 @@ class Window(Recursion):
     C of few bands:      y_t = (z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
     C^-1 of few bands:   y_t = C^-1[t, t] z_t + sum_{s>=1} C^-1[t, t-s] u_{t-s}
 
-  where u is z with the roundings of y in it. Rows may differ in every round.
+  where u is z with the rounding errors of y in it. The weights of each round
+  may differ.
   """
 
   def __init__(self, strategy: Any, period: int):
@@ -195,7 +200,7 @@ class Window(Recursion):
 
     Args:
       strategy: C, a `Strategy`.
-      period: rounds after which the weights repeat.
+      period: number of rounds after which the weights repeat, >= 1.
     """
     few = strategy.inverse_bands
     self.rounds = strategy.rounds
@@ -285,10 +290,10 @@ class Window(Recursion):
     return variances[self.phase(np.arange(self.rounds))]
 
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
-    """Returns rows of the C of cut weights, for `PAST_Y`."""
-    # PRIVACY: If C is nearly singular, cutting its weights changes the noise
-    # much, and a range or self-test for the uncut C would be wrong. So the row
-    # norms are computed from the cut weights.
+    """Returns rows of C' of `cut_norm`, for `PAST_Y`."""
+    # PRIVACY: If C is nearly singular, cut weights change the noise much. A
+    # range or self-test for the uncut C could then release noise that is out of
+    # range, or accept wrong noise. So row norms come from the cut weights.
     # Guard: recursion_test.test_row_norms_are_those_of_cut_weights.
     scale, readout = self.weights(start, stop)
     ones = np.ones((stop - start, 1))
@@ -305,7 +310,7 @@ class Window(Recursion):
       float(np.max(np.abs(readout).sum(1) / scale))
       for scale, readout in self._pieces()
     )
-    # u_t is z_t plus the rounding of y_t, at most half a standard deviation.
+    # u_t is z_t plus the rounding error of y_t; `MOST_DEVIATIONS` bounds both.
     error = MOST_DEVIATIONS * UNIT * ((self.memory + _BLOCK) * most + 3)
     return error * (1 + most * self._strategy.column_sum())
 

@@ -116,21 +116,21 @@ class Stamped(base.Strategy):
 
 
 _BLOCK_ROUNDS = families.Parameter(
-  'block_rounds', int, 'Rounds of a block.  [default: min_sep]'
+  'block_rounds', int, 'Number of rounds of a block.  [default: min_sep]'
 )
 _BLOCK_FAMILY = families.Parameter(
   'block_family',
   families.Family,
-  'Family of a block.  [default: dense]',
+  'Strategy family of a block.  [default: dense]',
   default=dense.Dense.family,
 )
 FAMILIES = (
   families.Family(
     Stamped,
-    'blocks of any of these',
+    'blocks of another family',
     'SingleEpoch22',
     (_BLOCK_ROUNDS, _BLOCK_FAMILY),
-    families.Memory('that of the block', lambda rounds: 0),
+    families.Memory("the block's memory", lambda rounds: 0),
     'tff_bandmf.optimize.families:stamped',
     passes_on=True,
   ),

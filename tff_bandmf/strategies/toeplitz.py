@@ -1,13 +1,14 @@
 """Base classes of the Toeplitz families: C[t, i] = c_{t - i}.
 
-The power series c(x) = sum_j c_j x^j is a polynomial for a banded C, one over
-a polynomial for a banded C^-1, and a rational function for a BLT.
+The power series c(x) = sum_j c_j x^j is a polynomial for a banded C, the
+reciprocal of a polynomial for a banded C^-1, and a rational function for a BLT.
 
 | symbol | name here        | meaning                                    |
 |--------|------------------|--------------------------------------------|
 | c      | `column`         | first column of C                          |
 | r      | `inverse_column` | first column of C^-1, r(x) = 1 / c(x)      |
-| h      | `polynomial`     | of the workload, 1 - beta x for momentum   |
+| h      | `polynomial`     | `Workload.polynomial`, 1 - beta x for      |
+|        |                  | momentum beta                              |
 | a      |                  | first column of A, 1 / ((1 - x) h(x))      |
 | w      | `weights`        | first column of A C^-1, w(x) = a(x) / c(x) |
 
@@ -280,10 +281,11 @@ class BandedInverseC(RationalToeplitz):
       norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(
         np.abs(self.column(self.rounds))
       )
-    # PRIVACY: The noise has the exact inverse of r as its c, but sensitivity is
-    # computed from a c rounded to float64 and could be too small. `off` bounds
-    # |f|_1 in r c = 1 + f, so the exact c is the rounded one divided by 1 + f,
-    # at most off / (1 - off) away in relative norm.
+    # PRIVACY: The first column of the noise's C is 1 / r exactly, but the
+    # sensitivity is computed from c, which float64 rounds, and could be too
+    # small. Let r c = 1 + f. `off` bounds |f|_1, so the relative norm of the
+    # difference c - 1 / r is at most off / (1 - off). The sensitivity is
+    # multiplied by 1 plus this bound.
     # Guard: slack_test.test_sensitivity_of_an_inverse_is_rounded_up.
     off = recursion_lib.UNIT * (self.inverse_bands + 8) * norms
     if not off <= 0.5:
@@ -298,7 +300,7 @@ class BandedInverseC(RationalToeplitz):
 def full_errors(
   strategy: Toeplitz, scale: np.ndarray, workload: workloads.Workload
 ) -> np.ndarray:
-  """Returns e for C D^-1 where both C and C^-1 have many bands, in O(n^2).
+  """Returns e for C D^-1, in O(n^2), if both C and C^-1 have many bands.
 
   The workload is A with rows A_t = A_{t-1} + eta_t M_t, where eta_t is the
   learning rate of round t and M the Toeplitz matrix of momentum. So row t of
@@ -313,7 +315,7 @@ def full_errors(
     [n] float64.
 
   Raises:
-    ValueError: n is above 200,000, or C^-1 overflows.
+    ValueError: n exceeds 200,000, or C^-1 overflows.
   """
   rounds = strategy.rounds
   if rounds > _MAX_QUADRATIC_ROUNDS:

@@ -23,7 +23,7 @@ from tff_bandmf.strategies import base, dense, families
 from tff_bandmf.strategies import recursion as recursion_lib
 
 _ARITY = families.Parameter(
-  'arity', int, 'Children of a node.  [default: 2]', low=2, default=2
+  'arity', int, 'Number of children of a node.  [default: 2]', low=2, default=2
 )
 
 
@@ -87,7 +87,7 @@ class Tree(_OfNodes):
   """The tree with its optimal decoder, A times the encoder's pseudo-inverse.
 
   The noise of the prefix sums has covariance A X^-1 A^T. Every C with C^T C = X
-  gives this covariance; `matrix` returns the lower-triangular one.
+  gives this covariance; `matrix` returns the lower-triangular C.
   [DPFTRL21, MultiEpoch23]
 
   Attributes:
@@ -125,8 +125,8 @@ class OnlineTree(_OfNodes):
   noise needs one model copy for each level of the tree, about log2(n).
 
   `matrix` returns the C of the noise that `TreeBuffers` computes. X - C^T C is
-  positive semi-definite, with X of the encoder: the decoded sums are computed
-  from the noisy nodes, so they reveal no more than the nodes do.
+  positive semi-definite, because the decoded sums are computed from the noisy
+  nodes and so reveal no more than the nodes reveal.
 
   Attributes:
     rounds: n.
@@ -189,14 +189,15 @@ class TreeBuffers(recursion_lib.Buffers):
   S_h is the noise of the estimate of the last finished node of height h. Round
   t finishes one node of each height h <= H, where H is the number of trailing
   ones of t in binary. E_h is the noise of the estimate of the node of height h
-  finished in round t, and v_h its variance:
+  that round t finishes, and v_h is the variance of this noise:
 
     E_0 = z_0,   E_{h+1} = (E_h + S_h) v_{h+1} / (2 v_h) + v_{h+1} z_{h+1}
     y_t = E_H - sum_{h<H} S_h
 
-  E_H is a combination w of z_0, ..., z_H, which are fresh in round t, plus
-  combinations a_h of S_h. The fresh part is Gaussian with deviation |w|, so one
-  z_t a round suffices:
+  E_H is a weighted sum of z_0, ..., z_H, with a vector of weights w, plus a
+  weighted sum of the S_h, with weights a_h. z_0, ..., z_H are drawn in round t,
+  and their sum is Gaussian with standard deviation |w|. So a single z_t for
+  each round gives the same noise:
 
     y_t = |w| z_t + sum_{h<H} (a_h - 1) S_h,   S_H <- y_t + sum_{h<H} S_h
 
