@@ -25,7 +25,7 @@ _ALPHA = families.Parameter(
   'alpha', float, 'Exponent; 1/2 is the square root.', sweep=(0.0, 1.0)
 )
 _NU = families.Parameter(
-  'nu', float, 'Decay of the coefficients; 0 is no decay.', sweep=(0.0, 1.0)
+  'nu', float, 'Decay of the coefficients; 0 means none.', sweep=(0.0, 1.0)
 )
 _LAMBDA = families.Parameter(
   'lambda',
