@@ -68,10 +68,13 @@ lint: env  ## checks format, style and types
 	$(PYTHON_OF_ENV) -m ruff check .
 	$(PYTHON_OF_ENV) -m mypy
 
-test-wheel: dist  ## tests the core from the wheel, on any Python (PYTHON=...)
+# PYTHON is that of the tests, and not that of .venv, which builds the wheel.
+test-wheel:  ## tests the core from the wheel, on any Python (PYTHON=...)
+	@$(MAKE) --no-print-directory dist PYTHON=
 	requirements/test_wheel.sh
 
-test-names: dist  ## tests TFF's names without TFF (PYTHON=python3.12)
+test-names:  ## tests TFF's names without TFF (PYTHON=python3.12)
+	@$(MAKE) --no-print-directory dist PYTHON=
 	WITH=federated-language requirements/test_wheel.sh tff/names_test.py
 
 test-flower:  ## tests the strategy for Flower (PYTHON=python3.12)

@@ -88,6 +88,49 @@ def test_make_env_refuses_a_python_that_does_not_run(tmp_path):
   assert 'Python 3.9, 3.10 or 3.11' in result.stderr
 
 
+def test_python_of_the_wheels_tests_is_not_that_of_the_environment(tmp_path):
+  shutil.copy(_ROOT / 'Makefile', tmp_path)
+  log = tmp_path / 'log'
+  for name in (
+    '.venv/bin/python',
+    'requirements/make_env.sh',
+    'requirements/test_wheel.sh',
+  ):
+    tool = tmp_path / name
+    tool.parent.mkdir(parents=True, exist_ok=True)
+    tool.write_text(f'#!/bin/sh\necho "{tool.name} $PYTHON" >>{log}\n')
+    tool.chmod(0o755)
+  (tmp_path / 'dist').mkdir()
+  subprocess.run(
+    ['make', 'test-names', 'PYTHON=python3.13'], cwd=tmp_path, check=True
+  )
+  assert log.read_text().splitlines() == [
+    'make_env.sh ', 'python ', 'python ', 'test_wheel.sh python3.13',
+  ]  # fmt: skip
+
+
+def test_tests_of_the_wheel_import_what_is_beside_it():
+  script = (_ROOT / 'requirements' / 'test_wheel.sh').read_text()
+  names = re.search(r'set -- (.*?)\nfi', script, re.DOTALL)[1].split()
+  roots = [_ROOT / 'tests' / name for name in names if name != '\\']
+  paths = [
+    path
+    for root in roots
+    for path in ([root] if root.suffix else sorted(root.rglob('*_test.py')))
+  ]
+  assert len(paths) > 50
+  # conftest leaves out a file that imports simulations.config.
+  imports = {
+    path.name: re.findall(
+      r'^from (?:simulations|benchmarks) import (\w+)', path.read_text(), re.M
+    )
+    for path in paths
+  }
+  assert {
+    name for name, found in imports.items() if found and 'config' not in found
+  } == set()
+
+
 _RECORD = """
 import json, sys
 with open({log!r}, 'a') as log:

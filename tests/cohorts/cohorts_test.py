@@ -1,6 +1,7 @@
 """Tests of cohorts: the schema is checked on the rounds that came out."""
 
 import contextlib
+import dataclasses
 import itertools
 import tracemalloc
 from unittest import mock
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from simulations import availability as availability_lib
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import cohort_sampler, feasibility
@@ -44,6 +44,20 @@ _SCHEMAS = st.one_of(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Chargers:
+  """Devices of which a share charges in each round, and none from `noon` on."""
+
+  seed: int
+  share: float
+  noon: int = 1000
+
+  def available(self, round_index, clients):
+    generator = np.random.default_rng([self.seed, round_index])
+    charging = generator.random(1000) < self.share
+    return charging[clients] & (round_index < self.noon)
+
+
 def _draws_whatever_the_size():
   """Makes samplers draw in small populations too, as often as in large ones."""
   return mock.patch.multiple(cohort_sampler, _LARGE=0, _DRAWN_SHARE=100)
@@ -65,11 +79,7 @@ def test_schema_holds(draws, clients, share, rounds, schema, seed, charging):
   if schema.evenly_spaced:
     hypothesis.assume(clients >= schema.min_sep)
     size = min(size, clients // schema.min_sep)
-  availability = (
-    None
-    if charging is None
-    else availability_lib.Diurnal(seed, charging=charging)
-  )
+  availability = None if charging is None else _Chargers(seed, charging)
   with contextlib.ExitStack() as stack:
     if draws:
       stack.enter_context(_draws_whatever_the_size())
@@ -195,19 +205,18 @@ def test_fixed_epochs_keep_each_client_to_its_class():
 
 
 def test_only_the_available_are_selected_and_too_few_are_told():
-  diurnal = availability_lib.Diurnal(0, zones=(0,), charging=1.0)
+  chargers = _Chargers(0, 0.5, noon=10)
   plan = 1000, 10, 48, participation_lib.MinSep(1), 0
-  # Nobody charges at noon.
   with pytest.raises(
     cohorts_lib.CohortError,
     match='in round 10, with this seed, .* where clients are not available',
   ):
-    cohorts_lib.CohortSampler(*plan, availability=diurnal)
+    cohorts_lib.CohortSampler(*plan, availability=chargers)
   with mock.patch.object(cohorts_lib.CohortSampler, '_fill'):
-    sampler = cohorts_lib.CohortSampler(*plan, availability=diurnal)
+    sampler = cohorts_lib.CohortSampler(*plan, availability=chargers)
   history = cohorts_lib.History.empty(1000)
   cohort = sampler.sample(1, history)
-  assert diurnal.available(1, cohort).all()
+  assert chargers.available(1, cohort).all()
   with pytest.raises(
     cohorts_lib.CohortError,
     match='only 1000 of 1000 .* 0 of them are available',
