@@ -16,14 +16,14 @@ The largest error is minimised by the method of multipliers on
   loss(C; w, p) = log (sum_t w_t e_t^p)^(1/p)
   v_t = w_t e_t^(p-1) / sum_s w_s e_s^(p-1)
 
-After each minimisation v replaces w, and p grows up to a moderate size. If C
-minimises loss(.; w, p), it also minimises sum_t v_t e_t, because both functions
-have parallel gradients, e_t is convex in X, and X ranges over a convex set. So
+After each minimisation v replaces w, and p grows from 1 to 256. If C minimises
+loss(.; w, p), it also minimises sum_t v_t e_t, because both functions have
+parallel gradients, e_t is convex in X, and X ranges over a convex set. So
 
   sum_t v_t e_t <= least possible max(e) <= max(e)
 
-and the search ends when the first and the last number are nearly equal. For a
-Toeplitz C this bound is not proved; if the numbers stay apart, the search
+and the search ends when sum_t v_t e_t is nearly max(e). For a Toeplitz C the
+first inequality is not proved; if the two numbers stay apart, the search
 reports that it has not converged.
 
 The optimum is defined in [BandMF23, Sec 4 and App B]. The module `covariance`
@@ -51,16 +51,17 @@ from tff_bandmf.strategies import base
 _TOLERANCE = 1e-10
 # Largest number of evaluations with the same weights w.
 _STAGE_EVALUATIONS = 200
-# Powers p of the first stages, and of all later stages.
+# Powers p of the first stages, and the power of all later stages. A stage is a
+# minimisation with the same w and p.
 _POWERS = (1.0, 4.0, 16.0, 64.0)
 _LAST_POWER = 256.0
-# Fraction of the weights that all w_t share equally, because a weight of 0
-# could never grow again.
+# Fraction of the sum of all w_t that is divided equally among the rounds,
+# because a weight of 0 could never grow again.
 _LEAST_WEIGHT = 1e-2
 # Largest log(max(e) / lower bound) at which the search has converged.
 _GAP = 1e-4
-# Number of past gradients that L-BFGS stores. Each takes 2 n b numbers, and
-# more of them hardly speed up the search.
+# Number of past gradients that L-BFGS stores. Each of them takes 2 n b numbers,
+# and with more of them the search is hardly faster.
 _CORRECTIONS = 5
 
 # Function from the gradient by the columns of C, [n, b], to the gradient by the
@@ -127,8 +128,9 @@ def optimize_banded(
 
   # The parameters are the rows of Z in C = Z T, where T is the Toeplitz matrix
   # at which the search starts. The second derivative of a sum of e_t in
-  # direction D of C is about |A C^-1 D C^-1|^2. For D = E T this is about
-  # |A C^-1 E|^2, which halves the number of steps.
+  # direction D of C is about |A C^-1 D C^-1|^2. A direction E of Z gives D =
+  # E T and about |A C^-1 E|^2, which varies less with the direction. So the
+  # search needs half as many steps as with the rows of C.
   times = scipy.linalg.toeplitz(
     toeplitz_start[0] * np.eye(1, bands)[0], toeplitz_start
   )
@@ -142,7 +144,7 @@ def optimize_banded(
     return columns, math.log(sets), 0.0, pullback
 
   start = scipy.linalg.solve_triangular(times, _rows(columns).T, trans='T').T
-  # BLAS gets one thread: waiting threads spin, and take time from other work.
+  # BLAS gets one thread: its waiting threads would take time from other work.
   with threadpoolctl.threadpool_limits(1, 'blas'):
     minimum = _search(to_columns, start, problem, None)
   columns, *_ = to_columns(minimum.x.reshape(columns.shape))
@@ -242,14 +244,15 @@ def _check_epochs(
   k, every = participation.participations(rounds), -(-rounds // min_sep)
   if k < every:
     raise errors.value_error(
-      f'max_participations={k}: must be {every}, every epoch, for columns of '
-      'unequal norms; use equal column norms, or leave max_participations out'
+      f'max_participations={k}: must be {every}, the number of epochs, if '
+      'column norms differ; use equal column norms, or leave '
+      'max_participations out'
     )
   return min_sep
 
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
-  """Returns the best Toeplitz coefficients, [bands], without a schedule."""
+  """Returns the best Toeplitz coefficients, [b], at equal learning rates."""
   easier = solver.Problem(
     problem.rounds, problem.participation, problem.workload.unscheduled
   )

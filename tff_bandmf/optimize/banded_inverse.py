@@ -29,8 +29,8 @@ def optimize_banded_inverse(
 
     loss = error * sens^2
 
-  If the sensitivity sens is not known exactly, the loss has an upper bound of
-  it.
+  If the sensitivity sens is not known exactly, an upper bound replaces it in
+  the loss of the search.
 
   Args:
     problem: error to minimise.
@@ -66,8 +66,8 @@ def optimize_banded_inverse(
     if (
       minimum.evaluations < problem.max_evaluations and not minimum.interrupted
     ):
-      # From the square root the search may stop at a kink of the majorant in
-      # `series`. If min_sep is small, independent noise is a better start.
+      # From the square root the search may stop where m of `series` has a kink.
+      # If min_sep is small, independent noise is a better start.
       other = loss.minimize(
         np.zeros(bands - 1), evaluations=minimum.evaluations
       )

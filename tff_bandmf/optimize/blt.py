@@ -27,10 +27,11 @@ so the sensitivity is exact. Differences of decays are computed without
 cancellation. A theta_hat_d < 0 reduces the loss of workloads with momentum. If
 two neighbouring decays are equal, their factors of c(y) cancel, and their
 buffer has no effect. So the search for d buffers starts from the best d - 1
-buffers and one more pair of nearly equal decays, at several places, and never
-gives a larger loss. The module `series` computes the loss. BLTs are from
-[BLT24], and their optimisation for many participations is from [UseBLTs24]; the
-interlacing parameters and the starts are from this project.
+buffers and one more pair of nearly equal decays. Several sizes of the new pair
+are tried, and the loss is never larger than with d - 1 buffers. The module
+`series` computes the loss. BLTs are from [BLT24], and their optimisation for
+many participations is from [UseBLTs24]; the interlacing parameters and the
+starts are from this project.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ import numpy as np
 from tff_bandmf import _checks, strategies
 from tff_bandmf.optimize import series, solver
 
-# Bounds of the differences of l, and this difference for a new pair of decays.
-# With the lower bound slow decays stay distinct in float64.
+# Bounds of the differences of neighbouring entries of l, and the difference for
+# a new pair of decays. The lower bound keeps slow decays distinct in float64.
 _LEAST_GAP = 1e-3
 _LARGEST_GAP = 30.0
 _OPENED_GAP = 0.05
@@ -58,7 +59,7 @@ _SLOWEST = 1e-6
 _FASTEST = 10.0
 # A smaller relative decrease of the loss counts as 0.
 NO_GAIN = 1e-10
-# Number of places at which a new pair of decays is tried.
+# Number of sizes that are tried for a new pair of decays.
 _STARTS = 8
 
 
@@ -295,7 +296,7 @@ def optimize_blt(
   """
   _checks.count('buffers', buffers, 'give the number of buffers')
   rounds, is_toeplitz = problem.rounds, problem.workload.is_toeplitz
-  if rounds == 1:  # For one round C is 1, whatever the buffers are.
+  if rounds == 1:  # C is 1, for all buffers.
     return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
   def loss(problem):
@@ -325,12 +326,12 @@ def _search(
   """Returns the best minimum for 1, 2, ... up to `buffers` buffers."""
   x, evaluations = np.empty(0), 0
   best = solver.Minimum(x, np.inf, 0, False)
-  places = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
+  sizes = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
   for opened in range(1, buffers + 1):
     before = best
     bounds = _bounds(rounds, opened)
-    for place in places:
-      minimum = loss.minimize(_with_buffer(x, place), bounds)
+    for size in sizes:
+      minimum = loss.minimize(_with_buffer(x, size), bounds)
       evaluations += minimum.evaluations
       if minimum.value < best.value:
         best = minimum
@@ -339,21 +340,21 @@ def _search(
           best, evaluations=evaluations, converged=False, interrupted=True
         )
     if best.value > before.value * (1 - worth):
-      # One more buffer reduced the loss too little, whatever its place.
+      # One more buffer decreased the loss too little from every start.
       best = before
       break
     x = best.x
   return dataclasses.replace(best, evaluations=evaluations)
 
 
-def _with_buffer(x: np.ndarray, place: float) -> np.ndarray:
+def _with_buffer(x: np.ndarray, size: float) -> np.ndarray:
   """Returns the parameters for one more buffer, which has nearly no effect.
 
   Args:
     x: parameters of d buffers, [2 d] float64; empty for d = 0.
-    place: mean entry of l for the new pair of decays.
+    size: mean of the two entries of l for the new pair of decays.
   """
-  l = list(place + _OPENED_GAP * np.array([-0.5, 0.5]))
+  l = list(size + _OPENED_GAP * np.array([-0.5, 0.5]))
   last = -np.inf
   if len(x):
     l += list(np.cumsum(x[:-1]))
@@ -379,7 +380,7 @@ def _bounds(rounds: int, buffers: int) -> list[tuple[float, float]]:
 
 
 def _strategy(rounds: int, x: np.ndarray) -> strategies.Blt:
-  """Returns the strategy with parameters x, without buffers of no effect."""
+  """Returns the strategy with parameters x, without buffers of scale 0."""
   decays = _decays(x)
   used = decays.scales > 0
   return strategies.Blt(

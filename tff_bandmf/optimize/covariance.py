@@ -73,7 +73,7 @@ def times_inverse_workload_back(
   Args:
     by_product: [n, b + min(n, q) - 1] float64, gradient of the loss by the
       result of `times_inverse_workload`.
-    inverse_rows: [n, q] float64, as in `times_inverse_workload`.
+    inverse_rows: [n, q] float64, A^-1[t, t - s] at [t, s], 0 where t < s.
   """
   rounds, lags = len(by_product), min(inverse_rows.shape)
   bands = by_product.shape[1] - lags + 1

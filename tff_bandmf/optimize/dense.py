@@ -55,8 +55,9 @@ is never worse than that optimum. The other case is momentum if
 max_participations allows fewer rounds than min_sep does: the best M is nearly
 singular.
 
-Nearly all of the time is for one symmetric eigenvalue problem a step. LAPACK's
-divide and conquer, through NumPy, takes 1.3 s for n = 2052 on one core.
+Nearly all of the time goes into one symmetric eigenvalue problem for each
+evaluation. LAPACK's divide and conquer, through NumPy, takes 1.3 s for n = 2052
+on one core.
 """
 
 from __future__ import annotations
@@ -75,17 +76,20 @@ from tff_bandmf.strategies import base
 # Relative distance of a loss from its lower bound that counts as converged.
 GAP = strategies.PARAMETERS['gap'].default
 
-# The same distance for an optimum at which only the next search starts.
+# The same distance for a search whose result is only the start of another
+# search.
 _START_GAP = 1e-3
-# Number of evaluations of the dual for each strategy that is computed.
+# The strategy of X(M) is computed in one of this number of evaluations.
 _CHECK_EVERY = 10
 # Below this fraction of the smallest eigenvalue at the start, the square root
 # of an eigenvalue in T is replaced by its tangent. So V - 2 T is finite for an
-# indefinite M, and its gradient leads back.
+# indefinite M, and its gradient leads to a positive definite M.
 _FLOOR = 1e-8
-# Least ratio of eigenvalues of W in the first guess of M.
+# Smaller eigenvalues of W, relative to the largest, are raised to this ratio in
+# the first guess of M.
 _SMALLEST_EIGENVALUE = 1e-14
-# Factors of the off-diagonal entries of X, tried until X is positive definite.
+# Factors of the off-diagonal entries of X. They are tried in this order until X
+# is positive definite.
 _KEPT = (1.0, 1 - 1e-6, 1 - 1e-4, 0.99, 0.9, 0.5)
 
 
@@ -155,7 +159,10 @@ class _Dual:
     self.offer(self.strategy)
 
   def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns value and gradient; sometimes computes the strategy of X(M)."""
+    """Returns value and gradient at parameters, [parameters] float64.
+
+    One of `_CHECK_EVERY` calls also computes the strategy of X(M).
+    """
     return self.evaluate(parameters, self.evaluations % _CHECK_EVERY == 0)
 
   def evaluate(
@@ -269,15 +276,16 @@ def optimize_dense(
     loss = error * sens^2 >= T^2 / V for every M
 
   The paragraph "Optimality" of the module docstring says among which strategies
-  the result is the best. Each evaluation takes O(n^3) time. Memory is a few
-  n x n matrices; under min-separation it has about 40 (n - min_sep)^2 / 2 more
+  the result is the best. Each evaluation takes O(n^3) time. The memory is a few
+  n x n matrices and, under min-separation, about 40 (n - min_sep)^2 / 2 more
   numbers.
 
   Args:
     problem: error to minimise; `max_evaluations` limits the evaluations of the
-      dual. The callback gets the best loss so far of the current search; there
-      may be several. Under min-separation the first search is for fixed epochs,
-      and for the max error a search for the mean error comes before.
+      dual. The callback gets the best loss so far of the current search. There
+      may be several searches: under min-separation, a search for fixed epochs
+      gives the start, and a search for the mean error precedes a search for the
+      max error.
     gap: relative distance of the loss from its lower bound at which the search
       ends, at least 0.
 
@@ -300,7 +308,7 @@ def optimize_dense(
   def search(dual):
     nonlocal left, interrupted
     point = dual.start
-    # `dual` has a strategy for each way in which the search can end.
+    # `dual` holds its best strategy, in whichever way the search ends.
     try:
       if left > 0 and not interrupted:
         minimum = solver.minimize(

@@ -118,7 +118,8 @@ def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
   sum of d over a pattern of rounds >= i. Then d_i = F_i - F_{i+b}, where F is 1
   in the first b < n rounds and does not increase. In the dual, patterns have
   weights with sum V. m_i is the weight of the patterns that contain round i,
-  and y_i >= 0 is the weight of those that could contain round i and do not.
+  and y_i >= 0 is the weight of the patterns that could contain round i and do
+  not.
 
     m_i = m_{i-b} + y_{i-1} - y_i,  V = m_0 + ... + m_{b-1} + y_{b-1}
 
@@ -259,8 +260,8 @@ class DirectMultipliers:
   """M whose parameters are v and the entries M_ij of pairs.
 
   The parameters are scaled so that the curvature of T at the start is nearly
-  the same for all of them. This class is for min-separation, for which the M of
-  `FactoredMultipliers` would have other nonzero entries than those of pairs.
+  the same for all of them. This class is for min-separation. There the M of
+  `FactoredMultipliers` would have nonzero entries for rounds that form no pair.
 
   Attributes:
     start: [parameters] float64, parameters for the guess of M.
@@ -293,10 +294,14 @@ class DirectMultipliers:
   def decomposed(
     self, parameters: np.ndarray, roots: np.ndarray, summed: Summed
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns eigenvalues and eigenvectors of B M B^T.
+    """Returns eigenvalues, increasing, and eigenvectors of B M B^T.
 
-    M may be indefinite. The arguments and the result are those of
-    `FactoredMultipliers.decomposed`.
+    B is diag(roots) A. M may be indefinite.
+
+    Args:
+      parameters: [parameters] float64.
+      roots: [n, 1] float64, square roots of w.
+      summed: function that multiplies a matrix by A.
     """
     multipliers = self.matrix(parameters)
     values, vectors = np.linalg.eigh(

@@ -40,10 +40,10 @@ def optimize(
     participation: schema under which the sensitivity is computed.
     workload: workload under which the error is computed.
     objective: `MEAN` or `MAX` over the per-query errors.
-    noise_copies: largest number of model copies that the noise may need; None
-      for no limit.
+    noise_copies: largest number of copies of the model that the noise may have
+      in memory, >= 0; None for no limit.
     callback: function that is called during the search with the best loss so
-      far.
+      far; None for no calls.
     **parameters: parameters of the family; None lets the search choose.
 
   Raises:
@@ -92,7 +92,7 @@ def _check_copies(request: _Request, needed: int) -> None:
   if request.noise_copies is not None and needed > request.noise_copies:
     raise errors.value_error(
       f'noise_copies={request.noise_copies}: {request.family.name} keeps '
-      f'{needed} model copies; allow more, or use another family'
+      f'{needed} model copies; allow as many, or use another family'
     )
 
 
@@ -133,9 +133,9 @@ def build(request: _Request) -> solver.Optimized:
 def _best_bands(
   request: _Request, find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
-  """Returns the best strategy for the given bands, or of several candidates.
+  """Returns the best strategy for the given number of bands.
 
-  The candidates are powers of two and min_sep.
+  If the number is not given, powers of two and min_sep are compared.
 
   Args:
     request: request of the search.

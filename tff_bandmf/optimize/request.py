@@ -1,4 +1,4 @@
-"""The request of a search, and the error of a strategy for it."""
+"""The request of a search: a family, given parameters, and an error."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Request(solver.Problem):
     family: declaration of the family of strategies.
     parameters: given parameters of the family, checked; the search chooses all
       other parameters.
-    noise_copies: largest number of model copies that the noise may need; None
-      for no limit.
+    noise_copies: largest number of copies of the model that the noise may have
+      in memory, >= 0; None for no limit.
   """
 
   family: strategies.Family = attrs.field(kw_only=True)
@@ -29,13 +29,17 @@ class Request(solver.Problem):
   noise_copies: Optional[int] = None
 
   def __getitem__(self, name: str) -> Any:
-    """Returns the given value of a parameter, or else its default or None."""
+    """Returns the given value of a parameter, else its default, else None."""
     parameter = self.family.parameter(name)
     default = None if parameter is None else parameter.default
     return self.parameters.get(name, default)
 
   def needed(self, name: str, *otherwise: Any) -> Any:
-    """Returns the value of a parameter, or else the first of `otherwise`.
+    """Returns the first value that is not None.
+
+    Args:
+      name: name of a parameter, whose value comes first.
+      *otherwise: further values.
 
     Raises:
       ValueError: all of these values are None.

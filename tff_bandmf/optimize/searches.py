@@ -52,8 +52,8 @@ def robust_toeplitz(request: _Request) -> solver.Optimized:
 def blt(request: _Request) -> solver.Optimized:
   """Returns the best BLT.
 
-  If `buffers` is not given, they are added one by one as long as the loss
-  decreases enough.
+  If `buffers` is not given, buffers are added one by one as long as each
+  decreases the loss by at least the fraction `_WORTH`.
   """
   most = _MOST_BUFFERS
   if request.noise_copies is not None:
@@ -70,8 +70,8 @@ def blt(request: _Request) -> solver.Optimized:
 def banded_inverse(request: _Request) -> solver.Optimized:
   """Returns the best banded C^-1.
 
-  If `bands` is not given, they are doubled as long as the loss decreases
-  enough.
+  If `bands` is not given, their number is doubled as long as this decreases the
+  loss by at least the fraction `_WORTH`.
   """
   given = 'bands' in request.parameters
   most = (
@@ -101,7 +101,9 @@ def _toeplitz(
 def _growing(
   sizes: Iterable[int], find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
-  """Returns the strategy of the first size that is nearly as good as the next.
+  """Returns the best strategy of the first size that is nearly good enough.
+
+  The next size decreases the loss by less than the fraction `_WORTH`.
 
   Args:
     sizes: numbers of bands, ascending.

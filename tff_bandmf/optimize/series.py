@@ -22,11 +22,11 @@
   sens = || sum_{j<k} shift(m, j b) ||, or || c || for one participation
 
 sens is exact if m = c. Otherwise it is an upper bound, because the entries of
-|C| are at most the entries of the Toeplitz matrix of m. Proof that it is exact
-for m = c: if c >= 0 does not increase from b on, the leftmost pattern 0, b, ...
-has the largest sum of X = C^T C, since X[i, j] = sum_{t<n-j} c_{t+j-i} c_t and
-each pair of rounds i < j of this pattern has the least j and j - i. [BSR24, Thm
-2] assumes that c does not increase from 0 on.
+|C| are at most the entries of the Toeplitz matrix of m. Proof that sens is
+exact for m = c: if c >= 0 does not increase from b on, the leftmost pattern 0,
+b, ... has the largest sum of X = C^T C, since X[i, j] = sum_{t<n-j} c_{t+j-i}
+c_t, and each pair of rounds i < j of this pattern has the least j and the least
+j - i. [BSR24, Thm 2] assumes that c does not increase from 0 on.
 
 Gradients are computed by formulas. The power series y = x / c is L(c)^-1 x,
 where L(c) is the lower-triangular Toeplitz matrix of c. If `by_y` is the
@@ -51,8 +51,9 @@ from tff_bandmf.optimize import solver
 # Largest number of rounds with learning rates, which need n x n matrices.
 _MOST_SCHEDULED_ROUNDS = 4096
 # Powers p of the norm that replaces the maximum over rounds; the norm exceeds
-# the maximum by a factor of at most n^(1 / p). One search for each p follows
-# the other, because a search with only a large p converges slowly.
+# the maximum by a factor of at most n^(1 / p). There is one search for each p,
+# which starts at the result for the smaller p, because a search with only a
+# large p converges slowly.
 _NORMS = (100.0, 1e4)
 # A smaller decrease of the log loss counts as 0.
 _NO_GAIN = 1e-10
@@ -135,9 +136,10 @@ def squared_sensitivity(
   min_sep = participation.separation(rounds)
   m = np.abs(column)
   largest = np.arange(len(m))
-  # PRIVACY: If distances of rounds may exceed b, the leftmost pattern of |c|
-  # may have a smaller sum than another pattern. The leftmost pattern of m,
-  # which does not increase from b on, bounds the sums of all patterns.
+  # PRIVACY: If rounds of a client may be more than b apart, the leftmost
+  # pattern of |c| may have a smaller sum than another pattern, and sens would
+  # be too small. The leftmost pattern of m, which does not increase from b on,
+  # bounds the sums of all patterns.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
   if not (falls or participation.evenly_spaced):
     largest[min_sep:] = min_sep + _last_maxima(m[min_sep:])
@@ -195,9 +197,8 @@ class Objective:
     self._falls = falls
     if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
       raise errors.value_error(
-        f'rounds={rounds}: learning rates are taken up to '
-        f'{_MOST_SCHEDULED_ROUNDS} rounds; use a constant learning rate, or '
-        'family banded'
+        f'rounds={rounds}: must be at most {_MOST_SCHEDULED_ROUNDS} with a '
+        'learning rate schedule; use a constant learning rate, or family banded'
       )
     self._norms: tuple[float, ...] = (1.0,)
     self._error: _Error
@@ -284,8 +285,8 @@ def minimize(
   """Returns the best point of `solver.minimize` for a log loss.
 
   L-BFGS-B may stop before a minimum, at a kink or because of rounding errors.
-  So it is started again from its last point until it converges or does not
-  decrease the loss, which counts as convergence.
+  So it is started again from its last point until it converges, or until it
+  does not decrease the loss any more, which counts as convergence.
 
   Args:
     function: function from [parameters] float64 to log loss and gradient.

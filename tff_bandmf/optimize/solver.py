@@ -110,9 +110,9 @@ class Problem:
       strategy: best strategy of the search.
       minimum: result of the solver; None if no solver was needed.
     """
-    # PRIVACY: A search may assume a smaller sensitivity than the final C has,
-    # and its loss would then be too small. The sensitivity is computed from the
-    # final C.
+    # PRIVACY: A search may assume a sensitivity below that of the final C. With
+    # this sensitivity, the loss would promise a smaller error than the noise
+    # for the stated epsilon has. The sensitivity is computed from the final C.
     # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
     sens = sensitivity.sensitivity(strategy, self.participation).value
     return Optimized(
@@ -145,10 +145,10 @@ def minimize(
     max_evaluations: largest number of evaluations of `function`, >= 1.
     callback: function that is called after every iteration with the least value
       so far.
-    tolerance: decrease of the value by an iteration, relative if the value is
-      above 1, else absolute, below which the search has converged.
-    corrections: number of past gradients that L-BFGS stores; its memory is
-      about 2 * `corrections` + 5 times that of `start`.
+    tolerance: the search has converged if an iteration decreases the value by
+      less than this; relative if the value is above 1, else absolute.
+    corrections: number of past gradients that L-BFGS stores; it takes about
+      2 * `corrections` + 5 times the memory of `start`.
 
   Raises:
     ValueError: `function` is not finite at `start`.
@@ -209,7 +209,7 @@ def check_separated(bands: int, min_sep: Optional[int]) -> int:
   """
   if min_sep is not None and bands > min_sep:
     raise errors.value_error(
-      f'bands={bands}: must not exceed min_sep={min_sep}, or columns of one '
-      f'client overlap and sensitivity grows; use {min_sep} or fewer'
+      f'bands={bands}: must not exceed min_sep={min_sep}, or the columns of a '
+      f"client's rounds overlap and sensitivity grows; use {min_sep} or fewer"
     )
   return bands

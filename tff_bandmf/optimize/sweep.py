@@ -8,10 +8,10 @@
   minimise error(x) * sens(x)^2
 
 The best x is often so near an end of the range that the order of magnitude of
-its distance from the end matters (1 - lambda of DP-CGD, nu of LTI). A change of
-u by a constant changes this order of magnitude by a constant. The loss is first
-computed on a grid that includes the ends of the range; then each local minimum
-of the grid is refined.
+its distance from the end matters (1 - lambda of DP-CGD, nu of LTI). Near an
+end, a change of u by a constant multiplies this distance by a constant. The
+loss is first computed on a grid that includes the ends of the range; then each
+local minimum of the grid is refined.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tff_bandmf.optimize import solver
 
 # Grid of u. At its ends x is a billionth of the range away from low or high.
 _GRID = np.linspace(-20.75, 20.75, 31)
-# Precision of u. The error of the loss is of the order of its square, because
-# the derivative of the loss is 0 at a minimum.
+# Precision of u. The error of the loss is of the order of the square of this
+# precision, because the derivative of the loss is 0 at a minimum.
 _PRECISION = 1e-5
 
 

@@ -91,21 +91,20 @@ def _hankel(s: np.ndarray, x: np.ndarray) -> np.ndarray:
 class _Settled:
   """The log loss as a function of c_1 .. c_{b-1}, if d_j vanishes for j >= n.
 
-    E = error = W^2 u + 2 W (sum d_j - h sum j d_j) + p^T s - h T
+    E = error = W^2 u + 2 W (sum d_j - v sum j d_j) + p^T s - v T
     T = p'^T s - F . F' + G . G',  F = L1^T s,  G = L2^T s
 
-  For the mean error u = (n + 1) / 2 and h = 1 / n, and for the max error u = n
-  and h = 0; this h is not the polynomial h. A prime is the derivative by rho at
-  fixed s. The gradient needs no derivative of s, where K s = p, because E is
-  written with 2 p^T s - s^T K s in place of p^T s, and with the additional term
-  y^T (p - K s), y = -h K^-1 dT/ds. The value of E stays the same, and its
-  derivative by s is 0.
+  For the mean error u = (n + 1) / 2 and v = 1 / n, and for the max error u = n
+  and v = 0. A prime is the derivative by rho at fixed s. The gradient needs no
+  derivative of s, where K s = p, because E is written with 2 p^T s - s^T K s in
+  place of p^T s, and with the additional term y^T (p - K s), y = -v K^-1 dT/ds.
+  The value of E stays the same, and its derivative by s is 0.
   """
 
   def __init__(self, rounds: int, objective: str, h: np.ndarray):
     is_mean = objective == solver.MEAN
-    self._lead = (rounds + 1) / 2 if is_mean else rounds
-    self._h = 1 / rounds if is_mean else 0.0
+    self._u = (rounds + 1) / 2 if is_mean else rounds
+    self._v = 1 / rounds if is_mean else 0.0
     self._filter = h
 
   def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
@@ -121,7 +120,7 @@ class _Settled:
 
   def _error(self, q: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns E, and its gradient by q, [m + 1]."""
-    h = self._h
+    v = self._v
     steps = np.arange(len(q), dtype=float)
     weighted = steps[:-1]  # p'_j is weighted_j p_j.
     sums = np.cumsum(q)
@@ -135,34 +134,34 @@ class _Settled:
     by_s = weighted * p - (
       _times(f, sdf) + _times(df, sf) - _times(g, sdg) - _times(dg, sg)
     )
-    y = -h * scipy.linalg.cho_solve(factor, by_s, check_finite=False)
+    y = -v * scipy.linalg.cho_solve(factor, by_s, check_finite=False)
 
     slope = steps @ q
     total = limit * p.sum()
     weighted_total = limit * (weighted @ p - total * slope)
     error = (
-      limit**2 * self._lead
-      + 2 * limit * (total - h * weighted_total)
+      limit**2 * self._u
+      + 2 * limit * (total - v * weighted_total)
       + p @ s
-      - h * (weighted * p @ s - sf @ sdf + sg @ sdg)
+      - v * (weighted * p @ s - sf @ sdf + sg @ sdg)
     )
 
     by_p = (
       2 * s
       + y
-      - h * weighted * s
-      + 2 * limit**2 * (1 - h * (weighted - limit * slope))
+      - v * weighted * s
+      + 2 * limit**2 * (1 - v * (weighted - limit * slope))
     )
     by_limit = (
-      2 * limit * self._lead
+      2 * limit * self._u
       + 4 * total
-      - 2 * h * (2 * limit * (weighted @ p) - 3 * limit * total * slope)
+      - 2 * v * (2 * limit * (weighted @ p) - 3 * limit * total * slope)
       - by_p @ sums[:-1]
     )
-    by_f = _hankel(s, h * sdf - 2 * sf - _hankel(y, f)) - _hankel(y, sf)
-    by_g = _hankel(s, h * sdg - 2 * sg - _hankel(y, g)) - _hankel(y, sg)
-    by_df, by_dg = (h * _hankel(s, each) for each in (sf, sg))
-    by_q = 2 * h * limit**2 * total * steps - limit**2 * by_limit
+    by_f = _hankel(s, v * sdf - 2 * sf - _hankel(y, f)) - _hankel(y, sf)
+    by_g = _hankel(s, v * sdg - 2 * sg - _hankel(y, g)) - _hankel(y, sg)
+    by_df, by_dg = (v * _hankel(s, each) for each in (sf, sg))
+    by_q = 2 * v * limit**2 * total * steps - limit**2 * by_limit
     by_q[:-1] += by_f + weighted * by_df
     by_q[:-1] -= limit * np.cumsum(by_p[::-1])[::-1]
     by_q[:0:-1] -= by_g + steps[:0:-1] * by_dg
@@ -180,8 +179,8 @@ def optimize_banded_toeplitz(
   |c| is the sensitivity if each client takes part once.
 
   With at most `min_sep` bands the same strategy is optimal under every
-  min-separation schema, because the sensitivity is a multiple of |c|, except
-  for columns that are cut off at row n.
+  min-separation schema, because the sensitivity is a multiple of |c|. This is
+  not exact for columns that are cut off at row n.
 
   Args:
     problem: error to minimise; the search assumes that each client has only

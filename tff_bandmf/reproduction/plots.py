@@ -115,7 +115,10 @@ def _per_query_error(optimized) -> matplotlib.figure.Figure:
 
 
 def _rmse_by_min_sep() -> matplotlib.figure.Figure:
-  """Returns a plot of rmse if min_sep is not as planned [BandMF24, App H]."""
+  """Returns a plot of rmse by the actual min_sep [BandMF24, App H].
+
+  All strategies are optimised for one planned min_sep.
+  """
   figure, axes = _axes('true min_sep', 'rmse, sigma = 1')
   rounds, k = _UNKNOWN['rounds'], _UNKNOWN['participations']
   planned = participation_lib.MinSep(_UNKNOWN['bands'], k)

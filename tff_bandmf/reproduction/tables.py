@@ -141,7 +141,7 @@ def _amplified_sigma(table) -> Iterator[Row]:
       ours / math.sqrt(k),
       table['tol'],
     )
-    # The next row checks the opposite direction: epsilon of the printed sigma.
+    # The next row compares the epsilon of the printed sigma.
     yield _row(
       f'epsilon of sigma {published}, {bands} bands',
       epsilon,
@@ -189,9 +189,9 @@ def _banded_rmse(table) -> Iterator[Row]:
 
 def _optimal_bands(table) -> Iterator[Row]:
   rounds, schema = table['rounds'], participation_lib.Single()
-  # To optimise a C of many bands is slow, so the optimum over all C replaces
-  # this C. No banded C has a smaller error. So if a C of few bands is better
-  # than that optimum, it is better than every C of many bands.
+  # The search for a C of many bands is slow, so the optimum over all C, which
+  # has the least error, replaces it. If a C of few bands is better than this
+  # optimum at their noise multipliers, it is better than every C of many bands.
   dense = optimize.optimize(strategies.Dense.family, rounds, schema)
   rmse = {}
   for bands in (1 << i for i in range(rounds.bit_length())):
@@ -205,7 +205,7 @@ def _optimal_bands(table) -> Iterator[Row]:
     rmse[bands] = math.sqrt(optimized.loss)
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
-      # With more bands, a group would have fewer clients than a cohort needs.
+      # With more bands, a group has fewer clients than a cohort needs.
       total = {
         each: error * _cyclic_poisson_sigma(table, epochs, float(epsilon), each)
         for each, error in rmse.items()
@@ -295,9 +295,9 @@ def _cyclic_poisson_sigma(
 
   Args:
     table: a table with `rounds` and `delta`.
-    epochs: expected number of rounds of a client.
-    epsilon: epsilon to reach at delta.
-    bands: bands of C, and number of groups of clients.
+    epochs: expected number of rounds of a client, > 0.
+    epsilon: epsilon of the whole run at the delta of the table.
+    bands: number of bands of C, and also of groups of clients.
   """
   rounds = table['rounds']
   return accounting.poisson_noise_multiplier(
