@@ -45,12 +45,12 @@ def test_report_claims_the_composition(tmp_path, run_json):
   ] == [([0], written['epsilon']), ([0, 1, 2], written['together']['epsilon'])]
   assert 'goes on' not in str(written['warnings'])
   said = str(written['assumptions'])
-  assert 'did not depend on what the runs before it released' in said
-  assert 'did not depend on what was released' not in said
-  assert written['summary'].startswith('With the 2 runs before it')
+  assert 'did not depend on releases of earlier runs' in said
+  assert 'did not depend on released values' not in said
+  assert written['summary'].startswith('Together with 2 earlier runs')
   for name in ('report.md', 'report.html'):
     text = (tmp_path / 'third' / name).read_text()
-    assert 'with the runs before it' in text and '../first' in text
+    assert 'together with earlier runs' in text and '../first' in text
   folders = [tmp_path / name for name in ('first', 'second', 'third')]
   shown = run_json('report', folders[-1], '--public')
   assert shown['named_before'] == ['first', 'second']
@@ -120,7 +120,7 @@ def test_run_after_one_without_noise_claims_nothing_together(tmp_path):
   _run(tmp_path / 'second', [tmp_path / 'first'])
   written = report.write(tmp_path / 'second')
   assert written['together'] is None
-  assert written['summary'].endswith('before it: no guarantee.')
+  assert written['summary'].endswith('1 earlier run: no guarantee.')
 
 
 @pytest.mark.parametrize('named', ['first', {'run': 'first'}, {'run_id': 1}])

@@ -103,11 +103,11 @@ def test_client_cut_out_of_two_cohorts_is_refused(tmp_path):
   _refused(plain, 'ledger=round 2: contradicts the chain')
   # Whoever makes another chain contradicts the result,
   forge(forged, _cut)
-  _refused(forged, 'is not the one that result.json was written with')
+  _refused(forged, 'is not the ledger that result.json was written with')
   # and, while there is none, the sizes of the cohorts.
   forge(blind, _cut)
   (blind / report.RESULT_FILE).unlink()
-  _refused(blind, 'clients=2: metrics.csv has so many in round 2')
+  _refused(blind, 'clients=2: metrics.csv has this number in round 2')
 
 
 def test_ledger_of_another_run_is_refused(tmp_path):
@@ -157,7 +157,7 @@ def test_results_that_the_run_did_not_end_with_are_refused(tmp_path):
   path = tmp_path / report.RESULT_FILE
   results = json.loads(path.read_text())
   path.write_text(json.dumps({**results, 'test_accuracy': 0.124}))
-  _refused(tmp_path, 'has other results than the ledger says')
+  _refused(tmp_path, 'has other results than the ledger has')
 
 
 def test_noise_verified_in_one_of_six_rounds_is_refused(tmp_path):
@@ -191,7 +191,7 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
   _refused(forged, 'rounds=5: the run has ended')
   forge(blind, without_round)
   (blind / report.RESULT_FILE).unlink()
-  _refused(blind, f'round={gone}: metrics.csv has it, and the ledger lacks it')
+  _refused(blind, f'round={gone}: metrics.csv has this round, and the ledger')
 
 
 def test_ended_run_with_a_round_that_did_not_end_is_refused(tmp_path):
@@ -238,10 +238,10 @@ def test_ledger_that_lacks_what_metrics_show_is_refused(tmp_path):
   path = tmp_path / report.METRICS_FILE
   lines = path.read_text().splitlines(keepends=True)
   for changed, match in (
-    ([*lines, '4' + lines[4][1:]], 'round=4: metrics.csv has it'),
+    ([*lines, '4' + lines[4][1:]], 'round=4: metrics.csv has this round'),
     ([*lines[:3], lines[2]], 'is damaged'),
     ([*lines[:3], '2,3,' + lines[3][4:], lines[4]], 'round=2: .*another'),
-    ([*lines[:2], *lines[3:]], 'rounds=3: metrics.csv has so many'),
+    ([*lines[:2], *lines[3:]], 'rounds=3: metrics.csv lacks rounds'),
     (
       [lines[0].replace('fraction', 'number'), *lines[1:]],
       'round=0: .*another row',
@@ -288,6 +288,8 @@ def test_checkpoint_of_another_ledger_is_refused(tmp_path):
     path.unlink()
   (tmp_path / report.METRICS_FILE).unlink()
   forge(tmp_path, _cut)
-  _refused(tmp_path, 'checkpoint=.*00000003.npz: is not what the rounds')
+  _refused(
+    tmp_path, 'checkpoint=.*00000003.npz: does not follow from the rounds'
+  )
   (folder / '00000003.npz').write_bytes(b'state')
   _refused(tmp_path, 'checkpoint=.*00000003.npz: is damaged')

@@ -97,7 +97,7 @@ def test_counts_of_clients_are_not_published(tmp_path, run_json):
       r'data:image[^"]*|[0-9a-f]{64}'
     )
     text = re.sub(hidden, '', text)
-    assert 'Some rounds are not in the model' in text
+    assert 'Some rounds did not change the model' in text
     for count in ('97', '13', '7'):
       assert not re.search(rf'(?<![\d.]){count}(?![\d.])', text), count
     assert full['ledger_head'] not in text
@@ -111,7 +111,7 @@ def test_what_the_run_enforced_is_shown_as_checked(tmp_path, run_json):
     row for row in found['assumptions'] if 'clipped' in row['assumption']
   ]
   assert clip['enforced_by'] == 'the run'
-  assert clip['checked'].startswith('the ledger, in whose chain')
+  assert clip['checked'].startswith("the ledger's chain")
 
 
 def test_plan_that_was_not_kept_leads(tmp_path, run):
@@ -154,9 +154,13 @@ def test_run_without_noise_has_no_guarantee(tmp_path, run_json):
   'names, flags, message',
   [
     (('a', 'b'), (), 'is one too many'),
-    (('a', 'a'), ('--public',), 'runs=.*: are there twice'),
+    (('a', 'a'), ('--public',), 'runs=.*: must be different'),
     (('a', 'c'), ('--public',), 'unit_of_privacy=one device and one person'),
-    (('a',), ('--public', '--note', 'data=x'), 'data=x: is not what a public'),
+    (
+      ('a',),
+      ('--public', '--note', 'data=x'),
+      'data=x: is not a note of a public',
+    ),
     ((), ('--what-if', 'min_sep=2', '--plan', 'p', '--log', 'l'), 'what_if='),
   ],
 )

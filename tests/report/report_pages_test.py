@@ -319,7 +319,7 @@ def test_what_carries_no_noise_is_listed_one_by_one(tmp_path):
   # Of which nothing is known, so nothing good is assumed.
   assert {
     'where': 'metrics.csv, fraction',
-    'what': 'not known to this report',
+    'what': 'a column that this report does not know',
   } in items
 
 
@@ -343,7 +343,7 @@ def test_text_of_a_run_is_no_markup(tmp_path):
     ({'cohorts': _CLOSER}, 'was not kept'),
     ({'noise_multiplier': 0.0}, 'guarantees nothing'),
     ({'population': 10**5}, 'not below 1 / population'),
-    ({'code_sha256': 'a' * 64}, 'not the code that trained'),
+    ({'code_sha256': 'a' * 64}, 'not the code that ran'),
   ],
   ids=str,
 )
@@ -529,7 +529,7 @@ def test_head_has_rho_in_four_digits_and_units_of_the_inverse(tmp_path):
   for name in ('report.md', 'report.html'):
     text = (tmp_path / name).read_text()
     assert f'| {head} |' in text or f'>{head}</span></b>' in text
-    assert f'right to {cells.INVERSE_UNITS:g} units' in text
+    assert f'at most {cells.INVERSE_UNITS:g} units' in text
     assert f'to {cells.INVERSE_MOST:g}, absolutely' in text
 
 

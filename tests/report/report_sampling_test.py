@@ -72,7 +72,7 @@ def test_report_leads_with_the_planned_claim(whole):
   assert content['delta'] == _DELTA
   assert content['amplification'] == plan.cohorts.name
   sampling = content['sampling']
-  assert sampling['drawn'] == 'as the key of the draws gives them'
+  assert sampling['drawn'] == 'as the sampling key gives them'
   (claim,) = content['check']['claims']
   assert claim['amplified'] == content['epsilon']
   assert claim['epsilon'] == sampling['epsilon_unamplified']
@@ -123,10 +123,10 @@ def test_what_amplification_rests_on_is_said(whole):
     next(text for text in rows if text.startswith(start))
     for start in ('The server draws', 'Nobody who sees', 'Drawn clients come')
   ]
-  assert 'its verdict is in the chain' in rows[drawn]
+  assert "in the ledger's chain" in rows[drawn]
   assert rows[secret] == 'not checked here'
-  assert 'has as many updates as its round has clients' in rows[come]
-  assert not any(text.startswith('Clients take part as') for text in rows)
+  assert 'one update of each client' in rows[come]
+  assert not any(text.startswith('No client takes part') for text in rows)
 
 
 def test_run_without_a_verdict_is_not_checked(tmp_path):
@@ -162,7 +162,7 @@ def test_cut_cohort_has_no_amplified_claim(tmp_path):
   assert content['amplification'] == 'none'
   assert content['epsilon'] == content['sampling']['epsilon_unamplified']
   assert any(
-    'fewer updates than clients' in each for each in content['warnings']
+    'one update of each drawn client' in each for each in content['warnings']
   )
   public = report.publish([report.source.of_run(tmp_path)])
   (row,) = public.content['runs']
@@ -228,10 +228,10 @@ def test_other_cohorts_are_not_amplified(tmp_path, monkeypatch, everybody):
   content = made.content
   jsonschema.validate(content, report.json_schema())
   assert content['amplification'] == 'none'
-  assert content['sampling']['drawn'].startswith('not as the key')
+  assert content['sampling']['drawn'].startswith('not as the sampling key')
   assert content['epsilon'] == content['sampling']['epsilon_unamplified'] > 2
   assert content['observed']['clients'] > 0
-  assert any('amplifies nothing' in each for each in content['warnings'])
+  assert any('without amplification' in each for each in content['warnings'])
   assert plan.sampled.rule not in made.statement
 
 

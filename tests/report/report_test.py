@@ -301,7 +301,7 @@ def test_unit_of_several_clients_is_claimed(tmp_path):
   assert written['epsilon'] == spec.epsilon(1e-5)
   assert written['sensitivity'] == pytest.approx(3 * math.sqrt(2 * 1.41))
   assert 'If a unit has at most 3 clients' in written['formal_statement']
-  assert 'One unit of privacy is 3 clients at most.' in [
+  assert 'One unit of privacy is at most 3 clients.' in [
     row['assumption'] for row in written['assumptions']
   ]
   text = (tmp_path / 'report.md').read_text()
@@ -323,8 +323,8 @@ def test_stopped_run_claims_the_rounds_it_started(tmp_path):
     accounting.gaussian_epsilon(0.6 * math.sqrt(2), 1e-5), rel=1e-3
   )
   assert written['planned']['epsilon'] > written['epsilon']
-  assert 'what 3 rounds of this run release' in written['formal_statement']
-  assert 'did not depend on what was released' in str(written['assumptions'])
+  assert 'the releases of 3 rounds of this run' in written['formal_statement']
+  assert 'did not depend on released values' in str(written['assumptions'])
   # With the fourth round a client may have come twice.
   make_run(tmp_path / 'more', KEPT[:4], ended=False)
   more = report.write(tmp_path / 'more')
@@ -336,7 +336,7 @@ def test_run_without_a_finished_round_leads_with_it(tmp_path):
   written = report.write(tmp_path)
   assert written['warnings'][0].startswith('No round finished')
   assert written['observed']['epsilon'] is None
-  assert 'nobody took part' in (tmp_path / 'report.md').read_text()
+  assert 'no client took part' in (tmp_path / 'report.md').read_text()
 
 
 def test_one_round_is_not_called_rounds(tmp_path):
@@ -363,7 +363,7 @@ def test_what_the_run_held_to_is_checked_in_every_round(tmp_path):
   for name, held in (('all', range(6)), ('some', range(5)), ('none', ())):
     make_run(tmp_path / name, KEPT, held=held)
     rows = report.write(tmp_path / name)['assumptions']
-    checked.append(['in whose chain' in row['checked'] for row in rows])
+    checked.append(['digest of it' in row['checked'] for row in rows])
   # The clip and the key.
   assert sum(checked[0]) == 2 and checked[0][0]
   assert not any(checked[1] + checked[2])
@@ -375,7 +375,7 @@ def test_less_noise_measured_than_claimed_is_refused(tmp_path):
   for key in ('noise_multiplier', 'z_stddev_per_clip'):
     run['claim'][key] *= 10
   (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
-  with pytest.raises(ValueError, match='measured less noise'):
+  with pytest.raises(ValueError, match='had less noise'):
     report.write(tmp_path)
 
 
@@ -479,7 +479,7 @@ def test_run_with_a_value_of_another_kind_is_refused(tmp_path, key, value):
   make_run(tmp_path, KEPT)
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
   (tmp_path / report.RUN_FILE).write_text(json.dumps({**run, key: value}))
-  with pytest.raises(ValueError, match=f'{key}.*, or holds another kind'):
+  with pytest.raises(ValueError, match=f'{key}.*, or has a wrong type there'):
     report.write(tmp_path)
 
 
@@ -554,7 +554,7 @@ def test_what_if_on_the_command_line_writes_nothing(tmp_path, capsys):
   command = ['report', str(tmp_path), '--what-if']
   assert main.main([*command, 'min_sep=3,max_participations=2']) == 0
   out, _ = capsys.readouterr()
-  assert '1e-05)-DP' in out and 'The ledger shows worse: min_sep 2' in out
+  assert '1e-05)-DP' in out and 'the ledger has min_sep 2' in out
   assert main.main([*command, 'max-participations=1', '--json']) == 0
   found = json.loads(capsys.readouterr().out)
   assert (

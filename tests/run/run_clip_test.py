@@ -60,7 +60,9 @@ def test_adaptive_clip_without_its_metrics_is_refused(tmp_path):
   with run.Run(tmp_path / 'run', plan) as mine:
     mine.restore(lambda: like)
     opened = next(mine.rounds(clients=8))
-    with pytest.raises(ValueError, match='metrics.csv: lacks the clip that r'):
+    with pytest.raises(
+      ValueError, match='metrics.csv: lacks the clip from which r'
+    ):
       opened.release([], like)
   path.write_text(rows)
   with run.Run(tmp_path / 'run', plan) as mine:

@@ -309,11 +309,11 @@ def test_metrics_that_a_run_needs_are_not_to_be_removed(tmp_path):
   path = tmp_path / run_json.METRICS_FILE
   path.write_text(path.read_text().replace('\n0,2', '\n0,1'))
   with pytest.raises(
-    ValueError, match='restore the file; only a run whose clip is constant'
+    ValueError, match='restore the file; if the clip of the run is constant'
   ):
     run.Run(tmp_path, _plan())
   path.write_text('round\n1\n1\n')
-  with pytest.raises(ValueError, match='is damaged; restore the file; only'):
+  with pytest.raises(ValueError, match='is damaged; restore the file; if'):
     report.build(tmp_path)
 
 
@@ -324,5 +324,5 @@ def test_result_of_a_run_is_not_to_be_removed(tmp_path):
     mine.record(accuracy=0.5)
   path = tmp_path / run_json.RESULT_FILE
   path.write_text(json.dumps({'accuracy': 'x'}))
-  with pytest.raises(ValueError, match='is damaged; restore it'):
+  with pytest.raises(ValueError, match='is damaged; restore the file'):
     report.build(tmp_path)

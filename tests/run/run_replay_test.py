@@ -82,7 +82,7 @@ def test_round_that_met_two_sums_is_not_finished(tmp_path):
     opened = next(mine.rounds(clients=8))
     with pytest.raises(Exception, match='released another sum'):
       opened.release([value + 1 for value in values], values[0])
-    with pytest.raises(ValueError, match='round=0: met two sums'):
+    with pytest.raises(ValueError, match='round=0: had two different sums'):
       opened.finish(0)
   with run.Run(directory, small_run.small_plan()) as mine:
     assert next(mine.rounds(clients=8)).index == 1

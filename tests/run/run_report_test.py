@@ -81,7 +81,7 @@ def test_run_claims_what_it_and_those_before_it_guarantee(tmp_path):
   assert found.guarantees[0].epsilon(1e-5) == second.content['epsilon']
   assert len(found.guarantees) == 3
   # One round each: its chain says what the run held to.
-  assert 'in whose chain' in second.content['assumptions'][0]['checked']
+  assert 'digest of it' in second.content['assumptions'][0]['checked']
   for after, message in (
     ([], 'after=None'),
     ([tmp_path / 'second'], 'is the run itself'),
@@ -153,9 +153,10 @@ def test_identifiers_can_be_erased(tmp_path):
     assert not list(mine.rounds(clients=['a', 'b']))
   assert not (directory / run_json.LEDGER_KEY).exists()
   assert found['observed']['clients'] == 2 and found['completed']
-  assert 'hashes of clients, under a key that is gone' in [
-    row['what'] for row in found['side_releases']
-  ]
+  assert (
+    'hashes of the clients of each round, under a key that is destroyed'
+    in [row['what'] for row in found['side_releases']]
+  )
 
 
 def test_process_that_passes_the_aggregator_is_refused(tmp_path):
@@ -171,7 +172,7 @@ def test_process_that_nobody_checked_leads_the_report(whole):
   made = report.build(directory)
   assert made.content['process_checked'] is False
   assert made.content['warnings'][0].startswith('NOT CHECKED: the process of')
-  assert made.statement.startswith('Not checked: what the process lets past')
+  assert made.statement.startswith('Not checked: values of clients that bypass')
   assert made.content['summary'].startswith('Not checked: ')
   public = report.publish([report.source.of_run(directory)])
   assert public.content['warnings'][0].startswith('NOT CHECKED: the process of')

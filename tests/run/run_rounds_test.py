@@ -277,7 +277,7 @@ def test_run_that_is_over_says_so(tmp_path, capsys):
     mine.record(accuracy=0.25 + 1e-9)
     mine.record()
     for other in dict(accuracy=0.5), dict(loss=0.25):
-      with pytest.raises(ValueError, match=r'record=.*ended with .*0\.25'):
+      with pytest.raises(ValueError, match=r'record=.*ended with.*0\.25'):
         mine.record(**other)
 
 
@@ -395,6 +395,6 @@ def test_result_that_is_not_a_number_is_refused(tmp_path, results):
   with _open(tmp_path) as mine:
     for i, opened in enumerate(mine.rounds(clients=10)):
       opened.finish(np.full(1, i))
-    with pytest.raises(ValueError, match='record=.*is not a result'):
+    with pytest.raises(ValueError, match='record=.*must be a finite number'):
       mine.record(**results)
     mine.record(acc=np.float32(0.5))

@@ -154,7 +154,7 @@ def test_other_population_is_refused(tmp_path):
 def test_clients_that_come_by_themselves_are_refused(tmp_path):
   with run.Run(tmp_path, _plan()) as mine:
     with pytest.raises(
-      ValueError, match='cohorts=cyclic-poisson: are drawn by'
+      ValueError, match='cohorts=cyclic-poisson: are sampled by'
     ):
       with mine.round(cohort=[1, 2]):
         pass
@@ -276,5 +276,5 @@ def test_aggregator_gets_what_is_drawn(runtime, tmp_path, cohorts, epsilon):
   assert len(states) == _ROUNDS
   assert content['epsilon'] <= epsilon and content['delta'] == 1e-3
   assert content['amplification'] == cohorts.name
-  assert content['sampling']['drawn'] == 'as the key of the draws gives them'
+  assert content['sampling']['drawn'] == 'as the sampling key gives them'
   assert content['observed']['rounds_finished'] == _ROUNDS

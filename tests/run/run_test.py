@@ -173,7 +173,9 @@ def test_past_the_last_round_the_way_on_is_told(whole):
 
 
 def test_more_updates_than_clients_are_refused(opened):
-  with pytest.raises(ValueError, match='more than the 1 clients of the round'):
+  with pytest.raises(
+    ValueError, match='must not exceed the 1 clients of the round'
+  ):
     opened.release([np.zeros(3)] * 2, np.zeros(3))
   assert not opened._journal._position.released(0)
 
@@ -281,7 +283,7 @@ def test_learning_process_is_trained_by_the_run(tmp_path, runtime, capsys):
     assumptions = mine.report().content['assumptions']
     assert mine.report().content['process_checked'] is True
   (row,) = [each for each in assumptions if 'passes' in each['assumption']]
-  assert row['checked'].endswith('past the aggregator: nothing')
+  assert row['checked'].endswith('bypass the aggregator: nothing')
 
 
 def test_refusal_is_one_line(opened):

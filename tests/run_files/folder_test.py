@@ -145,7 +145,9 @@ def test_copy_without_its_ledger_is_refused(described, run_copy, ledger_key):
   # Nor is a new one taken for the one that is gone.
   with ledger_lib.Ledger(run_copy / report.LEDGER_FILE):
     pass
-  with pytest.raises(ValueError, match='is not the one that the key was used'):
+  with pytest.raises(
+    ValueError, match='is not the ledger that the key was used'
+  ):
     _open(run_copy, described, moved=True)
 
 
@@ -161,7 +163,7 @@ def test_edited_copy_is_refused(small, run_copy):
   run['config'] = json.loads(json.dumps(other[0].config))
   path.write_text(json.dumps(run))
   for moved in (False, True):
-    with pytest.raises(ValueError, match='run.json says, or that file was ed'):
+    with pytest.raises(ValueError, match='run.json says, or run.json was ed'):
       _open(run_copy, other, moved)
 
 
@@ -253,7 +255,7 @@ def test_metrics_of_a_run_that_goes_on_are_checked(run_copy):
     others = lines[2].replace('1,4,', '1,5,', 1)
     path.write_text(''.join([*lines[:2], others, *lines[3:]]))
     with pytest.raises(
-      ValueError, match='metrics.csv: has another row of round 1'
+      ValueError, match='metrics.csv: has a row of round 1 that differs'
     ):
       metrics.Metrics(run_copy, ledger, columns, 3)
     metrics.Metrics(run_copy, ledger, columns, 1)

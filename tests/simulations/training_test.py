@@ -398,7 +398,7 @@ def test_amplified_experiment_tells_nothing_of_its_cohorts(
     <= epsilon
     < (content['sampling']['epsilon_unamplified'] or math.inf)
   )
-  assert content['sampling']['drawn'] == 'as the key of the draws gives them'
+  assert content['sampling']['drawn'] == 'as the sampling key gives them'
   columns = {'round', 'accuracy', 'loss'}
   for row in metrics_lib.rows(tmp_path / 'run'):
     told = {name for name, value in row.items() if value}

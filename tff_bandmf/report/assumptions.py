@@ -9,11 +9,11 @@ from tff_bandmf.run_files import run_json
 
 _UNCHECKED = 'not checked here'
 _STOPPED = (
-  'The decision to start no more rounds did not depend on what was released.'
+  'The decision to start no more rounds did not depend on released values.'
 )
 _CHOSEN = (
-  'The choice of the noise and rounds of this run did not depend on what the '
-  'runs before it released.'
+  'The choice of the noise and the number of rounds of this run did not depend '
+  'on releases of earlier runs.'
 )
 
 
@@ -29,7 +29,7 @@ def rows(
   """
   enforced = (run.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
-    'the ledger, in whose chain it stands for every round that started'
+    "the ledger's chain, which has a digest of it for every started round"
     if claim.signed
     else _UNCHECKED
   )
@@ -37,9 +37,9 @@ def rows(
     'not checked: the ledger has no measurement'
     if claim.observed.z_stddev is None
     else 'the ledger has the standard deviation that the aggregator measured '
-    'in each round; compared with the claim here'
+    'in each round; this report compared it with the claim'
   )
-  trainer = 'whoever trained' if elsewhere else 'the training program'
+  trainer = 'the operator of the training' if elsewhere else 'the program'
   record = (
     _UNCHECKED
     if claim.stated
@@ -48,9 +48,10 @@ def rows(
   clipped = f'its L2 norm is clipped to {claim.l2_norm_clip}'
   if run.claim.get('adaptive_clip'):
     clipped = (
-      'its L2 norm is clipped to the clip of the round, which earlier releases '
-      'tell; with the indicator of whether it was, the norm over the first '
-      f'clip, times that, is at most {claim.l2_norm_clip}'
+      'its L2 norm is clipped to the clip of the round, which follows from '
+      'earlier releases; scaled from the clip of the round to the first clip, '
+      'the update together with its indicator has a norm of at most '
+      f'{claim.l2_norm_clip}'
     )
   table = (
     (
@@ -68,7 +69,7 @@ def rows(
       else 'the ledger has one cohort of each round, and one result',
     ),
     (
-      'Who takes part does not depend on what the clients hold.',
+      'The participation of clients does not depend on their data.',
       trainer,
       _UNCHECKED,
     ),
@@ -86,16 +87,16 @@ def rows(
       if holds
     ),
     (
-      'One unit of privacy is one client: nobody has two.'
+      'One unit of privacy is one client, and never two clients.'
       if claim.held.clients_per_unit == 1
-      else f'One unit of privacy is {claim.held.clients_per_unit} clients at '
-      'most.',
-      'whoever enrols clients',
+      else 'One unit of privacy is at most '
+      f'{claim.held.clients_per_unit} clients.',
+      'the operator who enrols clients',
       _UNCHECKED,
     ),
     (
-      'The noise of all rounds is that of the strategy and of this standard '
-      'deviation.',
+      'The noise of all rounds is C^-1 z, for the stated strategy C and the '
+      'stated standard deviation of z.',
       trainer if elsewhere else 'the aggregator',
       _UNCHECKED if elsewhere else measured,
     ),
@@ -105,26 +106,27 @@ def rows(
       signed,
     ),
     (
-      'The words of the generator, ChaCha20, cannot be told from uniform '
-      'ones: its key is secret.',
+      'The output of the generator, ChaCha20, cannot be distinguished from '
+      'uniform bits: its key is secret.',
       trainer
       if elsewhere
-      else 'the operator: the file of the key is readable to its owner alone',
+      else 'the operator: only the owner of the key file can read the file',
       run.key_after or _UNCHECKED,
     ),
     (
-      'No value of clients bypasses the aggregator but those named here.',
+      'No value of clients bypasses the aggregator, except for the values that '
+      'are named here.',
       'the program'
       if claim.observed.examined is None
       else 'the learning process',
       _process(claim, run, elsewhere),
     ),
     (
-      'The inverse of the normal CDF is right to '
-      f'{cells.INVERSE_UNITS:g} units of 2^-53, relatively, and to '
-      f'{cells.INVERSE_MOST:g}, absolutely, between 0.9 and 1.5; all else '
-      'that arithmetic costs is proved and part of epsilon and delta.',
-      'SciPy, or TensorFlow where noise is made in a graph',
+      'The computed inverse of the normal CDF has a relative error of at most '
+      f'{cells.INVERSE_UNITS:g} units of 2^-53 and, for results between 0.9 '
+      f'and 1.5, an absolute error of at most {cells.INVERSE_MOST:g} units. '
+      'Epsilon and delta include proved bounds for all other arithmetic.',
+      'SciPy, or TensorFlow for noise that is made in a graph',
       'measured by tests, not proved',
     ),
   )
@@ -141,7 +143,7 @@ def _process(
   if claim.observed.examined is None:
     return (
       'no process: the program gave each update to round.release; nobody '
-      'looked at what else the program did with it'
+      'checked other uses of the updates in the program'
     )
   return (
     (run.process or _UNCHECKED)
@@ -159,17 +161,18 @@ def _recorded(
   if elsewhere:
     return [
       (
-        'The log has every participation, and a client has one name in it.',
-        'whoever kept the log',
+        'The log has every participation, and one name for each client.',
+        'the keeper of the log',
         _UNCHECKED,
       )
     ]
   return [
     (
-      'The ledger has every cohort that was used: it is written before its '
-      'round.',
+      'The ledger has every cohort that was used: each cohort is written '
+      'before its round.',
       trainer,
-      f'compared with {run_json.METRICS_FILE} and {run_json.RESULT_FILE} here',
+      f'this report compared the ledger with {run_json.METRICS_FILE} and '
+      f'{run_json.RESULT_FILE}',
     )
   ]
 
@@ -181,32 +184,34 @@ def _participants(
   if claim.amplified is None:
     return [
       (
-        'Clients take part as often, and as far apart, as the statement says.',
+        'No client takes part more often, or in closer rounds, than the '
+        'statement allows.',
         enforced,
         record,
       )
     ]
   return [
     (
-      'The server draws every cohort as the statement says, by a key that is '
+      'The server draws every cohort as the statement says, with a key that is '
       'fresh, secret and used for nothing else.',
       enforced,
       _UNCHECKED
       if claim.observed.drawn is None
-      else 'the run: it drew all cohorts again, and its verdict is in the '
-      'chain of the ledger',
+      else 'the run: it drew all cohorts again, and recorded the result of the '
+      "comparison in the ledger's chain",
     ),
     (
-      'Nobody who sees a release can tell who was drawn, or how many: not from '
-      'the ledger, from metrics, or from whom devices talk to.',
-      'the operator: clients that check in by themselves show it',
+      'Nobody who sees a release can tell which clients, or how many clients, '
+      'were drawn: not from the ledger, metrics or network traffic.',
+      'the operator: clients must not check in by themselves',
       _UNCHECKED,
     ),
     (
-      'Drawn clients come, or send zero under the same divisor; whether one '
-      'comes does not depend on what another holds, or on who else was drawn.',
-      'the run: it divides by the expected number',
-      'each sum has as many updates as its round has clients; the ledger has '
-      'the verdict of every round',
+      'Drawn clients come, or contribute zero under the same divisor; whether '
+      'a client comes does not depend on the data or the draws of other '
+      'clients.',
+      'the run: it divides by the expected number of clients',
+      'the ledger, which states for every round whether the sum has one update '
+      'of each client',
     ),
   ]

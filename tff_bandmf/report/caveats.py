@@ -12,20 +12,20 @@ from tff_bandmf.run_files import run_json
 
 # A log shows neither the enforcement nor the noise of training elsewhere.
 _ELSEWHERE = (
-  'Training ran elsewhere. This report did not enforce who took part, and did '
-  'not check the noise or what bypasses the aggregator: the claim is for the '
-  'rounds in the log and for noise that was made as the plan and this library '
-  'make it.'
+  'Training ran elsewhere. This report did not enforce the participation, and '
+  'did not check the noise or values that bypass the aggregator: the claim is '
+  'for the rounds in the log, and for noise of the planned size that was made '
+  'by the method of this library.'
 )
 _STATED = (
-  'Training ran elsewhere, and nothing of it was read for this report, no '
-  'ledger and no log: C, the noise and who took part are as the plan states '
-  'them. The claim is what follows from these numbers, for noise that was made '
-  'as this library makes it.'
+  'Training ran elsewhere, and this report read neither a ledger nor a log: C, '
+  'the noise and the participation are only stated in the plan. The claim '
+  'follows from these numbers, for noise that was made by the method of this '
+  'library.'
 )
 _NOBODY_ENDED = (
   'All planned rounds are over, and nobody recorded the end of the run: the '
-  'key of its noise may still exist, and no result pins the head of its '
+  'key of its noise may still exist, and no result file states the head of its '
   'ledger. The claim is for all these rounds. run.record ends a run.'
 )
 _NOBODY_ENDED_PUBLIC = (
@@ -33,32 +33,35 @@ _NOBODY_ENDED_PUBLIC = (
   'the key of its noise may still exist. The claim is for all these rounds.'
 )
 UNENDED_BEFORE = (
-  'A run before it has not started all its rounds: epsilon of all together is '
-  'for the rounds so far, and grows if that run goes on.'
+  'An earlier run has not started all its rounds: the epsilon of all runs '
+  'together is for the rounds so far, and grows if that run goes on.'
 )
 _SIMULATED = (
-  'SIMULATED: a small cohort stands for a larger one. No privacy claim '
-  'is made for a deployment; what is claimed here is for the noise that '
-  'this run had.'
+  'SIMULATED: a small cohort stands for a larger cohort. No privacy claim '
+  'is made for a deployment; the claim here is for the noise that this run '
+  'had.'
 )
-_NOT_LOOKED_AT = (
-  'Whether cohorts are those that the key of the draws gives was not checked.'
+_NOT_COMPARED = (
+  'The sampling was not checked: nobody compared the cohorts in the ledger '
+  'with the cohorts that the sampling key gives.'
 )
 _PROCESS = (
-  'NOT CHECKED: the process of this run was not checked, so what passes the '
-  'aggregator is not known. The claim is for the releases of the aggregator '
-  'alone. run.check(process) follows what clients hold through a process.'
+  'NOT CHECKED: the process of this run was not checked, so values of clients '
+  'may bypass the aggregator. The claim is only for the releases of the '
+  'aggregator. run.check(process) finds values that bypass the aggregator.'
 )
 _NOISE_ALONE = (
   'All updates of some rounds were zero or not finite, such as NaN: these '
   'rounds released noise alone. Look at the learning rate and at the data.'
 )
 _CUT = (
-  'Sums had fewer updates than clients were drawn. A cohort that may have been '
-  'cut has no amplified claim: sampling amplifies nothing here.'
+  'Some sums did not have one update of each drawn client. Such sums have no '
+  'amplified guarantee: the claim here is without amplification.'
 )
-_NOTHING_RELEASED = 'No round finished: nothing of the clients was released.'
-OTHER_CODE = 'The code that wrote this report is not the code that trained.'
+_NOTHING_RELEASED = 'No round finished: no result of a round was recorded.'
+OTHER_CODE = (
+  'The code that wrote this report is not the code that ran the training.'
+)
 _NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
 
@@ -70,7 +73,7 @@ def warnings(
 ) -> list[tuple[str, str]]:
   """Returns pairs of warnings, worst first.
 
-  The first text of a pair is for the report of the run, the second one for the
+  The first text of a pair is for the report of the run, the second text for the
   public report. A report leaves an empty text out.
 
   Args:
@@ -94,7 +97,8 @@ def warnings(
   away = _STATED if claim.stated else _ELSEWHERE
   over = seen.rounds >= rounds and not seen.open
   # PRIVACY: exact counts of clients have no noise, and would reveal
-  # participation to the public. The texts for the public leave counts out.
+  # participation to the public. The second texts, for the public report, leave
+  # counts out.
   # Guard: public_test.test_counts_of_clients_are_not_published.
   rows = (
     # PRIVACY: a reader could take the epsilon of a simulation for the epsilon
@@ -112,10 +116,10 @@ def warnings(
         if claim.budget is None
         else _over_budget(claim.budget, seen)
       )
-      + ' The claim below is for what was observed.',
+      + ' The claim below is for the observed participation.',
       broken
       + 'Clients took part more often, or closer together, than was planned. '
-      'The claim below is for what they did.',
+      'The claim below is for the observed participation.',
     ),
     (elsewhere, away, away),
     (
@@ -140,23 +144,22 @@ def warnings(
       claim.cohorts is not None
       and claim.amplified is None
       and not seen.incomplete,
-      'Cohorts were not those that the key of the draws gives: sampling '
-      'amplifies nothing here.',
+      'The cohorts differ from the cohorts that the sampling key gives: the '
+      'claim here is without amplification.',
       '',
     ),
     (
       claim.amplified is not None
       and seen.drawn is None
       and (completed or claim.rounds == rounds),
-      _NOT_LOOKED_AT,
-      _NOT_LOOKED_AT,
+      _NOT_COMPARED,
+      _NOT_COMPARED,
     ),
     (nothing, _NO_NOISE, ''),
     (
       not completed and not over,
-      f'This run has not ended: {started} started. The claim is for what '
-      'they released'
-      f'{", and grows with those that follow" * claim.may_grow}.',
+      f'This run has not ended: {started} started. The claim is for these '
+      f'rounds{", and epsilon grows with later rounds" * claim.may_grow}.',
       'Training has not ended. The claim is for the rounds so far.',
     ),
     (
@@ -169,14 +172,15 @@ def warnings(
       f'{seen.burnt} of {statement.count(seen.rounds, "round")} '
       f'{"was" if seen.burnt == 1 else "were"} burnt: started, but without '
       'effect on the model. The claim counts burnt rounds.',
-      'Some rounds are not in the model; the claim has them.',
+      'Some rounds did not change the model; the claim counts these rounds.',
     ),
     (
       claim.delta * population >= 1,
       f'delta = {claim.delta!r} is not below 1 / population = 1 / '
-      f'{population}: publishing all data of one client may satisfy it.',
-      'delta is not below one over the number of clients: publishing all data '
-      'of one client may satisfy it.',
+      f'{population}: a program that publishes all data of one client can have '
+      'such a claim.',
+      'delta is not below one over the number of clients: a program that '
+      'publishes all data of one client can have such a claim.',
     ),
     (
       seen.z_stddev is None and seen.finished > 0 and not elsewhere,
@@ -198,7 +202,7 @@ def _over_budget(
   """Returns a text that compares the rounds of clients with their budget."""
   cost = (seen.log.cost or 0) / budget.known_costs.limit
   return (
-    'Planned: rounds of a client cost its budget at most, and are '
-    f'{budget.apart} apart. Observed: they cost {cost:.6g} budgets, and are '
+    'Planned: the rounds of a client cost at most its budget, and are at least '
+    f'{budget.apart} apart. Observed: a cost of {cost:.6g} budgets, and rounds '
     f'{seen.min_sep} apart.'
   )

@@ -7,6 +7,7 @@
 | k      | `max_participations` | maximum number of rounds of a client       |
 | z      | `z_stddev`           | independent Gaussian noise of this         |
 |        |                      | standard deviation; the run adds C^-1 z    |
+| clip   | `l2_norm_clip`       | largest L2 norm of an update               |
 | sens   | `sensitivity`        | sensitivity of C to a client's rounds      |
 
   noise_multiplier = z_stddev / (clip * sens(C; b, k))
@@ -42,8 +43,8 @@ from tff_bandmf.run_files import run_json
 
 # Text for each value of `Observed.drawn`, the check of sampled cohorts.
 DRAWN = {
-  True: 'as the key of the draws gives them',
-  False: 'not as the key of the draws gives them',
+  True: 'as the sampling key gives them',
+  False: 'not as the sampling key gives them',
   None: 'not checked',
 }
 # Keys copied from `Claim.claimed`, the guarantee that the report leads with.
@@ -64,19 +65,19 @@ class Claim:
     amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
       or if cohorts in the ledger have only the guarantee `held`.
     cohorts: the planned sampled cohorts; None if cohorts are enforced.
-    seen: guarantee for exactly the participation in this ledger or log; None if
-      nobody took part.
+    seen: guarantee for exactly the participation in the ledger or log; None if
+      no client took part.
     observed: participation in the ledger, or in a log.
     violated: whether clients took part more often, or closer together, than
       planned.
     signed: whether the ledger's chain has the digest of the run's fixed files
       for every round that started.
     delta: delta of the claim, in (0, 1).
-    l2_norm_clip: the clipping norm, > 0; for an adaptive clip the norm of an
-      update with its indicator, in the first round.
+    l2_norm_clip: the clipping norm, > 0; for an adaptive clip, the largest norm
+      of an update with its indicator in the first round.
     clients_per_round: divisor of the mean update, > 0.
     planned_rounds: number of rounds that were planned, >= 1; for a `Budget` the
-      strategy may have more.
+      strategy may have more rounds.
   """
 
   planned: accounting.Guarantee
@@ -114,8 +115,8 @@ class Claim:
 
     Its epsilon is never below the epsilon of `claimed`.
     """
-    # PRIVACY: a stopped run spends more privacy once it resumes. This guarantee
-    # counts all planned rounds of the run.
+    # PRIVACY: if a stopped run resumes, its later rounds make epsilon larger.
+    # This guarantee counts all planned rounds of the run.
     # Guard: after_test.test_unfinished_run_counts_as_planned.
     return self.amplified or (self.held if self.violated else self.planned)
 
@@ -135,8 +136,8 @@ class Claim:
   def process_unknown(self) -> bool:
     """Whether a learning process may have released data without noise.
 
-    It is True if the run had noise and finished rounds, and nobody checked
-    which values of clients its process releases besides the aggregate.
+    The value is True if the run had noise and finished rounds, and nobody
+    checked which values of clients its process releases besides the aggregate.
     """
     return (
       self.observed.examined is False
@@ -146,7 +147,7 @@ class Claim:
 
   @property
   def rounds(self) -> int:
-    """The number of rounds in the claim: all up to the last one started."""
+    """The number of rounds in the claim: all up to the last started round."""
     return self.observed.last_round + 1
 
   @property
@@ -354,11 +355,13 @@ def from_evidence(
     observed: participation in the ledger or log, with the sensitivity of C.
     sampled: guarantee for the planned sampled cohorts; None if cohorts are
       enforced.
-    signed: the attribute of `Claim`.
-    delta: the attribute of `Claim`.
-    l2_norm_clip: the attribute of `Claim`.
-    clients_per_round: the attribute of `Claim`.
-    planned_rounds: the attribute of `Claim`; None takes the strategy's rounds.
+    signed: whether the ledger's chain has the digest of the run's fixed files
+      for every round that started.
+    delta: delta of the claim, in (0, 1).
+    l2_norm_clip: the clipping norm, > 0, see `Claim`.
+    clients_per_round: divisor of the mean update, > 0.
+    planned_rounds: number of planned rounds, >= 1; None takes the strategy's
+      rounds.
   """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if schema.evenly_spaced:
@@ -408,7 +411,7 @@ def _strategy(directory: pathlib.Path) -> strategies.Strategy:
     return strategies.load(path)[0]
   except (FileNotFoundError, ValueError) as error:
     missing = isinstance(error, FileNotFoundError)
-    fault = 'is gone' if missing else 'is not the whole file of the run'
+    fault = 'is gone' if missing else 'is damaged'
     raise errors.value_error(
       f'strategy={path}: {fault}; restore the file that the run was started '
       'with: no other strategy fits the noise of the run'
@@ -490,9 +493,9 @@ def _planned(
     clients_per_unit=claim.get('clients_per_unit', 1),
   )
   # PRIVACY: an edited run.json could claim a larger noise multiplier than its
-  # noise gives. This check computes the sensitivity again; the standard
-  # deviation that follows from the noise multiplier must be the one in the
-  # file.
+  # noise gives. This check computes the sensitivity again. The standard
+  # deviation that follows from the noise multiplier must be equal to the
+  # standard deviation in the file.
   # Guards: report_test.test_edited_claim_is_refused and
   # test_less_noise_measured_than_claimed_is_refused.
   if not math.isclose(

@@ -94,8 +94,8 @@ def check_plan(
   )
   # PRIVACY: a forger could divide the clip in run.json by ten, multiply the
   # noise multiplier by ten, and compute every hash again: the report would
-  # claim a tenth of the true mu = 1 / noise_multiplier. Each of these values
-  # must be the same in run.json and in the plan.
+  # claim a tenth of the true mu = 1 / noise_multiplier. The clip, the noise
+  # multiplier and all other values of the plan must be the same in run.json.
   # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
   for name in sorted(planned.keys() & run.claim.keys() | cohorts.keys()):
     value, claimed = planned[name], run.claim.get(name)
@@ -105,8 +105,8 @@ def check_plan(
       math.isclose(value, claimed, rel_tol=1e-9)
       if isinstance(value, float) and isinstance(claimed, float)
       else value == claimed,
-      f'{name}={claimed}: {run_json.RUN_FILE} has it, and '
-      f'{run_json.PLAN_FILE} {value}',
+      f'{name}={claimed}: {run_json.RUN_FILE} has this value, and '
+      f'{run_json.PLAN_FILE} has {value}',
     )
 
 
@@ -141,8 +141,8 @@ def verified_ledger(
     # report_test.test_ledger_with_more_rounds_than_the_strategy_is_refused.
     _require(
       last_round < strategy.rounds,
-      f'rounds={last_round + 1}: the ledger goes further than the strategy '
-      f'supports, {strategy.rounds}',
+      f'rounds={last_round + 1}: the ledger has more rounds than the strategy, '
+      f'{strategy.rounds}',
     )
     observed = ledger.observed(strategy, schema.costs)
   # PRIVACY: the ledger of another run could show fewer participations. The IDs
@@ -157,24 +157,25 @@ def verified_ledger(
     highest = run.highest_client
     if highest is None:
       highest = run.population - 1
-    # PRIVACY: a client outside the population may be a person with two IDs, who
-    # took part more often than the ledger shows. A ledger with more clients or
-    # larger indices than the population is refused.
+    # PRIVACY: a client outside of the population may be a person with two IDs,
+    # and then this person took part more often than the ledger shows. A ledger
+    # with more clients or larger indices than the population is refused.
     # Guards: report_test.test_client_beyond_the_population_is_refused and
     # run_rounds_test.test_run_of_any_ids_is_reported.
     _require(
       observed.last_client <= highest,
-      f'client={observed.last_client}: the ledger has clients beyond the '
-      f'highest of the population, {highest}',
+      f'client={observed.last_client}: the ledger has an index above the '
+      f'highest index of the population, {highest}',
     )
     _require(
       observed.clients <= run.population,
-      f'clients={observed.clients}: the ledger has more than the '
+      f'clients={observed.clients}: the ledger has more clients than the '
       f'population={run.population}',
     )
   _check_noise(observed, z_stddev)
-  # PRIVACY: a file that was edited after the rounds could claim another noise,
-  # clip or population. The digest of the files in each round shows the edit.
+  # PRIVACY: a file that was edited after a round could claim another noise or
+  # clip. The ledger has a digest of the files for each round, and the files
+  # must still have this digest.
   # Guard: evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
     observed.enforced <= {None, run.enforced_digest(directory)},
@@ -187,7 +188,7 @@ def verified_ledger(
   _require(
     not (z_stddev and observed.finished_twice),
     f'round={min(observed.finished_twice, default=None)}: was finished twice, '
-    'and the ledger does not show that one result was released: two sums may '
+    'and the ledger does not show that both results are the same: two sums may '
     'have the same noise',
   )
   results, ended = run_json.read_result(directory)
@@ -195,8 +196,8 @@ def verified_ledger(
     _require(
       # With a `Budget`, a run may end after any number of rounds.
       observed.rounds == strategy.rounds or schema.costs is not None,
-      f'rounds={observed.rounds}: the run has ended, but its ledger has not '
-      f'all {strategy.rounds} rounds',
+      f'rounds={observed.rounds}: the run has ended, but its ledger lacks some '
+      f'of {strategy.rounds} rounds',
     )
     _require(
       not observed.open,
@@ -204,21 +205,23 @@ def verified_ledger(
       'finished nor burnt, but the run has ended',
     )
     # PRIVACY: a forger could remove clients from the ledger and compute its
-    # chain again. The head of that chain differs from the one in result.json.
+    # chain of hashes again. The last hash of the chain must be equal to the
+    # hash in result.json.
     # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
       ended == observed.head,
-      f'ledger={directory / run_json.LEDGER_FILE}: is not the one that '
+      f'ledger={directory / run_json.LEDGER_FILE}: is not the ledger that '
       f'{run_json.RESULT_FILE} was written with',
     )
     # PRIVACY: a reader could trust an accuracy that was edited after the run.
-    # The ledger's last event has the digest of the results and shows the edit.
+    # The ledger has the digest of the results at the end of the run, and the
+    # results must still have this digest.
     # Guard:
     # evidence_test.test_results_that_the_run_did_not_end_with_are_refused.
     _require(
       observed.ended == run_json.result_digest(results),
       f'result={directory / run_json.RESULT_FILE}: has other results than the '
-      'ledger says that the run ended with',
+      'ledger has for the end of the run',
     )
   folder.check_releases(directory, lambda t: attempts.get(t, ()))
   _check_checkpoints(directory, attempts)
@@ -231,13 +234,12 @@ def _check_noise(observed: ledger_lib.Observed, z_stddev: float) -> None:
   if measured is not None:
     _require(
       measured >= z_stddev * (1 - _TOLERANCE),
-      f'z_stddev={measured}: a round measured less noise than the claim, '
-      f'{z_stddev}',
+      f'z_stddev={measured}: a round had less noise than the claim, {z_stddev}',
     )
     _require(
       measured <= z_stddev * (1 + _TOLERANCE),
-      f'z_stddev={measured}: all rounds measured more noise than the claim, '
-      f'{z_stddev}: the clip or the noise was another one',
+      f'z_stddev={measured}: all rounds had more noise than the claim, '
+      f'{z_stddev}: the claim has another clip or noise than the rounds',
     )
   # PRIVACY: one release without its noise exposes its clients. The noise of
   # every finished round must have been verified.
@@ -258,12 +260,12 @@ def _check_checkpoints(directory: pathlib.Path, attempts: _Attempts) -> None:
       # The checkpoint before round 0 follows no round.
       continue
     # PRIVACY: a ledger that was replaced or shortened could hide participation.
-    # Such a ledger lacks heads that checkpoints have. The head in every
-    # checkpoint must be in the ledger.
+    # Such a ledger lacks hashes of its chain that checkpoints have. The hash in
+    # every checkpoint must be in the ledger.
     # Guard: evidence_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
       head in {attempt.head for attempt in attempts.get(before, ())},
-      f'checkpoint={path}: is not what the rounds in the ledger led to',
+      f'checkpoint={path}: does not follow from the rounds in the ledger',
     )
 
 
@@ -281,7 +283,8 @@ def _check_metrics(
     # and test_flipped_bit_of_metrics_is_refused.
     _require(
       t in attempts,
-      f'round={t}: {run_json.METRICS_FILE} has it, and the ledger lacks it',
+      f'round={t}: {run_json.METRICS_FILE} has this round, and the ledger '
+      'lacks it',
     )
     _require(
       attempts[t][-1].row == digest,
@@ -292,14 +295,14 @@ def _check_metrics(
     t, clients = int(row['round']), row.get('clients')
     _require(
       not clients or int(clients) == observed.cohort_sizes[t],
-      f'clients={clients}: {run_json.METRICS_FILE} has so many in round {t}, '
-      f'and the ledger {observed.cohort_sizes[t]}',
+      f'clients={clients}: {run_json.METRICS_FILE} has this number in round '
+      f'{t}, and the ledger has {observed.cohort_sizes[t]}',
     )
   if digests:
     first, last = min(digests), max(digests)
     _require(
       len(digests) == last - first + 1,
-      f'rounds={len(digests)}: {run_json.METRICS_FILE} has so many between '
+      f'rounds={len(digests)}: {run_json.METRICS_FILE} lacks rounds between '
       f'{first} and {last}',
     )
     _require(

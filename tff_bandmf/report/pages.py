@@ -80,7 +80,7 @@ def signed(content: _files.JsonObject) -> _files.JsonObject:
 def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
   """Returns a number as text, rounded; 'no guarantee' for None.
 
-  PRIVACY: a rounded claim could be stronger than the computed one. Callers
+  PRIVACY: a rounded number could claim more than the computed number. Callers
   round privacy loss up and noise down.
   Guard: report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
 

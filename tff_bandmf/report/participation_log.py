@@ -2,7 +2,7 @@
 
 A log has the columns `round`, integers from 0, and `client`, strings or
 integers; a row is one participation. Rows may be in any order, and other
-columns are ignored. In CSV a line is a row. Nothing is quoted, and the last
+columns are ignored. In CSV, each line is a row. Nothing is quoted, and the last
 line has a line end too.
 
 Clients are identified by 64-bit hashes. Two strings with the same hash count as
@@ -136,7 +136,7 @@ class ParticipationLog:
       if clients > largest_cohort:
         raise errors.value_error(
           f'clients={clients}: are in round {t} of {self.path}, and the plan '
-          f'has room for {largest_cohort}; give the plan whose noise was added'
+          f'allows {largest_cohort}; give the plan whose noise was added'
         )
 
   def _rounds(self, column: pa.Array) -> np.ndarray:
@@ -269,9 +269,9 @@ def _batches(path: pathlib.Path) -> Iterator[pa.RecordBatch]:
     with csv.open_csv(
       path,
       read_options=csv.ReadOptions(block_size=_BATCH_BYTES),
-      # PRIVACY: a CSV reader joins all rows between two quotes into one value,
-      # so their participations would be missing. This reader takes a quote for
-      # an ordinary character.
+      # PRIVACY: a CSV reader that knows quotes joins all rows between two
+      # quotes into one value, and the participations of these rows would be
+      # missing. For this reader, a quote is an ordinary character.
       # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
       parse_options=csv.ParseOptions(
         quote_char=False, ignore_empty_lines=False
@@ -304,15 +304,16 @@ def _check_lines(path: pathlib.Path) -> None:
       ends += block.count(b'\n')
       returns += block.count(b'\r')
       last = block[-1:]
-  # PRIVACY: a client ID that was cut off counts as another client, so the right
-  # client loses a participation. A file is refused if its last line has no line
-  # end, or if its lines end in different ways.
+  # PRIVACY: if a damaged file lacks the end of a client ID, the row counts as
+  # another client, and the claim misses a round of the true client. A file is
+  # refused if its last line has no line end, or if its lines end in different
+  # ways.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if last != b'\n' or returns not in (0, ends):
     raise errors.value_error(
-      f'log={path}: a line of it lacks its end or ends in another way than the '
-      'rest: it may have been cut or damaged; end every line, the last one '
-      'too, in the same way'
+      f'log={path}: a line has no line end, or another line end than other '
+      'lines, so the file may be cut or damaged; end all lines, also the last '
+      'line, in the same way'
     )
 
 
@@ -321,8 +322,9 @@ def _check_names(path: pathlib.Path, names: pa.Array) -> None:
   import pyarrow.compute
 
   wrong = pyarrow.compute.match_substring_regex(names, _BAD_NAME)
-  # PRIVACY: 'a', '"a"' and 'a' with a blank or a NUL would count as different
-  # clients with fewer rounds each. Names with such characters are refused.
+  # PRIVACY: the names 'a', '"a"' and 'a' with a blank or a NUL would count as
+  # different clients with fewer rounds each. A name with a quote, a control
+  # character, or a blank at an end is refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if pyarrow.compute.any(wrong).as_py():
     name = names.filter(wrong)[0].as_py()

@@ -126,7 +126,7 @@ def data_uri(figure: Figure) -> str:
     figure.savefig(
       stream, format='svg', transparent=True, metadata=_NO_METADATA
     )
-  # Freeze the layout: a PNG at another resolution would move the axes.
+  # Without this line, a later PNG at another resolution would move the axes.
   figure.set_layout_engine('none')
   encoded = base64.b64encode(stream.getvalue()).decode()
   return f'data:image/svg+xml;base64,{encoded}'

@@ -1,9 +1,9 @@
 """The public report of one or several runs.
 
-A public report has only the facts of a whitelist. It leaves out cohort sizes
-and numbers of clients, which the report of a run states without noise. The
-public report names the few facts that it does state without noise. Its numbers
-are rounded to three digits in the safe direction.
+A public report has only facts of a whitelist. It leaves out cohort sizes and
+numbers of clients, which the report of a run states without noise. It lists the
+few facts that it states without noise itself. Its numbers have three digits:
+privacy losses are rounded up, and noise is rounded down.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _TITLE = 'Privacy of what was trained'
 _OF_ONE_RUN = ('title', 'date', 'model')
 # The fact about participation that the report states without noise.
 _DISCLOSURE = (
-  'The observed epsilon, in three digits: from it one can tell about how often '
-  'the client that took part most often did so, and of no client who it is.'
+  'The observed epsilon, in three digits: it shows about how many rounds the '
+  'most frequent client had, and identifies no client.'
 )
 
 
@@ -63,7 +63,7 @@ def publish(
   """Returns the public report of runs on the same clients.
 
   Args:
-    sources: the runs; the last one states the owner, the data covered and the
+    sources: the runs; the last run states the owner, the data covered and the
       parties trusted.
     notes: statements by a name in `report.NAMED`; they replace the statements
       of the runs.
@@ -168,8 +168,9 @@ def publish(
 def three(value: Optional[float], up: bool = True) -> Optional[float]:
   """Returns a number with three digits, rounded up or down; None for None.
 
-  PRIVACY: an epsilon rounded down, or a noise rounded up, would claim too much.
-  Callers round privacy loss up and noise down.
+  PRIVACY: an epsilon that is rounded down, or a noise multiplier that is
+  rounded up, would claim too much. Callers round privacy loss up and noise
+  down.
   Guard: public_test.test_figures_are_rounded_to_the_safe_side.
   """
   if value is None:
@@ -183,21 +184,21 @@ def _check(
 ) -> None:
   for name in notes.keys() - set(report_lib.NAMED):
     raise errors.value_error(
-      f'{name}={notes[name]}: is not what a public report is called; use one '
-      f'of {", ".join(report_lib.NAMED)}'
+      f'{name}={notes[name]}: is not a note of a public report; use one of '
+      f'{", ".join(report_lib.NAMED)}'
     )
   if not sources:
-    raise errors.value_error('runs=none: are to be reported; give one or more')
+    raise errors.value_error('runs=none: a report needs a run; give at least 1')
   ids = [source.run.run_id for source in sources if source.run.run_id]
   if len(set(ids)) < len(ids):
     raise errors.value_error(
-      f'runs={" and ".join(ids)}: are there twice; give each once'
+      f'runs={" and ".join(ids)}: must be different; give each run once'
     )
   units = sorted({source.run.unit_of_privacy for source in sources})
   if len(units) > 1:
     raise errors.value_error(
-      f'unit_of_privacy={" and ".join(units)}: is not the same in all runs; '
-      'report such runs one by one'
+      f'unit_of_privacy={" and ".join(units)}: must be the same in all runs; '
+      'make a report of each run'
     )
 
 
@@ -253,8 +254,9 @@ def _recomputed(
 ) -> Optional[_files.JsonObject]:
   """Returns the numbers from which a browser recomputes the claims."""
   runs = report_lib.all_runs(sources)
-  # PRIVACY: if clients broke the plan, the exact numbers of the claim show in
-  # which rounds one client took part. The public page leaves them out.
+  # PRIVACY: if clients broke the plan, the exact numbers of the claim could
+  # show in which rounds one client took part. The public page then leaves out
+  # all these numbers.
   # Guard: public_test.test_exact_numbers_of_what_clients_did_are_not_public.
   if any(claim.violated for _, claim in runs):
     return None

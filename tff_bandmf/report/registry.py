@@ -2,9 +2,9 @@
 
 OpenDP keeps a registry of deployments of differential privacy, with one YAML
 file per release. Each field of the file belongs to a tier. The tier of a record
-is the highest one for which the record has all fields of this tier and of the
+is the highest tier such that the record has all fields of this tier and of the
 tiers below it. Some fields need a fact that the run cannot know: the owner
-states it in a note of the run.
+states the fact in a note of the run.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ FIELDS: Mapping[str, tuple[int, Optional[str]]] = {
 }
 _ARITHMETIC = (
   'Floating point: records, sums and noise are 32-bit integers on one lattice, '
-  'the words of the noise are those of ChaCha20, and epsilon and delta include '
-  'a proved bound on what this arithmetic costs. Timing: noise is made on the '
-  'server, whose timing is not part of the claim.'
+  'ChaCha20 generates the noise, and epsilon and delta include a proved bound '
+  'on the privacy loss of this arithmetic. Timing: the server makes the noise; '
+  'the claim does not cover its timing.'
 )
 _ARITHMETIC_ELSEWHERE = (
-  'Floating point: training ran elsewhere, and how its noise was computed was '
-  'not checked; epsilon and delta hold for noise on the integer lattice of '
+  'Floating point: training ran elsewhere, and nobody checked how its noise '
+  'was computed; epsilon and delta hold for noise on the integer lattice of '
   'tff_bandmf. Timing: not checked.'
 )
 # A text longer than this becomes a folded block, because the registry wants no
@@ -116,8 +116,8 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
   if first:
     notes = [str(FIELDS[name][1]) for name in first]
     raise errors.value_error(
-      f'{", ".join(notes)}=None: is not stated, and every record of the '
-      'registry says it; give it by run.note(NAME=TEXT) or --note NAME=TEXT'
+      f'{", ".join(notes)}=None: is not stated, and a record of the registry '
+      'needs it; give it by run.note(NAME=TEXT) or --note NAME=TEXT'
     )
   _check(content)
   tier = min((FIELDS[name][0] for name in unknown), default=4) - 1
@@ -234,7 +234,7 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
     'deployment_model.access_type': 'Non-interactive',
     'deployment_model.access_type_details': content['released'],
     'accounting.post_processing': (
-      'The server optimiser and everything that is made of released models.'
+      'The server optimiser, and all other uses of released models.'
     ),
     'accounting.composition': content['accounting']
     + (
@@ -274,7 +274,7 @@ def _check(content: Mapping[str, Any]) -> None:
     ) from None
   if content['sector'] not in SECTORS:
     raise errors.value_error(
-      f'sector={content["sector"]}: is not one that the registry has; use one '
+      f'sector={content["sector"]}: is not a sector of the registry; use one '
       f'of {", ".join(SECTORS)}'
     )
 
@@ -306,5 +306,5 @@ def _mechanism(row: Mapping[str, Any]) -> str:
     f'{row["clients_per_round"]:g} clients, at most {row["participations"]} '
     f'rounds of a client{"" if apart is None else f", {apart} apart or more"}, '
     f'noise multiplier {row["noise_multiplier"]:g}, L2 clip '
-    + ('that follows the updates' if clip is None else f'{clip:g}')
+    + ('adapted in every round' if clip is None else f'{clip:g}')
   )

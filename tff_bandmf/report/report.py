@@ -47,7 +47,7 @@ NAMED = (
   'sector',
 )
 _SHOWN = ('test_accuracy', 'test_loss', 'parameters')
-# Range of delta in the curve, and its number of points.
+# Range of delta in the curve of epsilon, and the number of points of the curve.
 _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
 
@@ -255,8 +255,9 @@ def what_if(
   )
   if numbers['observed_is_worse']:
     summary += (
-      f' The ledger shows worse: min_sep {numbers["observed_min_sep"]}, '
-      f'{numbers["observed_participations"]} participations.'
+      f' This guarantee does not hold for the run: the ledger has min_sep '
+      f'{numbers["observed_min_sep"]} and '
+      f'{numbers["observed_participations"]} participations of a client.'
     )
   return {'summary': summary, **numbers}
 
@@ -336,7 +337,7 @@ def _check(
     positions = list(range(len(runs)))
     claims.append(
       (
-        'with the runs before it',
+        'together with earlier runs',
         positions,
         delta,
         together['epsilon'] if chance else None,
@@ -380,8 +381,8 @@ def _summary(
       'proved about its arithmetic.'
     )
   # PRIVACY: a reader may quote the summary alone, and take its epsilon for the
-  # planned one. If the planned claim does not hold, the summary begins with a
-  # sentence that says so.
+  # planned epsilon. If the planned claim does not hold, the summary begins with
+  # a sentence that says so.
   # Guard: run_budget_test.test_report_refuses_the_planned_claim.
   leads += statement.BROKEN * source.claim.violated
   leads += statement.UNCHECKED * source.claim.process_unknown
@@ -406,11 +407,11 @@ def _summary(
     )
   if not source.before:
     return text
-  before = statement.count(len(source.before), 'run')
+  before = statement.count(len(source.before), 'earlier run')
   if together is None:
-    return f'{text} With the {before} before it: no guarantee.'
+    return f'{text} Together with {before}: no guarantee.'
   return (
-    f'With the {before} before it on the same clients: '
+    f'Together with {before} on the same clients: '
     f'({pages.number(together["epsilon"])}, {together["delta"]})-differential '
     f'privacy. This run alone: {text}'
   )

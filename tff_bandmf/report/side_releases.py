@@ -7,22 +7,28 @@ import pathlib
 from tff_bandmf.run_files import metrics, run_json
 
 _COLUMNS = {
-  'seconds': 'how long every round took',
+  'seconds': 'duration of every round',
   'clients': 'cohort size of every round, exact',
   'non_finite': (
-    'how many clients of a round had an update that was not finite and '
-    'counted as zero, exact'
+    'exact number of clients of every round whose update was not finite and '
+    'counted as zero'
   ),
-  'accuracy': 'of released models, on validation clients without noise',
-  'accuracy_of_tff': 'the same, as TFF counts',
+  'accuracy': (
+    'accuracy of released models on validation clients, without noise'
+  ),
+  'accuracy_of_tff': (
+    "accuracy on validation clients by TFF's definition, without noise"
+  ),
   'accuracy_with_end_and_unknown': (
-    'the same, ends of sentence and unknown words counted'
+    'accuracy on validation clients, with ends of sentence and unknown words, '
+    'without noise'
   ),
-  'loss': 'of released models, on validation clients without noise',
+  'loss': 'loss of released models on validation clients, without noise',
 }
 # Counts that a report itself states without noise.
 COUNTS = (
-  'cohort sizes, how many clients took part, how often and how far apart, exact'
+  'exact counts: the cohort sizes, the number of clients, and the largest '
+  'number and the least distance of the rounds of a client'
 )
 
 
@@ -40,18 +46,18 @@ def rows(
     columns: columns of `metrics.csv`; unknown columns count as without noise.
     amplified: whether the claim is amplified, so that the report has no counts.
   """
-  table = [(run_json.RUN_FILE, 'how many clients may be drawn, exact')]
+  table = [(run_json.RUN_FILE, 'exact number of clients that may be drawn')]
   if run.train_sha256:
     table.append((run_json.RUN_FILE, 'a digest of the training data'))
   # PRIVACY: in a run with a constant clip, a column without noise could have
-  # the name of a column that adaptive clips release with noise. Columns with
-  # such a name count as noised only if the clip of the run is adaptive.
+  # the name of a column that adaptive clips release with noise, and would be
+  # missing here. Such columns are left out only if the clip is adaptive.
   # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
   with_noise = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   table += [
     (
       f'{run_json.METRICS_FILE}, {column}',
-      _COLUMNS.get(column, 'not known to this report'),
+      _COLUMNS.get(column, 'a column that this report does not know'),
     )
     for column in columns
     if column not in ('round', *with_noise)
@@ -62,15 +68,15 @@ def rows(
     table.append(
       (
         run_json.RESULT_FILE,
-        'what the last model was measured to do',
+        'measured results of the last model',
       )
     )
   table.append(
     (
       run_json.LEDGER_FILE,
-      'who took part in which round; keep it, and do not publish it'
+      'hashes of the clients of each round; keep the ledger secret'
       if (directory / run_json.LEDGER_KEY).exists()
-      else 'hashes of clients, under a key that is gone',
+      else 'hashes of the clients of each round, under a key that is destroyed',
     )
   )
   if not amplified:

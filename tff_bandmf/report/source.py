@@ -40,7 +40,7 @@ class Source:
     elsewhere: whether training ran outside this library, without a ledger.
     side_releases: releases without noise: objects with `where` and `what`.
     files_sha256: maps the name of a file to its SHA-256.
-    before: earlier runs on the same clients: run ID to (name, claim).
+    before: earlier runs on the same clients: maps run ID to (name, claim).
     result: metrics of the last model, by name.
     accuracy: pairs (rounds done, validation accuracy in [0, 1]).
     clips: pairs (rounds done, clip) of an adaptive clip.
@@ -131,7 +131,8 @@ def _before(
 ) -> dict[str, tuple[str, claim_lib.Claim]]:
   """Returns all runs that came before a run on the same clients, each once."""
   # PRIVACY: if two earlier runs in folders of the same name counted as one run,
-  # epsilon would be too small. The key of each earlier run is its run ID.
+  # epsilon would be too small. Each entry of this dict belongs to one run ID,
+  # whatever the name of the folder is.
   # Guard: after_test.test_predecessors_of_one_name_all_count.
   predecessors: dict[str, tuple[str, claim_lib.Claim]] = {}
   named = [(directory, each) for each in run.after or ()]
@@ -140,14 +141,14 @@ def _before(
       continue
     path = pathlib.Path(os.path.normpath(folder / each['run']))
     other = run_json.RunRecord.read(path)
-    # PRIVACY: somebody may put another run with a smaller epsilon into the
-    # folder of an earlier run. The run ID in the folder must be the recorded
-    # ID.
+    # PRIVACY: somebody could replace the folder of an earlier run by the folder
+    # of a run with a smaller epsilon. The run ID in the folder must be equal to
+    # the ID that the later run recorded.
     # Guard: after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
     if other.run_id != each['run_id']:
       raise errors.value_error(
-        f'after={path}: is not the run that {run_json.RUN_FILE} names; put '
-        'that run back into its place'
+        f'after={path}: is not the run that {run_json.RUN_FILE} names; restore '
+        'the folder of that run'
       )
     name = os.path.relpath(path, directory)
     predecessors[each['run_id']] = name, claim_lib.from_run(path)
@@ -181,12 +182,13 @@ def of_plan(
   if not plan.cohorts.is_enforced:
     raise errors.value_error(
       f'cohorts={type(plan.cohorts).__name__}: are sampled, and a log does not '
-      'show how they were drawn; see what it shows without that: bandmf observe'
+      'show how cohorts were drawn; for the guarantee without amplification, '
+      'use bandmf observe'
     )
   if plan.delta is None:
     raise errors.value_error(
-      'delta=None: epsilon is at a delta, and the plan states none; plan with '
-      'epsilon and delta'
+      'delta=None: the plan states no delta, and epsilon depends on delta; '
+      'make the plan with epsilon and delta'
     )
   files = {'plan': plan_file}
   tells: list[tuple[str, str]] = []
@@ -200,7 +202,7 @@ def of_plan(
     parts, sizes = log.parts(), log.cohort_sizes()
     files['log'] = log_file
     tells = [
-      ('the log', 'who took part in which round; do not publish it'),
+      ('the log', 'the clients of each round; do not publish the log'),
       ('this report', side_releases.COUNTS),
     ]
   observed = sensitivity.of_clients(parts, plan.strategy, plan.schema.costs)

@@ -19,65 +19,69 @@ from tff_bandmf.run_files import run_json
 NOT_STATED = 'not stated'
 
 ACCOUNTING = (
-  'In real numbers the run is one Gaussian release of sensitivity 1 and '
-  'standard deviation noise_multiplier, less what cut weights and rounding add '
-  'to the sensitivity. It has rho-zCDP with rho = 1 / (2 noise_multiplier^2). '
-  '(epsilon, delta) follows from its exact privacy profile, rounded up, and is '
-  'not converted from rho. The released numbers are integers on a lattice, '
-  'with noise from 64-bit words: epsilon and delta include slack_epsilon and '
-  'slack_delta, which are at least what that costs.'
+  'In real numbers the whole run is one Gaussian release of sensitivity 1. '
+  'Its standard deviation s is noise_multiplier, divided by a factor that '
+  'covers the finite precision of C. The release has rho-zCDP with rho = '
+  '1 / (2 s^2). (epsilon, delta) follows from the exact privacy profile of the '
+  'release, rounded up, and is not converted from rho. The released numbers '
+  'are integers on a lattice, with noise from 64-bit words. epsilon and delta '
+  'include slack_epsilon and slack_delta, which bound the privacy loss of this '
+  'finite arithmetic.'
 )
 AMPLIFIED = (
-  'The run is compared with one in which the client contributes zero, over all '
-  'that chance can draw: composed Poisson-sampled Gaussians by the '
-  'distributions of their losses, rounded up, for cyclic-poisson; a mixture '
-  'of Gaussians for the others, whose delta is bounded by random samples. '
-  'delta includes the probability that this bound fails, and the probability '
-  'that a cohort is too large for the lattice. epsilon and delta include '
-  'slack_epsilon and slack_delta, the cost of the arithmetic of the noise. '
-  'Without amplification the run is one Gaussian release, which has rho.'
+  'The run is compared with a run in which one client contributes zero, over '
+  'all random cohorts. For cyclic-poisson cohorts, Poisson-sampled Gaussians '
+  'are composed by the distributions of their privacy losses, rounded up. For '
+  'other cohorts, the run is a mixture of Gaussians, whose delta is bounded by '
+  'random samples. delta includes the probability that this bound fails, and '
+  'the probability that a cohort is too large for the lattice. epsilon and '
+  'delta include slack_epsilon and slack_delta, which bound the privacy loss '
+  'of the finite arithmetic of the noise. rho is for the run without '
+  'amplification, which is one Gaussian release.'
 )
 # Description of the accounting for the public report.
 _PUBLIC_ACCOUNTING = (
   'Epsilon and delta are computed for the whole training at once, from the '
-  'exact trade-off of Gaussian noise, and rounded up. They include what '
-  'computing with finite numbers costs.'
+  'exact trade-off of Gaussian noise, and rounded up. They include the privacy '
+  'loss of computing with finite numbers.'
 )
 _PUBLIC_AMPLIFIED = (
-  ' They count on the secret chance that decides who takes part; the epsilon '
-  'that holds without it stands beside them.'
+  ' They assume that cohorts are drawn at random and stay secret; the report '
+  'also states the epsilon without this assumption.'
 )
 ADJACENCY = (
-  'zero-out: in one of two neighbouring data sets all contributions of one '
-  'unit of privacy are zero, in every round in which it takes part; who takes '
-  'part is the same in both'
+  'zero-out: two data sets are neighbours if one of them has zeros in place of '
+  'all contributions of one unit of privacy, in every round; all clients take '
+  'part in the same rounds in both data sets'
 )
 _SETTING = (
-  'central: whoever trains, clips, sums and adds the noise sees updates in '
-  'the clear and is trusted; protected against whoever sees what is released'
+  'central: the operator who trains, clips, sums and adds the noise sees the '
+  'updates without noise and is trusted; the guarantee protects against '
+  'everybody who sees only the released values'
 )
 _COVERED = (
-  'the updates of training clients, through the noised sum of every round'
+  'the updates of training clients, through the sum of every round with its '
+  'noise'
 )
 _COVERED_CLIP = (
-  ', and through the noised share of updates below the clip, from which the '
-  'clip of the next round follows: both are released'
+  ', and through the share of updates below the clip, with noise; the share '
+  'and the clip of the next round, which follows from it, are released'
 )
 
 # The beginning of a claim if nobody checked the process of the run.
-UNCHECKED = 'Not checked: what the process lets past the aggregator. '
+UNCHECKED = 'Not checked: values of clients that bypass the aggregator. '
 
 # The beginning of a claim if participation was worse than planned.
 BROKEN = 'The planned claim does NOT hold. '
 
 GENERATOR = 'chacha20'
 _GENERATOR = {
-  'algorithm': 'ChaCha20, a block for 8 numbers of a round; cryptographic',
+  'algorithm': 'ChaCha20, cryptographic; each block gives 8 numbers of a round',
   'key_bits': 256,
   'key_use': 'all bits are the key of ChaCha20',
   'normals': (
-    'inverse of the CDF of 63 bits and a sign in 64-bit floats, 64 more '
-    'bits in the tail: up to 13 standard deviations'
+    'inverse of the normal CDF in 64-bit floats, from 63 bits and a sign bit, '
+    'with 64 more bits in the tail; at most 13 standard deviations'
   ),
 }
 
@@ -155,9 +159,11 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
     'true_positive_rate': percent[0] / 100,
     'right_guess': percent[1] / 100,
     'sentence': (
-      f'An attacker who wrongly calls 1 % of bystanders members recognises at '
-      f'most {percent[0]} % of members, and a guess whether the data of one '
-      f'was used, at even odds, is right in at most {percent[1]} % of cases.'
+      f'If an attacker wrongly takes 1 % of non-members for members, the '
+      f'attacker recognises at most {percent[0]} % of members. If one unit of '
+      f'privacy is a member with probability 1/2, a guess whether it is a '
+      f'member is right in at most {percent[1]} % of cases. A member is a unit '
+      f'whose data was used.'
     ),
   }
 
@@ -165,7 +171,7 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
 def data_accesses(run: run_json.RunRecord) -> dict[str, str]:
   """Returns the statements about each use of data outside training."""
   return {
-    name: getattr(run, name) or f'{NOT_STATED}: take it as not covered'
+    name: getattr(run, name) or f'{NOT_STATED}: assume that it is not covered'
     for name in ACCESSES
   }
 
@@ -215,11 +221,12 @@ def _by_budget(budget: participation.Budget) -> str:
   costs = budget.known_costs
   return (
     'the rounds P of each client cost at most '
-    f'{costs.limit * costs.unit!r}, its budget, where P costs sum over s and t '
-    'in P of |X[s, t]|, X = C^T C with columns that nothing cuts, and any two '
-    f'of them are at least {budget.apart} apart; so they are at most '
-    f'{count(costs.most, "round")}; the number of rounds of the run is at most '
-    f'{budget.horizon}, and it may depend on what was released before'
+    f'{costs.limit * costs.unit!r}, the budget (the cost of P is the sum over '
+    's and t in P of |X[s, t]|, where X = C^T C; a Toeplitz C is extended by '
+    'rows until all columns have the same terms), any two rounds of a client '
+    f'are at least {budget.apart} apart (so a client has at most '
+    f'{count(costs.most, "round")}), the run has at most {budget.horizon} '
+    'rounds, a number that may depend on what was released before'
   )
 
 
@@ -259,7 +266,7 @@ def formal(
   if claim.amplified is not None and claim.cohorts is not None:
     unamplified = guarantee['sampling']['epsilon_unamplified']
     exact = (
-      'Without amplification, if for sure '
+      'Without amplification, if it is certain that '
       f'{conditions}, '
       + (
         'no epsilon is proved'
@@ -268,10 +275,10 @@ def formal(
       )
       + ' at the same delta, and '
     )
-    conditions = f'{claim.cohorts.rule}, by secret chance'
+    conditions = f'{claim.cohorts.rule}, with secret randomness'
   return (
-    f'{leads}Let M map a data set of clients to what {started} of this '
-    f"run release ({run.released}). Let D and D' be neighbours: D' is D "
+    f'{leads}Let M map a data set of clients to the releases of {started} of '
+    f"this run ({run.released}). Let D and D' be neighbours: D' is D "
     'with every contribution of one unit of privacy '
     f'({run.unit_of_privacy}) set to zero. If a unit has at most '
     f'{count(claim.held.clients_per_unit, "client")}, {conditions}, and the '
@@ -279,5 +286,6 @@ def formal(
     "delta, also with D and D' exchanged, for every set S of outputs, with "
     f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
     f'the program with its rounding{". " + exact if exact else "; "}the same '
-    f'with real numbers and exact Gaussians is {guarantee["rho"]!r}-zCDP.'
+    'mechanism with real numbers and exact Gaussians is '
+    f'{guarantee["rho"]!r}-zCDP.'
   )

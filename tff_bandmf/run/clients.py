@@ -91,8 +91,8 @@ def population(clients: Clients) -> np.ndarray:
     ids = range(ids)
   if not isinstance(ids, range) and np.ndim(ids) != 1:
     raise errors.type_error(
-      f'clients={type(clients).__name__}: must be a count, or indices or '
-      'strings in a list; give how many there are, their ids, or a ClientData'
+      f'clients={type(clients).__name__}: must be a number of clients, or a '
+      'list of indices or strings; give the number, the list, or a ClientData'
     )
   names = np.asarray(identifiers.names(ids))
   # PRIVACY: a program that lists its clients in another order after a restart
@@ -102,8 +102,8 @@ def population(clients: Clients) -> np.ndarray:
   ordered = np.unique(names)
   if len(ordered) < len(names):
     raise errors.value_error(
-      f'clients={len(names)} ids: has only {len(ordered)} different ones; name '
-      'a client once'
+      f'clients={len(names)} ids: has only {len(ordered)} different IDs; name '
+      'each client once'
     )
   return ordered
 
@@ -170,8 +170,8 @@ class Cohorts:
       schema: participation schema of the plan.
     """
     self._schema = schema
-    # Cost of the rounds of all clients, see `participation.Costs`; None unless
-    # the schema is a `Budget`.
+    # Total cost of the rounds of all clients, see `participation.Costs`; None
+    # unless the schema is a `Budget`.
     self._cost: Optional[int] = None
     self._journal, self._source, self._ids = journal, source, ids
     self._rounds, self._prepare = rounds, prepare
@@ -200,11 +200,11 @@ class Cohorts:
     return self._cohort.ids, self._cohort.data
 
   def _draw(self, t: int) -> _Cohort:
-    # PRIVACY: the history in memory lacks rounds that an earlier process burnt
-    # (gave up) and rounds of clients that came by themselves. The clients of
-    # these rounds could be drawn again earlier than the schema allows. If round
-    # t does not follow the last round in memory, the history is read from the
-    # ledger. Guards: run_rounds_test.test_burnt_rounds_are_remembered and
+    # PRIVACY: the history in memory lacks the rounds of earlier processes, and
+    # rounds of clients that came by themselves. The clients of these rounds
+    # could be drawn again earlier than the schema allows. If round t does not
+    # follow the last round in memory, the history is read from the ledger.
+    # Guards: run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:
       self._history = self._journal.history(self._ids, t, self._schema)
@@ -242,7 +242,11 @@ class Cohorts:
     return 1 - self._cost / (self._schema.known_costs.limit * len(self._ids))
 
   def _cost_of(self, indices: np.ndarray) -> Optional[int]:
-    """Returns the cost of the rounds of clients; None without a `Budget`."""
+    """Returns the total cost of the clients' rounds; None without a `Budget`.
+
+    Args:
+      indices: [m] indices of the clients in the population.
+    """
     if not isinstance(self._schema, participation.Budget):
       return None
     costs, total = self._schema.known_costs, 0

@@ -3,7 +3,8 @@
 PRIVACY: amplification by sampling does not hold against a person who can
 predict or learn the sampled cohorts. The sampling key comes fresh from the
 operating system, is stored in `private/sampling.key`, is used for nothing else,
-and is destroyed when the run has ended. Guards:
+and is destroyed when the run has ended.
+Guards:
 run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run and
 test_seed_has_no_part_in_sampled_cohorts.
 """
@@ -37,8 +38,8 @@ class SampledCohorts:
     Raises:
       ValueError: the plan is for a population of another size.
     """
-    # PRIVACY: cohorts that are sampled from a population of another size than
-    # the plan's have another distribution than the accounting assumes. A
+    # PRIVACY: if the population has another size than in the plan, the sampled
+    # cohorts do not have the distribution that the accounting assumes. A
     # population of another size is refused.
     # Guard: run_sampling_test.test_other_population_is_refused.
     if cohorts.population != len(ids):
@@ -74,9 +75,9 @@ class SampledCohorts:
       last, self._ids[self._sampler.cohort(last)]
     ):
       raise errors.value_error(
-        f'clients={len(self._ids)}: are not those from whom the cohort of '
-        f'round {last} was drawn; resume with the clients that the run started '
-        'with'
+        f'clients={len(self._ids)}: are not the clients from whom the cohort '
+        f'of round {last} was drawn; resume with the clients that the run '
+        'started with'
       )
 
   def as_drawn(self, ledger: ledger_lib.Ledger, rounds: int) -> bool:

@@ -70,7 +70,7 @@ class Journal:
   run_replay_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
-    next: index of the open round or, between rounds, of the next one, integer
+    next: index of the open round or, between rounds, of the next round, integer
       >= 0.
     open_round: the open round; None between rounds.
     closed: whether this process has released the lock of the folder.
@@ -128,8 +128,8 @@ class Journal:
     # Guard: run_rounds_test.test_run_that_was_closed_does_nothing.
     if self.closed:
       raise errors.value_error(
-        f'run={self._directory}: is closed, and another process may have its '
-        'folder; open it again with Run, and take rounds of that one'
+        f'run={self._directory}: is closed, and another process may use its '
+        'folder; open the folder again with Run, and use the new object'
       )
 
   def restore(self, initialize: Callable[[], _State]) -> _State:
@@ -148,8 +148,8 @@ class Journal:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
         raise errors.value_error(
-          f'checkpoint={self.next}: is not what the rounds in the ledger led '
-          'to; restore the files of this run, all of one time'
+          f'checkpoint={self.next}: does not follow from the rounds in the '
+          'ledger; restore the files of this run, all of the same moment'
         )
     self._has_state = True
     self._states.add(state)
@@ -194,7 +194,7 @@ class Journal:
       self.append_statement(
         'not_covered',
         f'{missing} clients that took part left the population: a client that '
-        'came back under another name counts as a new one',
+        'came back under another name counts as a new client',
       )
     highest = self._record.highest_client
     highest = -1 if highest is None else highest
@@ -220,16 +220,15 @@ class Journal:
       return None
     clips = metrics.clips(self._rows.rows())
     done, clip = clips[-1] if clips else (0, None)
-    # PRIVACY: if rows with released clips are lost, the next round would use an
-    # older clip, and the report would state clips that the run did not use.
-    # Only a burnt round has a row without a clip. If a round that is not burnt
-    # comes after the last row with a clip, the row of this round was lost, and
-    # this method raises.
+    # PRIVACY: if rows with released clips were lost, the next round would use
+    # an older clip, and the report would state clips that the run did not use.
+    # Only a burnt round has a row without a clip. So if a round after the last
+    # row with a clip is not burnt, its row was lost, and this method raises.
     # Guard: run_clip_test.test_adaptive_clip_without_its_metrics_is_refused.
     if not all(map(self.is_burnt, range(done, self.next))):
       raise errors.value_error(
         f'metrics={self._directory / run_json.METRICS_FILE}: lacks the clip '
-        f'that round {self.next} goes on from; restore the file'
+        f'from which round {self.next} continues; restore the file'
       )
     return clip
 
@@ -237,8 +236,8 @@ class Journal:
     """Opens a round after the ledger has its cohort, and returns the round."""
     if not self._has_state:
       raise errors.value_error(
-        f'round={entry.index}: goes on from the state after {self.next} '
-        'rounds, which was not restored: training would begin anew; call '
+        f'round={entry.index}: continues from the state after {self.next} '
+        'rounds, and this state was not restored; call '
         'state = run.restore(process.initialize) first'
       )
     attempts = self.ledger.attempts(entry.index)
@@ -274,9 +273,9 @@ class Journal:
 
   @contextlib.contextmanager
   def attempting(self, entry: Entry) -> Iterator[None]:
-    """Burns the round if the sum of the `with` block is not the released sum.
+    """Burns the round if the `with` block has another sum than was released.
 
-    The sums differ if an earlier attempt at the round released another sum.
+    This happens if an earlier attempt at the round released a different sum.
     """
     self.check_open(entry)
     try:
@@ -341,14 +340,15 @@ class Journal:
     # Guard: run_replay_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
       raise errors.value_error(
-        f'round={t}: met two sums; leave it: it is burnt, and the run goes on'
+        f'round={t}: had two different sums; do not finish it: the round is '
+        'burnt, and the run continues with the next round'
       )
     if z_stddev and self._states.has(state):
       raise errors.value_error(
-        f'state=given to finish round {t}: is that of an earlier round, or '
-        'follows from it: what was learnt since would be lost; give each '
-        'round the state that restore or the last finish returned, and finish '
-        'it with the state after the round'
+        f'state=given to finish round {t}: is the state of an earlier round, '
+        'or follows from such a state, and would undo the rounds since then; '
+        'start each round from the state that restore or the last finish '
+        'returned, and finish the round with the state after it'
       )
     numbers: dict[str, Any] = {
       '/'.join(map(str, path)): float(value)
@@ -365,9 +365,9 @@ class Journal:
       attempt, (None, None)
     )
     row = {'round': t, 'clients': clients, **released, **cells}
-    # PRIVACY: a crash between the writes to `metrics.csv` and to the ledger
-    # could leave a public row of a round whose end the ledger lacks. The claim
-    # would then not count this row. The ledger is written first.
+    # PRIVACY: if the row were written before the ledger, a crash between the
+    # two writes could leave a public row of a round whose end the ledger lacks,
+    # and the claim would not count this row. The ledger is written first.
     # Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
     self.ledger.finish_round(
       t,
@@ -430,7 +430,7 @@ class Journal:
       self.set_statements(**{name: [*sentences, sentence]})
 
   def fail_open_round(self) -> None:
-    """Closes the open round, if any, and records its failure in the ledger."""
+    """Closes an open round, and records its failure in the ledger."""
     if self.open_round is not None:
       t, self.open_round = self.open_round.index, None
       self._position.close()

@@ -44,7 +44,7 @@ class NoiseAdder:
       from tff_bandmf import aggregator
 
       plan = self._plan
-      # PRIVACY: with less noise than the plan's, the claim does not hold. The
+      # PRIVACY: with less noise than in the plan, the claim does not hold. The
       # factory gets its noise multiplier, clip and strategy from the plan.
       # Guards: run_test.test_noise_is_that_of_the_plan and
       # test_noise_of_units_of_several_is_that_of_the_plan.
@@ -82,8 +82,8 @@ class NoiseAdder:
     past = ', '.join(aggregator.check_process(process)) or 'nothing'
     self._process_was_checked = True
     return (
-      'computations followed from the clients to what a round gives; '
-      f'past the aggregator: {past}'
+      'the computations of a round were followed from the values of clients to '
+      f'the outputs; values that bypass the aggregator: {past}'
     )
 
   def release(
@@ -114,8 +114,8 @@ class NoiseAdder:
     """Returns the query that averages updates in the structure of `like`."""
     if self._mean is None:
       plan = self._plan
-      # PRIVACY: with noise for another clip or multiplier than the plan's, the
-      # claim does not hold. `NoisyMean` gets clip and multiplier from the plan.
+      # PRIVACY: with another clip or noise multiplier than in the plan, the
+      # claim does not hold. `NoisyMean` gets both values from the plan.
       # Guard: run_test.test_release_is_that_of_the_aggregator.
       self._mean = query.NoisyMean(
         plan.guarantee,
@@ -138,10 +138,10 @@ class NoiseAdder:
 
   @property
   def warning(self) -> Optional[str]:
-    """`Plan.warning` for the size of the model, or None.
+    """The text of `Plan.warning` for the dimension of the model, or None.
 
-    The value is None if the plan has the size of the model, and before the
-    first round shows the size.
+    The value is None if the plan states the dimension, and until the first
+    round shows the dimension.
     """
     if self._plan.dimension is not None:
       return None
@@ -196,12 +196,12 @@ def _at_most(clients: int, updates: Iterable[_Update]) -> Iterator[_Update]:
   """Yields the updates; raises ValueError if there are more than clients."""
   for i, update in enumerate(updates):
     # PRIVACY: if there are more updates than clients in the ledger's cohort,
-    # some update comes from a client that the claim does not count. The release
-    # is refused.
+    # the claim does not count the client of some update. The release is
+    # refused.
     # Guard: run_test.test_more_updates_than_clients_are_refused.
     if i >= clients:
       raise errors.value_error(
-        f'updates={i + 1} or more: are more than the {clients} clients of '
+        f'updates={i + 1} or more: must not exceed the {clients} clients of '
         'the round; give at most one update of each client of round.cohort'
       )
     yield update

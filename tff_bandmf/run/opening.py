@@ -23,10 +23,10 @@ from tff_bandmf.run_files import folder, metrics, run_json, run_ledger
 
 # Remedy in the errors of a run that has no rounds left.
 MORE_ROUNDS = (
-  'for more, make a new plan and run it in another folder, from the last '
-  'state; `bandmf compose` says what both cost together'
+  'for more rounds, make a new plan and run it in another folder, from the '
+  'last state; `bandmf compose` gives the guarantee of both runs together'
 )
-_FEWER_ROUNDS = 'and give the loop rounds= to stop early'
+_FEWER_ROUNDS = 'to stop early, give rounds= to the loop'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,8 @@ class RunOptions:
   """Statements and metrics that a program adds to a run, and a memory limit.
 
   Attributes:
-    statements: values of `run_json.RunRecord` that replace those from the plan,
-      by name of the attribute.
+    statements: values of `run_json.RunRecord` that replace the values from the
+      plan, by name of the attribute.
     columns: names of columns that the program adds to `metrics.csv`, which is
       public.
     max_memory_bytes: memory limit of the noise producer in bytes, > 0; None
@@ -53,8 +53,9 @@ class OpenFolder:
 
   Attributes:
     plan: plan that the folder holds.
-    rounds: number of rounds of the run, unless a loop is given another number.
-      It exceeds `plan.rounds` if the run was opened with a plan of more rounds.
+    rounds: number of rounds of the run, unless the program gives another number
+      to a loop. The number exceeds `plan.rounds` if the run was opened with a
+      plan of more rounds.
     ended: whether the run has ended.
     sampling_key: key by which cohorts are sampled; None for enforced cohorts.
     journal: journal of the run.
@@ -167,8 +168,8 @@ def _check_ledger(
     raise errors.value_error(
       f'ledger_head={head}: is not a head that this ledger has had: its folder '
       'was restored to an earlier moment, or belongs to another run; restore '
-      'the latest files, all of one time, or start a new run and count this '
-      'one in full'
+      'the latest files, all of the same moment, or start a new run and count '
+      'all rounds of this run'
     )
 
 
@@ -195,13 +196,14 @@ def run_record(
       'epsilon': epsilon,
     }
     # PRIVACY: a reader could take the epsilon of the simulated larger run for a
-    # claim about this run. The report begins with the following sentence.
+    # claim about this run. The report states these two sentences as the setting
+    # of the run.
     # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
     setting = (
       f'SIMULATED: {plan.clients_per_round} clients a round stand for '
-      f'{plan.stands_for}, with the noise of the mean that those would get. '
-      f'They would have epsilon={epsilon:.6g}; this run has not, and protects '
-      'nobody'
+      f'{plan.stands_for} clients, and the mean has the noise of a mean of '
+      f'{plan.stands_for}. A run of so many clients would have '
+      f'epsilon={epsilon:.6g}; this run has no guarantee, and protects nobody'
     )
   return run_json.RunRecord.from_plan(
     plan,
@@ -213,7 +215,7 @@ def run_record(
       'max_participations': most,
       'by': 'the run: it draws cohorts, or admits clients'
       if sampled is None
-      else 'the run: it draws cohorts by a secret key of their own',
+      else 'the run: it samples cohorts with a secret key',
     },
     clipped_by='the run',
     noise_key='the operating system',
@@ -248,7 +250,7 @@ def _predecessors(
   for earlier in map(pathlib.Path, after):
     if earlier.resolve() == directory.resolve():
       raise errors.value_error(
-        f'after={earlier}: is the run itself; name those before it'
+        f'after={earlier}: is the run itself; give the folders of earlier runs'
       )
     record = run_json.RunRecord.read(earlier)
     for name in ('clients_per_unit', 'adjacency'):
@@ -257,8 +259,8 @@ def _predecessors(
       value = record.claim.get(name, claim[name])
       if value != claim[name]:
         raise errors.value_error(
-          f'{name}={claim[name]}: is {value} in {earlier}, which this run '
-          'comes after; plan runs on the same clients for the same neighbours'
+          f'{name}={claim[name]}: is {value} in the earlier run {earlier}; '
+          f'plan runs on the same clients with the same {name}'
         )
     predecessors.append(
       {
@@ -302,12 +304,12 @@ def _load_or_save_plan(
   # Guard: run_budget_test.test_plan_that_differs_in_more_is_refused.
   for name, value in request.items():
     if stored_request[name] != value:
-      other = 'or choose another folder'
+      remedy = 'or choose another folder'
       if name == 'rounds':
-        other = MORE_ROUNDS if value > stored.rounds else _FEWER_ROUNDS
+        remedy = MORE_ROUNDS if value > stored.rounds else _FEWER_ROUNDS
       raise errors.value_error(
-        f'{name}={value}: is not what the run was planned with, '
-        f'{stored_request[name]}; go back to that, {other}'
+        f'{name}={value}: is not what the run was planned with; give '
+        f'{stored_request[name]}; {remedy}'
       )
   return stored
 
@@ -320,10 +322,10 @@ def _check_more_rounds(
   if rounds > horizon:
     raise errors.value_error(
       f'rounds={rounds}: exceeds {horizon}, the horizon of the noise of this '
-      f'run; go on to that, {MORE_ROUNDS}'
+      f'run; give at most {horizon}; {MORE_ROUNDS}'
     )
   if (directory / run_json.RESULT_FILE).exists():
     raise errors.value_error(
       f'rounds={rounds}: come after the end of the run, which was planned with '
-      f'{stored.rounds} and has ended; go back to that, {MORE_ROUNDS}'
+      f'{stored.rounds} rounds and has ended; {MORE_ROUNDS}'
     )

@@ -62,8 +62,9 @@ class Round(journal_lib.Entry):
       noise_adder: adds the noise of the run.
       index: index of the round, integer >= 0.
       cohort: [number of clients] IDs of the clients that take part.
-      refused: attribute `refused`.
-      data: function that returns the attribute `data`.
+      refused: number of clients that came by themselves and were not admitted,
+        integer >= 0.
+      data: function that returns the data of the cohort.
     """
     super().__init__(index, cohort)
     self.refused = refused
@@ -78,9 +79,9 @@ class Round(journal_lib.Entry):
   def attempt(self, function: Callable[[], _Output]) -> Optional[_Output]:
     """Returns the result of a function, or None if its call burnt the round.
 
-    A round is burnt if an earlier attempt at it released a sum and this attempt
-    would release a different sum. A burnt round does not change the model, and
-    the next round follows.
+    The round is burnt if an earlier attempt at the round released a sum and
+    this attempt would release a different sum. A burnt round does not change
+    the model, and the next round follows.
 
     Args:
       function: function that calls `next` of the learning process, or `release`
@@ -145,10 +146,11 @@ class Round(journal_lib.Entry):
     mean = self._noise_adder.release(
       self.index, len(self.cohort), updates, like, clip
     )
-    # PRIVACY: after a power cut before `finish`, the restarted round could add
-    # the same noise to a second sum, although somebody has seen the first mean.
-    # The file that names the first sum is on the disk before this method
-    # returns the mean.
+    # PRIVACY: the caller may publish this mean. After a power cut before
+    # `finish`, the replay of the round could then add the same noise to a
+    # second sum, and the second mean minus the first mean has no noise. A file
+    # with a fingerprint of the first sum, with which the replay compares its
+    # own sum, is on the disk before this method returns the mean.
     # Guard: run_replay_test.test_mark_is_on_the_disk_before_the_mean.
     self._journal.sync()
     return mean

@@ -59,10 +59,11 @@ class Run:
 
     Args:
       directory: folder of the run.
-      plan: plan of the run. A folder that holds a run keeps its strategy. A
-        plan with a `Budget` may have more rounds than the plan in the folder,
-        up to the horizon, if the plans differ in nothing else. The run then
-        continues for these rounds, with the noise and the claim in the folder.
+      plan: plan of the run. If the folder holds a run, this plan must be the
+        plan in the folder. Only a plan with a `Budget` may have another number
+        of rounds: more than the plan in the folder, up to the horizon. The run
+        then continues for these rounds, with the noise and the claim in the
+        folder.
       ledger: location of the ledger outside of the folder: the path of a SQLite
         file, or a URL postgresql+psycopg2://... The folder `private/` stores
         the URL, which may have a password, and the key by which the ledger
@@ -73,10 +74,10 @@ class Run:
         is gone.
       keep_key: whether the keys of the noise and of sampling are kept after the
         end of the run.
-      ledger_head: value of the attribute `ledger_head` at an earlier time,
-        which was noted outside of the folder, 64 hexadecimal digits. A folder
-        that was restored to a time before this value is refused. None skips
-        this check.
+      ledger_head: value that the attribute `ledger_head` had at an earlier
+        time, 64 hexadecimal digits. Note the value outside of the folder. A
+        folder that was restored to an earlier state is refused. None skips this
+        check.
       options: statements and metrics that a program adds to the run; None adds
         nothing.
 
@@ -146,8 +147,8 @@ class Run:
   def check(self, process: _Process) -> _Process:
     """Returns a process, after a check of the values that bypass `aggregator`.
 
-    Call this method before `rounds` or `round`, whenever the program starts:
-    otherwise the report begins with the sentence that the process was not
+    Call this method before `rounds` or `round`, whenever the program starts.
+    Without the call, the report begins with a warning that the process was not
     checked. The methods `train` and `train_model` call this method themselves.
     A program that calls `Round.release` has no process to check.
 
@@ -247,8 +248,8 @@ class Run:
         cohorts.started()
         self._budget_left = cohorts.budget_left
         # PRIVACY: the sum of more than `most_clients` clients could overflow
-        # int32, which the guarantee does not cover. A round with a larger
-        # cohort is burnt and releases nothing.
+        # int32, and the guarantee does not cover such a sum. A round with a
+        # larger cohort is burnt and releases nothing.
         # Guard:
         # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
         if len(cohort) > plan.most_clients:
@@ -258,7 +259,8 @@ class Run:
         self._warn()
         if journal.open_round is not None:
           raise errors.value_error(
-            f'round={t}: was not finished; call round.finish(state) in it'
+            f'round={t}: was not finished; call round.finish(state) before you '
+            'take the next round'
           )
 
   @contextlib.contextmanager
@@ -267,16 +269,16 @@ class Run:
   ) -> Iterator[rounds_lib.Round]:
     """Yields the next round, with a cohort of clients that came by themselves.
 
-    A round that ends without `finish`, for instance by a crash, is given up
-    (burnt). A replay is not possible, since the same clients will not come
-    again.
+    Such clients check in, and are not drawn from a list. A round that ends
+    without `finish`, for instance by a crash, is given up (burnt). A replay is
+    not possible, since the same clients will not come again.
 
     Args:
       cohort: IDs of the clients that came. The round leaves out the clients
-        that may not take part now, and has at most the first
-        `plan.most_clients` of the other clients. A client that comes under a
-        new name counts as a new client, since the run has no list of all
-        clients for a comparison.
+        that the schema does not admit to this round, and has at most the first
+        `plan.most_clients` admitted clients. A client that comes under a new ID
+        counts as a new client, since the run has no list of all clients for a
+        comparison.
 
     Raises:
       ValueError: the run has no rounds left, or its cohorts are sampled.
@@ -293,9 +295,9 @@ class Run:
     # Guard: run_sampling_test.test_clients_that_come_by_themselves_are_refused.
     if plan.sampled is not None:
       raise errors.value_error(
-        f'cohorts={plan.sampled.name}: are drawn by the run, and no clients '
-        'come by themselves; use run.rounds or run.train, or a plan with '
-        'MinSep'
+        f'cohorts={plan.sampled.name}: are sampled by the run, so clients '
+        'cannot come by themselves; use run.rounds or run.train, or a plan '
+        'with MinSep'
       )
     while journal.ledger.attempts(journal.next):
       # PRIVACY: an interrupted round may have released a sum. The clients of
@@ -307,7 +309,7 @@ class Run:
     t = journal.next
     if t >= plan.strategy.rounds or self._ended:
       raise errors.value_error(
-        f'round={t}: is past the last of the plan, '
+        f'round={t}: is past the last round of the plan, '
         f'{plan.strategy.rounds - 1}; '
         f'{opening.MORE_ROUNDS}'
       )
@@ -345,9 +347,9 @@ class Run:
 
     A round is given up (burnt), and not yielded, if an earlier attempt at the
     round released another sum. Standard error shows the number of rounds, their
-    rate, the remaining time, the epsilon spent and, for a `Budget`, the
-    remaining share of the population's budget. This share is computed without
-    noise, so only the operator may see it.
+    rate, the remaining time, the epsilon of the rounds so far and, for a
+    `Budget`, the remaining share of the population's budget. This share is
+    computed without noise, so only the operator may see it.
 
     Args:
       process: learning process with `run.aggregator`.
@@ -371,8 +373,8 @@ class Run:
         data = [dataset(client, t) for client in open_round.cohort.tolist()]
         spent = self._plan.spent(t + 1)
         # PRIVACY: an epsilon that is rounded to the nearest number may be below
-        # the true epsilon. The progress bar shows an epsilon that is rounded
-        # up.
+        # the true epsilon, so the operator would read too strong a claim. The
+        # progress bar shows an epsilon that is rounded up.
         # Guard: run_test.test_learning_process_is_trained_by_the_run.
         budget_left = self._budget_left
         parts = [
@@ -401,7 +403,7 @@ class Run:
     """Warns once on standard error of too much noise, or of zero updates.
 
     Args:
-      done: a round that was just finished; None checks only the noise.
+      done: a round that was just finished; None warns only of the noise.
     """
     lines = {'noise': self._noise_adder.warning}
     if done is not None and done.without_effect:
@@ -492,8 +494,8 @@ class Run:
     runtime.check_program()
     self.check(process)
     self._warn()
-    # PRIVACY: the guarantee does not cover metrics without noise. The report
-    # names each manager that gets such metrics.
+    # PRIVACY: the guarantee does not cover metrics without noise, and a release
+    # manager may publish them. The report names each manager that gets metrics.
     # Guard: train_model_test.test_what_managers_get_is_named.
     for name, sentence in _UNNOISED_MANAGERS.items():
       if program.get(name) is not None:
@@ -531,8 +533,8 @@ class Run:
     for name, value in results.items():
       if name == run_json.LEDGER_HEAD or not _is_finite(value):
         raise errors.value_error(
-          f'record={name}={value}: is not a result: a finite number under a '
-          'name of your own; record numbers such as test_accuracy=0.24'
+          f'record={name}={value}: must be a finite number under a name of '
+          'your own; record numbers such as test_accuracy=0.24'
         )
     # A run with a `Budget` may end after any round, since its claim covers any
     # number of rounds up to the horizon.
@@ -541,7 +543,7 @@ class Run:
     if self._journal.next < least:
       raise errors.value_error(
         f'record=round {self._journal.next}: comes before the last of '
-        f'{least} rounds; call it when all rounds are done'
+        f'{least} rounds; call run.record when all rounds are done'
       )
     if self._ended:
       recorded, _ = run_json.read_result(self.directory)
@@ -550,8 +552,9 @@ class Run:
           value, recorded.get(name, math.nan), rel_tol=_RESULT_TOLERANCE
         ):
           raise errors.value_error(
-            f'record={name}={value}: comes after the run ended with '
-            f'{recorded}; keep the first results: a run is measured once'
+            f'record={name}={value}: differs from the results that the run '
+            f'ended with, {recorded}; keep these results: a run is measured '
+            'once'
           )
     else:
       if self._as_drawn is not None:

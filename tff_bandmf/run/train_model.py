@@ -52,8 +52,9 @@ async def train_model(
     train_metrics_manager: release manager that gets the metrics of the clients,
       without noise, after each round. The key of each release is the number of
       rounds that are over.
-    evaluation_manager: argument of TFF's `train_model`.
-    evaluation_periodicity: argument of TFF's `train_model`.
+    evaluation_manager: manager that TFF's `train_model` asks to evaluate the
+      model; None evaluates nothing.
+    evaluation_periodicity: number of rounds, or time, between evaluations.
   """
   outputs = _WeightsManager(process, model_output_manager)
   initial = await tff.program.materialize_value(process.initialize())
@@ -180,7 +181,7 @@ class _Process:
 
 
 class _Output(tff.program.MaterializableValueReference):
-  """A reference to the output of a round, which runs when TFF reads it."""
+  """A reference to a round's output; reading the reference runs the round."""
 
   def __init__(self, process, *arguments):
     self._process = process

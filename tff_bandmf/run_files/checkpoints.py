@@ -88,7 +88,7 @@ class Checkpoints:
       (leaf.dtype, leaf.shape) for leaf in leaves
     ]:
       raise errors.value_error(
-        f'checkpoint={path}: is of another model, optimiser or noise '
+        f'checkpoint={path}: belongs to another model, optimiser or noise '
         'placement; restore the files of this run'
       )
     return tree.unflatten_as(template, arrays), head
@@ -119,7 +119,7 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
     or hashlib.sha256(archive + head).digest() != content[-_BYTES:]
   ):
     raise errors.value_error(
-      f'checkpoint={path}: is damaged; restore it, or remove it: the run goes '
-      'on from the one before'
+      f'checkpoint={path}: is damaged; restore it, or remove it: the run then '
+      'continues from the previous checkpoint'
     )
   return archive, head.hex()

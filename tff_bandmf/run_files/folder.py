@@ -33,8 +33,8 @@ _UMASK = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')
 # File name of each key, and the consequence of its loss.
 _KEYS = {
-  run_json.NOISE_KEY: 'without its noise rounds cannot be replayed',
-  run_json.SAMPLING_KEY: 'without it nobody can draw its cohorts',
+  run_json.NOISE_KEY: 'without this key, no round can be replayed',
+  run_json.SAMPLING_KEY: 'without this key, no cohort can be sampled',
 }
 
 
@@ -115,8 +115,9 @@ def _in_use(directory: pathlib.Path) -> ValueError:
   if holder == str(os.getpid()):
     return errors.value_error(
       f'output_dir={directory}: is open in this process: a Run was made and '
-      'not closed; call close() of that Run, or make it in a with statement; '
-      'in a notebook, restart the kernel if its name is lost'
+      'not closed; call close() of that Run, or make the Run in a with '
+      'statement; in a notebook, restart the kernel if no name refers to the '
+      'Run'
     )
   return errors.value_error(
     f'output_dir={directory}: is in use by another process; wait for it to '
@@ -126,8 +127,9 @@ def _in_use(directory: pathlib.Path) -> ValueError:
 
 def refuse_existing(directory: pathlib.Path) -> None:
   """Raises ValueError if the folder holds a run, or remains of a run."""
-  # PRIVACY: a sampling key of an earlier run would draw the same cohorts for
-  # the next run. A folder with a used key is refused.
+  # PRIVACY: with the sampling key of an earlier run, the next run would have
+  # the same cohorts, but amplification assumes that nobody can predict the
+  # cohorts. A folder with a key of an earlier run is refused.
   # Guard: starts_test.test_key_of_draws_that_outlived_its_run_is_refused.
   for name in (
     run_json.RUN_FILE,
@@ -157,8 +159,8 @@ def keys(directory: pathlib.Path, draws: bool) -> Keys:
   if not (directory / run_json.RUN_FILE).exists():
     refuse_existing(directory)
     # PRIVACY: if a start failed and its folder was copied, both folders would
-    # begin a run with the same keys. Only the folder in which the keys were
-    # drawn uses these keys.
+    # begin a run with the same keys, and add the same noise to different sums.
+    # Only the folder in which the keys were drawn uses these keys.
     # Guard: starts_test.test_start_that_ended_anywhere_gives_no_copy_its_keys.
     if _read_place(directory) != _place(directory, begun=False) or not all(
       _path(directory, name).exists() for name in names
@@ -214,9 +216,9 @@ def open_run(
   bound = record.with_key(run_keys.noise).bound()
   if stored.bound() != bound:
     raise errors.value_error(
-      f'noise.key={directory / run_json.NOISE_KEY}: is that of another run '
-      f'than {run_json.RUN_FILE} says, or that file was edited; restore the '
-      'files of this run, or start a new one'
+      f'noise.key={directory / run_json.NOISE_KEY}: is the key of another run '
+      f'than {run_json.RUN_FILE} says, or {run_json.RUN_FILE} was edited; '
+      'restore the files of this run, or start a new run'
     )
   begun = _has_begun(directory)
   _check_place(directory, begun, moved)
@@ -225,8 +227,9 @@ def open_run(
   with run_ledger.open_ledger(directory, create=not begun) as ledger:
     if begun and ledger.bound() == (None, None):
       raise errors.value_error(
-        f'ledger={directory / run_json.LEDGER_FILE}: is not the one that the '
-        'key was used with; restore the files of this run, or start a new one'
+        f'ledger={directory / run_json.LEDGER_FILE}: is not the ledger that '
+        'the key was used with; restore the files of this run, or start a new '
+        'run'
       )
     ledger.bind(run=bound[0], noise_key=bound[1])
   if not begun:
@@ -275,9 +278,9 @@ def check_releases(
     if attempt > len(attempts(t)):
       raise errors.value_error(
         f'ledger={directory / run_json.LEDGER_FILE}: lacks attempt {attempt} '
-        f'at round {t}, which released a sum; its last commits are lost: '
-        'restore all files of one time, or start a new run and count this one '
-        'in full'
+        f'at round {t}, which released a sum: the last commits of the ledger '
+        'are lost; restore all files of the same moment, or start a new run '
+        'and count all rounds of this run'
       )
 
 
@@ -298,8 +301,9 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
   """Raises ValueError if the folder is a copy and `moved` is False."""
   for name in _KEYS:
     path = _path(directory, name)
-    # PRIVACY: a copy that was made with hard links has the same inodes as the
-    # original folder, so both could go on with one key. A key file with more
+    # PRIVACY: in a copy that was made with hard links, the key files have the
+    # inodes of the original key files, so the inodes do not show that the
+    # folder is a copy, and both folders could use one key. A key file with more
     # than one hard link is refused.
     # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
@@ -309,15 +313,15 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
         'links'
       )
   # PRIVACY: a folder and its copy would each continue the run with the same
-  # key. Only the folder in which the key was drawn may continue, or a folder
-  # that was opened with `moved`. Guards:
-  # folder_test.test_copy_is_refused_until_it_is_said_to_move and
+  # key, and add the same noise to different sums. Only the folder in which the
+  # key was drawn may continue, or a folder that was opened with `moved`.
+  # Guards: folder_test.test_copy_is_refused_until_it_is_said_to_move and
   # test_key_in_another_place_is_refused.
   if not moved and _read_place(directory) != _place(directory, begun):
     raise errors.value_error(
-      f'output_dir={directory}: is a copy, or was moved: its key lies in '
-      'another place; go on in the original; if there is none any more, say '
-      'so with --moved (moved=True)'
+      f'output_dir={directory}: is a copy, or was moved: its key was drawn in '
+      'another folder; continue in the original folder; if the original is '
+      'gone, give --moved (moved=True)'
     )
 
 

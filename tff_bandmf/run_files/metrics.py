@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # addition to the model.
 RELEASED = ('l2_norm_clip', 'fraction')
 _REMEDY = (
-  'restore the file; only a run whose clip is constant can do without it, and '
-  'goes on when it is removed'
+  'restore the file; if the clip of the run is constant, you can instead '
+  'remove the file and continue'
 )
 
 
@@ -38,7 +38,7 @@ class Metrics:
     columns: Sequence[str],
     start: int,
   ):
-    """Rewrites the file, with the rows of the rounds below `start` alone.
+    """Rewrites the file with only the rows of the rounds below `start`.
 
     Args:
       directory: folder of the run.
@@ -66,14 +66,14 @@ class Metrics:
       if not attempts:
         raise errors.value_error(
           f'ledger={directory / run_json.LEDGER_FILE}: lacks round {t}, which '
-          f'{run_json.METRICS_FILE} has; it is that of an earlier moment: '
-          'restore all files of one time, the latest'
+          f'{run_json.METRICS_FILE} has: the ledger is of an earlier moment; '
+          'restore the latest files, all of the same moment'
         )
       if t < start:
         if attempts[-1].row != row_digest(self._lines[0], line):
           raise errors.value_error(
-            f'metrics={self._path}: has another row of round {t} than the '
-            f'ledger; {_REMEDY}'
+            f'metrics={self._path}: has a row of round {t} that differs from '
+            f'its digest in the ledger; {_REMEDY}'
           )
         self._lines.append(line)
     self._write()
@@ -91,7 +91,7 @@ class Metrics:
     t = int(row['round'])
     if self._round == t:
       # The file has a row of this round as a finished round, and the round was
-      # then burnt: the new row replaces the old one.
+      # then burnt: the new row replaces the old row.
       self._lines.pop()
     self._round = t
     self._lines.append(self._line(row))
@@ -161,7 +161,7 @@ def row_digest(header: str, line: str) -> bytes:
 def _read(
   directory: pathlib.Path,
 ) -> tuple[str, dict[int, str], list[dict[str, str]]]:
-  """Returns the first line, {round: line}, and the rows as in `rows`."""
+  """Returns the first line, {round: line}, and the result of `rows`."""
   path = directory / run_json.METRICS_FILE
   if not path.exists():
     return '', {}, []

@@ -11,7 +11,8 @@ result.json     measured results of the last model, and the head of the ledger's
 private/        secrets, which are never published; mode 0700:
   noise.key       the key of the noise
   sampling.key    the key by which cohorts are sampled
-  place.json      the folder, host and file system on which the keys were made
+  place.json      the host, and the inodes of the folder and the keys; whether
+                  the run has begun
   ledger.key      the key by which the ledger hashes clients
   ledger.url      the location of a ledger outside of the folder
   checkpoints/    states of the learning process, which may contain noise
@@ -47,14 +48,14 @@ METRICS_FILE = 'metrics.csv'
 RESULT_FILE = 'result.json'
 PRIVATE = 'private'
 NOISE_KEY = 'private/noise.key'
-# Suffix of the name of a key before `run.json` exists.
+# Suffix of the name of a key file until the start of the run is complete.
 NEW_KEY = '.new'
 LEDGER_KEY = 'private/ledger.key'
 LEDGER_URL = 'private/ledger.url'
 SAMPLING_KEY = 'private/sampling.key'
 PLACE = 'private/place.json'
 CHECKPOINTS = 'private/checkpoints'
-# Files that name the released sums; `noise.released_sums` writes them.
+# Folder with one file for each released sum, see `noise.released_sums`.
 RELEASED = 'private/released'
 
 LEDGER_HEAD = 'ledger_head'
@@ -71,7 +72,8 @@ ALL_ZERO = (
 # Values of `run.json` that are computed from the noise key and the other
 # values.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
-# Values that may differ after the end of a run, since no round runs again.
+# Values that a program need not share with `run.json` to open a run that has
+# ended, since no round runs again.
 _CODE_KEYS = ('versions', 'code_sha256')
 _PARTS = {
   'claim': (
@@ -117,8 +119,8 @@ class RunRecord:
       `l2_norm_clip` and `clients_per_round`.
     unit_of_privacy: text: the person or device whose contributions are zeroed
       in a neighbouring data set.
-    population: number of clients that may be drawn and of clients that have
-      left, >= 0; None if clients come by themselves.
+    population: number of clients that may be drawn, plus number of clients that
+      have left, >= 0; None if clients come by themselves.
     highest_client: highest client index, >= -1; -1 if clients are strings. None
       stands for `population` - 1.
     data: text: name of the training data.
@@ -136,11 +138,12 @@ class RunRecord:
     tuning: sentence: parameters that were tuned, and on which data.
     model_selection: sentence: rule by which the released model was chosen.
     pre_training: sentence: source of the initial weights.
-    process: sentence: values of clients that bypass the aggregator.
+    process: sentence: result of `Run.check`, which names the values of clients
+      that bypass the aggregator.
     key_after: sentence: fate of the key, tapes and buffers after the run.
     enforced: dict of `min_sep`, `max_participations` and `by`, a text that
       names the party that enforces both numbers.
-    clipped_by: text: party that clips an update.
+    clipped_by: text: party that clips the updates.
     simulated: dict: guarantee of a run with larger cohorts that this run
       simulates. The report then claims nothing for a deployment. None if this
       run simulates no other run.
@@ -235,7 +238,7 @@ class RunRecord:
     ):
       wrong.append('after')
     if wrong:
-      raise ValueError(f'lacks {", ".join(wrong)}, or holds another kind')
+      raise ValueError(f'lacks {", ".join(wrong)}, or has a wrong type there')
 
   @classmethod
   def from_plan(
@@ -320,7 +323,7 @@ class RunRecord:
     if fixed:
       raise errors.value_error(
         f'{fixed[0]}={statements[fixed[0]]}: is not a statement that a run '
-        f'notes; use one of {", ".join(_STATEMENTS)}'
+        f'may change; use one of {", ".join(_STATEMENTS)}'
       )
     return attrs.evolve(self, **statements)
 
@@ -341,9 +344,8 @@ class RunRecord:
       directory: folder of the run, which holds the plan and the strategy.
     """
     # PRIVACY: one edited number in a file could make the report claim a
-    # fraction of epsilon. The ledger's chain has this digest for the start of
-    # every round, so that a later change is noticed. Only the statements in
-    # `_STATEMENTS` may change.
+    # fraction of the true epsilon. The ledger's chain has this digest for the
+    # start of every round, so that a later change of a fixed value is noticed.
     # Guard: forgery_test.test_forged_run_is_refused_by_report_and_verifier.
     files = [
       _files.sha256(directory / name) if (directory / name).exists() else None
@@ -389,7 +391,7 @@ class RunRecord:
       record = cls(**{name: content.pop(name, None) for name in names})
       record.bound()
       if content:
-        raise ValueError(f'holds what is not known, {", ".join(content)}')
+        raise ValueError(f'has unknown values, {", ".join(content)}')
       return record
     except ValueError as error:
       raise errors.value_error(
@@ -420,7 +422,7 @@ class RunRecord:
         raise errors.value_error(
           f'{name}={expected_values.get(name)}: another configuration, corpus '
           f'or version than the run started with, {stored_values.get(name)}; '
-          'go back to that, or choose another directory'
+          'restore the old value, or choose another directory'
         )
 
 
@@ -484,8 +486,8 @@ def read_result(
     ValueError,
   ) as error:
     raise errors.value_error(
-      f'result={path}: is damaged; restore it; without it the report is of a '
-      'run that goes on'
+      f'result={path}: is damaged; restore the file: without it, the run would '
+      'count as not ended'
     ) from error
 
 

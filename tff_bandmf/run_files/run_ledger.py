@@ -38,8 +38,8 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
     ) as ledger:
       if ledger.bound() != run_json.RunRecord.read(directory).bound():
         raise ledger_lib.of_another_run()
-  # PRIVACY: a person who reads a password in the URL can change the ledger.
-  # Only the owner of the new file can read it.
+  # PRIVACY: a person who reads the password in the URL could change the ledger
+  # and hide participation. Only the owner of the file can read the URL.
   # Guard: run_test.test_ledger_is_where_it_is_said_to_be.
   _files.write(path, location.encode(), mode=0o600)
 
