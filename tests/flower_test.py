@@ -502,8 +502,8 @@ def test_partitions_are_the_names_of_simulated_clients(tmp_path):
   assert done.returncode == 1, done.stderr[-3000:]
   assert done.stderr.rstrip().endswith(
     'ValueError: strategy=_SendsNothing: configures no messages for training; '
-    'use one that sends the same to every client of a round, with '
-    'fraction_train=1.'
+    'use a strategy that sends the same message to every client of a round, '
+    'with fraction_train=1.'
   ), done.stderr[-3000:]
   with ledger_lib.Ledger(tmp_path / 'run/ledger.sqlite') as ledger:
     outcomes = [ledger.attempts(t)[-1].outcome for t in range(3)]
