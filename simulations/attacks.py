@@ -1,4 +1,4 @@
-"""Attacks on people: finds the people in the training data, and their text.
+"""Attacks trained models: who was in the training data, and with what text.
 
   python -m simulations.attacks RUN_DIR ... [--planted=20 --out=DIR]
 
@@ -8,27 +8,28 @@ is one JSON line for each run.
 
 * Membership. The people of the train split are the members, and the people of
   the two other splits are the non-members (`others`). The score of a person is
-  the gain: the decrease, through training, of the mean loss per word on the
-  person's sentences. The attack calls a person a member if the gain exceeds a
-  threshold. At most a share alpha of the non-members exceed the threshold.
+  the gain: the mean loss per word on the person's sentences under the model
+  before the training, minus that loss under the last model. The attack calls a
+  person a member if the gain exceeds a threshold, which at most a share alpha
+  of the non-members exceed.
 * Exposure [Carlini19], with --planted=M: M people of the train split are
   chosen. A sentence of random words replaces some of each chosen person's
   sentences, and the run is trained again in DIR. The planted sentence is ranked
   among itself and R - 1 references, which are sentences of random words that
-  nobody wrote. The sentence whose loss fell most by training has rank 1. A
-  planted sentence of rank r has an exposure of log2(R) - log2(r) bits. If the
-  model was not trained on the sentence, the exposure is log2(e) = 1.4 bits on
-  average. The attack calls a sentence planted if its loss fell by more than a
-  threshold. At most a share alpha of the references exceed the threshold.
+  nobody wrote. The sentence whose loss decreases most has rank 1. A planted
+  sentence of rank r has an exposure of log2(R) - log2(r) bits. If the model was
+  not trained on the sentence, the exposure is log2(e) = 1.4 bits on average.
+  The attack calls a sentence planted if the decrease of its loss exceeds a
+  threshold, which at most a share alpha of the references exceed.
 
-If the guarantee of a run holds, a test that calls a non-member a member with
-probability alpha calls a member a member with probability at most
+Let a test call a non-member a member with probability alpha. If the guarantee
+of the run holds, the test calls a member a member with probability at most
 
     Phi(Phi^-1(alpha) + mu),   mu = 1 / noise_multiplier
 
 because the run is a Gaussian mechanism with this mu; Phi is the standard normal
-distribution function. If an attack stays below this bound, the guarantee may
-still be wrong. If an attack exceeds the bound, the guarantee is wrong.
+distribution function. If an attack exceeds this bound, the guarantee is wrong.
+If an attack does not exceed the bound, the guarantee may still be wrong.
 
 [Carlini19] is Carlini, Liu, Erlingsson, Kos, Song, "The Secret Sharer", USENIX
 Security 2019.
@@ -54,7 +55,7 @@ from tff_bandmf import errors
 ALPHAS = (0.01, 0.05)
 _CONFIDENCE = 0.95
 _REFERENCES = 4095  # R - 1 of the module docstring.
-_PLANTED_WORDS = 8
+_PLANTED_WORDS = 8  # Number of words of a planted sentence.
 _PLANTED_ROWS = 4  # Number of sentences that a planted sentence replaces.
 _BATCH = 256
 
@@ -104,10 +105,9 @@ def membership(
   Returns:
     For each alpha: the `false_positive_rate`; the `true_positive_rate`; the
     ends `low` and `high` of the confidence interval of the true positive rate;
-    the `bound` at alpha; whether the attack `refuted` the guarantee; and
-    whether the attack is `above_chance`. Let a be the upper end of the
-    confidence interval of the false positive rate. The guarantee is refuted if
-    low > bound(a), and the attack is above chance if low > a.
+    the `bound` at alpha; `refuted`, whether low > bound(a); and `above_chance`,
+    whether low > a. Here a is the upper end of the confidence interval of the
+    false positive rate. If `refuted`, the guarantee is wrong.
   """
   rates = []
   for alpha in ALPHAS:
@@ -241,7 +241,14 @@ def plant(
 
 
 def falls(model: Any, before: Any, after: Any, rows: np.ndarray) -> np.ndarray:
-  """Returns the decrease of each sentence's loss, [sentences] nats."""
+  """Returns the decrease of each sentence's loss, [sentences] float64 nats.
+
+  Args:
+    model: network, a `models.Model`.
+    before: weights before the training.
+    after: weights after the training.
+    rows: [sentences, sequence_length + 1] token ids.
+  """
   return (
     row_losses(model, before, rows)[:, 0] - row_losses(model, after, rows)[:, 0]
   )
@@ -261,9 +268,14 @@ def exposures(scores: np.ndarray, references: np.ndarray) -> np.ndarray:
 
 
 def area(members: np.ndarray, others: np.ndarray) -> float:
-  """Returns the probability that a member's score exceeds a non-member's.
+  """Returns the share of pairs in which the member's score is larger.
 
-  A tie counts as one half, so scores without information give 0.5.
+  A pair is a member and a non-member. A tie counts as one half, so scores
+  without information give 0.5 on average.
+
+  Args:
+    members: [m] scores of members.
+    others: [k] scores of non-members.
   """
   statistic = stats.mannwhitneyu(members, others).statistic
   return float(statistic / (len(members) * len(others)))
@@ -338,13 +350,15 @@ def attack(
   type=click.IntRange(min=0),
   default=0,
   show_default=True,
-  help='People with a planted sentence; the runs are trained again.',
+  help='Number of people whose text gets a planted sentence. If it is above 0, '
+  'the runs are trained again in the folder of --out.',
 )
 @click.option(
   '--out',
   metavar='DIR',
   type=click.Path(path_type=pathlib.Path),
-  help='Where the runs with planted sentences go, or are.',
+  help='Folder of the runs with planted sentences; finished runs in it are '
+  'used again.',
 )
 @run_stackoverflow.one_line_errors
 def main(
@@ -352,7 +366,8 @@ def main(
 ) -> None:
   if planted and out is None:
     raise errors.value_error(
-      f'planted={planted}: trains the runs again; say where with --out'
+      f'planted={planted}: the runs are trained again; give their folder with '
+      '--out'
     )
   refuted = False
   for directory in runs:
@@ -373,7 +388,7 @@ def _attack_run(
 
   if not (directory / run_json.RESULT_FILE).exists():
     raise errors.value_error(
-      f'run={directory}: holds no run that has ended; end it with --resume'
+      f'run={directory}: must hold a finished run; finish it with --resume'
     )
   record = run_json.RunRecord.read(directory)
   config = config_keys.from_tree(record.config)

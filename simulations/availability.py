@@ -1,12 +1,12 @@
 """Simulates the availability of devices: time zones, charging, drop-out.
 
-| symbol | name here        | meaning                                        |
-|--------|------------------|------------------------------------------------|
-| t      | `round_index`    | index of the round                             |
-| R      | `rounds_per_day` | rounds in 24 hours, evenly spaced              |
-| z      |                  | time zone of a client, one of `zones`, hours   |
-| H      |                  | 24 t / R + z, local time in hours since day 0  |
-| u', u''|                  | random numbers of (client, night) in [0, 1)    |
+| symbol | name here        | meaning                                         |
+|--------|------------------|-------------------------------------------------|
+| t      | `round_index`    | index of the round                              |
+| R      | `rounds_per_day` | number of rounds in 24 hours, evenly spaced     |
+| z      | `zone`           | time zone of a client, one of `zones`, in hours |
+| H      |                  | local time 24 t / R + z, in hours since day 0   |
+| u', u''|                  | random numbers of (client, night) in [0, 1)     |
 
 A night lasts from noon to noon and has the number (H - 12) // 24. In each night
 a device is charged with probability `charging`. The charging begins 3 u' hours
@@ -29,6 +29,7 @@ from tff_bandmf import _checks, errors
 # Asia (5 to 9).
 _INHABITED = (-8, -7, -6, -5, -4, -3, 0, 1, 2, 3, 5, 6, 7, 8, 9)
 _ZONE, _NIGHT, _DROP_OUT = range(3)
+# Number of bits of one random number; a hash of 64 bits gives three numbers.
 _BITS = 21
 
 
@@ -38,7 +39,7 @@ class Diurnal:
 
   Attributes:
     seed: seed of all random numbers, integer >= 0.
-    rounds_per_day: R, rounds in 24 hours, integer >= 1.
+    rounds_per_day: R, number of rounds in 24 hours, integer >= 1.
     zones: time zones in hours ahead of UTC, all equally likely.
     charging: probability that a device is charged in a night, in [0, 1].
     drop_out: probability that a selected client drops out, in [0, 1].
@@ -52,7 +53,7 @@ class Diurnal:
 
   def __post_init__(self):
     _checks.count(
-      'rounds_per_day', self.rounds_per_day, 'one a day is the least'
+      'rounds_per_day', self.rounds_per_day, '24 is a round an hour'
     )
     if not self.zones:
       raise errors.value_error(
@@ -67,7 +68,7 @@ class Diurnal:
 
     Args:
       round_index: index of the round.
-      clients: [m] int64 indices.
+      clients: [m] int64 indices of clients.
     """
     zones = np.array(self.zones)
     zone = zones[self._bits(_ZONE, 0, clients) % np.uint64(len(zones))]
@@ -88,13 +89,20 @@ class Diurnal:
 
     Args:
       round_index: index of the round.
-      cohort: [m] int64 indices.
+      cohort: [m] int64 indices of the cohort's clients.
     """
     bits = self._bits(_DROP_OUT, round_index, cohort)
     return _uniform(bits) < self.drop_out
 
   def _bits(self, purpose: int, time, clients: np.ndarray) -> np.ndarray:
-    """Returns 64 bits for every client, [m] uint64."""
+    """Returns 64 pseudo-random bits for each client, [m] uint64.
+
+    Args:
+      purpose: `_ZONE`, `_NIGHT` or `_DROP_OUT`; different purposes have
+        independent bits.
+      time: index of the night or of the round, an integer or [m] int64.
+      clients: [m] int64 indices of clients.
+    """
     (key,) = np.random.SeedSequence([self.seed, purpose]).generate_state(
       1, np.uint64
     )
@@ -103,7 +111,7 @@ class Diurnal:
 
 
 def _uniform(bits: np.ndarray) -> np.ndarray:
-  """Returns the lowest 21 bits as numbers in [0, 1)."""
+  """Returns the lowest `_BITS` bits as numbers in [0, 1), [m] float64."""
   return (bits & np.uint64(2**_BITS - 1)) / float(2**_BITS)
 
 

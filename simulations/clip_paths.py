@@ -1,4 +1,4 @@
-"""Draws the clips of adaptive runs, and the noise that moving clips adds.
+"""Draws the clips of adaptive runs, and the noise that changing clips cause.
 
   python -m simulations.clip_paths RUNS --out=DIR
 
@@ -7,13 +7,13 @@ RUNS is a folder that `run_stackoverflow` wrote. The program writes
 
 C is the strategy matrix, and the entries of Z are independent standard normals.
 Let y_t be row t of C^-1 Z, Xi_t = y_0 + ... + y_t, and S_t the clip of round t.
-Round t has the noise S_t y_t. By Abel's summation the noise of the sum of
-rounds 0 to t is
+Up to a constant factor, the noise of round t is S_t y_t. By Abel's summation
+the noise of the sum of rounds 0 to t is
 
   sum_{s<=t} S_s y_s = S_t Xi_t - sum_{s<t} (S_{s+1} - S_s) Xi_s
 
-The first term is the noise of a constant clip S_t. The second term exists only
-if the clip moves.
+The first term is the noise of a constant clip S_t. The second term is 0 if the
+clip is constant.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _NAME = 'adaptive_clipping'
 def noise_of_sums(
   strategy: strategies.Strategy, path: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Returns standard deviations of the noise of prefix sums, by name.
+  """Returns the standard deviations of the noise of prefix sums, by name.
 
   Args:
     strategy: C.
-    path: [rounds] S_t, the clips.
+    path: [rounds] clips S_0, S_1, ....
 
   Returns:
-    [rounds] float64 arrays: `constant` for the first term of the module
-    docstring, `moving` for the second term, and `total` for their sum.
+    [rounds] float64 arrays: `constant` for the noise S_t Xi_t, `moving` for the
+    noise sum_{s<t} (S_{s+1} - S_s) Xi_s, and `total` for the noise of the sum.
   """
-  moved = np.asarray(path, np.float64)
+  scales = np.asarray(path, np.float64)
   inverse = np.linalg.inv(strategy.matrix())
-  total = np.cumsum(moved[:, np.newaxis] * inverse, 0)
-  constant = moved[:, np.newaxis] * np.cumsum(inverse, 0)
+  total = np.cumsum(scales[:, np.newaxis] * inverse, 0)
+  constant = scales[:, np.newaxis] * np.cumsum(inverse, 0)
   return {
     name: np.linalg.norm(rows, axis=1)
     for name, rows in (
@@ -61,7 +61,11 @@ def noise_of_sums(
 
 
 def read(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns the mechanism, the clips and the noise of a run."""
+  """Returns the mechanism, the clips, the result and the noise of a run.
+
+  Args:
+    directory: folder of the finished run.
+  """
   run = run_json.RunRecord.read(directory)
   privacy, training = run.config['privacy'], run.config['training']
   strategy, _ = strategies.load(directory / run_json.STRATEGY_FILE)
@@ -128,7 +132,7 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
 @click.argument('runs', type=click.Path(path_type=pathlib.Path))
 @click.option('--out', required=True, type=click.Path(path_type=pathlib.Path))
 def main(runs: pathlib.Path, out: pathlib.Path) -> None:
-  """Draws the clips of the runs that have ended, and writes a JSON file."""
+  """Draws the clips of the finished runs, and writes a JSON file."""
   clip_paths = [
     read(directory)
     for directory in (runs, *sorted((runs / 'compare').glob('*')))

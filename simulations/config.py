@@ -91,7 +91,8 @@ class Model:
     _check_one_of('model.architecture', self.architecture, ARCHITECTURES)
     if self.architecture == 'transformer' and self.skip:
       raise errors.value_error(
-        'model.skip=True: is for an LSTM; leave it out, or model.architecture'
+        'model.skip=True: is for an LSTM; leave out model.skip or '
+        'model.architecture'
       )
     if self.architecture == 'transformer' and self.embedding_size % max(
       1, self.heads
@@ -185,9 +186,11 @@ class Privacy:
       computes with its momentum and its learning rates.
     objective: 'mean' to minimise the mean over the rounds of the squared error,
       or 'max' to minimise its maximum.
-    min_sep: minimum separation r2 - r1 of two rounds of a client, >= 1, which
-      participation = 'min-sep' enforces. 'budget' and each kind of
-      amplification say what min_sep means for them.
+    min_sep: integer >= 1. 'min-sep' enforces r2 - r1 >= min_sep for two rounds
+      r1 < r2 of a client. 'budget' limits a client to the sensitivity of
+      rounds that are min_sep apart. 'b-min-sep' samples cohorts with r2 - r1 >=
+      min_sep, 'balls-in-bins' uses min_sep bins, and 'cyclic-poisson' ignores
+      min_sep.
     max_participations: maximum number of rounds in which a client takes part,
       >= 1; None means that only min_sep limits the number.
     participation: 'min-sep' enforces min_sep and max_participations. 'budget'
@@ -224,9 +227,10 @@ class Privacy:
     amplification: 'cyclic-poisson', 'balls-in-bins' with min_sep bins or
       'b-min-sep' to sample cohorts in secret, which amplifies privacy; None to
       enforce `participation` instead.
-    sampling_prob: probability, for 'b-min-sep', that a client takes part in a
-      round in which min_sep allows it; None derives the probability from
-      clients_per_round.
+    sampling_prob: probability in (0, 1]. With 'b-min-sep' a client takes part
+      in a round that min_sep allows with this probability, with
+      'cyclic-poisson' in a round of its group. None derives the probability
+      from clients_per_round.
   """
 
   family: str
@@ -315,8 +319,8 @@ class Config:
     _check_one_of('privacy.workload', privacy.workload, (PREFIX, MOMENTUM))
     if privacy.workload == MOMENTUM and training.server_optimizer != SGD:
       raise errors.value_error(
-        f'privacy.workload={MOMENTUM}: is that of SGD, not of '
-        f'training.server_optimizer={training.server_optimizer}; use {PREFIX}'
+        f'privacy.workload={MOMENTUM}: is for training.server_optimizer={SGD}, '
+        f'not for {training.server_optimizer}; use {PREFIX}'
       )
     _ = privacy.clip
     self._check_amplification()
@@ -329,17 +333,21 @@ class Config:
 
   @property
   def shortened(self) -> Optional[str]:
-    """A warning if there are fewer rounds than min_sep, else None."""
+    """A warning if min_sep exceeds the number of rounds, else None."""
     least, rounds = self.privacy.min_sep, self.training.rounds
     if self.privacy.amplification is not None or least <= rounds:
       return None
     return (
       f'privacy.min_sep={least} exceeds training.rounds={rounds}: a client '
-      f'takes part once, and the run is planned with min_sep={rounds}.'
+      f'takes part at most once, and the run is planned with min_sep={rounds}.'
     )
 
   def cohorts(self, clients: int) -> participation_lib.Cohorts:
-    """Returns the participation rule for a population of `clients`."""
+    """Returns the participation rule.
+
+    Args:
+      clients: number of clients of the train split, >= 1.
+    """
     privacy = self.privacy
     if privacy.amplification is None:
       return participation_lib.from_name(
@@ -372,8 +380,8 @@ class Config:
       )
     elif privacy.sampling_prob is not None:
       raise errors.value_error(
-        f'privacy.sampling_prob={privacy.sampling_prob}: is of cohorts that '
-        'amplify; leave it out, or give privacy.amplification'
+        f'privacy.sampling_prob={privacy.sampling_prob}: is for sampled '
+        'cohorts; leave it out, or give privacy.amplification'
       )
     try:
       self.cohorts(self.training.clients_per_round)
@@ -391,15 +399,17 @@ class Config:
       raise ValueError(f'privacy.{error}') from None
 
 
-# Name and class of each table with a fixed set of keys: all but `compare`.
+# Class of each table with a fixed set of keys, by the table's name. The table
+# `compare` has arbitrary keys.
 GROUPS: dict[str, Any] = {
   name: kind
   for name, kind in typing.get_type_hints(Config).items()
   if dataclasses.is_dataclass(kind)
 }
 
+# Keys whose values are true or false.
 _TRUTH_VALUES = ('model.tied', 'model.skip')
-# Numbers that may be 0.
+# Keys whose numbers may be 0.
 _MAY_BE_ZERO = (
   'training.seed',
   'training.server_momentum',
@@ -434,7 +444,7 @@ def _check_positive(name: str, value: Any) -> None:
 
 
 def with_seed(config: Config, seed: int) -> Config:
-  """Returns the experiment and its comparisons with another seed."""
+  """Returns the experiment with the seed `seed`, also in its comparisons."""
   return dataclasses.replace(
     config, training=dataclasses.replace(config.training, seed=seed)
   )

@@ -18,13 +18,17 @@ _LIST_KEYS = 'python -m simulations.run_stackoverflow --list-keys'
 def changed(
   config: config_lib.Config, changes: dict[str, Any]
 ) -> config_lib.Config:
-  """Returns the experiment with new values for some keys 'group.key'.
+  """Returns the experiment with new values for some keys, and no comparisons.
 
-  If the changes name another family, the parameters that the other family does
-  not take are removed.
+  If the changes name another family, parameters that this family does not take
+  are removed.
+
+  Args:
+    config: the experiment.
+    changes: new values by key, such as 'training.rounds'.
 
   Raises:
-    ValueError: an unknown key or a value out of range.
+    ValueError: a key is unknown, or a value is out of range.
   """
   tree = to_tree(config)
   tree['compare'] = {}
@@ -79,15 +83,15 @@ def from_tree(tree: dict[str, Any]) -> config_lib.Config:
     for key in changes:
       if not key.startswith(('training.', 'privacy.')):
         raise errors.value_error(
-          f'compare.{name}={key}: must be a training or privacy key; compared '
-          'runs share data and model'
+          f'compare.{name}={key}: must begin with training. or privacy.; '
+          'compared runs have the same data and model'
         )
     changed(config, changes)
   return config
 
 
 def _keys(group: str) -> list[str]:
-  """Returns the keys of a table; parameters of families come last."""
+  """Returns the keys of a table, the parameters of families last."""
   keys = tables.names(config_lib.GROUPS[group])
   if group == 'privacy':
     keys.remove('parameters')
@@ -124,8 +128,14 @@ def list_keys() -> str:
 
 
 def check_plain_name(name: str, value: str) -> None:
-  """Raises ValueError if the value cannot be a part of a folder's name."""
+  """Raises ValueError unless a value consists of letters, digits, '-' and '_'.
+
+  Args:
+    name: name of the value for the message.
+    value: name of a folder, or a part of it.
+  """
   if not value.replace('-', '').replace('_', '').isalnum():
     raise errors.value_error(
-      f'{name}={value}: must be a plain name; it names a folder'
+      f'{name}={value}: must consist of letters, digits, - and _, because it '
+      'names a folder; rename it'
     )

@@ -1,14 +1,14 @@
-"""Simulates a deployment's cohorts and checks the ledger against a raw log.
+"""Simulates cohorts of devices and checks the ledger against a raw log.
 
   python -m simulations.deployment
 
 Devices are available at night while they are charged, and some selected devices
 drop out. Every round uses the sampler and the ledger of real training, but does
 not train a model. The selected clients are also written to a raw log, a file of
-plain numbers. The function `count` reads only the raw log and counts min_sep
-and participations without the code of the ledger. The output is one JSON line.
-The exit status is 1 if the two counts differ or violate the participation
-schema.
+plain numbers. From the raw log alone, `count` computes the separation and the
+number of participations of clients, without the code of the ledger. The output
+is one JSON line. The exit status is 1 if the figures of `count` differ from the
+figures of the ledger, or violate the participation schema.
 """
 
 from __future__ import annotations
@@ -63,7 +63,19 @@ def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
 def simulate(
   sampler: cohorts.CohortSampler, directory: pathlib.Path
 ) -> dict[str, Any]:
-  """Returns the counts of the ledger and of the raw log, and durations."""
+  """Returns the figures of the ledger and of the raw log, and durations.
+
+  Args:
+    sampler: sampler that selects the cohorts of all rounds.
+    directory: folder in which the ledger and the raw log are written.
+
+  Returns:
+    `planned`, the participation schema; `observed`, the participation that the
+    ledger states; `counted`, the result of `count`; `dropped_share`, the share
+    of selected clients that drop out; the durations of selecting a cohort
+    (`sample_ms`) and of recording it (`record_ms`), means over the rounds; and
+    other figures of the simulation.
+  """
   began = time.perf_counter()
   history = cohorts.History.empty(sampler.clients)
   selecting = recording = dropped = 0.0
@@ -112,7 +124,7 @@ def simulate(
 
 
 def agrees(result: dict[str, Any]) -> bool:
-  """Returns whether the two counts are equal and satisfy the plan."""
+  """Returns whether ledger and raw log agree and satisfy the schema."""
   counted, planned = result['counted'], result['planned']
   return (
     result['observed'] == counted
@@ -122,13 +134,38 @@ def agrees(result: dict[str, Any]) -> bool:
 
 
 @click.command(help=__doc__.split('\n')[0])
-@click.option('--rounds', default=2000, show_default=True)
-@click.option('--clients', default=10**6, show_default=True)
-@click.option('--cohort-size', default=6500, show_default=True)
-@click.option('--min-sep', default=100, show_default=True)
-@click.option('--drop-out', default=0.2, show_default=True)
-@click.option('--seed', default=0, show_default=True)
-@click.option('--out', metavar='DIR', help='Keeps ledger and raw log here.')
+@click.option(
+  '--rounds', default=2000, show_default=True, help='Number of rounds.'
+)
+@click.option(
+  '--clients', default=10**6, show_default=True, help='Number of clients.'
+)
+@click.option(
+  '--cohort-size',
+  default=6500,
+  show_default=True,
+  help='Number of clients selected for a round.',
+)
+@click.option(
+  '--min-sep',
+  default=100,
+  show_default=True,
+  help='Least r2 - r1 for two rounds r1 < r2 of a client.',
+)
+@click.option(
+  '--drop-out',
+  default=0.2,
+  show_default=True,
+  help='Probability that a selected client drops out.',
+)
+@click.option(
+  '--seed', default=0, show_default=True, help='Seed of all random choices.'
+)
+@click.option(
+  '--out',
+  metavar='DIR',
+  help='Folder of the ledger and the raw log; deleted at the end by default.',
+)
 @run_stackoverflow.one_line_errors
 def main(
   rounds: int,

@@ -39,8 +39,8 @@ def describe(
       f'{corpus.test.num_clients} test clients'
     ),
     'clipped_by': (
-      'the training program, where clients train: each update before it '
-      'is added to another'
+      'the training program, where clients train: each update is clipped '
+      'before it is added to another update'
     ),
     'tuning': 'hyperparameters were chosen with other runs on this corpus',
     'model_selection': 'none: the last model is the result',
@@ -49,8 +49,8 @@ def describe(
     'not_covered': [
       f'the vocabulary, {corpus.vocabulary_source}',
       'the validation and test splits, evaluated without noise',
-      'the runs it is compared with: each has a guarantee of its own, they '
-      'compose, and a run without noise has none',
+      'the runs with which this run is compared: each has only its own '
+      'guarantee, a run without noise has none, and the guarantees compose',
     ],
     # The report adds the columns of the metrics and the ledger to this list.
     'side_releases': ['vocabulary.txt: the words in the order of their ids'],

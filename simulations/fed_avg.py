@@ -2,10 +2,10 @@
 
 A small model trains on a client in milliseconds, but TFF needs several times as
 long to serialise the client's data set, instantiate a graph and pass on the
-update. So one client of TFF is here a group of real clients. The clients of a
+update. So here one client of TFF is a group of real clients. The clients of a
 group train one after the other, each from the server's model, and the group
-returns the sum of their clipped updates. The memory is two models for each
-group, instead of one model for each client.
+returns the sum of their clipped updates. TFF then needs memory for two models
+for each group, instead of one model for each client.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tff_bandmf.tff import workers as workers_lib
 
 
 def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
-  """Divides members into groups with about the same number of sentences.
+  """Divides clients into groups with about the same number of sentences.
 
   Args:
-    sizes: [m] integers, sentences of each member.
-    groups: maximum number of groups, >= 1. If there are fewer members than
-      groups, there is one group for each member.
+    sizes: [m] integers, number of sentences of each client.
+    groups: maximum number of groups, >= 1. If there are fewer clients than
+      groups, there is one group for each client.
 
   Returns:
-    The indices of the members of each group.
+    The indices in `sizes` of the clients of each group.
 
   >>> deal(np.array([5, 1, 3, 3]), 2)
   [array([0, 1]), array([2, 3])]
@@ -59,7 +59,7 @@ def group_datasets(
 
   Args:
     clients: clients of the train split.
-    cohort: [m] indices.
+    cohort: [m] indices of the cohort's clients.
     groups: maximum number of groups, >= 1.
     seed: seed, >= 0; the order of a client's sentences is a function of the
       seed, the round and the client.
@@ -100,16 +100,16 @@ def build(
   has trained. Clipped updates are int32 multiples of the aggregator's lattice
   step, so the sum of all records does not depend on the division into groups.
 
-  PRIVACY: A client that influenced the training of another client of its group,
-  or was clipped together with another client, could move the sum by more than
-  the clip. Every client starts from the server's weights, and its update is
-  clipped and rounded before it is added to other updates.
+  PRIVACY: If a client influenced the training of another client of its group,
+  or if two clients were clipped together, one client could change the sum by
+  more than the clip. Every client starts from the server's weights, and its
+  update is clipped and rounded before it is added to other updates.
   Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip and
   test_groups_sum_to_what_tff_gives.
 
   Args:
-    model: network whose logits at a word do not depend on later words; a batch
-      is cut after its longest sentence.
+    model: network whose logits at a word do not depend on later words or
+      padding, because the padding after a batch's longest sentence is removed.
     sequence_length: length of the rows of x and of y in words, >= 1.
     client_optimizer: optimiser of a client, initialised anew for each client;
       a client trains for one epoch.
@@ -250,9 +250,9 @@ def build(
 class Process:
   """A learning process whose groups train in TFF's context or on workers.
 
-  The record of a group does not depend on where the group trains, and sums are
-  exact. So the results of rounds in TFF's context and on workers are equal to
-  the bit.
+  A group has the same record in TFF's context and on a worker, and sums are
+  exact. So rounds in TFF's context and on workers have the same results, bit
+  for bit.
 
   Attributes:
     whole: this process without workers, as one TFF process; `tff_bandmf.Run`
@@ -276,7 +276,8 @@ class Process:
     """Returns the state after a round, and the metrics of the round.
 
     Raises:
-      RuntimeError: a worker process ended; see `Workers.map`.
+      RuntimeError: a worker ended or was given up during the round, or no
+        worker is left.
     """
     if self._workers is None or not data:
       return self._next(state, data)
@@ -329,8 +330,8 @@ def _train_group(
       parallel_iterations=1,
     )
     update = tf.nest.map_structure(tf.subtract, start, trained)
-    # PRIVACY: An update larger than the clip would move the sum by more than
-    # the clip. Each update is clipped before it is added to the sum.
+    # PRIVACY: An update whose norm exceeds the clip would change the sum by
+    # more than the clip. Each update is clipped before it is added to the sum.
     # Guard: fed_avg_test.test_client_moves_the_sum_by_its_clip.
     total = tf.nest.map_structure(tf.add, total, clipping.clip(update, *scales))
     counts = tf.nest.map_structure(

@@ -68,11 +68,11 @@ def split_of(client_id: str, fractions: tuple[float, float, float]) -> str:
   """
   digest = hashlib.sha256(client_id.encode('utf-8')).digest()
   # A float represents a 53-bit integer divided by 2^53 exactly.
-  place = (int.from_bytes(digest[:8], 'big') >> 11) / 2**53
+  uniform = (int.from_bytes(digest[:8], 'big') >> 11) / 2**53
   train, heldout, _ = fractions
-  if place < train:
+  if uniform < train:
     return 'train'
-  return 'heldout' if place < train + heldout else 'test'
+  return 'heldout' if uniform < train + heldout else 'test'
 
 
 class _Importer:
@@ -147,7 +147,7 @@ class _Importer:
     )
     if not names:
       raise errors.value_error(
-        f'input={path}: holds no .txt file; put one file a client there'
+        f'input={path}: holds no .txt file; put a file for each client there'
       )
     paths = [os.path.join(path, name) for name in names]
     _check_one_client_a_file(paths)
@@ -192,7 +192,7 @@ def _bad_input(place: str, rule: str) -> ValueError:
 def _encodable(place: str, text: str) -> str:
   """Returns the text; raises ValueError if UTF-8 cannot encode it.
 
-  JSON can express such text: an escaped half of a surrogate pair.
+  In JSON, an escaped half of a surrogate pair is such text.
   """
   try:
     text.encode('utf-8')
@@ -202,8 +202,9 @@ def _encodable(place: str, text: str) -> str:
 
 
 def _check_one_client_a_file(paths: list[str]) -> None:
-  # PRIVACY: If a link gives a file a second name, the text of one person
-  # becomes two clients. A folder with such a link is refused.
+  # PRIVACY: If a link gave a file a second name, the text of one person would
+  # become two clients, and the guarantee for one client would not cover the
+  # person. A folder with such a link is refused.
   # Guard: import_data_test.test_file_with_two_names_is_refused.
   names: dict[tuple[int, int], str] = {}
   for path in paths:
@@ -214,7 +215,7 @@ def _check_one_client_a_file(paths: list[str]) -> None:
 
 
 def _check_client_id(place: str, client_id: str) -> None:
-  # TFF's reader writes the id between single quotes into its query.
+  # TFF's reader puts the id between single quotes into an SQL query.
   if not client_id or "'" in client_id or not client_id.isprintable():
     raise _bad_input(
       place,
@@ -229,7 +230,7 @@ def import_text(
   in_words: bool = False,
   progress: bool = True,
 ) -> dict[str, tuple[int, int]]:
-  """Writes a corpus.
+  """Writes the corpus of a text to a SQLite file.
 
   The file appears under its name when it is complete. The need of memory does
   not depend on the amount of text.
@@ -261,7 +262,7 @@ def import_text(
   if os.path.exists(output):
     raise FileExistsError(
       errors.invalid(
-        f'out={output}: is there; remove it or choose another name'
+        f'out={output}: the file exists; remove it or choose another name'
       )
     )
   importer = _Importer(fractions, in_words, progress)
@@ -275,11 +276,36 @@ def import_text(
 
 @click.command(help=__doc__.replace('\n\n ', '\n\n\b\n '))
 @click.argument('path', metavar='INPUT')
-@click.option('--out', 'output', required=True, metavar='FILE.sqlite')
-@click.option('--train', default=0.8, show_default=True, help='Fraction.')
-@click.option('--heldout', default=0.1, show_default=True, help='Validation.')
-@click.option('--test', default=0.1, show_default=True)
-@click.option('--words', is_flag=True, help='The text is in words already.')
+@click.option(
+  '--out',
+  'output',
+  required=True,
+  metavar='FILE.sqlite',
+  help='Corpus file to write.',
+)
+@click.option(
+  '--train',
+  default=0.8,
+  show_default=True,
+  help='Share of clients for training.',
+)
+@click.option(
+  '--heldout',
+  default=0.1,
+  show_default=True,
+  help='Share of clients for validation.',
+)
+@click.option(
+  '--test',
+  default=0.1,
+  show_default=True,
+  help='Share of clients for the final test.',
+)
+@click.option(
+  '--words',
+  is_flag=True,
+  help='Each line is one sentence, whose words are separated by spaces.',
+)
 def main(
   path: str,
   output: str,
@@ -297,7 +323,7 @@ def main(
     click.echo(f'{output}: {name}: {clients} clients, {count} sentences')
   clients, _ = counts['train']
   click.echo(
-    'For cohorts that can be filled, clients_per_round * min_sep is at most '
+    'Cohorts can be filled if clients_per_round * min_sep is at most '
     f'{clients}: {_example(clients)}'
   )
 

@@ -5,8 +5,8 @@
 Every run is a small `training.run` in its own process, on the docstrings of one
 package. One run, the undisturbed run, is never killed. All other runs have the
 noise key of the undisturbed run, and are killed (SIGKILL) once or several
-times. The time of a kill is random: in about half of the cases between the
-start and the end of a process, otherwise between the first round and the end.
+times. The time of a kill is random. About half of the kills are between the
+start and the end of a process, the others between its first round and its end.
 After the last resume of a run
 
   * the cohort and the released sum of every round, and the final model, are
@@ -42,9 +42,13 @@ _PACKAGE = 'absl-py'
 
 
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
-  """Returns a small experiment that uses all features with state.
+  """Returns a small experiment with past noise, momentum and adaptive clip.
 
-  These are past noise, an adaptive clip, momentum and a learning rate schedule.
+  With the learning rate schedule, these are all features of a run with state.
+
+  Args:
+    corpus: path of the corpus file.
+    rounds: number of rounds.
   """
   return config_keys.from_tree(
     {
@@ -99,10 +103,15 @@ def start(work: Callable[[], None], log: pathlib.Path) -> int:
 
 
 def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
-  """Waits for a process, or kills it after `after` seconds.
+  """Waits for a process, or kills it.
+
+  Args:
+    child: process ID.
+    after: number of seconds after which the process is killed; None to wait
+      until it ends.
 
   Returns:
-    The status of `os.waitpid`, and the duration in seconds.
+    The status of `os.waitpid`, and the duration of the process in seconds.
   """
   began = time.monotonic()
   while True:
@@ -120,7 +129,13 @@ def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
 def train(
   config: config_lib.Config, directory: pathlib.Path, secret: bytes
 ) -> None:
-  """Starts or resumes a run, and writes its report."""
+  """Starts or resumes a run, and writes its report.
+
+  Args:
+    config: the experiment.
+    directory: folder of the run.
+    secret: noise key of the run.
+  """
   from simulations import training
   from tff_bandmf import _files, report
   from tff_bandmf.run_files import folder, run_json
@@ -154,7 +169,13 @@ def _observed(ledger) -> Any:
 def differences(
   whole: pathlib.Path, killed: pathlib.Path, rounds: int
 ) -> Iterator[str]:
-  """Yields the names of files and values that differ between the two runs."""
+  """Yields the names of files and values that differ between two runs.
+
+  Args:
+    whole: folder of the undisturbed run.
+    killed: folder of a run that was killed.
+    rounds: number of rounds of the runs.
+  """
   from tff_bandmf import ledger as ledger_lib
   from tff_bandmf import report
 
@@ -187,7 +208,10 @@ def _contents(directory: pathlib.Path, name: str) -> Any:
 
 
 def _result(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns the result without the ledger's last hash; see `_observed`."""
+  """Returns the result without the ledger's last hash.
+
+  The hash depends on the number of interrupted attempts.
+  """
   from tff_bandmf.run_files import run_json
 
   content = _contents(directory, run_json.RESULT_FILE)
@@ -220,10 +244,20 @@ def _report(directory: pathlib.Path) -> dict[str, Any]:
 
 
 @click.command(help=__doc__.split('\n')[0])
-@click.option('--kills', default=50, show_default=True)
-@click.option('--rounds', default=30, show_default=True)
-@click.option('--seed', default=0, show_default=True)
-@click.option('--out', metavar='DIR', help='Keeps the runs here.')
+@click.option(
+  '--kills', default=50, show_default=True, help='Number of runs to kill.'
+)
+@click.option(
+  '--rounds', default=30, show_default=True, help='Number of rounds of a run.'
+)
+@click.option(
+  '--seed', default=0, show_default=True, help='Seed of the times of kills.'
+)
+@click.option(
+  '--out',
+  metavar='DIR',
+  help='Folder of the runs; deleted at the end by default.',
+)
 @run_stackoverflow.one_line_errors
 def main(kills: int, rounds: int, seed: int, out: Optional[str]) -> None:
   with tempfile.TemporaryDirectory() as temporary:
@@ -237,8 +271,16 @@ def main(kills: int, rounds: int, seed: int, out: Optional[str]) -> None:
 def run(
   directory: pathlib.Path, kills: int, rounds: int, instants: random.Random
 ) -> dict[str, Any]:
-  """Returns the numbers of kills and of repeated rounds, and differences."""
-  # The processes are forked, so these imports also serve the processes.
+  """Kills and compares runs, and returns the JSON object that `main` prints.
+
+  Args:
+    directory: folder of the runs.
+    kills: number of runs to kill, each at least once.
+    rounds: number of rounds of a run.
+    instants: generator of the times of kills.
+  """
+  # The processes of the runs are forked, so they do not import these modules
+  # again.
   from simulations import training
   from simulations.corpora import docstrings
   from tff_bandmf import noise
@@ -253,7 +295,8 @@ def run(
     str(corpus),
   )
   config = experiment(corpus, rounds)
-  # This writes the caches next to the corpus, so that no run has to.
+  # This writes the caches beside the corpus file. The runs, whose times are
+  # measured, then only read them.
   loaded = training.load_corpus(config.data)
   for split in loaded.train, loaded.validation, loaded.test:
     split.arrays()

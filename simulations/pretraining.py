@@ -1,6 +1,6 @@
 """Initial weights of a run: from a seed, public text, or an earlier run.
 
-Pre-training on public text is training without noise and without clients. The
+Pre-training on public text adds no noise and uses no client of the run. The
 guarantee of a run does not cover the authors of public text.
 """
 
@@ -26,9 +26,10 @@ from tff_bandmf import _files, errors
 from tff_bandmf.run_files import checkpoints, run_json
 from tff_bandmf.tff import names as tff
 
-_VERSION = 1  # Raise this number when `train` changes.
-_BATCH = 128
-_RATE = 3e-3
+# Part of the names of cached weights. Raise this number when `train` changes.
+_VERSION = 1
+_BATCH = 128  # Number of sentences in one step.
+_RATE = 3e-3  # Initial learning rate of Adam.
 _MOMENTUM, _BETA_2, _EPSILON = 0.9, 0.99, 1e-7  # Parameters of Adam.
 
 
@@ -41,8 +42,8 @@ class Start:
     statement: text of the report about the origin of the weights.
     digest: SHA-256 of the weights, in hexadecimal; None for random weights from
       the seed of the configuration.
-    after: folder of the earlier run that trained the weights, if that run has
-      noise and the same clients; empty otherwise.
+    after: folder of the earlier run that trained the weights, if this run has
+      noise and is on the same clients; () otherwise.
   """
 
   model: models.Model
@@ -54,7 +55,7 @@ class Start:
 def start(
   config: config_lib.Config, vocabulary: vocabulary_lib.Vocabulary
 ) -> Start:
-  """Returns the model of an experiment with the weights of `training.init`.
+  """Returns the initial model of an experiment, as `training.init` says.
 
   Args:
     config: the experiment.
@@ -112,9 +113,14 @@ def _cached(
   training: config_lib.Training,
   network: config_lib.Model,
 ) -> list[np.ndarray]:
-  """Returns the pre-trained weights; trains them if they are not in the cache.
+  """Returns pre-trained weights; trains them if they are not in the cache.
 
-  The name of a cached file depends on all inputs of the training.
+  Args:
+    model: network with its initial weights.
+    clients: clients with public text.
+    training: settings with the seed and the number of epochs.
+    network: configuration of `model`. The name of a cached file depends on all
+      of these inputs.
   """
   key = f'{_VERSION} {network} {training.seed} {training.init_epochs}'
   name = hashlib.sha256(f'{key} {clients.digest()}'.encode()).hexdigest()
@@ -203,10 +209,10 @@ def _after_run(
   weights = last_weights(directory, model)
   same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
   private = record.claim['noise_multiplier'] > 0 and not record.simulated
-  # PRIVACY: Weights that were trained without noise on the clients of this run
-  # hold data of these clients, which the guarantee of this run does not cover.
-  # Such weights are refused. If the earlier run had noise, the report composes
-  # the guarantees of the two runs.
+  # PRIVACY: If an earlier run trained the weights without noise on the clients
+  # of this run, the weights hold data of these clients, which the guarantee of
+  # this run does not cover. Such weights are refused. If the earlier run had
+  # noise, the report composes the guarantees of the two runs.
   # Guard: pretraining_test.test_start_without_noise_on_same_people_is_refused.
   if same and not private and config.privacy.family != config_lib.NO_NOISE:
     raise _unfit(

@@ -44,21 +44,21 @@ _EXPERIMENT_OPTIONS = (
     'config_path',
     required=True,
     metavar='FILE[:ROW]',
-    help='TOML file of the experiment, or of a grid of them.',
+    help='TOML file of the experiment, or of a grid and one of its rows.',
   ),
   click.option(
     '--set',
     'settings',
     multiple=True,
     metavar='KEY=VALUE',
-    help='Changes a value, for instance training.rounds=10.',
+    help='Changes a setting, for instance training.rounds=10.',
   ),
   click.option(
     '--list',
     'show',
     flag_value='list',
-    help='Prints the rows of FILE, and trains nothing: the ROW of each, which '
-    'is CORPUS_MECHANISM_epsilonE in a grid, its epsilon and its family.',
+    help='Prints a line for each row of FILE, and trains nothing: its name ROW '
+    '(CORPUS_MECHANISM_epsilonE in a grid), epsilon and strategy family.',
   ),
   click.option(
     '--print',
@@ -72,7 +72,7 @@ _EXPERIMENT_OPTIONS = (
     is_eager=True,
     expose_value=False,
     callback=_print_keys,
-    help='Prints what --set changes, and trains nothing.',
+    help='Prints all settings that --set can change, and trains nothing.',
   ),
   click.option(
     '--out',
@@ -80,13 +80,13 @@ _EXPERIMENT_OPTIONS = (
     'output_dir',
     default='',
     metavar='DIR',
-    help='Where the output goes.',
+    help='Folder of the run.',
   ),
 )
 
-# Maximum duration of a round in seconds, far above the duration in practice.
+# Default of --round-timeout in seconds, far above the duration of a round.
 _ROUND_SECONDS = 3600.0
-# Minimum for the system's limit of open files; a small run opens 28 files.
+# Number of files that a run may open at once; a small run opens 28 files.
 _FILES = 64
 
 Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
@@ -100,18 +100,18 @@ def experiment_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-  """Decorates a command to report bad input in one line, with exit status 2.
+  """Decorates a command: bad input gives one line and exit status 2.
 
-  SIGTERM and Ctrl-C end the command after clean-up.
+  After SIGTERM or Ctrl-C, the command cleans up and ends.
   """
 
   @functools.wraps(command)
   def wrapped(*args, **kwargs):
-    # This suppresses TensorFlow's messages about missing GPUs and about graph
-    # rewrites, and the warning of a dependency about another dependency.
+    # These two lines suppress TensorFlow's messages about missing GPUs and
+    # graph rewrites, and a dependency's warning about pkg_resources.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
-    # SIGTERM raises SystemExit, so that clean-up deletes the files of noise.
+    # SIGTERM raises SystemExit, so that clean-up deletes files of past noise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
       command(*args, **kwargs)
@@ -129,7 +129,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _line(error: Exception) -> Optional[str]:
-  """Returns a message of one line; None for an error of the program itself."""
+  """Returns a message of one line; None for an error in the program itself."""
   text = str(error)
   tensorflow = sys.modules.get('tensorflow')
   if tensorflow is not None and isinstance(
@@ -143,12 +143,12 @@ def _line(error: Exception) -> Optional[str]:
     # system's error. Only the path and the system's error are shown.
     message = error.message.splitlines()[0].rpartition('}}')[2].strip()
     return errors.invalid(
-      f'system={message}: the run ends here; see to it, and use --resume'
+      f'system={message}: ended the run; remove the cause and use --resume'
     )
   if isinstance(error, OSError) and error.filename is not None:
     return errors.invalid(
-      f'file={error.filename}: cannot be used ({error.strerror}); look at the '
-      'space, the permissions and the limits of the system'
+      f'file={error.filename}: cannot be used ({error.strerror}); check disk '
+      'space, permissions and limits of the system'
     )
   if isinstance(
     error, (ValueError, TypeError, OSError, ImportError, RuntimeError)
@@ -166,8 +166,8 @@ def check_system(directory: str) -> None:
   files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if files < _FILES:
     raise errors.value_error(
-      f'files={files}: may be open at once, and a run takes {_FILES}; ulimit '
-      f'-n {_FILES}'
+      f'files={files}: so few files may be open at once, but a run needs '
+      f'{_FILES}; use ulimit -n {_FILES}'
     )
   from tff_bandmf.run_files import folder
 
@@ -186,8 +186,8 @@ def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
   for name, changes in config.compare.items():
     if name in runs:
       raise errors.value_error(
-        f'compare={name}: is the main run, by its family; change '
-        'privacy.family, or rename what it is compared with'
+        f'compare={name}: is the name of the main run, which is its '
+        'privacy.family; rename the comparison'
       )
     runs[name] = (
       config_keys.changed(config, changes),
@@ -210,12 +210,12 @@ def train_all(
     runs: result of `planned_runs`.
     resume: whether to continue the runs that exist.
     workers: 'host:port,...', addresses of the workers that train the clients;
-      None trains the clients in this process's TFF context.
+      None trains the clients in the TFF context of this process.
     stop_after: number of rounds, >= 1, after which this call stops each run;
       None trains until the end.
     round_timeout: maximum number of seconds that a worker may take for its part
       of a round.
-    **run_options: `moved` and `keep_key` of `tff_bandmf.Run`.
+    **run_options: arguments `moved` and `keep_key` of `tff_bandmf.Run`.
 
   Returns:
     The results of the finished runs, by name.
@@ -224,8 +224,8 @@ def train_all(
     ValueError: `resume` is False and a folder holds a run.
     RuntimeError: a worker does not answer in time.
   """
-  # The import of TensorFlow Federated takes 10 s. It comes after the checks of
-  # the input, so that bad input is reported at once.
+  # The import of TensorFlow Federated takes 10 s. It comes after checks of the
+  # input, so that most bad input is reported at once.
   _say('loading TensorFlow Federated')
   from simulations import training
   from tff_bandmf import report
@@ -273,7 +273,7 @@ def train_all(
 
 
 def _say(phase: str) -> None:
-  """Prints the name of a phase that starts now and takes several seconds."""
+  """Prints the name of a phase that starts and takes several seconds."""
   click.echo(f'{phase} ...', err=True)
 
 
@@ -303,18 +303,19 @@ class _Flags:
 @click.option(
   '--data-dir',
   metavar='DIR',
-  help='Holds stackoverflow.sqlite or stackoverflow.sqlite.lzma.',
+  help='Folder of the corpus: stackoverflow.sqlite or '
+  'stackoverflow.sqlite.lzma, or dataset.json for chitchat.',
 )
 @click.option(
   '--workers',
   metavar='HOST:PORT,...',
-  help='TFF workers on which the clients of a round train.',
+  help='Addresses of TFF workers on which the clients of a round train.',
 )
 @click.option(
   '--stop-after',
   type=click.IntRange(min=1),
   metavar='ROUNDS',
-  help='Leaves every run after so many rounds, to be resumed.',
+  help='Stops every run after this number of rounds; --resume continues it.',
 )
 @click.option(
   '--round-timeout',
@@ -322,19 +323,21 @@ class _Flags:
   metavar='SECONDS',
   default=_ROUND_SECONDS,
   show_default=True,
-  help='Gives up a worker that takes longer for its part of a '
-  'round: others do it, or the run ends and can be resumed.',
+  help='Time limit of a worker for its part of a round. The other workers take '
+  'over from a worker that exceeds it; without others, the run ends and can be '
+  'resumed.',
 )
-@click.option('--resume', is_flag=True, help='Continue the run in DIR.')
+@click.option('--resume', is_flag=True, help='Continues the runs in DIR.')
 @click.option(
   '--moved',
   is_flag=True,
-  help='DIR was moved or restored, and no other one goes on.',
+  help='States that DIR was moved or restored, and that no other copy of the '
+  'run continues.',
 )
 @click.option(
   '--keep-key',
   is_flag=True,
-  help='Keeps the key of the noise when a run has ended; the report says so.',
+  help='Keeps the noise key after the end of a run; the report says so.',
 )
 @one_line_errors
 def main(**given: Any) -> None:
@@ -368,8 +371,8 @@ def main(**given: Any) -> None:
     moved=flags.moved,
     keep_key=flags.keep_key,
   )
-  # The main report is written again, because the runs that it compares with
-  # were not finished when it was written first.
+  # The report of the main run was written before the runs of `compare` had
+  # results. So it is written again.
   from tff_bandmf import report
   from tff_bandmf.run_files import metrics
 
@@ -388,12 +391,12 @@ def main(**given: Any) -> None:
 
 
 def speed(name: str, rows: list[dict[str, str]]) -> list[str]:
-  """Returns one line with the median duration of a round, or no line.
+  """Returns a line with the median duration of a round; [] without durations.
 
   Args:
     name: name of the run.
     rows: rows of the run's metrics. A run with sampled cohorts keeps durations
-      secret, so its rows have none.
+      secret, so its rows have no `seconds`.
   """
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
   if not seconds:

@@ -9,12 +9,12 @@ from tff_bandmf.tff import names as tff
 
 
 def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
-  """Returns the server's learning rate in round t, scalar float32.
+  """Returns the server's learning rate in round t, a scalar float32 tensor.
 
   Args:
-    training: settings with the peak learning rate, the warm-up and the
+    training: settings with the largest learning rate, the warm-up and the
       cooldown.
-    t: index of the round, a scalar integer.
+    t: index of the round, a scalar integer tensor.
   """
   rates = training.server_schedule.learning_rates(training.rounds)
   table = tf.constant(training.server_learning_rate * rates, tf.float32)

@@ -66,7 +66,7 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
     ) from error
   except OverflowError as error:
     raise errors.value_error(
-      f'{name}=an integer: is larger than any number that is meant; correct it'
+      f'{name}=an integer: must be below 1e308; correct it'
     ) from error
 
 
@@ -89,7 +89,8 @@ def check_keys(
     table: table of a TOML file.
     known: known keys.
     listing: command or file that lists the keys, for messages.
-    offers: map for `unknown`; by default each key stands for itself.
+    offers: argument `offers` of `unknown`; by default each known key is its own
+      suggestion.
   """
   offers = offers or {key: key for key in known}
   for key in table:
@@ -112,12 +113,12 @@ def unknown(
   """Returns the error for a word that is not known.
 
   Args:
-    name: meaning of the word, such as 'key' or 'row'.
-    word: the word.
+    name: kind of the word, such as 'key' or 'row', for the message.
+    word: the unknown word.
     offers: map from known words to suggestions. The message contains the
       suggestion of the known word that is most similar to `word`.
     listing: command or file that lists the known words.
-    prefix: text that stands before the word in the message.
+    prefix: text before the word in the message, such as 'privacy.'.
   """
   close = difflib.get_close_matches(word[:100], offers, 1)
   offer = f'use {offers[close[0]]}; ' if close else ''
@@ -129,8 +130,13 @@ def unknown(
 def assign(tree: dict[str, Any], key: str, value: Any) -> None:
   """Sets the value of a dotted key, such as 'a.b', in nested tables.
 
+  Args:
+    tree: nested tables, changed in place; missing tables are made.
+    key: names of the tables and of the value, separated by dots.
+    value: the value.
+
   Raises:
-    ValueError: a part of the key names a value, and another part follows.
+    ValueError: a name before the last one is the name of a value.
   """
   *groups, name = key.split('.')
   for group in groups:
@@ -149,6 +155,10 @@ def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
     tree: nested tables, changed in place.
     settings: texts 'group.key=value'. A value that is not valid TOML is a
       string.
+
+  Raises:
+    ValueError: a text has no '=', or a name before the last one of its key is
+      the name of a value.
   """
   for setting in settings:
     key, equals, text = setting.partition('=')
@@ -165,7 +175,12 @@ def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
 
 
 def lines(table: dict[str, Any], name: str = '') -> Iterator[str]:
-  """Yields the lines of a TOML file with this table."""
+  """Yields the lines of a TOML file with a table.
+
+  Args:
+    table: the table.
+    name: dotted name of the table; '' for the whole file.
+  """
   tables = {}
   for key, value in table.items():
     key = key if _BARE_KEY.fullmatch(key) else _text(key)

@@ -1,4 +1,4 @@
-"""One training run: from an experiment to the files that a report reads."""
+"""Trains and tests the model of one experiment, in the folder of its run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def planned_participation(
   config: config_lib.Config,
 ) -> participation_lib.Participation:
   """Returns the participation schema for which the strategy is optimised."""
-  # The schema does not depend on the number of clients.
+  # The schema does not depend on the number of clients, so any number serves.
   return config.cohorts(config.training.clients_per_round).schema.typical
 
 
@@ -104,7 +104,7 @@ def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
   """Raises ValueError if a cohort of an experiment cannot be filled."""
   training, clients = config.training, corpus.train.num_clients
   cohorts = config.cohorts(clients)
-  # A `Budget` is checked later, by the run, because it depends on the strategy.
+  # `tff_bandmf.Run` checks a `Budget` later: its costs depend on the strategy.
   if cohorts.schema is cohorts.schema.typical and cohorts.is_enforced:
     cohorts_lib.CohortSampler(
       clients,
@@ -141,7 +141,7 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   if not optimized.converged:
     raise errors.value_error(
       f'privacy.family={config.privacy.family}: the optimiser of the strategy '
-      'did not converge; use other bands or buffers'
+      'did not converge; change privacy.bands or privacy.buffers'
     )
   return optimized.strategy
 
@@ -158,10 +158,9 @@ def run(
 ) -> Optional[dict[str, Any]]:
   """Trains and tests a model; returns the content of the result file.
 
-  A resumed run continues from its last checkpoint. Rounds that started after
-  the checkpoint are repeated with the same cohorts and the same noise; see
-  `tff_bandmf.Run`. A run with a `Budget` may be resumed with a larger
-  `training.rounds`.
+  A resumed run continues from its last checkpoint. `tff_bandmf.Run` repeats the
+  rounds that started after the checkpoint, with the same cohorts and the same
+  noise. A run with a `Budget` may be resumed with a larger `training.rounds`.
 
   Args:
     config: the experiment; its comparisons are ignored.
@@ -174,7 +173,7 @@ def run(
       The result is the same.
     stop_after: number of rounds after which this call stops, >= 1. If rounds
       are left, the call returns None, and a later call with `resume` continues.
-    **run_options: `moved` and `keep_key` of `tff_bandmf.Run`.
+    **run_options: arguments `moved` and `keep_key` of `tff_bandmf.Run`.
 
   Raises:
     ValueError: a value is out of range; `resume` is False and the folder holds
@@ -192,8 +191,8 @@ def run(
     stored = plan_lib.Plan.load(directory / run_json.PLAN_FILE)
     strategy = stored.planned_strategy
     if stored.rounds < training.rounds <= stored.strategy.rounds:
-      # A run with a `Budget` is extended to more rounds. Its files still state
-      # the number of rounds that was planned at first.
+      # The configuration extends a run with a `Budget`. `run.json` keeps the
+      # number of rounds with which the run began.
       strategy = stored.strategy.of_rounds(training.rounds)
       begun = config_keys.changed(config, {'training.rounds': stored.rounds})
   start = pretraining.start(config, corpus.train.vocabulary)
@@ -237,7 +236,13 @@ def run(
 def plan(
   config: config_lib.Config, strategy: strategies.Strategy, clients: int
 ) -> tff_bandmf.Plan:
-  """Returns the plan of an experiment."""
+  """Returns the plan of an experiment.
+
+  Args:
+    config: the experiment.
+    strategy: result of `find_strategy`.
+    clients: number of clients of the train split.
+  """
   training, privacy = config.training, config.privacy
   without = privacy.family == config_lib.NO_NOISE
   return tff_bandmf.Plan(
@@ -255,15 +260,16 @@ def plan(
 
 
 def _train(started, process, config, corpus, validate, stop_after) -> Any:
-  """Returns the state after the last round, or after `stop_after` rounds."""
+  """Returns the model state after the last round, or `stop_after` rounds."""
   training = config.training
   state = started.restore(process.initialize)
   left = started.rounds_left
   stop = left - min(left, stop_after or left)
 
-  # PRIVACY: The duration of a round reveals the size of a secret cohort, and
-  # TensorBoard stores the time of each event. Runs with sampled cohorts write
-  # neither durations nor TensorBoard events.
+  # PRIVACY: Amplification needs cohorts that stay secret. The duration of a
+  # round reveals the size of its cohort, and TensorBoard stores the time of
+  # each event. So runs with sampled cohorts write neither durations nor cohort
+  # sizes nor TensorBoard events.
   # Guard: training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
   tells_time = config.privacy.amplification is None
 
@@ -290,8 +296,9 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
       )
       if output is None:
         progress.write(
-          f'Round {opened.index} is burnt: run again, it gave another result '
-          'than the one in the ledger. The model stays as it was.',
+          f'Round {opened.index} is burnt: its repetition gave another result '
+          'than the ledger states, so it releases nothing, and the model stays '
+          'as it was.',
           sys.stderr,
         )
         progress.update()

@@ -362,7 +362,8 @@ def test_too_few_files_are_told_before_anything_is_written(tmp_path):
   status, error = _command(tmp_path, tmp_path / 'run', limit=24)
   assert status == 2
   assert error == (
-    b'files=24: may be open at once, and a run takes 64; ulimit -n 64.\n'
+    b'files=24: so few files may be open at once, but a run needs 64; '
+    b'use ulimit -n 64.\n'
   )
   assert not (tmp_path / 'run').exists()
 
