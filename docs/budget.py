@@ -49,7 +49,7 @@ def _simulated() -> dict[str, list[float]]:
     found[name] = []
     for gap in _GAPS:
       came = np.random.default_rng(0).random((rounds, _CLIENTS)) < 1 / gap
-      taken = arrivals.taken(
+      taken = arrivals.admission_counts(
         *np.nonzero(came),
         rule,
         planned_rounds=rounds,
@@ -82,7 +82,7 @@ def _real(path: str) -> dict[str, Any]:
     'cohorts': 20,
     'taken': {
       name: {
-        size: arrivals.taken(
+        size: arrivals.admission_counts(
           days,
           people,
           rule,

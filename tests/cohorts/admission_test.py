@@ -112,7 +112,7 @@ def test_empty_cohort_is_admitted():
 
 
 def test_history_of_others_is_refused():
-  with pytest.raises(ValueError, match='history=5 clients: must be of the 2'):
+  with pytest.raises(ValueError, match='history=5 clients: must have the 2'):
     cohorts_lib.admit(
       np.array([0, 1]),
       0,

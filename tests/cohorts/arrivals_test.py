@@ -81,16 +81,16 @@ def test_arrivals_are_taken_as_the_rule_lets_in():
   clients = [0] * 20 + [1, 1, *range(2, 10)]
   strategy = strategies.BandedToeplitz(20, [1.0, 0.5, 0.25, 0.1])
   count = dict(planned_rounds=20, cohort_size=2)
-  by_min_sep = arrivals.taken(
+  by_min_sep = arrivals.admission_counts(
     np.array(rounds), np.array(clients), participation.MinSep(10), **count
   )
-  assert by_min_sep == arrivals.Taken(10, 11, 20, 19, 19)
-  by_budget = arrivals.taken(
+  assert by_min_sep == arrivals.AdmissionCounts(10, 11, 20, 19, 19)
+  by_budget = arrivals.admission_counts(
     np.array(rounds), np.array(clients), _budget(strategy, 10, 2), **count
   )
   assert by_budget.participations == by_min_sep.participations
   # One a round at most: others are left, and the cohort is full.
-  few = arrivals.taken(
+  few = arrivals.admission_counts(
     np.array([0, 0, 0, 1]),
     np.array([5, 6, 7, 5]),
     participation.Single(),

@@ -209,7 +209,7 @@ def test_only_the_available_are_selected_and_too_few_are_told():
   plan = 1000, 10, 48, participation_lib.MinSep(1), 0
   with pytest.raises(
     cohorts_lib.CohortError,
-    match='in round 10, with this seed, .* where clients are not available',
+    match='in round 10, with this seed, .* if clients are not available',
   ):
     cohorts_lib.CohortSampler(*plan, availability=chargers)
   with mock.patch.object(cohorts_lib.CohortSampler, '_fill'):
@@ -308,14 +308,14 @@ def test_counting_agrees_with_drawing(schema):
   for clients, size, rounds in itertools.product(
     range(1, 11), range(1, 4), (1, 2, 3, 5, 8)
   ):
-    plan = feasibility.Wanted(clients, size, rounds, schema)
+    plan = feasibility.Demand(clients, size, rounds, schema)
     if size > clients // (schema.min_sep if schema.evenly_spaced else 1):
       continue
     proved[plan] = plan.surely(), plan.never()
     assert not all(proved[plan])
   # Where all rounds are drawn, whatever the count.
   with mock.patch.multiple(
-    feasibility.Wanted, surely=lambda _: False, never=lambda _: False
+    feasibility.Demand, surely=lambda _: False, never=lambda _: False
   ):
     for plan, (surely, never) in proved.items():
       sizes = plan.clients, plan.cohort_size, plan.rounds

@@ -190,7 +190,7 @@ def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
     budget = schema
   _, by_budget = sensitivity.budget.of_run(budget, plan.planned_strategy)
   return {
-    rule.name: arrivals_lib.taken(
+    rule.name: arrivals_lib.admission_counts(
       np.concatenate([rounds for rounds, _ in parts]),
       np.concatenate([clients for _, clients in parts]),
       rule.schema,

@@ -2,7 +2,7 @@
 
 | name            | purpose                                                   |
 |-----------------|-----------------------------------------------------------|
-| `admit`         | checks a cohort that was formed outside                   |
+| `admit`         | selects from clients that came by themselves              |
 | `CohortSampler` | draws cohorts                                             |
 | `History`       | last round and number of rounds of each client            |
 | `Patterns`      | all rounds of each client, for a budget                   |

@@ -21,11 +21,12 @@ A client may take part in round t if c < k and, for c > 0,
                client and round t together cost at most the budget, see `Costs`
 
 An epoch is b rounds. With fixed epochs, a client may skip an epoch if k >=
-ceil(n / b): its rounds are then a subset of a pattern with one round in every
-epoch, and the sensitivity of this pattern is at least as large. If k is
-smaller, a pattern of the schema has k epochs in a row. The rounds of a client
-that skips an epoch need not be a subset of such a pattern, so no epoch may be
-skipped.
+ceil(n / b): the rounds of the client are then a subset of a pattern with one
+round in every epoch, and the sensitivity of this pattern is at least as large.
+If k < ceil(n / b), a pattern of the schema has rounds in k consecutive epochs.
+A client may stop after fewer rounds, which are a subset of such a pattern. The
+rounds of a client that skips an epoch between two of its rounds need not be a
+subset of such a pattern, so no client may do so.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def violations(
   **Formal guarantee.** Assumptions: `history` holds every earlier round of the
   clients, each client is in a round at most once, and every round of the run
   takes only clients for which both results are False. Statement: the rounds of
-  every client are a pattern that `participation` allows, or (fixed epochs) a
-  subset of such a pattern, so that C x, the product of the strategy matrix and
-  the sums of the rounds, moves by at most `sensitivity.sensitivity` times the
-  clip if the client's contributions are zeroed. Source: the schemas of
+  every client are a pattern that `participation` allows or, for fixed epochs, a
+  subset of such a pattern. Let C be the strategy matrix, and x the sums of the
+  rounds. If all contributions of one client are zeroed, C x changes in L2 norm
+  by at most `sensitivity.sensitivity` times the clip. Source: the schemas of
   `participation`, and the docstring of this module for subsets.
 
   Args:
@@ -68,9 +69,9 @@ def violations(
   if isinstance(participation, participation_lib.Budget):
     return _over_budget(participation, round_index, history)
   # PRIVACY: a client with more rounds, or closer rounds, than the schema allows
-  # changes C x by more than the sensitivity times the clip. The comparison with
-  # k here and the comparison with b below report this client, so that it is
-  # left out.
+  # could change C x by more than the sensitivity times the clip. The comparison
+  # with k here and the comparison with b below report such a client, and the
+  # caller leaves the client out.
   # Guards: cohorts_test.test_schema_holds and
   # admission_test.test_rule_is_the_schema.
   too_often = history.count >= participation.participations(rounds)
@@ -110,15 +111,16 @@ def _over_budget(
     raise errors.value_error(
       f'history=cost {int(costs.total(history.rounds).max())}: '
       f'exceeds the budget, {costs.limit}: a client was admitted '
-      'under another C or another schema; go on with the plan that '
+      'under another C or another schema; continue with the plan that '
       'the run began with'
     )
-  now = np.full((len(history.rounds), 1), round_index, np.int64)
-  # PRIVACY: a client whose rounds cost more than the budget changes C x by more
-  # than the sensitivity times the clip. This comparison reports the client, so
-  # that it is left out.
+  this_round = np.full((len(history.rounds), 1), round_index, np.int64)
+  # PRIVACY: a client whose rounds cost more than the budget could change C x by
+  # more than the sensitivity times the clip. This comparison reports such a
+  # client, and the caller leaves the client out.
   # Guard: budget_test.test_no_admitted_pattern_exceeds_the_budget.
-  too_often = costs.total(np.hstack([now, history.rounds])) > costs.limit
+  patterns = np.hstack([this_round, history.rounds])
+  too_often = costs.total(patterns) > costs.limit
   too_soon = history.last_round > round_index - budget.apart
   return too_soon, too_often
 
@@ -162,9 +164,9 @@ def admit(
 ) -> Admission:
   """Returns which clients of a cohort may take part in a round.
 
-  Use this function for clients that came by themselves. Call it before anything
-  of the round is recorded or released, and record only the admitted clients,
-  `cohort[admitted]`.
+  Use this function for clients that came by themselves. Call it before you
+  record the round or release a value of the round. Record only the admitted
+  clients, `cohort[admitted]`.
 
   **Formal guarantee.** Assumption: every cohort of the run passes through
   `admit`, with the history of all earlier rounds, and only `cohort[admitted]`
@@ -196,8 +198,8 @@ def admit(
   cohort = np.asarray(cohort)
   if len(history.count) != len(cohort):
     raise errors.value_error(
-      f'history={len(history.count)} clients: must be of the '
-      f'{len(cohort)} clients of the cohort; take it with History.of '
+      f'history={len(history.count)} clients: must have the '
+      f'{len(cohort)} clients of the cohort; make the history with History.of '
       'or Ledger.past'
     )
   too_soon, too_often = violations(participation, rounds, round_index, history)

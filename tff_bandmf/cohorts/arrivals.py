@@ -1,8 +1,8 @@
 """Counts of the clients that a schema admits from a log of check-ins.
 
 A log of check-ins has the clients that came in each round. In each round, the
-clients come in a random order, and every client that the schema admits is taken
-until the cohort is full.
+clients come in a random order, and the cohort takes every client that the
+schema admits, until the cohort is full.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tff_bandmf.cohorts import history as history_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class AdmissionCounts:
   """Counts of the clients that a schema admits from a log of check-ins.
 
   Attributes:
@@ -41,7 +41,7 @@ class Taken:
     return dataclasses.asdict(self)
 
 
-def taken(
+def admission_counts(
   rounds: np.ndarray,
   clients: np.ndarray,
   participation: participation_lib.Participation,
@@ -49,7 +49,7 @@ def taken(
   planned_rounds: int,
   cohort_size: int,
   seed: int = 0,
-) -> Taken:
+) -> AdmissionCounts:
   """Returns counts of the clients that a schema admits from check-ins.
 
   Args:
@@ -78,7 +78,7 @@ def taken(
     participations += len(cohort)
     short += len(cohort) < cohort_size
     turned_away += len(arrivals) - int(admitted.sum())
-  return Taken(
+  return AdmissionCounts(
     int(np.count_nonzero(past.count)),
     participations,
     planned_rounds,

@@ -32,8 +32,8 @@ from tff_bandmf.cohorts import history as history_lib
 # In populations up to this size, `sample` checks every client.
 _LARGE = 2**17
 _MAX_BATCH = 2**18
-# Largest number of draws as a share of the population. To check every client is
-# faster than more draws.
+# Largest number of draws as a share of the population. With more draws, it
+# would be faster to check every client.
 _DRAWN_SHARE = 1 / 32
 
 
@@ -42,7 +42,7 @@ class CohortError(ValueError):
 
 
 class Availability(Protocol):
-  """A rule that tells which clients of a population can be reached in a round.
+  """A rule that says which clients of a population can be reached in a round.
 
   Both methods take the index of a round and an int64 array of client indices,
   and return a bool array of the same length.
@@ -70,11 +70,11 @@ class CohortSampler:
   Attributes:
     clients: number of clients in the population, >= 1.
     cohort_size: exact number of clients in each round, >= 1.
-    rounds: n, number of rounds of the run, >= 1.
+    rounds: number of rounds of the run, >= 1.
     participation: schema to enforce.
     seed: seed by which cohorts are drawn, integer >= 0.
-    availability: rule that tells which clients are available in a round; None
-      if all clients are available in every round.
+    availability: rule that says which clients are available in a round; None if
+      all clients are available in every round.
   """
 
   clients: int
@@ -104,14 +104,14 @@ class CohortSampler:
         f'cohort_size={self.cohort_size}: must not exceed the {rule}; use '
         'fewer clients a round'
       )
-    if self._wanted.never():
+    if self._demand.never():
       raise self._not_filled('')
-    if self.availability is not None or not self._wanted.surely():
+    if self.availability is not None or not self._demand.surely():
       self._fill()
 
   @property
-  def _wanted(self) -> feasibility.Wanted:
-    return feasibility.Wanted(
+  def _demand(self) -> feasibility.Demand:
+    return feasibility.Demand(
       self.clients, self.cohort_size, self.rounds, self.participation
     )
 
@@ -132,12 +132,12 @@ class CohortSampler:
 
   def _not_filled(self, where: str) -> CohortError:
     fitting = ', or '.join(
-      f'{name} {value}' for name, value in self._wanted.largest().items()
+      f'{name} {value}' for name, value in self._demand.largest().items()
     )
     least = (
       ''
       if self.availability is None
-      else ' and fewer where clients are not available'
+      else ', and less if clients are not available'
     )
     min_sep = self.participation.min_sep
     apart = '' if min_sep is None else f'min_sep {min_sep} and '
@@ -145,7 +145,7 @@ class CohortSampler:
       f'cohort_size={self.cohort_size}: cannot be filled{where} from '
       f'{self.clients} clients in {self.rounds} rounds with {apart}'
       f'{self.participation.participations(self.rounds)} participations a '
-      f'client; what fits, each alone: {fitting or "nothing"}{least}'
+      f'client; possible, each change alone: {fitting or "nothing"}{least}'
     )
 
   def eligible(
@@ -224,9 +224,9 @@ class CohortSampler:
     admission.check_round(round_index, self.rounds)
     if len(history.count) != self.clients:
       raise errors.value_error(
-        f'history={len(history.count)} clients: must be of the '
-        f'clients={self.clients}; resume with the data that the run started '
-        'with'
+        f'history={len(history.count)} clients: must have the '
+        f'clients={self.clients} of the population; resume with the data that '
+        'the run started with'
       )
 
   def _candidates(self, round_index: int) -> range:

@@ -13,15 +13,15 @@
 participations, and N clients may have at most N k participations; and min(b, n)
 m <= N, because no client is in two of min(b, n) consecutive rounds.
 
-**Sufficient for min-sep.** The clients of the last r = min(t, b - 1) cohorts,
-which are r m different clients, may not take part in round t. At most (t - r) m
-/ k other clients took part k times, in the t - r rounds before the last r
-cohorts. All remaining clients may take part. So every cohort can be filled,
-whatever was drawn before, if
+**Sufficient for min-sep.** Let a = min(t, b - 1). The clients of the last a
+cohorts before round t, a m different clients, may not take part in round t. In
+the t - a rounds before these cohorts, at most (t - a) m / k other clients took
+part k times. All remaining clients may take part. So every cohort can be
+filled, whatever was drawn before, if
 
     min(b, n) m + floor(max(n - b, 0) m / k) <= N
 
-since r m and (t - r) m / k are largest in the last round, t = n - 1. If k =
+since a m and (t - a) m / k are largest in the last round, t = n - 1. If k =
 ceil(n / b), a client whose rounds are at least b apart takes part at most k
 times. Then the second term is dropped, and the condition is also necessary.
 
@@ -41,7 +41,7 @@ from tff_bandmf import participation as participation_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class Demand:
   """The cohorts that a run needs from a population.
 
   Attributes:
@@ -71,14 +71,14 @@ class Wanted:
     that counting does not show this.
     """
     if isinstance(self.participation, participation_lib.Budget):
-      # If this holds, enough clients that never took part are left in each
-      # round, whatever the costs are.
+      # If this inequality holds, each round has enough clients that never took
+      # part, and one round never exceeds the budget of a client.
       return self.rounds * self.cohort_size <= self.clients
     b, k = self._schema
     if not self.participation.evenly_spaced:
       return _uniform(self.clients, self.cohort_size, self.rounds, b, k)
-    # With a smaller k, fixed epochs do not allow a client to skip an epoch, so
-    # counting does not decide.
+    # If k < ceil(n / b), fixed epochs do not allow a client to skip an epoch,
+    # so counting does not decide.
     if k < -(-self.rounds // b):
       return False
     return all(
@@ -100,8 +100,8 @@ class Wanted:
   def largest(self) -> dict[str, int]:
     """Returns the largest feasible min_sep, cohort_size and rounds, by name.
 
-    With each of these values alone in place of the present value, `surely` is
-    true. A name is missing if `surely` is true for none of its values.
+    If one of these values replaces the present value, `surely` is true. A name
+    is missing if `surely` is true for no value up to the present value.
     """
     schema = self.participation
     largest = {

@@ -1,11 +1,11 @@
 """Participation of clients in earlier rounds, in memory.
 
-`History` is for clients that are numbered 0, 1, ...; `Seen` is for clients with
-64-bit identifiers. The rule of a `Budget` needs all rounds of a client. The
-other rules need only its last round and its number of rounds. A chain
-(`_Chain`) has all rounds: its entries are participations, and each entry points
-to the previous entry of the same client. `Patterns` is a `History` with a
-chain.
+`History` is for clients that are numbered 0, 1, ...; `IdentifierIndex` is for
+clients with 64-bit identifiers. The rule of a `Budget` needs all rounds of a
+client. The rules of other schemas need only the last round and the number of
+rounds of a client. A chain (`_Chain`) has all rounds: its entries are
+participations, and each entry points to the previous entry of the same client.
+`Patterns` has the methods of `History`, and all rounds of each client.
 """
 
 from __future__ import annotations
@@ -81,7 +81,12 @@ class History:
     self.add(cohort, History(np.array(round_index), np.array(1)))
 
   def add(self, clients: np.ndarray, later: History) -> None:
-    """Adds rounds of distinct clients, after their other rounds, in place."""
+    """Adds rounds of distinct clients, in place.
+
+    Args:
+      clients: indices of the clients, all different.
+      later: rounds of these clients, all after their rounds in this history.
+    """
     count = _counted(self.count[clients].astype(np.int64) + later.count)
     self.last_round[clients] = later.last_round
     self.count[clients] = count
@@ -97,8 +102,8 @@ class _Chain:
   def __init__(self):
     self._before = np.empty(0, np.int32)
     self._rounds: list[int] = []
-    # The index of the first entry of each round in `_rounds`, and of the next
-    # round.
+    # Index of the first entry of each round in `_rounds`, and at the end the
+    # number of entries.
     self._starts = [0]
 
   @property
@@ -112,7 +117,7 @@ class _Chain:
     """Adds the participations of rounds, ascending.
 
     Args:
-      rounds: indices of the rounds, larger than all earlier ones.
+      rounds: indices of the rounds, larger than all rounds in the chain.
       sizes: number of participations in each round.
       before: [sum of sizes] int32, index of the previous entry of the same
         client, for each new entry; -1 for a first entry.
@@ -220,18 +225,18 @@ def _check_clients(clients: np.ndarray, population: int) -> None:
     )
 
 
-class Seen:
-  """Participation in the rounds of a ledger, by client identifier.
+class IdentifierIndex:
+  """An index of the rounds of a ledger by client identifier.
 
-  The index is a list of parts, which are sorted by identifier. New rounds
-  become a new part. A part is merged with the next part unless it has at least
-  twice as many clients. So the average time to add a round is proportional to
-  the size of its cohort, and the time of a look-up is proportional to the
-  number of clients in it. A client takes 14 bytes and, if `whole` is set, a
-  participation takes 4 bytes.
+  The index is a list of parts, each sorted by identifier. New rounds become a
+  new part. A part is merged with the next part unless it has at least twice as
+  many clients as the next part. So the average time to add a round is about
+  proportional to the size of its cohort, and the time of a look-up to the
+  number of clients that are looked up. A client takes 14 bytes and, if `whole`
+  is set, a participation takes 4 bytes.
 
   Attributes:
-    next: index after the last round that was added; 0 before the first round.
+    next: 1 + the last round that was added, integer; 0 before the first round.
     whole: whether the index has all rounds of a client, in a chain.
   """
 
@@ -294,9 +299,9 @@ class Seen:
       self._combine(2)
     self.next = indices[-1] + 1
 
-  def _combine(self, last: int) -> None:
-    """Merges the last `last` parts into one part."""
-    known, histories = zip(*self._parts[-last:])
+  def _combine(self, number: int) -> None:
+    """Merges this number of parts, the newest parts, into one part."""
+    known, histories = zip(*self._parts[-number:])
     parts = []
     for slices in _ranges(known):
       order, clients, ends = _grouped(known, slices)
@@ -306,7 +311,7 @@ class Seen:
       total = np.cumsum(count, dtype=np.int64)[ends]
       count = _counted(np.diff(total, prepend=0))
       parts.append((clients, History(last_round[order[ends]], count)))
-    self._parts[-last:] = [_joined(parts)]
+    self._parts[-number:] = [_joined(parts)]
 
   def clients(self) -> int:
     """Returns the number of distinct clients that took part."""
@@ -322,7 +327,11 @@ class Seen:
     return self._chain.history(past.last_round, past.count)
 
   def patterns(self, clients: np.ndarray) -> Patterns:
-    """Returns all rounds of clients by distinct int64 identifier, in order."""
+    """Returns all rounds of clients, in the same order.
+
+    Args:
+      clients: [m] int64, distinct identifiers.
+    """
     past = self._last(clients)
     return Patterns(past.count, past.last_round, copy.deepcopy(self._chain))
 
@@ -376,7 +385,7 @@ def _grouped(
 
   Args:
     known: arrays of identifiers. The rounds of each array are later than the
-      rounds of the array before.
+      rounds of the previous array.
     slices: slice of each array that is sorted.
 
   Returns:

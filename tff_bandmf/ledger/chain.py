@@ -33,8 +33,8 @@ ROW = 'row'
 ENFORCED = 'enforced'
 # Event at the end of the run, with the digest of its results.
 ENDED = 'ended'
-# Events that state whether all earlier cohorts are the ones that the sampling
-# key gives.
+# Events that state whether all earlier cohorts are equal to the cohorts that
+# the sampling key gives.
 DRAWN = 'drawn'
 NOT_DRAWN = 'not drawn'
 
@@ -113,8 +113,9 @@ class Attempt:
     head: head of the chain after the last event of the attempt, in hexadecimal.
     enforced: digest of the plan and other files that the attempt followed, see
       `RunRecord.enforced_digest`; None if it is not known.
-    drawn: whether all cohorts up to this round are the ones that the sampling
-      key gives; None if nobody has compared them after this attempt.
+    drawn: whether all cohorts up to this round are equal to the cohorts that
+      the sampling key gives; None if nobody compared the cohorts after this
+      attempt.
     flags: the flags of the attempt, from `FLAGS`.
     ended: digest of the run's results, if the run ended after this attempt;
       else None.

@@ -40,8 +40,8 @@ class Observed:
     enforced: digests of the plan and other files that the attempts followed,
       one for each different set of files; None is among them if an attempt has
       no digest. Entries 'abandoned' do not count.
-    drawn: whether all cohorts are the ones that the sampling key gives; None if
-      nobody has compared them since the last round.
+    drawn: whether all cohorts are equal to the cohorts that the sampling key
+      gives; None if nobody compared the cohorts since the last round.
     head: head of the ledger's chain, in hexadecimal; None for a log.
     incomplete: indices of all rounds, including burnt rounds, with an attempt
       whose sum did not have one update of each client.

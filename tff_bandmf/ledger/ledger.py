@@ -74,7 +74,7 @@ class Ledger:
         raise _missing(path)
     self._key_file = None if key_file is None else pathlib.Path(key_file)
     self._identifiers: Optional[identifiers.Identifiers] = None
-    self._seen = history_lib.Seen()
+    self._index = history_lib.IdentifierIndex()
     self._writer, self._reader = database.engines(address)
     try:
       self._open(path or address.render_as_string(hide_password=True), create)
@@ -161,7 +161,7 @@ class Ledger:
     return self._read(tables.last_round)
 
   def cohort_size(self, round_index: int) -> int:
-    """Returns the number of clients of a round; 0 if it was not started."""
+    """Returns the number of clients of a round; 0 for a round not started."""
     return self._read(tables.cohort_size, operator.index(round_index))
 
   def next_round(self) -> int:
@@ -181,7 +181,7 @@ class Ledger:
     return last + 1 if ended or last < 0 else last
 
   def attempts(self, round_index: int) -> list[chain.Attempt]:
-    """Returns the attempts at a round, in order; [] if it was not started."""
+    """Returns the attempts at a round, in order; [] for a round not started."""
     return self._read(tables.attempts, operator.index(round_index))
 
   def all_attempts(self) -> dict[int, list[chain.Attempt]]:
@@ -197,7 +197,7 @@ class Ledger:
     round_index: int,
     population: Optional[_Clients] = None,
   ) -> Optional[np.ndarray]:
-    """Returns the cohort of a round, ascending; None if it was not started.
+    """Returns the cohort of a round, ascending; None for a round not started.
 
     Args:
       round_index: index of the round.
@@ -236,7 +236,8 @@ class Ledger:
     """Returns the rounds below `before` of each client of a population.
 
     Args:
-      clients: size of the population, whose clients are the indices below it.
+      clients: number N of clients in the population, whose indices are 0 to
+        N - 1.
       before: index of a round.
       participation: schema of the run; required for a `Budget`.
 
@@ -282,7 +283,7 @@ class Ledger:
       whole: whether the result has all rounds of a client, which a `Budget`
         needs, or only the last round and the number of rounds.
     """
-    return self._seen_before(before, whole).of(self._hash().hashes(clients))
+    return self._index_before(before, whole).of(self._hash().hashes(clients))
 
   def patterns(
     self,
@@ -296,13 +297,15 @@ class Ledger:
       before: index of a round; the result has only rounds below this index.
     """
     hashes = self._hash().hashes(population)
-    return self._seen_before(before, whole=True).patterns(hashes)
+    return self._index_before(before, whole=True).patterns(hashes)
 
   def clients(self, before: int) -> int:
     """Returns the number of different clients in the rounds below `before`."""
-    return self._seen_before(before).clients()
+    return self._index_before(before).clients()
 
-  def _seen_before(self, before: int, whole: bool = False) -> history_lib.Seen:
+  def _index_before(
+    self, before: int, whole: bool = False
+  ) -> history_lib.IdentifierIndex:
     """Returns an index of the rounds below `before`, by client.
 
     Args:
@@ -311,17 +314,17 @@ class Ledger:
         round and the number of rounds.
     """
     before = operator.index(before)
-    if whole and not self._seen.whole:
-      self._seen = history_lib.Seen(whole=True)
+    if whole and not self._index.whole:
+      self._index = history_lib.IdentifierIndex(whole=True)
     # PRIVACY: if the index lacks a round, the clients of this round could take
-    # part again earlier than the schema allows. The rounds that are missing
-    # below `before` are read from the ledger; an index with later rounds is
-    # built anew.
+    # part again earlier than the schema allows. All rounds below `before` that
+    # the index lacks are read from the ledger.
     # Guard: admission_test.test_past_is_that_of_every_round_before.
-    if self._seen.next > before:
-      self._seen = history_lib.Seen(self._seen.whole)
-    self._seen.record(self._cohorts(before, self._seen.next))
-    return self._seen
+    if self._index.next > before:
+      # The index has later rounds than the result may have.
+      self._index = history_lib.IdentifierIndex(self._index.whole)
+    self._index.record(self._cohorts(before, self._index.next))
+    return self._index
 
   def observed(
     self,
@@ -392,7 +395,7 @@ class Ledger:
     Args:
       round_index: index of a round that was started, or that is above all
         started rounds.
-      cohort: all selected clients, including those that drop out later.
+      cohort: all selected clients, also clients that drop out later.
       enforced: digest of the plan and other files that this round follows; see
         `RunRecord.enforced_digest`. None records no digest.
 
@@ -435,7 +438,8 @@ class Ledger:
       # PRIVACY: if the plan or the strategy is edited between two rounds, the
       # claim of neither version holds. The digest of a round must be equal to
       # the digest of the last started round, so that all rounds have the same
-      # digest. Guard:
+      # digest.
+      # Guard:
       # ledger_test.test_round_cannot_start_with_another_digest_than_the_last.
       if enforced is not None and any(
         attempt.enforced not in (None, enforced)
@@ -514,7 +518,7 @@ class Ledger:
 
     Raises:
       ValueError: no attempt is open; another result was recorded; `z_stddev`
-        is negative or not finite; or the aggregator counts another round.
+        is negative or not finite; or the aggregator is at another round.
     """
     # PRIVACY: if the aggregator is at another round than the ledger, the sum of
     # this cohort got the noise of that round, and the sum of that round could

@@ -45,8 +45,8 @@ _ROUNDS = sa.Table(
   'bandmf_rounds',
   _METADATA,
   sa.Column('round', sa.BigInteger, primary_key=True, autoincrement=False),
-  # This column is before the cohort, so that a query for it does not read the
-  # cohort.
+  # This column is before the column `cohort`, so that a query for the highest
+  # index does not read the cohort.
   sa.Column('highest', sa.BigInteger, nullable=False),
   sa.Column('cohort', sa.LargeBinary, nullable=False),
 )
@@ -218,7 +218,7 @@ def by_index(connection: sa.engine.Connection) -> Optional[bool]:
 
 
 def cohort_size(connection: sa.engine.Connection, round_index: int) -> int:
-  """Returns the number of clients of a round; 0 if it was not started."""
+  """Returns the number of clients of a round; 0 for a round not started."""
   query = sa.select(sa.func.length(_ROUNDS.c.cohort)).where(
     _ROUNDS.c.round == round_index
   )
@@ -388,7 +388,7 @@ def cohort(
 def digest(
   connection: sa.engine.Connection, round_index: int
 ) -> Optional[bytes]:
-  """Returns the digest of a round's cohort; None if it was not started."""
+  """Returns the digest of a round's cohort; None for a round not started."""
   rounds = list(_rounds(connection, round_index + 1, round_index))
   return chain.cohort_digest(*rounds[0][1:]) if rounds else None
 

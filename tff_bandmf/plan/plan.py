@@ -312,12 +312,12 @@ class Plan(request_lib.Request):
         )
     return trade_off.TradeOff(tuple(points), self.delta)
 
-  def _short_of(self, clients: int) -> Optional[feasibility.Wanted]:
+  def _short_of(self, clients: int) -> Optional[feasibility.Demand]:
     """Returns the wanted cohorts if a population cannot fill them, else None.
 
     For sampled cohorts, which may be small by chance, the result is None.
     """
-    wanted = feasibility.Wanted(
+    wanted = feasibility.Demand(
       clients,
       self.clients_per_round,
       self.rounds,

@@ -66,7 +66,8 @@ class Journal:
   the two releases has no noise. The journal lets an interrupted round run again
   only with the cohort that the ledger has for the round. If the sum of the
   replay differs from the sum that the interrupted attempt released, the round
-  is burnt. Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
+  is burnt.
+  Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
   run_replay_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
@@ -91,7 +92,8 @@ class Journal:
       directory: folder of the run; this process has its lock.
       record: content of `run.json`.
       ledger: open ledger of the run.
-      position: files that name the open round of the run and the released sums.
+      position: files that state the open round of the run, and the fingerprint
+        of each released sum.
       columns: names of the columns of `metrics.csv`.
     """
     self._ledger = ledger
@@ -241,9 +243,9 @@ class Journal:
         'state = run.restore(process.initialize) first'
       )
     attempts = self.ledger.attempts(entry.index)
-    # PRIVACY: if a crash came after a release and before the ledger had the
-    # cohort, the claim would not count the clients of the cohort. The cohort is
-    # durable in the ledger before the round opens.
+    # PRIVACY: if the round opened before the ledger had its cohort, a crash
+    # after a release could leave a ledger without the cohort, and the claim
+    # would not count these clients. The ledger gets the cohort first.
     # Guard: run_replay_test.test_round_is_in_the_ledger_before_it_runs.
     self.ledger.start_round(entry.index, entry.cohort, self._enforced)
     self._position.open(
@@ -290,7 +292,7 @@ class Journal:
       self.burn(entry.index)
 
   def sync(self) -> None:
-    """Waits until the file that names the round's sum is on the disk."""
+    """Waits until the file with the fingerprint of the sum is on the disk."""
     self._position.sync()
 
   def finish(
@@ -444,11 +446,11 @@ class Journal:
     attempts = self.ledger.attempts(t)
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
     # PRIVACY: if two different sums get the same noise, the difference of the
-    # two releases has no noise. The noise source writes a file for each sum
-    # that it releases, and the ledger has the sum of each attempt. If the files
-    # and the ledger together name two different sums of a round, the round is
-    # burnt. Guards: run_replay_test.test_round_whose_replay_differs_is_burnt
-    # and
+    # two releases has no noise. The noise source writes a file with the
+    # fingerprint of each sum that it releases, and the ledger has a fingerprint
+    # for each attempt. If these fingerprints of a round differ, the round is
+    # burnt.
+    # Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
     # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
     released = {sum_ for _, sum_ in self._position.released(t)}
     released |= {each.result for each in attempts if each.result is not None}
@@ -464,8 +466,8 @@ class Journal:
     PRIVACY: amplification holds only for cohorts that are sampled at random. If
     a program leaves clients out of a sampled cohort, the amplified epsilon is
     too small. The ledger records that a sum had another number of updates than
-    its cohort has clients. The number of updates stays in `private/`. Guards:
-    report_sampling_test.test_cut_cohort_has_no_amplified_claim and
+    its cohort has clients. The number of updates stays in `private/`.
+    Guards: report_sampling_test.test_cut_cohort_has_no_amplified_claim and
     test_cut_cohort_of_a_burnt_round_counts.
     """
     updates = self._position.updates(t)

@@ -298,9 +298,9 @@ def _load_or_save_plan(
     longer = {'digest': stored.strategy.of_rounds(plan.rounds).digest()}
     if request['mechanism'] == longer:
       request['mechanism'] = {'digest': stored.planned_strategy.digest()}
-  # PRIVACY: the noise of the run gives no guarantee for another request than
-  # the one that the run was planned with. A request that differs in any value
-  # but the rounds of a `Budget` is refused.
+  # PRIVACY: the noise of the run was computed for the request in the folder,
+  # and gives no guarantee for a different request. A request that differs in
+  # any value except the rounds of a `Budget` is refused.
   # Guard: run_budget_test.test_plan_that_differs_in_more_is_refused.
   for name, value in request.items():
     if stored_request[name] != value:

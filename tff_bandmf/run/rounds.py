@@ -149,8 +149,8 @@ class Round(journal_lib.Entry):
     # PRIVACY: the caller may publish this mean. After a power cut before
     # `finish`, the replay of the round could then add the same noise to a
     # second sum, and the second mean minus the first mean has no noise. A file
-    # with a fingerprint of the first sum, with which the replay compares its
-    # own sum, is on the disk before this method returns the mean.
+    # with a fingerprint of the first sum is on the disk before this method
+    # returns the mean. The replay must have a sum with the same fingerprint.
     # Guard: run_replay_test.test_mark_is_on_the_disk_before_the_mean.
     self._journal.sync()
     return mean
