@@ -94,17 +94,20 @@ def replacing(
   Args:
     path: path of the file to make or replace, in a folder that exists.
     mode: permission bits of the file; the umask removes some.
-    take: function of the new file and `path` that gives the new file its name.
-    durable: whether the file is on the disk on return; see `write`.
+    take: function (path of the new file, `path`) that gives the new file its
+      name.
+    durable: whether the file is on the disk when the block has ended. If not, a
+      power cut may lose the file or empty it.
   """
   path = pathlib.Path(path)
   part = path.with_name(f'{path.name}.{secrets.token_hex(4)}{PART}')
   os.close(os.open(part, _MAKE, mode))
   try:
     yield part
-    # PRIVACY: if a power cut lost the key of a ledger but not the ledger, all
-    # clients would look new under the next key. A file is on the disk before it
-    # gets its name, and the name is on the disk when this function returns.
+    # PRIVACY: If a power cut lost the key of a ledger but not the ledger, all
+    # clients would look new under the next key, and could take part too often.
+    # A file is on the disk before it gets its name, and its name is on the disk
+    # when this function returns.
     # Guard: files_test.test_name_appears_after_the_content_is_on_the_disk.
     if durable:
       sync(part)
@@ -129,7 +132,7 @@ def load_or_create_secret(
 
   A new file has mode 0600, and a new folder for it has mode 0700. Both are on
   the disk when this function returns. If two processes make the file at once,
-  both return the secret of the first.
+  both return the secret of the process that gave the file its name first.
 
   Args:
     path: path of the file.
@@ -138,14 +141,15 @@ def load_or_create_secret(
     make: function that returns a new secret of `size` bytes.
 
   Raises:
-    ValueError: the reasons of `load_secret`.
+    ValueError: the file is not `size` bytes long, is a link or not a regular
+      file, or users other than its owner can use it.
     OSError: the file cannot be made or read. The message names the file.
   """
   with naming(path, 'written'):
     if not os.path.lexists(path):
       _make_folder(path.parent)
-      # PRIVACY: a process that reads a part of a secret would use a key that is
-      # easier to guess. The file gets its name when it is complete.
+      # PRIVACY: A process that reads an incomplete secret would use a key that
+      # is easier to guess. The file gets its name only when it is complete.
       # Guard: files_test.test_first_of_two_that_make_a_secret_wins.
       with replacing(path, 0o600, take=_link) as part:
         _fill(part, [make(size)])
@@ -177,15 +181,15 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       status = os.fstat(handle)
       if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(path, name)
-      # PRIVACY: a person who reads a key can subtract the noise, or find
-      # clients in the ledger. A secret file to which other users have access is
-      # refused.
+      # PRIVACY: A user who reads the key of a run can subtract the noise, or
+      # find clients in the ledger. A secret file to which users other than its
+      # owner have access is refused.
       # Guard: files_test.test_secret_that_others_can_use_is_refused.
       mode = stat.S_IMODE(status.st_mode)
       if mode & 0o077:
         raise errors.value_error(
           f'{name}={path}: has mode {mode:04o}, so others can use it; chmod '
-          '600 it if nobody else read it, or start anew with another'
+          '600 the file if nobody else read it, or start a new run'
         )
       content = os.read(handle, size + 1)
     finally:
@@ -203,7 +207,8 @@ def lock(path: pathlib.Path) -> Optional[int]:
   handle = os.open(path, _LOCK, 0o600)
   try:
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # If the last holder removed the file, this lock would keep nobody out.
+    # If the last holder of the lock removed the file, another process can lock
+    # a new file of the same name, so this lock would exclude nobody.
     if os.path.samestat(os.fstat(handle), path.stat()):
       return handle
   except (BlockingIOError, FileNotFoundError):
@@ -225,7 +230,7 @@ def sync(path: pathlib.Path) -> None:
 def locked(path: pathlib.Path) -> Iterator[None]:
   """Waits for the lock of a file, and holds the lock until the block ends.
 
-  Nobody may remove the file.
+  The file must not be removed.
   """
   with open(os.open(path, _LOCK, 0o600), 'wb') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -251,9 +256,10 @@ def wipe(path: pathlib.Path) -> None:
 
 def discard(path: pathlib.Path) -> None:
   """Removes a file, and overwrites it unless it has a second name."""
-  # PRIVACY: a process that is killed while a key gets its name leaves one file
-  # under two names. To overwrite this file would leave a key of zeros under the
-  # other name. If a file has two names, this function removes only one of them.
+  # PRIVACY: A process that is killed while a key gets its name leaves one file
+  # under two names. If this file was overwritten, the key under the other name
+  # would be zeros, which everybody can guess. If a file has two names, only
+  # this name is removed.
   # Guard: files_test.test_secret_outlives_the_other_name_that_a_kill_left.
   if os.path.lexists(path) and path.lstat().st_nlink > 1:
     path.unlink()
@@ -384,7 +390,7 @@ def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
 def _without_repetition(pairs: list[tuple[str, Json]]) -> JsonObject:
   record = dict(pairs)
   if len(record) < len(pairs):
-    raise ValueError('a key of a JSON object twice')
+    raise ValueError('a JSON object has a key twice')
   return record
 
 

@@ -41,7 +41,8 @@ class Target:
     epsilon: target epsilon of the whole run, > 0.
     delta: target delta of the whole run, in (0, 1).
     dimension: number of coordinates of the model, on which the slack of the
-      arithmetic depends; None is the default of `accounting.Guarantee`.
+      arithmetic depends. With None, the claim covers every model with at most
+      2^33 pairs (round, coordinate) that a client can influence.
 
   Raises:
     ValueError: a value is out of range.
@@ -113,11 +114,11 @@ def choose(
     rounds: n, number of rounds of the run, >= 1.
     cohorts: participation schema that is enforced, or kind of sampling.
     target: claim that every choice meets.
-    noise_copies: copies of the model that the noise may keep in memory, >= 1;
-      None is any number.
+    noise_copies: largest number of copies of the model that the noise may have
+      in memory, >= 1; None sets no limit.
     objective: error to minimise and to rank by, `optimize.MEAN` or `MAX`.
     workload: matrix A that turns released sums into models.
-    families: names of the families to compare; None is all of them.
+    families: names of the families to compare; None compares all families.
     progress: function that is called with the name of each finished family.
 
   Raises:
@@ -147,9 +148,9 @@ def choose(
   def optimized(family: strategies.Family) -> list[Choice]:
     choices = []
     candidates = _parameters(family, rounds, cohorts, noise_copies)
-    # PRIVACY: each Monte Carlo bound fails with a small probability, and the
-    # choice of the best bound favours bounds that failed. All candidates
-    # together share one failure probability.
+    # PRIVACY: Each Monte Carlo bound is too low with a small probability, and
+    # the choice of the least bound favours bounds that are too low. All
+    # candidates together share one failure probability.
     # Guard: choosing_test.test_compared_families_share_the_failure_probability.
     samples = accounting.Samples(tries=len(declared) * len(candidates))
     for parameters in candidates:
@@ -227,8 +228,8 @@ def _parameters(
     return [{}]
   if not family.few_bands:
     raise errors.value_error(
-      f'family={family.name}: has no C of few bands, as {cohorts.name} needs; '
-      'compare it without amplification'
+      f'family={family.name}: {cohorts.name} needs a C of few bands, which the '
+      'family lacks; compare it without amplification'
     )
   if not family.parameter('bands'):
     return [{}]

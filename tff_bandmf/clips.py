@@ -117,9 +117,9 @@ def norm(l2_norm_clip: Clip) -> float:
   proportional to S_t in later rounds.
   """
   clips = tree.flatten(layers(l2_norm_clip))
-  # PRIVACY: noise for the update alone would be too small, since the record of
-  # a client also has the indicator. The norm includes the indicator. Guard:
-  # adaptive_clip_test.test_noise_of_a_run_is_larger_by_delta.
+  # PRIVACY: The record of a client also has the indicator, so noise for the
+  # update alone would be too small. The norm includes the indicator.
+  # Guard: adaptive_clip_test.test_noise_of_a_run_is_larger_by_delta.
   if isinstance(l2_norm_clip, AdaptiveClip):
     clips = [*clips, l2_norm_clip.indicator]
   return math.hypot(*map(float, clips))
@@ -141,21 +141,23 @@ def of(
   """Returns an `AdaptiveClip` if a quantile is given, else the constant clip.
 
   Args:
-    initial: clip of the first round, see `AdaptiveClip.initial`.
-    quantile: attribute of `AdaptiveClip`; None for a constant clip.
-    **others: other attributes of `AdaptiveClip`; None takes the default.
+    initial: clip of the first round: one norm > 0, or a norm for each layer.
+    quantile: share of updates that should be below the clip, in [0, 1]; None
+      for a constant clip.
+    **others: `rate`, `fraction_weight` and `until` of `AdaptiveClip`; None
+      takes the default.
 
   Raises:
-    TypeError: `AdaptiveClip` raises it.
-    ValueError: `AdaptiveClip` raises it; or another attribute is given without
-      a quantile.
+    TypeError: a value is not a number.
+    ValueError: a value is out of range, or one of `others` is given without a
+      quantile.
   """
   options = {name: value for name, value in others.items() if value is not None}
   if quantile is not None:
     return AdaptiveClip(initial, quantile, **options)
   for name, value in options.items():
     raise errors.value_error(
-      f'clip_{name}={value}: is of a clip that adapts; give clip_quantile'
+      f'clip_{name}={value}: needs a clip that adapts; give clip_quantile'
     )
   return initial
 

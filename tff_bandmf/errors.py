@@ -16,7 +16,7 @@ import re
 import sys
 from typing import Optional
 
-# Largest number of characters of a message. A longer one loses its middle.
+# Largest number of characters of a message. A longer message loses its middle.
 _LONGEST = 800
 # TensorFlow prints a failed assertion of a graph as '[part] [part]', and a
 # failed eager assertion with each part on a line of its own.

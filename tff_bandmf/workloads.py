@@ -26,6 +26,7 @@ import numpy as np
 
 from tff_bandmf import _checks, _files, errors
 
+# First and last learning rate of a schedule, relative to the peak.
 _LOWEST_RATE = 0.05
 
 
@@ -83,14 +84,15 @@ class Workload:
   )
   cooldown: float = _fraction(
     'cooldown',
-    'Fraction of the rounds in which it falls back to 5%, at the end.',
+    'Fraction of the rounds in which the learning rate falls to 5%, at the '
+    'end.',
   )
 
   def __attrs_post_init__(self):
     if self.warmup + self.cooldown > 1:
       raise errors.value_error(
-        f'cooldown={self.cooldown}: must leave room for warmup={self.warmup}; '
-        'their sum is at most 1'
+        f'cooldown={self.cooldown}: cooldown + warmup must be at most 1, and '
+        f'warmup={self.warmup}; use smaller fractions'
       )
 
   @property
@@ -186,14 +188,15 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
     for key, value in given.items():
       if value:
         raise errors.value_error(
-          f'{key}={value}: prefix sums have none; use workload momentum'
+          f'{key}={value}: workload prefix does not take it; use workload '
+          'momentum'
         )
     return PREFIX
   if name == 'momentum':
     if 'momentum' not in given:
       raise errors.value_error(
-        'momentum=None: workload momentum needs it; give --momentum; 0 for '
-        'learning rates alone'
+        'momentum=None: workload momentum needs it; give --momentum, or 0 if '
+        'only the learning rate varies'
       )
     return Workload(**given)
   raise errors.value_error(

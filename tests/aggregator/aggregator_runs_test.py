@@ -198,7 +198,7 @@ def test_skipped_round_releases_nothing(runtime):
       process.next(state, small.updates_of(2, seed=0))
   with small.factory_of('state') as factory:
     process = factory.create(small.TYPE)
-    with pytest.raises(ValueError, match='cannot leave a round out'):
+    with pytest.raises(ValueError, match='cannot skip a round'):
       aggregator.skip_round(process.initialize())
 
 

@@ -105,7 +105,7 @@ def test_counts_of_clients_are_named():
   ids=['unweighted', 'weighted'],
 )
 def test_mime_sends_gradients_past_the_aggregator(build):
-  with pytest.raises(ValueError, match='process=state.*past the noise'):
+  with pytest.raises(ValueError, match='process=state.*bypass the noise'):
     aggregator.check_process(build(_factory()))
 
 

@@ -89,7 +89,7 @@ def test_clip_that_adapts_is_planned(run_json, tmp_path):
 @pytest.mark.parametrize(
   'flags, message',
   [
-    (['--clip-rate', '1'], 'clip_rate=1.0: is of a clip that adapts'),
+    (['--clip-rate', '1'], 'clip_rate=1.0: needs a clip that adapts'),
     (['--clip-quantile', '2'], 'quantile=2.0: must be in [0, 1]'),
     (['--bands', '7'], 'bands=7: is a parameter of a family'),
     (['--population', '99'], 'clients=99: cannot fill 60 rounds of 10'),

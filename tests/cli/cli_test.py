@@ -301,7 +301,10 @@ _BAD_INPUT = [
     'evaluate ok.json --buffers 3',
     'option=--buffers: is not an option of',
   ),
-  ('evaluate ok.json --momentum 0.9', 'momentum=0.9: prefix sums have none'),
+  (
+    'evaluate ok.json --momentum 0.9',
+    'momentum=0.9: workload prefix does not take it',
+  ),
   (
     'account ok.json --sampling-prob 0.1 --z-stddev 1 --delta 1e-6',
     'sampling_prob=0.1: does not go with amplification none',

@@ -63,7 +63,7 @@ def test_set_takes_toml_values_and_bare_words():
     ('privacy.max_memory_bytes=0', 'privacy.max_memory_bytes'),
     ('privacy.simulated_clients_per_round=160', 'must exceed'),
     ('privacy.clip_quantile=1.5', 'quantile=1.5'),
-    ('privacy.clip_until=9', 'clip_until=9: is of a clip that adapts'),
+    ('privacy.clip_until=9', 'clip_until=9: needs a clip that adapts'),
     ('privacy.epsilon=0', 'privacy.epsilon'),
     ('privacy.epsilon=-1', 'privacy.epsilon'),
     ('privacy.epsilon=nan', 'privacy.epsilon'),

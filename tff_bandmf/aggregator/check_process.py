@@ -66,9 +66,9 @@ def check_process(
   `dp_aggregator`. Source: the rules of `_Following`, which end a dependence on
   clients' values only at the release.
 
-  PRIVACY: if clients' values bypass the aggregator, an algorithm has no
-  guarantee, however large its noise is. A process whose next state depends on
-  such values is refused.
+  PRIVACY: If clients' values bypass the aggregator, they have no noise, and the
+  algorithm has no guarantee. A process whose next state depends on such values
+  is refused.
   Guard: check_process_test.test_mime_sends_gradients_past_the_aggregator.
 
   Args:
@@ -76,8 +76,8 @@ def check_process(
 
   Raises:
     ValueError: the next state depends on clients' values that bypass the
-      aggregator, as in TFF's Mime; or the process has no `dp_aggregator`, or
-      several of them, each of which spends the privacy budget of a run.
+      aggregator, as in TFF's Mime; or the process does not have exactly one
+      `dp_aggregator`.
   """
   following = _Following()
   computation = process.next
@@ -89,16 +89,17 @@ def check_process(
   if following.releases != 1:
     raise errors.value_error(
       f'process={following.releases} releases of a dp_aggregator: must have 1 '
-      'a round: the guarantee is about one release; give the process one '
+      'in each round, to which the guarantee applies; give the process one '
       'tff_bandmf.aggregator.dp_aggregator'
     )
   state_name = next(iter(_elements(signature.result)))[0]
-  past = [name for name in names if name.split('.')[0] == state_name]
-  if past:
+  bypassing = [name for name in names if name.split('.')[0] == state_name]
+  if bypassing:
     raise errors.value_error(
-      f'process={", ".join(past)}: in the next state depends on clients past '
-      'the noise of the aggregator, so there is no guarantee; use an algorithm '
-      'that sends updates through its model_aggregator alone, such as '
+      f'process={", ".join(bypassing)}: these values of the next state depend '
+      'on clients and bypass the noise of the aggregator, so there is no '
+      'guarantee; use an algorithm that sends updates through its '
+      'model_aggregator alone, such as '
       'tff.learning.algorithms.build_unweighted_fed_avg'
     )
   return names

@@ -148,9 +148,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     exact, so the grouping does not change the result, which has the type
     `value_type`.
 
-    PRIVACY: if only the sum of a group were clipped, one client could change it
-    by more than its own clip. The program must apply the returned clipping to
-    each update before it adds the updates.
+    PRIVACY: If only the sum of a group was clipped, one client could change the
+    sum by more than the clip of one update. The program must apply the returned
+    clipping to each update before it adds the updates.
     Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip,
     aggregator_test.test_sums_of_groups_are_those_of_their_clients.
 
@@ -164,8 +164,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
     Raises:
       TypeError: a leaf of an update is not a float.
-      ValueError: the reasons of `create`; or the factory has `secure_sum` or
-        `measure_clients`, which need single updates.
+      ValueError: this factory has created a process before; the sizes of
+        updates, cohort and noise are incompatible; or the factory has
+        `secure_sum` or `measure_clients`, which need single updates.
     """
     if self._sums.secure or self._sums.measured:
       name = 'secure_sum' if self._sums.secure else 'measure_clients'
@@ -184,8 +185,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
     )
     self._refuse_release_of_key()
-    # PRIVACY: two processes of one factory would have the same key and noise,
-    # and the noise would cancel in the difference of their releases. A second
+    # PRIVACY: Two processes of one factory would have the same key and the same
+    # noise, which would cancel in the difference of their releases. A second
     # process is refused.
     # Guard: aggregator_runs_test.test_second_process_of_a_factory_is_refused.
     if self._query is not None:
@@ -213,15 +214,15 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     return query.clip, *_process(query, record_type, self._sums)
 
   def _refuse_release_of_key(self) -> None:
-    # PRIVACY: programs such as `train_model` release the whole state. With the
-    # placement `InState` the state has the key, and anybody could subtract the
-    # noise. This placement is refused in such programs.
+    # PRIVACY: Programs such as `train_model` release the whole state. With the
+    # placement `InState` the state has the key, and everybody could subtract
+    # the noise. This placement is refused in such programs.
     # Guard: train_model_test.test_noise_in_the_state_is_refused_in_a_program.
     if self.noise.key_in_state and isinstance(
       tff.framework.get_context_stack().current, tff.program.FederatedContext
     ):
       raise errors.value_error(
-        f'noise={type(self.noise).__name__}: its key would be released: '
+        f'noise={type(self.noise).__name__}: its key would be released, since '
         'programs such as train_model give the whole training state to a '
         'release manager; use Tape()'
       )
@@ -235,9 +236,9 @@ def skip_round(
   Use this function for a round that must not run because its noise was added to
   another sum before. The next round gets the next noise of the tape.
 
-  PRIVACY: a round without clients would release its noise y_t alone, and y_t
-  reveals the sum to which it was added before. A skipped round releases
-  nothing.
+  PRIVACY: A round without clients would release its noise y_t alone. With y_t,
+  an adversary can compute the sum to which y_t was added before. A skipped
+  round releases nothing.
   Guard: aggregator_runs_test.test_skipped_round_releases_nothing.
 
   Args:
@@ -245,12 +246,12 @@ def skip_round(
       `CorrelatedNoiseFactory.create` returned.
 
   Raises:
-    ValueError: TFF's state computes the noise, and cannot skip a round.
+    ValueError: the placement is `InState`, whose noise cannot skip a round.
   """
   query_state = state.query_state
   if 'key' in query_state.noise:
     raise errors.value_error(
-      'noise=InState(): cannot leave a round out; use Tape(), or start anew'
+      'noise=InState(): cannot skip a round; use Tape(), or start a new run'
     )
   return state._replace(
     query_state=query_state._replace(round=query_state.round + np.int64(1))
@@ -272,7 +273,7 @@ def _process(
   summed: tff.aggregators.UnweightedAggregationFactory
   summed = tff.aggregators.SumFactory()
   if sums.secure:
-    # Every clipped record is within these bounds, so none is changed by them.
+    # Every clipped record is within these bounds, so they change no record.
     summed = tff.aggregators.SecureSumFactory(
       query.lattice.clip_steps, -query.lattice.clip_steps
     )
@@ -282,9 +283,10 @@ def _process(
   server_type = process.initialize.type_signature.result
   state_type = server_type.member
 
-  # PRIVACY: two runs on one tape would get the same noise. `begin` gives each
-  # run an ID, by which the tape refuses a second run. `begin` runs after
-  # `initialize`, because `initialize` evaluates a round that belongs to no run.
+  # PRIVACY: Two runs on one tape would get the same noise, which would cancel
+  # in the difference of their releases. `begin` gives each run an ID, by which
+  # the tape refuses a second run. `begin` is called after `initialize`, because
+  # `initialize` evaluates a round that belongs to no run.
   # Guard:
   # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
   @tff.tensorflow.computation(state_type)
@@ -308,13 +310,13 @@ def _process(
   )
   def next_fn(state, value):
     output = process.next(state, value)
-    # The other measurements, such as those of the sum, have no noise and are
-    # not passed on.
+    # Other measurements of `process`, such as the measurements of the sum, have
+    # no noise and are left out.
     measurements = collections.OrderedDict(
       free=output.measurements['dp_query_metrics']
     )
-    # PRIVACY: counts of clients have no noise and could reveal clients. They
-    # are measured only if `measure_clients` asks for them.
+    # PRIVACY: Counts of clients have no noise and could reveal single clients.
+    # They are computed only with `measure_clients`.
     # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
     if sums.measured:
       describe = tff.tensorflow.computation(
@@ -456,20 +458,21 @@ def dp_aggregator(
   if not placement.start_round <= strategy.rounds:
     raise errors.value_error(
       f'start_round={placement.start_round}: must be in [0, '
-      f'rounds={strategy.rounds}]; give the round of the state that the run '
-      'goes on from'
+      f'rounds={strategy.rounds}]; give the round of the state from which the '
+      'run is resumed'
     )
   if secure_sum and measure_clients:
     raise errors.value_error(
-      f'measure_clients={measure_clients}: would tell the server about each '
-      'client, past the secure sum; leave one of them out'
+      f'measure_clients={measure_clients}: would reveal each client to the '
+      'server, in spite of secure_sum; leave one of them out'
     )
   return CorrelatedNoiseFactory(
     accounting.Guarantee(
       strategy,
       participation,
       noise_multiplier,
-      # PRIVACY: if the slack left out a coordinate with noise, epsilon would be
+      # PRIVACY: The claim covers the rounding of noise in a number of
+      # coordinates. If a coordinate with noise was left out, epsilon would be
       # too small. The indicator of an adaptive clip counts as one coordinate.
       # Guard:
       # aggregator_adaptive_test.test_claim_is_that_of_a_constant_clip.

@@ -115,9 +115,9 @@ class Plan(request_lib.Request):
     planned = self.result.guarantee
     if self.stands_for is None:
       return planned
-    # PRIVACY: this run has fewer clients than the larger run that it simulates,
-    # and less noise by the same ratio, so the guarantee of the larger run would
-    # claim too much. This line reduces the noise multiplier by the ratio.
+    # PRIVACY: This run has fewer clients than the larger run that it simulates,
+    # and less noise by the same ratio, so epsilon of the larger run would be
+    # too small. The noise multiplier is reduced by the ratio.
     # Guard: plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
     share = self.clients_per_round / self.stands_for
     return attrs.evolve(
@@ -234,9 +234,9 @@ class Plan(request_lib.Request):
       and schema.min_sep is not None
       and not isinstance(schema, participation_lib.Budget)
     ):
-      # PRIVACY: a count of participations that is too small would understate
-      # the epsilon spent so far. This line takes ceil(rounds / min_sep), the
-      # largest number of participations of a client in these rounds.
+      # PRIVACY: If the number of participations of a client was too small, the
+      # epsilon of these rounds would be too small. `participations` returns the
+      # largest number that `min_sep` allows in these rounds.
       # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
       most = schema.participations(min(rounds, self.rounds))
       if most < schema.participations(self.rounds):
@@ -249,10 +249,7 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def _shorter(self) -> dict[int, accounting.Guarantee]:
-    """Cache of guarantees by number of participations.
-
-    To compute a guarantee takes seconds.
-    """
+    """Computed guarantees of `spent`, by number of participations."""
     return {}
 
   def sweep(
@@ -280,7 +277,7 @@ class Plan(request_lib.Request):
     if self.delta is None or not epsilons:
       name = 'delta' if self.delta is None else 'epsilon'
       raise errors.value_error(
-        f'{name}=None: is what is traded for noise; plan with epsilon and delta'
+        f'{name}=None: a comparison needs epsilon and delta; plan with both'
       )
     # The norm leaves out the indicator of an adaptive clip, which `rmse`
     # includes.
@@ -336,7 +333,7 @@ class Plan(request_lib.Request):
     """
     if not isinstance(self.schema, participation_lib.Budget):
       raise errors.value_error(
-        f'cohorts={self.cohorts.name}: has no rule for devices here; '
+        f'cohorts={self.cohorts.name}: only a Budget has a rule for devices; '
         'plan with cohorts=Budget(min_sep)'
       )
     return self.schema.device_rule()
@@ -359,7 +356,7 @@ class Plan(request_lib.Request):
       remedy = f'use {remedy}' if remedy else 'use more clients'
       raise errors.value_error(
         f'clients={clients}: cannot fill {self.rounds} rounds of '
-        f'{self.clients_per_round} where cohorts are '
+        f'{self.clients_per_round} if cohorts are '
         f'{plan_text.cohorts(self, self.schema)}; {remedy}'
       )
 
@@ -432,10 +429,11 @@ class Plan(request_lib.Request):
     if ratio is None or ratio <= 1:
       return None
     return (
-      f'WARNING: the noise drowns the updates: it is '
-      f'{plan_text.rounded_up(ratio)} times what {self.clients_per_round} '
-      f'clients a round can move {dimension} coordinates at most; take more '
-      'clients a round, more rounds, a larger epsilon or a smaller model'
+      f'WARNING: the noise drowns the updates: its norm is '
+      f'{plan_text.rounded_up(ratio)} times the largest norm that the sum of '
+      f'all updates can have, for {self.clients_per_round} clients a round and '
+      f'{dimension} coordinates; take more clients a round, more rounds, a '
+      'larger epsilon or a smaller model'
     )
 
   def __str__(self) -> str:

@@ -55,7 +55,12 @@ def to_document(request: request_lib.Request) -> _files.JsonObject:
 
 
 def save(result: result_lib.Result, path: Union[str, os.PathLike]) -> None:
-  """Writes the file of a plan; see `Plan.save`."""
+  """Writes the file of a plan, completely or not at all.
+
+  Raises:
+    ValueError: the file exists.
+    OSError: the file cannot be written.
+  """
   path = pathlib.Path(path)
   if path.exists():
     raise errors.value_error(
@@ -77,7 +82,12 @@ def save(result: result_lib.Result, path: Union[str, os.PathLike]) -> None:
 
 
 def load(path: Union[str, os.PathLike]) -> result_lib.Result:
-  """Returns the request and the result in the file of a plan."""
+  """Returns the result in the file of a plan, with the request.
+
+  Raises:
+    ValueError: the file is not a plan, or its noise does not prove its claim.
+    OSError: the file cannot be read.
+  """
   path = pathlib.Path(path)
   content = _files.read_json(path)
   if not isinstance(content, dict) or content.get('format') != FORMAT:
@@ -134,9 +144,9 @@ def _check_claim(
   bound: Optional[_files.JsonObject],
 ) -> None:
   """Raises ValueError if the noise in a file does not prove its claim."""
-  # PRIVACY: an edited file could claim a smaller epsilon than its noise gives.
-  # This check proves the claim again from the noise in the file, or refuses the
-  # file.
+  # PRIVACY: An edited file could claim a smaller epsilon than its noise gives.
+  # The claim is proved again from the noise in the file, and the file is
+  # refused if the proof fails.
   # Guards: plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused
   # and test_sampled_plan_with_less_noise_is_refused.
   stored, guarantee = result.request, result.guarantee
@@ -152,8 +162,8 @@ def _check_claim(
       holds = False
   if not holds:
     raise errors.value_error(
-      f'plan={path}: its noise does not give what it claims; it was changed: '
-      'make the plan again'
+      f'plan={path}: the noise in the file does not prove its claim; make the '
+      'plan again'
     )
 
 

@@ -47,9 +47,9 @@ def budget(schema: participation.Budget, clients_per_round: int) -> str:
   share = int(costs.table[:, 0].max()) / costs.limit
   return (
     f'a round costs a client {share:.4g} of its budget, and more near its '
-    f'earlier rounds; a round of {clients_per_round} clients costs as much as '
-    f'{share * clients_per_round:.4g} clients have, or more; the run may stop '
-    f'early, or go on to {schema.horizon} rounds, at the same claim'
+    f'earlier rounds; a round of {clients_per_round} clients costs '
+    f'{share * clients_per_round:.4g} budgets or more; the run may stop early, '
+    f'or continue to {schema.horizon} rounds, at the same claim'
   )
 
 

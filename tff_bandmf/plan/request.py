@@ -17,8 +17,8 @@ from tff_bandmf import (
 )
 from tff_bandmf.plan import mechanism as mechanism_lib
 
-# Largest epsilon and largest delta of a claim. A larger value protects nobody,
-# and is refused. A plan without a claim has noise_multiplier=0.
+# Largest epsilon and largest delta of a claim. Larger values are refused, since
+# such a claim protects nobody.
 _MOST_EPSILON = 100.0
 _MOST_DELTA = 1e-2
 
@@ -66,9 +66,8 @@ class Request:
     epsilon: target epsilon of the whole run, in (0, 100]. A request has either
       epsilon and delta or `noise_multiplier`.
     delta: target delta of the whole run, in (0, 0.01].
-    noise_multiplier: standard deviation of Z, in the noise C^-1 Z, divided by
-      the clip and by the sensitivity of C, >= 0. The value 0 adds no noise and
-      claims nothing.
+    noise_multiplier: stddev(Z) / (clip * sensitivity of C), >= 0, where the
+      noise is C^-1 Z. The value 0 adds no noise and claims nothing.
     mechanism: 'best', for the family with the least error that fits in
       `memory_copies`; or the name of a family, a `Mechanism`, a strategy, or
       the path of a strategy file or of a `.npy` file of C.
@@ -76,21 +75,21 @@ class Request:
       in memory, >= 1; None sets no limit.
     largest_cohort: largest number of clients of a round, >=
       `clients_per_round`. None takes `clients_per_round` or, for sampled
-      cohorts, a size that a cohort exceeds with negligible probability, see
-      `Plan.most_clients`.
+      cohorts, a size that the cohorts of a run exceed with probability at most
+      1e-24.
     zeroing_norm: norm above which an update becomes zero, > 0. None zeroes no
       finite update.
     workload: linear map from released sums to models: prefix sums or momentum.
     objective: 'mean' or 'max': whether strategies are optimised and ranked by
       the mean or by the largest error of a round.
     dimension: number of coordinates of the model, >= 1. With None, the claim
-      covers all models for which `slack` counts at most 2^33 pairs (round,
-      coordinate).
+      covers every model with at most 2^33 pairs (round, coordinate) that a
+      client can influence.
     clients_per_unit: largest number of clients of one unit of privacy, such as
-      the devices of a person. Each client follows `cohorts`.
+      the devices of a person, >= 1. Each client follows `cohorts`.
     stands_for: number of clients in a round of a larger run that this run
-      simulates. Then `epsilon` and `delta` are the claim of the larger run.
-      None simulates no larger run.
+      simulates, >= `clients_per_round`. Then `epsilon` and `delta` are the
+      claim of the larger run. None simulates no larger run.
 
   Raises:
     TypeError: a value has a wrong type.
@@ -154,15 +153,14 @@ class Request:
           f'{name}={value}: must be at least clients_per_round={least}; leave '
           'it out'
         )
-    # PRIVACY: a larger run samples each client with a larger probability than
-    # the plan accounts for, so the epsilon of the larger run would be too
-    # small. `stands_for` with sampled cohorts is refused.
+    # PRIVACY: The larger run would sample each client with a larger probability
+    # than the plan accounts for, so epsilon of the larger run would be too
+    # small. `stands_for` is refused if cohorts are sampled.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
     if self.stands_for is not None and not self.cohorts.is_enforced:
       raise errors.value_error(
-        f'stands_for={self.stands_for}: a larger cohort is drawn with another '
-        'probability, and amplifies less; leave it out, or enforce a schema: '
-        'MinSep'
+        f'stands_for={self.stands_for}: larger sampled cohorts amplify less; '
+        'leave it out, or enforce a schema: MinSep'
       )
     schema = self.cohorts.schema
     if isinstance(schema, participation.Budget):
@@ -170,9 +168,8 @@ class Request:
     min_sep = schema.min_sep
     if min_sep is not None and min_sep > self.rounds:
       raise errors.value_error(
-        f'min_sep={min_sep}: exceeds rounds={self.rounds}, so that clients '
-        'take part once; say that they do: cohorts=Single(), or '
-        '--participation single'
+        f'min_sep={min_sep}: exceeds rounds={self.rounds}, so a client takes '
+        'part at most once; use cohorts=Single(), or --participation single'
       )
 
   @property
@@ -192,9 +189,9 @@ class Request:
   @property
   def coordinates(self) -> Optional[int]:
     """The number of coordinates with noise; None if `dimension` is None."""
-    # PRIVACY: epsilon would be too small if `slack`, the cost of the noise's
-    # arithmetic, left out a coordinate with noise. The indicator of an adaptive
-    # clip counts as one coordinate.
+    # PRIVACY: The claim covers the rounding of noise in a number of
+    # coordinates. If a coordinate with noise was left out, epsilon would be too
+    # small. The indicator of an adaptive clip counts as one coordinate.
     # Guard: plan_test.test_adaptive_clip_is_a_coordinate_of_the_claim.
     return self.dimension and (
       self.dimension + clips.indicators(self.l2_norm_clip)

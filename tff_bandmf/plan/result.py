@@ -30,8 +30,8 @@ class Result:
 
   Attributes:
     request: the request of the plan.
-    guarantee: the strategy C, the noise and their guarantee, for the larger run
-      if the request has `stands_for`.
+    guarantee: the guarantee, with the strategy C and the noise multiplier; if
+      the request has `stands_for`, the guarantee of the larger run.
     runners_up: pairs (family, root mean square error for a clip of 1) of the
       other families that fit in the memory, least error first.
     left_out: dict from the name of a family that was not compared to the
@@ -48,8 +48,8 @@ class Result:
   left_out: Mapping[str, str] = attrs.Factory(dict)
 
   def __attrs_post_init__(self):
-    # PRIVACY: an edited file could have cohort sizes that a search would
-    # refuse. This check applies to results from files and from searches.
+    # PRIVACY: An edited file could have cohort sizes for which delta is too
+    # small. A result from a file passes the same check as a new result.
     # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
     _check_sizes(self.request, self.guarantee.cohorts)
 
@@ -137,19 +137,20 @@ def _check_sizes(
   expected = sampled.expected_cohort(request.rounds)
   if abs(expected - request.clients_per_round) > 1:
     raise errors.value_error(
-      f'clients_per_round={request.clients_per_round}: is what the mean '
-      f'divides by, and cohorts have {expected:g} clients on average; use '
+      f'clients_per_round={request.clients_per_round}: must be near the '
+      f'expected size of the sampled cohorts, {expected:g}; use '
       f'clients_per_round={round(expected)}'
     )
   least = sampled.largest_cohort(request.rounds)
-  # PRIVACY: a round with more clients than `largest_cohort` is burnt, which an
-  # observer sees. With a `largest_cohort` below `least`, rounds would be burnt
-  # more often than delta accounts for. Such a value is refused.
+  # PRIVACY: A round with more clients than `largest_cohort` has no release, and
+  # this tells an observer something about the drawn clients. Delta includes
+  # such rounds only if `largest_cohort` is at least `least`. A smaller value is
+  # refused.
   # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
   if request.largest_cohort is not None and request.largest_cohort < least:
     raise errors.value_error(
       f'largest_cohort={request.largest_cohort}: must be at least {least}, '
-      'which sampled cohorts seldom exceed; leave it out'
+      'which sampled cohorts exceed with negligible probability; leave it out'
     )
 
 
@@ -169,8 +170,9 @@ def _compared(
     and not pathlib.Path(mechanism).suffix
     and cohorts.candidate_bands(request.rounds) is not None
   ):
-    # The search compares numbers of bands. A strategy with more bands has less
-    # error, but splits the clients into more groups, which amplifies less.
+    # The search compares numbers of bands. At the same noise multiplier, a
+    # strategy with more bands has less error. But it needs more groups of
+    # clients, and sampling from smaller groups amplifies less.
     return (mechanism,)
   return ()
 
@@ -213,7 +215,13 @@ def _calibrated(
   strategy: strategies.Strategy,
   cohorts: participation.Cohorts,
 ) -> accounting.Guarantee:
-  """Returns the guarantee of a plan, or of the larger run that it simulates."""
+  """Returns the guarantee of the run, or of the larger run that it simulates.
+
+  Args:
+    request: the request of a plan.
+    strategy: C.
+    cohorts: cohorts of the request, for its expected cohort size.
+  """
   if isinstance(cohorts, participation.Budget):
     # `choosing` returns C for all rounds up to the horizon, and `of_run` below
     # takes C for the planned rounds.

@@ -69,7 +69,7 @@ class TradeOff:
     table = tabulate.tabulate(rows, headers=heads, disable_numparse=True)
     text = f'error of a coordinate by the noise, delta {self.delta:g}\n{table}'
     if any(point.feasible is False for point in self.points):
-      text += '\n*: so many clients cannot fill every round'
+      text += '\n*: the population cannot fill every round'
     return text
 
   def to_dict(self) -> _files.JsonObject:

@@ -14,7 +14,9 @@ _SHARES = (0.9, 0.5)
 def epsilons(
   guarantee: accounting.Guarantee, delta: Optional[float]
 ) -> dict[str, Optional[float]]:
-  """Returns {difference from the plan: epsilon}; see `Plan.what_if`.
+  """Returns the epsilons, by a text that names the difference from the plan.
+
+  An epsilon is None if it is not proved.
 
   Args:
     guarantee: guarantee for the planned cohorts.

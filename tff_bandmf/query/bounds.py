@@ -37,7 +37,7 @@ from tff_bandmf.noise import lattice
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
 # An adaptive clip stays within this factor of its first value, so it is finite.
 _MOST_SCALE = 2.0**64
-# If an exponent is larger, the clip is at an end of its range in any case.
+# A larger exponent, in magnitude, moves every clip to an end of its range.
 _MOST_EXPONENT = 2 * math.log(_MOST_SCALE)
 FLOATS = ('bfloat16', 'float16', 'float32', 'float64')
 # Coefficients of the exponential series, and the number of its squarings.
@@ -147,13 +147,14 @@ class Bounds:
   adaptive: Optional[clips_lib.AdaptiveClip] = None
 
   def __post_init__(self):
-    # PRIVACY: with more bits, float64 would round sums of squares, and a record
-    # above the clip could pass. More bits are refused.
+    # PRIVACY: If the clip had more bits, float64 would round sums of squares,
+    # and a record with a norm above the clip could pass the test. More bits are
+    # refused.
     # Guard: query_test.test_norm_is_compared_exactly.
     if self.clip_bits > lattice.MOST_CLIP_BITS:
       raise errors.value_error(
         f'clip_bits={self.clip_bits}: must be at most '
-        f'{lattice.MOST_CLIP_BITS}; give those of a noise.Lattice'
+        f'{lattice.MOST_CLIP_BITS}; give clip_bits of a noise.Lattice'
       )
     for clip, dimension, bound in zip(
       self.clips, self.dimensions, self.squared_bounds
@@ -164,9 +165,9 @@ class Bounds:
       if dimension and bound < least**2:
         raise errors.value_error(
           f'l2_norm_clip={clip}: is {math.sqrt(bound):.3g} steps of the '
-          f'lattice for {dimension} coordinates, which rounding would empty; '
-          f'it must be {least:.3g}; raise the clip of that layer, or use one '
-          'clip for all'
+          f'lattice, and must be at least {least:.3g} for {dimension} '
+          'coordinates, or rounding would empty the layer; raise the clip of '
+          'the layer, or use one clip for all'
         )
 
   @classmethod
@@ -188,8 +189,10 @@ class Bounds:
       record_specs: nested structure of arrays or of `tf.TensorSpec`, of float
         types.
       clip_bits: integer; the clip is 2^clip_bits steps, see `noise.Lattice`.
-      zeroing_norm: the attribute `zeroing_norm`.
-      zeroing_norm_order: the attribute `zeroing_norm_order`.
+      zeroing_norm: float > 0; a record with a larger norm becomes zero. None
+        means that no finite record becomes zero.
+      zeroing_norm_order: order of the norm that `zeroing_norm` bounds: 2, or
+        math.inf for the largest magnitude.
 
     Raises:
       TypeError: a bound is not a number.
@@ -211,8 +214,9 @@ class Bounds:
     except (TypeError, ValueError):
       groups = []
     specs = tree.flatten(record_specs)
-    # PRIVACY: `tree` silently skips leaves that have no clip, so they would be
-    # released unbounded. Every leaf must have a group.
+    # PRIVACY: `tree` silently skips leaves that have no clip. Such leaves would
+    # have no bound, and the noise could be too small. Every leaf must have a
+    # group.
     # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
     if len(groups) != len(specs):
       raise errors.value_error(
@@ -251,9 +255,9 @@ class Bounds:
   def squared_bounds(self) -> list[int]:
     """Largest sum of q_i^2 of each group, in squared steps.
 
-    PRIVACY: if these bounds were rounded up, a record of several groups could
-    exceed the clip. The bounds are fractions rounded down, so their sum is at
-    most 4^clip_bits.
+    PRIVACY: If these bounds were rounded up, the norm of a record of several
+    groups could exceed the clip. The bounds are fractions that are rounded
+    down, so their sum is at most 4^clip_bits.
     Guard: query_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
     """
     squares = [fractions.Fraction(clip) ** 2 for clip in self.clips]
@@ -264,9 +268,9 @@ class Bounds:
   def indicator_steps(self) -> int:
     """Magnitude of the indicator of a record, in steps.
 
-    PRIVACY: an indicator above its bound would raise the sensitivity beyond the
-    clip. The magnitude is rounded down, so the indicator and the other groups
-    together stay within 2^clip_bits steps.
+    PRIVACY: With an indicator above its bound, the norm of a record could
+    exceed the clip. The magnitude is rounded down, so the norm of the indicator
+    and the other groups together is at most 2^clip_bits steps.
     Guards:
     adaptive_clip_test.test_client_moves_all_rounds_by_at_most_the_sensitivity,
     adaptive_clip_test.test_audit_finds_noise_without_delta.
@@ -337,8 +341,8 @@ class Bounds:
     factor = factor + _SERIES[-1]
     for _ in range(_SQUARINGS):
       factor = factor * factor
-    # PRIVACY: an infinite or NaN clip would turn records into integers that no
-    # norm bounds. The clip stays within a finite factor of its first value.
+    # PRIVACY: With an infinite or NaN clip the integers of a record would have
+    # no bound. The next clip is within a finite factor of the first clip.
     # Guard: adaptive_clip_test.test_scale_stays_finite.
     return clip(
       last * factor, self.initial / _MOST_SCALE, self.initial * _MOST_SCALE
@@ -372,7 +376,12 @@ def check_bounds(
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:
-  """Raises if the bounds are invalid whatever the record is; see `Bounds.of`.
+  """Raises if clipping or zeroing norms are invalid for every record.
+
+  Args:
+    l2_norm_clip: clip, as in `Bounds.of`.
+    zeroing_norm: float > 0, or None.
+    zeroing_norm_order: 2 or math.inf.
 
   Raises:
     TypeError: a bound is not a number.
@@ -382,7 +391,7 @@ def check_bounds(
     _checks.positive(
       'l2_norm_clip',
       clip,
-      'one that adapts is a tff_bandmf.AdaptiveClip',
+      'for a clip that adapts, use tff_bandmf.AdaptiveClip',
     )
     if not _LEAST_CLIP <= float(clip) <= _MOST_CLIP:
       raise errors.value_error(
@@ -393,8 +402,7 @@ def check_bounds(
     _checks.positive(
       'zeroing_norm',
       zeroing_norm,
-      'it is a constant: an adaptive one is a release that costs privacy '
-      'of its own',
+      'it is constant, since an adaptive zeroing norm would cost privacy',
     )
   if zeroing_norm_order not in (2, math.inf):
     raise errors.value_error(

@@ -48,16 +48,17 @@ class Clipping(bounds.Bounds):
     """Returns the clipped and rounded record, or zeros.
 
     If a rounded record is longer than its clip, its entries are truncated
-    towards zero instead. The magnitudes of a truncated record are at most those
-    of the scaled float64 record, whose norm in group g is at most
+    towards zero instead. An entry of a truncated record is at most as large in
+    magnitude as the entry of the scaled float64 record. In group g the norm of
+    the scaled record is at most
     r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)). For d_g up
     to 2^22 this is below clip_g in every order of summation, so a truncated
     record is never too long. The code tests its norm nevertheless. A record
     that fails the test becomes zero.
 
-    PRIVACY: the noise is too small for a record longer than the clip. Every
-    record is measured after rounding; a record that is too long is truncated or
-    becomes zero.
+    PRIVACY: If a record was longer than the clip, the noise would be too small.
+    The norm of every record is computed after rounding, and a record that is
+    too long is truncated or becomes zero.
     Guards: query_test.test_norm_is_at_most_the_clip_in_every_dtype,
     test_crafted_record_that_rounding_makes_longer_is_cut,
     test_record_that_is_not_finite_becomes_zero and
@@ -87,18 +88,19 @@ class Clipping(bounds.Bounds):
         squares = np.zeros(len(self.clips))
         for leaf, part, group in zip(leaves, parts, self.groups):
           squares[group] += _write(part, leaf, factors[group], rounding)
-        # PRIVACY: if a sum of squares were rounded, a record above the clip
-        # could pass. A sum of squared integers is exact, in any order, if it is
-        # computed as at most 2^53.
+        # PRIVACY: If a sum of squares was rounded, a record with a norm above
+        # the clip could pass the test. If float64 computes a sum of squared
+        # integers as at most 2^53, the sum is exact in any order. All bounds
+        # are below 2^53.
         # Guard: noisy_mean_test.test_norm_is_compared_exactly.
         if np.all(squares <= self.squared_bounds):
           break
       else:
         out[:] = 0
     if self.adaptive is not None:
-      # PRIVACY: if the indicator of a zeroed record were not 0, the sum would
-      # show that the client took part. The indicator is 0, so the sum is the
-      # same as without the client.
+      # PRIVACY: If the indicator of a zeroed record was not 0, the sum would
+      # depend on whether the client took part. The indicator is 0, so the sum
+      # is the same as without the client.
       # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
       sign = -1 if np.any(scales < 1.0) else 1
       out[-1] = self.indicator_steps * sign * is_kept

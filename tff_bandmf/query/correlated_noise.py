@@ -151,14 +151,15 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
     Args:
       guarantee: guarantee of the run, for a clipping norm of 1.
-      record_specs: the argument `record_specs` of `__init__`.
-      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order, in this order;
-        see `Bounds.of`.
-      clients_per_round: the argument `clients_per_round` of `__init__`.
+      record_specs: nested structure of `tf.TensorSpec` of float types, of one
+        update and of the mean.
+      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of `Bounds.of`,
+        in this order.
+      clients_per_round: divisor of the mean, > 0.
       largest_cohort: largest number of clients of any round, >= 1.
       noise_from: the user's choice of where noise comes from.
       secure_sum: whether secure aggregation computes the sums.
-      sums: the argument `sums` of `__init__`.
+      sums: whether a record is a pair (sum, number) of several clipped updates.
 
     Raises:
       TypeError: a leaf of the record is not a float.
@@ -167,9 +168,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = bounds_lib.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: the claim includes some epsilon and delta for the rounding of
-    # each coordinate. For a model with more coordinates than the claim counts,
-    # epsilon would be too small. Such a model is refused.
+    # PRIVACY: The claim covers the rounding of noise in a number of
+    # coordinates. For a model with more coordinates, epsilon would be too
+    # small. Such a model is refused.
     # Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
@@ -256,7 +257,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     params: tuple[graph_clipping.Tensors, ...],
     record: graph_clipping.Tensors,
   ) -> tuple[graph_clipping.Tensors, tf.Tensor, tf.Tensor]:
-    """Returns the clipped record, its number of clients and of zero updates.
+    """Returns the clipped record and the numbers of clients and zero updates.
 
     Returns:
       The clipped record, int32 in steps; its number of clients; and 1 for an
@@ -280,9 +281,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
       return clipped, tf.constant(1, tf.int32), tf.cast(~moves, tf.int32)
     leaves, clients = record
-    # PRIVACY: a sum over more clients than its stated number could make the sum
-    # of the round wrap around in int32. A sum with an entry above its number of
-    # clients times the clip is refused.
+    # PRIVACY: If a sum had more clients than its stated number, the sum of the
+    # round could wrap around in int32, which the guarantee does not cover. A
+    # sum with an entry above its stated number of clients times the clip is
+    # refused.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
     bound = tf.cast(clients, tf.int64) * self.lattice.clip_steps
     holds = tf.reduce_all(
@@ -297,8 +299,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     checked = tf.debugging.Assert(
       holds,
       [
-        'a sum of clipped updates has more clients than a round or an '
-        'entry above its clients times the clip; clients:',
+        'a sum of clipped updates has more clients than largest_cohort, or an '
+        'entry above its number of clients times the clip; clients:',
         clients,
       ],
     )
@@ -362,7 +364,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         t,
       ],
     )
-    # PRIVACY: a sum over too many clients could overflow int32, which the
+    # PRIVACY: A sum over too many clients could wrap around in int32, which the
     # guarantee does not cover. The number of clients is checked before the
     # release.
     # Guard: query_test.test_round_of_more_than_the_largest_cohort_fails.
@@ -370,9 +372,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     in_size = tf.debugging.Assert(
       (clients >= 0) & (clients <= most),
       [
-        'a round has more clients than its sums have room for; give the '
-        f'aggregator a larger largest_cohort, it is {most}, or admit fewer '
-        'clients. clients:',
+        f'a round has more clients than largest_cohort={most}; give the '
+        'aggregator a larger largest_cohort, or admit fewer clients. clients:',
         clients,
       ],
     )
@@ -382,9 +383,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0
       )
 
-    # PRIVACY: before `begin`, the noise of a state is not reserved for one run,
-    # so two runs could add the same noise to two sums. The release from such a
-    # state is zeros instead of the sum.
+    # PRIVACY: Before `begin`, the noise of a state is not reserved for one run,
+    # so two runs could add the same noise to two sums. The noise would cancel
+    # in the difference of their releases. The release from such a state is
+    # zeros instead of the sum.
     # Guard: query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(
       t >= 0,
@@ -415,9 +417,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     t: tf.Tensor,
     global_state: QueryState,
   ) -> tuple[tf.Tensor, QueryState]:
-    # PRIVACY: if another operation released values of clients without this
-    # noise, the guarantee would not hold. `aggregator.check_process` finds by
-    # this name the only operation that adds the noise.
+    # PRIVACY: If another operation of a learning process released values of
+    # clients without noise, the guarantee would not hold. The name scope marks
+    # the operation that adds the noise, and `aggregator.check_process` refuses
+    # other paths of clients' values to the next state.
     # Guard:
     # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
     with tf.name_scope(RELEASE_NAME):
@@ -425,8 +428,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         global_state.noise, t, total, counts
       )
       released = tf.identity(released)
-      # PRIVACY: a clip computed from updates without noise would leak them. The
-      # next clip depends only on the released sum of indicators.
+      # PRIVACY: A next clip that is computed from sums without noise would
+      # reveal updates. The next clip depends only on the released sum of
+      # indicators, which has noise.
       # Guard: adaptive_clip_test.test_clip_follows_what_is_released.
       clip = self._adapted(global_state.clip, released[-1], t)
       return released, QueryState(t + 1, noise_state, clip)
@@ -446,13 +450,13 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       return clip
     steps = tf.cast(released, tf.float64)
     last = clip['l2_norm_clip']
-    moved = self.clip.next_clip(
+    following = self.clip.next_clip(
       last, steps, self._clients_per_round, tf.clip_by_value
     )
     if adaptive.until is not None:
-      moved = tf.where(t < adaptive.until, moved, last)
+      following = tf.where(t < adaptive.until, following, last)
     return collections.OrderedDict(
-      l2_norm_clip=moved,
+      l2_norm_clip=following,
       fraction=self.clip.fraction(steps, self._clients_per_round),
     )
 

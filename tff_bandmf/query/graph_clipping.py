@@ -19,7 +19,8 @@ _Scalar = Union[float, tf.Tensor]
 class GraphClipping(bounds.Bounds):
   """Clips tensors as `Clipping` clips arrays, with the same bits.
 
-  PRIVACY: a record that is not rounded as by `Clipping.clip` could exceed the
+  PRIVACY: The bounds of `Bounds` are proved for the operations of
+  `Clipping.clip`. With other operations the norm of a record could exceed the
   clip. Both methods do the same operations in the same order.
   Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
   """
@@ -50,7 +51,7 @@ class GraphClipping(bounds.Bounds):
     def whole(leaves):
       return [tf.cast(leaf, tf.int32) for leaf in leaves]
 
-    def cut():
+    def truncated():
       leaves = [tf.sign(leaf) * tf.floor(tf.abs(leaf)) for leaf in scaled]
       is_in_range = tf.cast(self._fits(leaves), tf.float64)
       return whole(
@@ -58,13 +59,13 @@ class GraphClipping(bounds.Bounds):
       )
 
     clipped = tf.nest.pack_sequence_as(
-      record, tf.cond(self._fits(rounded), lambda: whole(rounded), cut)
+      record, tf.cond(self._fits(rounded), lambda: whole(rounded), truncated)
     )
     if self.adaptive is None:
       return clipped
-    # PRIVACY: if the indicator of a zeroed record were not 0, the sum would
-    # show that the client took part. The indicator is 0, so the sum is the same
-    # as without the client.
+    # PRIVACY: If the indicator of a zeroed record was not 0, the sum would
+    # depend on whether the client took part. The indicator is 0, so the sum is
+    # the same as without the client.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
@@ -80,9 +81,9 @@ class GraphClipping(bounds.Bounds):
   def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
     """Returns whether every group of a record is within its bound.
 
-    PRIVACY: if a sum of squares were rounded, a record above the clip could
-    pass. A sum of squared integers is exact, in any order, if it is computed as
-    at most 2^53. The bound is below 2^53.
+    PRIVACY: If a sum of squares was rounded, a record with a norm above the
+    clip could pass the test. If float64 computes a sum of squared integers as
+    at most 2^53, the sum is exact in any order. All bounds are below 2^53.
     Guard: query_test.test_norm_is_compared_exactly.
 
     Args:

@@ -66,8 +66,8 @@ class NoisyMean:
     Args:
       guarantee: guarantee of the run, for a clipping norm of 1.
       like: example of an update: nested structure of float arrays.
-      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order, in this order;
-        see `Bounds.of`.
+      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of `Bounds.of`,
+        in this order.
       clients_per_round: divisor of the mean, > 0.
       largest_cohort: largest number of clients of any round, >= 1.
       placement: the user's choice of where noise comes from.
@@ -86,9 +86,9 @@ class NoisyMean:
     )
     dimension = bounds_lib.record_dimension(self.like)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: the claim includes some epsilon and delta for the rounding of
-    # each coordinate. For a model with more coordinates than the claim counts,
-    # epsilon would be too small. Such a model is refused.
+    # PRIVACY: The claim covers the rounding of noise in a number of
+    # coordinates. For a model with more coordinates, epsilon would be too
+    # small. Such a model is refused.
     # Guard: noisy_mean_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
       guarantee.cost.check_dimension(dimension)
@@ -105,7 +105,7 @@ class NoisyMean:
     self._clients_per_round = clients_per_round
     self._rounds = guarantee.strategy.rounds
     self._dimension = dimension
-    # The public run ID, which the marks of a tape carry.
+    # The public run ID, which the tape stores with each released round.
     self._run = secrets.randbits(63) | 1
     self._opened = (
       opened.OpenTape(placement, recursion, self.lattice.z_steps, dimension)
@@ -163,8 +163,9 @@ class NoisyMean:
     self._add_noise(t, total, counts)
     released = {}
     if self.clip.adaptive is not None:
-      # PRIVACY: a clip computed from updates without noise would leak them. The
-      # next clip depends only on the released sum of indicators.
+      # PRIVACY: A next clip that is computed from sums without noise would
+      # reveal updates. The next clip depends only on the released sum of
+      # indicators, which has noise.
       # Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
       steps = float(total[-1])
       until = self.clip.adaptive.until
@@ -194,9 +195,9 @@ class NoisyMean:
     count = without_effect = 0
     for update in updates:
       count += 1
-      # PRIVACY: a sum over too many clients could overflow int32, which the
-      # guarantee does not cover. The number of clients is checked before the
-      # release.
+      # PRIVACY: A sum over too many clients could wrap around in int32, which
+      # the guarantee does not cover. The number of clients is checked before
+      # the release.
       # Guard: noisy_mean_test.test_round_of_more_than_the_largest_cohort_fails.
       if count > self.lattice.largest_cohort:
         raise errors.value_error(
@@ -218,8 +219,9 @@ class NoisyMean:
 
     def converted(example: np.ndarray, leaf: np.typing.ArrayLike) -> np.ndarray:
       leaf = np.asarray(leaf)
-      # PRIVACY: NumPy would broadcast a smaller array in a sum, so its client
-      # would count more often than the clip allows. Another shape is refused.
+      # PRIVACY: NumPy would broadcast an array of another shape in a sum, and
+      # the contribution of its client could exceed the clip. An update of
+      # another shape is refused.
       # Guard: run_test.test_update_of_another_shape_is_refused.
       if leaf.shape != example.shape:
         raise ValueError(f'{leaf.shape} is not {example.shape}')

@@ -52,11 +52,16 @@ _IS_OLD = _HAS_TFF and len(_PACKAGES) == 1
 
 
 class _Names:
-  """The names under one path, such as `types`, in all packages that have it."""
+  """The names under one path, such as `types.`, in TFF and its packages.
 
-  def __init__(self, path: str, places: tuple[Any, ...]):
+  Args:
+    path: path of the names, which ends with a dot; empty for the packages.
+    modules: modules that may have the names, in the order of the search.
+  """
+
+  def __init__(self, path: str, modules: tuple[Any, ...]):
     self._path = path
-    self._places = places
+    self._modules = modules
 
   def __getattr__(self, name: str) -> Any:
     path = f'{self._path}{name}'
@@ -65,16 +70,16 @@ class _Names:
       for part in _RENAMED[path].split('.'):
         value = getattr(value, part)
       return value
-    places = tuple(
-      getattr(each, name) for each in self._places if hasattr(each, name)
+    values = tuple(
+      getattr(each, name) for each in self._modules if hasattr(each, name)
     )
-    if not places and not _HAS_TFF:
+    if not values and not _HAS_TFF:
       raise errors.needs_tff(f'tff.{path}')
-    if not places:
+    if not values:
       raise AttributeError(f'TFF has no name tff.{path}')
-    if _IS_OLD or not isinstance(places[0], types_lib.ModuleType):
-      return places[0]
-    return _Names(f'{path}.', places)
+    if _IS_OLD or not isinstance(values[0], types_lib.ModuleType):
+      return values[0]
+    return _Names(f'{path}.', values)
 
 
 _ROOT = _Names('', _PACKAGES)

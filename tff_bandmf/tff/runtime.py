@@ -39,8 +39,10 @@ _POLL_SECONDS = 0.02
 # A value passes between processes in one message, and TFF limits a message to
 # less than 2^31 bytes.
 _MAX_MESSAGE_BYTES = 2**31 - 1
-# Pings detect a host that is gone. A server refuses pings in shorter intervals.
+# Interval of pings, which detect a host that is gone. A server refuses shorter
+# intervals.
 _KEEPALIVE_MS = 310_000
+# Longest wait for an answer of a worker.
 _PROBE_SECONDS = 10.0
 
 # Contexts of the `local_runtime` blocks that are open in this process.
@@ -130,8 +132,8 @@ def local_runtime(
     def check():
       if process.poll() is not None:
         raise RuntimeError(
-          f'TFF worker: ended with exit status {process.poll()} (-9 may be '
-          f'for want of memory); see log={log}.'
+          f'TFF worker: ended with exit status {process.poll()} (-9 may mean '
+          f'that memory ran out); see log={log}.'
         )
 
     name = f'TFF worker of this program (process {process.pid})'
@@ -156,8 +158,8 @@ def check_program() -> None:
   context = tff.framework.get_context_stack().current
   if not isinstance(context, tff.program.FederatedContext):
     raise errors.value_error(
-      f'context={type(context).__name__}: is not that of a federated program; '
-      'call it inside of runtime.local_runtime(program=True)'
+      f'context={type(context).__name__}: must be the context of a federated '
+      'program; use runtime.local_runtime(program=True)'
     )
 
 

@@ -1,8 +1,8 @@
 """Time limits for results of a worker.
 
 A worker whose process was stopped, or whose machine swaps, sends nothing and
-keeps its connection open. A program would wait for its result for ever, without
-a message.
+keeps its connection open. Without a limit, a program would wait for the result
+for ever, and without a message.
 
   WaitPolicy(limit_seconds=600)   # a line after a minute, an error after ten
 """
@@ -76,7 +76,7 @@ class WaitPolicy:
     if not over.is_set():
       give_up(
         f'{line}: no result within {self.limit_seconds:g} s, the limit of a '
-        'computation; look at that process, or give more time '
+        'computation; look at the process, or raise the limit '
         '(--round-timeout)'
       )
 

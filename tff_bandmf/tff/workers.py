@@ -111,8 +111,8 @@ def connected(
       host, colon, port = address.rpartition(':')
       if not (host and colon and port.isdigit()) or address in contexts:
         raise errors.value_error(
-          f'workers={address}: must be host:port, and there once; for instance '
-          '--workers=10.0.0.2:8000,10.0.0.3:8000'
+          f'workers={address}: must be host:port, each address once; for '
+          'instance --workers=10.0.0.2:8000,10.0.0.3:8000'
         )
       check = functools.partial(_require, address)
       check()
