@@ -19,7 +19,7 @@ from typing import Optional
 # Largest number of characters of a message. A longer message loses its middle.
 _LONGEST = 800
 # TensorFlow prints a failed assertion of a graph as '[part] [part]', and a
-# failed eager assertion with each part on a line of its own.
+# failed eager assertion with each part on a separate line.
 _IN_A_GRAPH = re.compile(r'assertion failed: (\[[^\]]*\](?: \[[^\]]*\])*)')
 _BRACKETS = re.compile(r'\[([^\]]*)\]')
 _EAGER = re.compile(r'to be true\. Summarized data: (.*)', re.DOTALL)
@@ -58,7 +58,7 @@ def notice(line: str) -> None:
   """Writes a line to standard error, above any progress bars."""
   import tqdm  # A late import keeps `bandmf --help` fast.
 
-  # If standard error is closed, the calling thread must go on.
+  # If standard error is closed, the calling thread must continue.
   with contextlib.suppress(OSError, ValueError):
     tqdm.tqdm.write(line, file=sys.stderr)
 

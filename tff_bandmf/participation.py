@@ -228,7 +228,7 @@ def check_cohorts(cohorts: object) -> None:
   """Raises TypeError unless the value is an instance of `Cohorts`."""
   if not isinstance(cohorts, Cohorts):
     raise errors.type_error(
-      f'cohorts={cohorts}: must say who takes part; use '
+      f'cohorts={cohorts}: must be a kind of cohorts; use '
       'tff_bandmf.MinSep(min_sep)'
     )
 

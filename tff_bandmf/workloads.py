@@ -177,7 +177,7 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
   Args:
     name: 'prefix' or 'momentum'.
     **parameters: attributes of the workload. None stands for a missing
-      attribute. The workload 'momentum' requires the attribute momentum.
+      attribute. The workload 'momentum' requires the attribute `momentum`.
 
   Raises:
     ValueError: the name is unknown, or a parameter is missing or does not

@@ -243,7 +243,7 @@ def test_edited_bound_is_refused(whole):
   content['claim']['bound']['epsilon'] -= 0.05
   path.write_text(json.dumps(content))
   try:
-    with pytest.raises(ValueError, match='is not what the noise gives'):
+    with pytest.raises(ValueError, match='the noise gives epsilon'):
       report.build(directory)
   finally:
     path.write_text(kept)

@@ -98,7 +98,7 @@ class Guarantee:
   def sensitivity(self) -> sensitivity_lib.Sensitivity:
     """The sensitivity of C under `cohorts.schema`, clip = 1.
 
-    The value is always computed from C, so it cannot be that of another C.
+    The value is always computed from C, never taken from another C.
     """
     return self.accountant.sensitivity
 
@@ -187,8 +187,8 @@ class Guarantee:
       confirmed.epsilon > bound.epsilon * (1 + _SAME) or confirmed.total > delta
     ):
       raise errors.value_error(
-        f'epsilon={bound.epsilon}: is not what the noise gives, '
-        f'{confirmed.epsilon} at delta {confirmed.total}; calibrate it again'
+        f'epsilon={bound.epsilon}: the noise gives epsilon {confirmed.epsilon} '
+        f'at delta {confirmed.total}; calibrate the noise again'
       )
     self._claims[delta] = confirmed
 

@@ -52,8 +52,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     number of finished rounds. `z_stddev`: standard deviation of z in the unit
     of the sum, where z is the noise before C^-1. `noise_placement`: 'state',
     'tape' or, without noise, 'none'. `noise_checked`: whether the process that
-    added the noise found that its standard deviation is the one that the
-    strategy prescribes. `rounds_ahead`, with a tape: number of rounds whose
+    added the noise measured the standard deviation that the strategy
+    prescribes. `rounds_ahead`, with a tape: number of rounds whose
     noise is ready, which depends on the duration of rounds.
   * `released`, only for an adaptive clip: values with noise, which the
     guarantee covers. `l2_norm_clip`: clip of the next round. `fraction`: share
@@ -395,8 +395,9 @@ def dp_aggregator(
     strategy: strategy matrix C, which also determines the number of rounds.
     participation: schema for which the sensitivity of C is computed.
     dimension: largest number of coordinates of an update that the claim covers,
-      the same as for `accounting.calibrate`. If None, the claim covers up to
-      `accounting.CELLS` pairs (round, coordinate). A larger model is refused.
+      equal to `dimension` of `accounting.calibrate`. None covers every model
+      with at most `accounting.CELLS` pairs (round, coordinate) that a client
+      can influence. A larger model is refused.
     noise: choice of where noise comes from, a value of `noise.placements`; None
       means `Tape()`.
     largest_cohort: largest number of clients of any round, >= 1. A round with

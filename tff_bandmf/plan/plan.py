@@ -458,8 +458,8 @@ class Plan(request_lib.Request):
       lines.append(
         'without amplification: '
         + plan_text.claim(self.unamplified, self.delta)
-        + '; sampling amplifies where the run draws cohorts in secret, and '
-        'nobody else can tell who takes part'
+        + '; sampling amplifies if the run draws cohorts in secret, and '
+        'nobody else knows the cohorts'
       )
     growth = clips.growth(self.l2_norm_clip)
     exact = guarantee.sensitivity.method.replace('_', ' ')

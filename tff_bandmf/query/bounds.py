@@ -319,9 +319,9 @@ class Bounds:
   ) -> Any:
     """Returns S_{t+1}, the adaptive clip of the round after round t.
 
-    This function computes its own exponential, since those of NumPy and
-    TensorFlow differ in their last bits. It uses only products and sums of two
-    numbers, which both libraries round in the same way.
+    The exponential functions of NumPy and TensorFlow differ in their last bits.
+    So this function computes an exponential series with products and sums of
+    two numbers, which both libraries round in the same way.
 
     Args:
       last: S_t, float64, number or scalar tensor.

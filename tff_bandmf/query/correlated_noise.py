@@ -243,10 +243,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def derive_sample_params(
     self, global_state: QueryState
   ) -> tuple[graph_clipping.Tensors, ...]:
-    """Returns the arguments of `GraphClipping.clip` after the record.
+    """Returns the arguments of `GraphClipping.clip` that follow the record.
 
-    This is a tuple of the scale of the round if the clip adapts, and an empty
-    tuple otherwise.
+    If the clip adapts, the result is a tuple with the scale of the round, else
+    an empty tuple.
     """
     if self.clip.adaptive is None:
       return ()

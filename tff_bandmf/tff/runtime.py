@@ -222,8 +222,8 @@ class _Link:
     status = (
       'which answers, so it may just be busy'
       if answers(self._address)
-      else 'which does not answer: it is stopped (kill -CONT lets it go on), '
-      'or it hangs (kill ends it)'
+      else 'which does not answer: it is stopped (kill -CONT continues it) or '
+      'hangs (kill ends it)'
     )
     return f'{self._name}, {status}'
 

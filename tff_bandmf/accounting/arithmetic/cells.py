@@ -168,8 +168,9 @@ class Moments:
     """
     # PRIVACY: A claim needs both inequalities of `Arithmetic.closeness`, and
     # each moment proves one of them. If `growth` bounded only one moment, alpha
-    # would be too small. Both moments are expanded in e = p~ / p - 1. (1 + L)
-    # `bad` bounds the terms that are linear in e, and `weight` the rest.
+    # would be too small. Both moments are expanded in e = p~ / p - 1. In both,
+    # (1 + L) `bad` bounds the terms that are linear in e, and
+    # L (1 + L) `second` / 2 bounds the rest.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     with np.errstate(over='ignore'):
       weight = np.exp((order + 2) * self.log_weight)

@@ -1,4 +1,4 @@
-"""Slack: what the arithmetic of the noise adds to epsilon and delta.
+"""Slack: the additions to epsilon and delta for the arithmetic of the noise.
 
   exact run:     (epsilon, delta)
   computed run:  epsilon + 2 alpha,
@@ -268,7 +268,7 @@ class Cost:
       )
 
     if dimension is not None:
-      _checks.count('dimension', dimension, 'give that of the model')
+      _checks.count('dimension', dimension, 'the coordinates of the model')
       coordinates, cells, largest = dimension, dimension * compared, dimension
     else:
       coordinates, cells = max(1, CELLS // compared), CELLS

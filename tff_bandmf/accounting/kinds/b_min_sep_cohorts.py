@@ -103,8 +103,9 @@ class BMinSep(sampled_cohorts.Sampled):
     if not self._wait:
       return rule
     return (
-      f'{rule}; its first chance is each of the rounds 1 to {self.min_sep - 1} '
-      f'with probability {self._wait!r}, and else round 0'
+      f'{rule}; the first round in which it may take part is each of the '
+      f'rounds 1 to {self.min_sep - 1} with probability {self._wait!r}, and '
+      'else round 0'
     )
 
   def for_cohort_size(self, clients_per_round: float) -> BMinSep:

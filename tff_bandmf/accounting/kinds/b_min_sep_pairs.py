@@ -28,7 +28,7 @@ With w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
 Every E and F whose round is past the last round is 1. If both copies are
 eligible from round 0 on, the normalizer is A = E_0. Otherwise the copies are
 eligible from random rounds r and k on, with probabilities P(r) and P(k). The
-state before round 0 is then that of F_(i, u) with i = max(r, k) - b and
+state before round 0 is then the state of F_(i, u) with i = max(r, k) - b and
 u = |r - k|, as if the later copy had taken part in round i, whose column is 0.
 Rounds before round 0 have g = w = 1, and
 

@@ -45,8 +45,8 @@ class BallsInBins(sampled_cohorts.Sampled):
   @property
   def rule(self) -> str:
     return (
-      f'each client draws one of {self.bins} bins once, all as likely, and '
-      f'takes part in round t if that is bin t mod {self.bins}'
+      f'each client draws one of {self.bins} equally likely bins once, and '
+      f'takes part in round t if its bin is t mod {self.bins}'
     )
 
   def sampler(self, words: samplers.Words) -> samplers.Sampler:

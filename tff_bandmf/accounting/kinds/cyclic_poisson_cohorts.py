@@ -134,9 +134,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   @property
   def rule(self) -> str:
     return (
-      f'clients are split into {self._known_groups()} groups without a look at '
-      'their data, groups take turns, and each client of the group of a round '
-      f'takes part with probability {self._known_prob()!r}'
+      f'clients are split into g={self._known_groups()} groups independently '
+      'of their data, and in round t each client of group t mod g takes part '
+      f'with probability {self._known_prob()!r}'
     )
 
   @property

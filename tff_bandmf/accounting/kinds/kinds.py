@@ -5,7 +5,7 @@ from a log (`Logged`). Sampling amplifies privacy. An amplified guarantee holds
 only for the randomness for which it was proved: cohorts that a ledger enforces,
 batches of a shuffled list and cohorts of a fixed size have no amplified
 guarantee, even if they resemble sampled cohorts. Each sampled kind is one
-frozen class in a file of its own, `NAME_cohorts.py`, with its rule, sampler,
+frozen class in a separate file, `NAME_cohorts.py`, with its rule, sampler,
 accountant, JSON and flags. `KINDS` finds these files.
 
 `participation.Cohorts` has the attributes that all kinds share.

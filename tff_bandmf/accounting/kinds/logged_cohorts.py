@@ -48,7 +48,7 @@ class Logged(participation_lib.Cohorts):
       clients_per_unit: largest number of clients of one unit of privacy.
 
     Raises:
-      ValueError: the sensitivity in `observed` is that of another strategy.
+      ValueError: the sensitivity in `observed` is for another strategy.
     """
     # PRIVACY: The sensitivity of another C may be far smaller than the
     # sensitivity of the C whose noise was added, and epsilon would be too

@@ -64,7 +64,7 @@ class Part:
 
   @property
   def whole_noise(self) -> float:
-    """Noise multiplier of the one Gaussian that equals the part, for q = 1."""
+    """For q = 1: noise multiplier of one Gaussian with the same guarantee."""
     return self.noise_multiplier / math.sqrt(self.compositions)
 
 

@@ -144,9 +144,9 @@ class BallsInBins(Sampler):
   def _uniform(self, bins: int) -> np.ndarray:
     """Returns a uniform random integer below `bins` per client, [m] int64."""
     row, words = 0, self._words(0, 0, self._population).copy()
-    # PRIVACY: If the largest 2^64 mod b words gave bins, the first bins would
-    # be more likely than the accountant assumes. A client with one of these
-    # words gets another word.
+    # PRIVACY: If the 2^64 mod b largest words were assigned to bins, the first
+    # bins would be more likely than the accountant assumes. A client with one
+    # of these words gets another word.
     # Guard: samplers_test.test_bins_are_equally_likely_to_the_last_word.
     most = np.uint64(_WORDS // bins * bins - 1)
     while len(again := np.flatnonzero(words > most)):

@@ -349,9 +349,9 @@ class Sampled(Accountant):
         options,
       )
       bound = bound if amplified is None else amplified[1]
-    # PRIVACY: Epsilon and delta of the run in real numbers may be smaller than
-    # those of the released integers. `bound` is for the delta `exact`, which is
-    # below `delta` by at least the slack of delta. The slack is then added.
+    # PRIVACY: Epsilon and delta of the run in real numbers may be too small for
+    # the released integers. `bound` is for the delta `exact`, which is below
+    # `delta` by at least the slack of delta. The slack is then added.
     # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
     return _with_slack(
       bound,
@@ -396,17 +396,17 @@ class Sampled(Accountant):
         near,
       )
       # PRIVACY: If the noise is below `least_noise`, its slack is larger than
-      # `slack`, and the claim would be too low. Such noise is not returned; the
-      # next search has a lower `least_noise`.
+      # `slack`, and epsilon of the claim would be too small. Such noise is not
+      # returned; the next search has a lower `least_noise`.
       # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
       if noise >= least_noise:
         return noise, dataclasses.replace(
           _with_slack(bound, slack), epsilon=epsilon
         )
-      # PRIVACY: A search ends at the first bound that seems low enough, and one
-      # of several bounds is too low with a larger probability than a single
-      # bound. Each search draws new samples and gets an equal share of the
-      # failure probability.
+      # PRIVACY: A search ends at the first bound that is low enough. With
+      # several searches, one of their bounds is too low with a larger
+      # probability than a single bound. Each search draws new samples and gets
+      # an equal share of the failure probability.
       # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
