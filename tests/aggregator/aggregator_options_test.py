@@ -190,7 +190,7 @@ def test_secure_sum_is_the_plain_one_to_the_bit(runtime):
       state = _start(process)
       output = process.next(state, updates)
       results.append(output.result)
-      with pytest.raises(Exception, match='larger largest_cohort, it is 9'):
+      with pytest.raises(Exception, match='largest_cohort=9; give'):
         process.next(state, [_LARGE] * 10)
       # So many as the range was made for, all in one direction.
       process.next(state, [_update([2, 0, 0], [0, 0])] * 9)

@@ -125,7 +125,7 @@ def test_round_of_too_many_clients_fails_and_says_what_to_do(runtime, sums):
     assert factory.lattice.largest_cohort == 5
     state = process.initialize()
     process.next(state, updates[:5])
-    with pytest.raises(Exception, match='larger largest_cohort, it is 5'):
+    with pytest.raises(Exception, match='largest_cohort=5; give'):
       process.next(state, updates)
   with small.factory_of('state', largest_cohort=6) as factory:
     process = factory.create(small.TYPE)

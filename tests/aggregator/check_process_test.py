@@ -179,5 +179,7 @@ def test_state_that_remembers_a_sum_of_clients_is_refused():
     )
 
   process = tff.templates.AggregationProcess(initialize, next_fn)
-  with pytest.raises(ValueError, match=r'process=state\.1: in the next state'):
+  with pytest.raises(
+    ValueError, match=r'process=state\.1: these values of the next'
+  ):
     aggregator.check_process(process)

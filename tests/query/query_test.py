@@ -404,7 +404,7 @@ def test_round_of_more_than_the_largest_cohort_fails(sums):
   query.get_noised_result((zeros, most, 0 * most), state)
   for count in (most + 1, -tf.ones_like(most), most * 2**20):
     with pytest.raises(
-      tf.errors.InvalidArgumentError, match='larger largest_cohort, it is 8'
+      tf.errors.InvalidArgumentError, match='largest_cohort=8; give'
     ):
       query.get_noised_result((zeros, count, 0 * count), state)
   with pytest.raises(tf.errors.InvalidArgumentError, match='largest_cohort'):
