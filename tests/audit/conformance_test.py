@@ -16,15 +16,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from benchmarks import aggregators as benchmarks
 from tff_bandmf import participation, strategies
-from tff_bandmf.audit import (
-  aggregators,
-  arithmetic_attacks,
-  client_questions,
-  conformance,
-  noise_questions,
-)
-from tff_bandmf.audit.statement import CANNOT_TELL, FAIL, PASS, Subject
+from tff_bandmf.audit import aggregators, arithmetic_attacks, conformance
+
+FAIL, PASS = conformance.FAIL, conformance.PASS
+CANNOT_TELL = conformance.CANNOT_TELL
 
 _CLIENTS, _CLIP, _Z, _ROUNDS = 100, 0.5, 1.2, 48
 _INDEPENDENT = np.eye(_ROUNDS)
@@ -237,8 +234,7 @@ _FAULTS = {
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
   """Fewer coordinates, so that a run of the large updates takes no seconds."""
-  monkeypatch.setattr(noise_questions, '_SHAPES', ((1 << 13,), (64, 128)))
-  monkeypatch.setattr(noise_questions, '_DIMENSION', 1 << 14)
+  monkeypatch.setattr(conformance, '_MANY_SHAPES', ((1 << 13,), (64, 128)))
 
 
 def _statement(matrix=_INDEPENDENT, clients=_CLIENTS):
@@ -278,6 +274,27 @@ def test_fault_fails_its_questions_alone(fault):
 def test_sound_aggregator_passes(matrix):
   make = functools.partial(_Sound, matrix=matrix)
   assert _verdicts(_answers(make, _statement(matrix))) == _SOUND
+
+
+def _passes_all(monkeypatch, make, rounds):
+  """Whether an aggregator of the benchmarks passes, with a near TAIL."""
+  monkeypatch.setattr(arithmetic_attacks, 'TAIL', 2.8)
+  statement = conformance.Statement(
+    benchmarks.CLIP, benchmarks.Z_STDDEV, benchmarks.CLIENTS, np.eye(rounds)
+  )
+  verdicts = _verdicts(_answers(make, statement, draws=1 << 18))
+  return verdicts == dict.fromkeys(_SOUND, PASS)
+
+
+@pytest.mark.slow
+def test_ours_passes_every_question_in_numpy(monkeypatch):
+  assert _passes_all(monkeypatch, benchmarks.Ours, 48)
+
+
+@pytest.mark.slow
+def test_ours_passes_every_question_in_tff(monkeypatch, runtime):
+  tff_benchmarks = pytest.importorskip('benchmarks.tff_aggregators')
+  assert _passes_all(monkeypatch, tff_benchmarks.ours, 16)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +389,17 @@ def test_draws_that_reach_the_end_of_float32_normals_tell(monkeypatch):
   assert found.verdict == FAIL and found.statistic < found.least
 
 
+def test_default_draws_tell_whether_tails_end_at_float32():
+  subject = conformance.Subject(None, _statement(), 1e-6, 0, None)
+  draws = arithmetic_attacks.TAIL_DRAWS
+  thresholds = arithmetic_attacks.TAIL, 5.4
+  expected = 2 * draws * scipy.stats.norm.sf(thresholds)
+  for at_tail, verdict in ((round(expected[0]), PASS), (0, FAIL)):
+    counts = np.array([at_tail, round(expected[1])])
+    found = conformance._tails(subject, draws, thresholds, counts)
+    assert found.verdict == verdict
+
+
 # False alarms, at a rate that is large enough to be counted.
 
 
@@ -382,7 +410,7 @@ _FEWEST, _MOST = scipy.stats.binom.interval(1 - 1e-6, _TRIALS, _RATE)
 
 def _alarms(ask, trials=_TRIALS):
   """Returns how many of sound samples fail a question."""
-  subject = Subject(None, _statement(), _RATE, None)
+  subject = conformance.Subject(None, _statement(), _RATE, 0, None)
   random = np.random.default_rng(5)
   return sum(
     ask(subject, random.normal(size=[24, 96])).verdict == FAIL
@@ -391,17 +419,17 @@ def _alarms(ask, trials=_TRIALS):
 
 
 def test_false_alarms_of_size_are_as_stated():
-  assert _FEWEST <= _alarms(noise_questions._size) <= _MOST
+  assert _FEWEST <= _alarms(conformance._size) <= _MOST
 
 
 def test_false_alarms_of_correlation_are_as_stated():
-  assert _FEWEST <= _alarms(noise_questions._correlation) <= _MOST
+  assert _FEWEST <= _alarms(conformance._correlation) <= _MOST
 
 
 def test_false_alarms_of_tails_are_at_most_as_stated():
   def ask(subject, normals):
     beyond = [np.sum(np.abs(normals) > each) for each in (2.5, 1.5)]
-    return noise_questions._tails(
+    return conformance._tails(
       subject, normals.size, (2.5, 1.5), np.array(beyond)
     )
 
@@ -410,13 +438,34 @@ def test_false_alarms_of_tails_are_at_most_as_stated():
 
 def test_false_alarms_of_low_bits_are_at_most_as_stated():
   def ask(subject, normals):
-    low_bits = noise_questions._LowBits(2.0**-10, _CLIENTS)
-    for present, row in enumerate(normals.reshape(2, -1)):
+    without, present = (
       # Releases that are small, on a lattice.
-      low_bits.add(np.rint(row * 16) * 2.0**-20 / _CLIENTS, present)
-    return low_bits.answer(subject)
+      conformance._on_grids(
+        np.rint(half * 16) * 2.0**-20 / _CLIENTS, 2.0**-10, _CLIENTS
+      )
+      for half in np.split(normals, 2)
+    )
+    return conformance._low_bits(subject, without, present)
 
   assert _alarms(ask, 40) <= scipy.stats.binom.isf(1e-6, 40, _RATE)
+
+
+class _CoarseNoiseInOddRounds(_Sound):
+  """A sound lattice whose step is not the same in all rounds."""
+
+  def noise(self, t, size):
+    step = _STEP * (256 if t % 2 else 1)
+    return np.rint(super().noise(t, size) / step) * step
+
+  def summed(self, vectors, examples):
+    # A multiple of both steps.
+    step = _STEP * 256
+    return sum(np.trunc(each / step) for each in vectors) * step
+
+
+def test_lattice_that_changes_between_rounds_is_no_low_bits_fault():
+  answers = _answers(_CoarseNoiseInOddRounds, draws=1 << 22)
+  assert answers['low_bits'].verdict == PASS
 
 
 @pytest.mark.slow
@@ -428,11 +477,9 @@ def test_false_alarms_of_influence_and_divisor_are_at_most_as_stated():
     make = functools.partial(
       _function, functools.partial(_Sound, seed=100 + seed)
     )
-    clients = client_questions.Clients(
-      Subject(make, _statement(), _RATE, lambda: None),
-      np.random.default_rng(seed),
-    )
-    counts.update([clients.influence().verdict, clients.divisor().verdict])
+    subject = conformance.Subject(make, _statement(), _RATE, seed, lambda: None)
+    questions = conformance.influence, conformance.divisor
+    counts.update(ask(subject).verdict for ask in questions)
   assert counts[FAIL] <= scipy.stats.binom.isf(1e-6, 2 * trials, _RATE)
   assert counts[PASS] == 2 * trials - counts[FAIL]
 

@@ -1,15 +1,9 @@
 """Aggregators that others wrote, run round by round.
 
-`bandmf audit --aggregator MODULE:FUNCTION` calls FUNCTION(like, noise):
-
-| argument | meaning                                                          |
-|----------|------------------------------------------------------------------|
-| `like`   | zeros in the form of an update: a list of float32 arrays, one per |
-|          | layer                                                            |
-| `noise`  | True, or False for the same aggregator without noise             |
-
-FUNCTION returns a new aggregator, or None if `noise` is False and it has no
-variant without noise. An aggregator has one of four forms:
+`bandmf audit --aggregator MODULE:FUNCTION` calls FUNCTION(like, noise) for a
+new aggregator. `like` is an update of zeros: a list of float32 arrays, one per
+layer. If `noise` is False, FUNCTION returns the same aggregator without noise,
+or None if it has no such variant. An aggregator has one of four forms:
 
 | form                                | a round                             |
 |-------------------------------------|-------------------------------------|
@@ -21,27 +15,19 @@ variant without noise. An aggregator has one of four forms:
 
 `updates` is a list with one update per client, each in the form of `like`, and
 so is `mean`. `examples` is the list of the clients' numbers of examples. An
-aggregator that refuses a round raises an exception. A function keeps its state
-to itself, so its rounds cannot be replayed. If an aggregator has `close`, that
-method is called when its last round is over. A module of a TFF aggregator has
-to import TFF when it is imported.
-
-  def mine(like, noise):
-    generator = np.random.default_rng()
-
-    def mean(updates, examples):
-      ...
+aggregator refuses a round by an exception. The rounds of a function cannot be
+replayed, because the audit does not see its state. If an aggregator has a
+method `close`, the audit calls it after the last round. The module of a TFF
+aggregator has to import TFF at its top.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import functools
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -91,29 +77,27 @@ class Run:
 
   Attributes:
     like: an update of zeros.
-    state: state before the next round; None if the aggregator keeps it.
-    has_state: whether the state is a value outside the aggregator.
+    state: state before the next round; None for a function.
+    has_state: whether the audit sees the state of the aggregator.
   """
 
   def __init__(
     self, aggregator: Any, like: Update, on_round: Callable[[], object]
   ):
-    """Creates the process of a factory, and its first state."""
+    """Creates the process of a factory, and the first state."""
     self.like = like
     self._on_round = on_round
-    self.state: Any = None
     if hasattr(aggregator, 'create'):
       aggregator = _created(aggregator, like)
     self.has_state = hasattr(aggregator, 'initialize')
+    self.state = aggregator.initialize() if self.has_state else None
     self._aggregator = aggregator
-    if self.has_state:
-      self.state = aggregator.initialize()
 
   def _next(self, updates: list[Update], examples: list[int]) -> Any:
-    """Returns the mean of the next round, and goes on to its state."""
+    """Returns the mean of a round, and replaces the state."""
     if not self.has_state:
       return self._aggregator(updates, examples)
-    # Only processes of TFF say whether they are weighted.
+    # The processes of TFF have this attribute.
     is_weighted = getattr(self._aggregator, 'is_weighted', None)
     if is_weighted is None:
       self.state, mean = self._aggregator.next(self.state, updates, examples)
@@ -126,19 +110,18 @@ class Run:
   def round(
     self, updates: Sequence[Update], examples: Optional[Sequence[int]] = None
   ) -> np.ndarray:
-    """Returns the mean of a round, [d] float64: the layers one by one.
+    """Returns the mean of a round: the coordinates of all layers, [d] float64.
 
     Args:
       updates: one update per client.
-      examples: number of examples per client; None is 10 each.
+      examples: number of examples per client, >= 1; None is 1 each.
 
     Raises:
       Refusal: the aggregator raised an exception.
-      ValueError: the mean has another size than an update.
+      ValueError: the mean and an update have different sizes.
     """
-    examples = [10] * len(updates) if examples is None else list(examples)
     try:
-      mean = self._next(list(updates), examples)
+      mean = self._next(list(updates), list(examples or [1] * len(updates)))
     except Exception as error:
       raise Refusal(
         errors.invalid(
@@ -148,63 +131,13 @@ class Run:
       ) from error
     finally:
       self._on_round()
-    vector = flat(mean)
-    if vector.size != sum(each.size for each in self.like):
+    vector, size = flat(mean), flat(self.like).size
+    if vector.size != size:
       raise errors.value_error(
-        f'mean={vector.size} numbers: must have '
-        f'{sum(each.size for each in self.like)}, as an update has; return a '
-        'list of arrays, one per layer'
+        f'mean={vector.size} numbers: must have {size}, as an update has; '
+        'return a list of arrays, one per layer'
       )
     return vector
-
-  def replayed(
-    self, state: object, updates: Sequence[Update]
-  ) -> Optional[np.ndarray]:
-    """Returns the mean of a round from a copy of a state; None if refused."""
-    self.state = copy.deepcopy(state)
-    try:
-      return self.round(updates)
-    except Refusal:
-      return None
-
-
-@contextlib.contextmanager
-def opened(
-  make: Make,
-  shapes: Sequence[tuple[int, ...]],
-  noise: bool,
-  on_round: Callable[[], object],
-) -> Iterator[Optional[Run]]:
-  """Yields a new run; None if there is no aggregator without noise.
-
-  Args:
-    make: function that returns a new aggregator.
-    shapes: shapes of the layers of an update.
-    noise: whether the aggregator adds noise.
-    on_round: function that is called after every round.
-
-  Raises:
-    ValueError: there is no aggregator with noise.
-  """
-  like = [np.zeros(shape, np.float32) for shape in shapes]
-  try:
-    aggregator = make(like, noise)
-  except Exception as error:
-    raise errors.value_error(
-      f'aggregator={type(error).__name__}: cannot be made ({error}); give a '
-      'function of (like, noise)'
-    ) from error
-  if aggregator is None and noise:
-    raise errors.value_error(
-      'aggregator=None: the function returned nothing; return an aggregator'
-    )
-  if aggregator is None:
-    yield None
-    return
-  try:
-    yield Run(aggregator, like, on_round)
-  finally:
-    getattr(aggregator, 'close', lambda: None)()
 
 
 def flat(update: Sequence[np.ndarray]) -> np.ndarray:

@@ -127,7 +127,7 @@ def audit(
     answers = conformance.answers(
       make, statement, stated['draws'], on_round=functools.partial(step, '')
     )
-  passes = all(each.passes for each in answers)
+  passes = all(each.verdict == conformance.PASS for each in answers)
   output.show(
     {
       'aggregator': aggregator,
