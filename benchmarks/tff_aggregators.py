@@ -48,8 +48,8 @@ def gaussian_adaptive(like, noise):
   """Returns `DifferentiallyPrivateFactory.gaussian_adaptive`.
 
   Its learning rate is 0, because an audit needs a clip that is stated: with the
-  default of 0.2 the clip moves with the updates. Of the noise multiplier of 1,
-  the count of clipped updates takes a part, and the sum gets noise of
+  default of 0.2 the clip follows the updates. A noise multiplier of 1 is for
+  the sum and for the count of clipped updates together. So the sum has noise of
   (1 - 1 / (2 * 5)^2)^(-1/2) = 1.00504 clips.
   """
   return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(

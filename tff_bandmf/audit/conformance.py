@@ -242,7 +242,7 @@ class Subject:
     """Returns updates of which one is not small, and their sum in clips."""
     groups = _Group(1, 0.5), _Group(self.statement.clients_per_round - 1)
     updates, _ = self.cohort(groups, t % (_DIRECTIONS - 1), like)
-    total = sum(map(aggregators.flat, updates))
+    total = np.sum([aggregators.flat(each) for each in updates], 0)
     return updates, total / self.statement.l2_norm_clip
 
   def contributions(
@@ -308,7 +308,7 @@ class Subject:
     limits: tuple[float, float],
     unit: str,
   ) -> Answer:
-    """Returns an answer; `decidable` says whether the test could have failed."""
+    """Returns an answer; `decidable` is whether the test could have failed."""
     verdict = FAIL if failed else PASS if decidable else CANNOT_TELL
     return Answer(question, verdict, statistic, *limits, unit, self.false_alarm)
 
@@ -604,7 +604,7 @@ def tails_and_low_bits(subject: Subject, draws: int) -> tuple[Answer, Answer]:
   )
   beyond, examined = np.zeros(2), 0
   # Releases without and with the client's value, by grid.
-  grids = [0, 0]
+  grids = np.zeros((2, 3, len(_DIGITS), 2), int)
   while examined < draws:
     noise = np.empty((rounds, dimension))
     with subject.opened(_MANY_SHAPES) as run:
