@@ -12,7 +12,7 @@ import tff_bandmf
 # Maps a command to its module in this package and the first sentence of its
 # help.
 COMMANDS = {
-  'account': ('privacy', 'Shows rho and epsilon of a run with this noise.'),
+  'account': ('privacy', 'Shows rho and epsilon of a run with given noise.'),
   'audit': (
     'audit',
     'Shows lower bounds on epsilon from runs of the aggregator with canaries.',

@@ -100,7 +100,7 @@ objective = click.option(
   default='mean',
   show_default=True,
   type=_OneOf(('mean', 'max')),
-  help='Error to minimise, over the n rounds.',
+  help='Error to minimise: the mean or the largest error of the rounds.',
 )
 dimension = click.option(
   '--dimension',
@@ -154,8 +154,8 @@ _ADAPTIVE_CLIP = {
   ),
   'fraction_weight': (
     NUMBER,
-    'Weight, in a record, of the indicator that an update is below an adaptive '
-    'clip.  [default: 0.28]',
+    'Weight of the coordinate that indicates whether an update is below an '
+    'adaptive clip.  [default: 0.28]',
   ),
   'until': (
     INTEGER,
@@ -171,7 +171,7 @@ adjacency = click.option(
   type=_OneOf(
     ('zero-out',),
     refused=('replace-one',),
-    rule='would move a sum by up to 2 clip, and dp-accounting answers with '
+    rule='changes a sum by up to twice the clip, but the accountant would give '
     'the smaller epsilon of zero-out',
   ),
   help='Definition of neighbouring data sets.',
@@ -181,7 +181,7 @@ amplification = click.option(
   default=NO_AMPLIFICATION,
   show_default=True,
   type=_OneOf((NO_AMPLIFICATION, *accounting.KINDS)),
-  help='Secret random sampling of cohorts, by which epsilon is lower; none if '
+  help='Secret random sampling of cohorts, which lowers epsilon; none if '
   'cohorts are enforced, shuffled or of fixed size. For balls-in-bins, '
   '--min-sep is the number of rounds of an epoch.',
 )

@@ -39,7 +39,7 @@ _run_options = options.together(
 @options.delta
 @_run_options
 def account(file, noise_multiplier, z_stddev, **flags):
-  """Shows rho and epsilon of a run with this noise.
+  """Shows rho and epsilon of a run with given noise.
 
   epsilon and delta hold for the released bits: they include slack_epsilon and
   slack_delta, the privacy cost of finite arithmetic. rho holds for real

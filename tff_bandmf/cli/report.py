@@ -77,8 +77,8 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   multiple=True,
   help='With --plan: a statement for the report, such as title, owner, '
   'contact, date, model, intended_use, region, sector or unit_of_privacy. With '
-  '--public: a statement that replaces that of a run; unit_of_privacy cannot '
-  'be replaced. May be repeated.',
+  'RUN_DIR and --public: a statement that replaces the statement of the run, '
+  'other than unit_of_privacy. May be repeated.',
 )
 @click.option(
   '--public',

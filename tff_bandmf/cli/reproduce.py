@@ -18,7 +18,7 @@ _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {}'
 @click.option(
   '--plot',
   'plot_folder',
-  help='Folder to draw matrices, coefficients and errors into.',
+  help='Folder for plots of matrices, coefficients and errors.',
 )
 @options.as_json
 def reproduce(names, plot_folder, as_json):

@@ -1,7 +1,8 @@
 """`released_sums.Position` as TensorFlow operations, for the graph of a round.
 
-Any process that sees the run's folder may run the graph. S_t is the sum of
-round t, and y_t is its noise, in steps of `noise.lattice`.
+Any process that sees the run's folder may run the graph. A mark is a file that
+says which sum a round released, see `released_sums`. S_t is the sum of round t,
+and y_t is its noise, in steps of `noise.lattice`.
 """
 
 from __future__ import annotations

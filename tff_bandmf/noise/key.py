@@ -16,10 +16,11 @@ _BYTES = 32
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Key:
-  """256 secret bits from which all noise of a run is computed; never printed.
+  """256 secret bits from which all noise of a run is computed.
 
-  A person who knows the key can subtract the noise from every release. The key
-  is stored in its file or, with `placements.InState`, in TFF's server state.
+  A person who knows the key can subtract the noise from every release, so the
+  representation of a `Key` does not show the bits. The key is stored in its
+  file or, with `placements.InState`, in TFF's server state.
 
   Attributes:
     secret: 32 bytes.

@@ -79,8 +79,8 @@ class Position:
       self.marks.mkdir(mode=0o700)
       _files.sync(self.directory)
     # PRIVACY: If a power cut lost the mark of a released sum, a second sum
-    # could get the same noise. All sums in the ledger are marked again before
-    # the round is open.
+    # could get the same noise. The sums of the round in the ledger are marked
+    # again before the round is open.
     # Guard:
     # run_replay_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
     for other, fingerprint in before:

@@ -66,10 +66,10 @@ def check(
     for start in range(0, len(part), _PIECE):
       piece = part[start : start + _PIECE].astype(np.float64)
       squares += float(piece @ piece)
-  # PRIVACY: If y_t were smaller than the strategy states, epsilon would be too
-  # small. A round whose sample deviation does not fit fails. A person who knows
-  # the sample deviation could tell S_t from other sums, so the message does not
-  # contain it.
+  # PRIVACY: If the standard deviation of y_t were smaller than planned, the
+  # stated epsilon would be too small. A round whose sample deviation does not
+  # fit fails. A person who knows the sample deviation could tell S_t from other
+  # sums, so the message does not contain it.
   # Guard: self_test_test.test_noise_of_another_deviation_is_refused.
   if not _is_sound(
     math.sqrt(squares / dimension),

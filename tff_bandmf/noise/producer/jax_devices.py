@@ -89,9 +89,16 @@ class Devices(makers.Maker):
   def _start(
     self, i: int, block: blocks.Block
   ) -> tuple[Optional[jax.Array], jax.Array]:
-    """Starts a chunk; returns (y or None, max |y|) before they are computed.
+    """Starts the computation of a block of chunk i, and updates the memory.
 
-    y is None if it is a part of the memory.
+    Args:
+      i: number of the chunk.
+      block: the block.
+
+    Returns:
+      y: [m, count] int32, or None if y is a part of the memory. The device may
+        not have computed it yet.
+      largest: scalar, max |y|.
     """
     layout, device = self._layout, self._devices[i % len(self._devices)]
     # `precise` makes JAX compute in 64 bits. This setting must not last beyond

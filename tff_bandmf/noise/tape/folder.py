@@ -271,7 +271,7 @@ def prepare(directory: pathlib.Path) -> int:
   check_name(directory)
   directory.mkdir(mode=0o700, parents=True, exist_ok=True)
   # PRIVACY: If another user owns the folder, that user can read and replace the
-  # noise, even if this process belongs to root. Such a folder is refused.
+  # noise, even if root writes the noise. Such a folder is refused.
   # Guard: fuzz_secrets_test.test_folder_of_another_user_is_refused.
   if {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
     raise _refused(directory, 'belongs to another user', 'choose another path')

@@ -232,7 +232,7 @@ class _Folder:
     unused = self._check(reached <= self._round_index, tape_folder.REMOVED)
     here = tf.equal(numbers, self._round_index)
     # PRIVACY: If two runs read the same y_t, the difference of their releases
-    # has no noise. If the round has a mark of another run, it is refused.
+    # has no noise. A round with a mark of another run is refused.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
     own = self._check(~tf.reduce_any(others), tape_folder.OTHER_RUN)
@@ -297,8 +297,8 @@ def path(directory: pathlib.Path, file_name, after: tf.Tensor) -> tf.Tensor:
   Args:
     directory: folder of the file.
     file_name: string or scalar string tensor, a name or a pattern.
-    after: a tensor that no constant can replace. Operations on the path run
-      after the tensor is computed.
+    after: a tensor whose value is not known before the graph runs. Operations
+      on the path run after the tensor is computed.
   """
   nothing = tf.strings.substr(tf.strings.as_string(after), 0, 0)
   return tf.strings.join([str(directory), '/', nothing, file_name])

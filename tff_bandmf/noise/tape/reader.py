@@ -149,7 +149,7 @@ class _Folder:
       raise self._refused(tape_folder.REMOVED)
     here = [mark for mark in marks if mark.round == self._round and mark.run]
     # PRIVACY: If two runs read the same y_t, the difference of their releases
-    # has no noise. If the round has a mark of another run, it is refused.
+    # has no noise. A round with a mark of another run is refused.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     if any(mark.run != self._run for mark in here):
       raise self._refused(tape_folder.OTHER_RUN)
