@@ -22,6 +22,8 @@ from tff_bandmf import participation, sensitivity, strategies
 _WARM = 64
 # Standard deviation of z in lattice steps.
 _Z_STEPS = 2.0**16
+# Number of samples of an estimate that is no claim.
+_GOAL_SAMPLES = 20_000
 
 
 def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
@@ -63,8 +65,17 @@ def _b_min_sep(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     delta=task['delta'],
   )
   bound = guarantee.claim(task['delta'])
+  measured = watch.read()
+  # If delta at the noise of the goal exceeds the task's, nothing can meet it.
+  at_goal = accounting.Guarantee(
+    strategy,
+    cohorts,
+    task['goal']['opake'] * task['noise'] / guarantee.sensitivity.value,
+    samples=accounting.Samples(_GOAL_SAMPLES),
+  ).claim_at(task['epsilon'])
   return {
-    **watch.read(),
+    **measured,
+    'estimate_at_goal': at_goal.estimate,
     'noise': guarantee.z_stddev_per_clip,
     'delta': bound.upper,
     'estimate': bound.estimate,
