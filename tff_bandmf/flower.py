@@ -404,8 +404,8 @@ class CorrelatedNoise(strategies.Strategy):
       )
     # PRIVACY: In a simulation, node IDs are random. If the order of the IDs
     # named the clients, their names would change after a restart, and a client
-    # could take part more often than the plan allows. The order in which Flower
-    # made the nodes, which is the order of their partitions, names the clients.
+    # could take part more often than the plan allows. Clients are named by the
+    # order in which Flower made the nodes, the order of their partitions.
     # Guard:
     # flower_test.test_partitions_are_the_names_of_simulated_clients.
     nodes = [node.node_id for node in grid.state.get_node_info()]
@@ -476,8 +476,8 @@ def _check_strategy(strategy: strategies.FedAvg) -> None:
         'replaces; use FedAvg or FedProx'
       )
   # PRIVACY: A weight above 1 would make the influence of a client larger than
-  # the clip, and a mean divided by the sum of private weights would reveal this
-  # sum. A strategy with weights is refused.
+  # the clip, and a weighted mean would depend on the sum of private weights,
+  # which has no noise. A strategy with weights is refused.
   # Guard: flower_test.test_weights_by_examples_are_refused.
   if strategy.weighted_by_key != EQUAL:
     raise errors.value_error(

@@ -299,7 +299,7 @@ def test_folder_of_an_old_release_is_refused(tmp_path):
   directory.mkdir()
   (directory / '00000003.noise').write_bytes(bytes(100))
   (directory / '00000003.reached').touch()
-  with pytest.raises(ValueError, match='directory=.*: .*release'):
+  with pytest.raises(ValueError, match='directory=.*: .*another version'):
     tapes.make(directory)
 
 

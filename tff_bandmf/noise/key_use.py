@@ -91,7 +91,7 @@ class KeyUse:
       raise
 
   def record(self) -> None:
-    """Adds this use of the key to the record; it is on disk on return.
+    """Adds a line for this use of the key; the line is on disk on return.
 
     Raises:
       ValueError: another process has recorded a different use since `__init__`.

@@ -93,7 +93,7 @@ class Lattice:
         for the sums and the noise.
     """
     largest_cohort = _checks.count(
-      'largest_cohort', largest_cohort, 'it is the maximum clients of a round'
+      'largest_cohort', largest_cohort, 'it is the maximum number of clients'
     )
     min_scale = float(np.min(recursion.scales))
     # The range condition is 2^k (sums + deviations) + constant <= 2^31 - 1.

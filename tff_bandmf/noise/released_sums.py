@@ -57,7 +57,7 @@ class Position:
     clients: int,
     before: Iterable[tuple[int, bytes]] = (),
   ) -> None:
-    """Opens a round for one attempt; sums of other rounds now fail.
+    """Opens a round for one attempt; from then on, sums of other rounds fail.
 
     **Formal guarantee.**
     Assumption: the cohort of the round is durable in the ledger before this

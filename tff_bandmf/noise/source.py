@@ -8,10 +8,10 @@
 | y, y_t  | noise z_steps C^-1 Z, rounded; row t is for round t           |
 | M_t     | memory of the recursion that computes y_t from z_t and past y |
 
-All numbers are in steps of `lattice`. A placement is the user's choice of where
-y_t comes from, and `of` returns its source. `TapeSource` reads y_t from a tape:
-files that a producer writes before the round. `StateSource` computes y_t from
-TFF's server state.
+S_t, y_t and M_t are in steps of `lattice`. A placement is the user's choice of
+where y_t comes from, and `of` returns its source. `TapeSource` reads y_t from a
+tape: files that a producer writes before the round. `StateSource` computes y_t
+from TFF's server state.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ so the sensitivity is exact. Differences of decays are computed without
 cancellation. A theta_hat_d < 0 reduces the loss of workloads with momentum. If
 two neighbouring decays are equal, their factors of c(y) cancel, and their
 buffer has no effect. So the search for d buffers starts from the best d - 1
-buffers and one more pair of nearly equal decays. Several sizes of the new pair
+buffers and one more pair of nearly equal decays. Several values of the new pair
 are tried, and the loss is never larger than with d - 1 buffers. The module
 `series` computes the loss. BLTs are from [BLT24], and their optimisation for
 many participations is from [UseBLTs24]; the interlacing parameters and the
@@ -59,7 +59,7 @@ _SLOWEST = 1e-6
 _FASTEST = 10.0
 # A smaller relative decrease of the loss counts as 0.
 NO_GAIN = 1e-10
-# Number of sizes that are tried for a new pair of decays.
+# Number of values that are tried for a new pair of decays.
 _STARTS = 8
 
 
@@ -296,7 +296,7 @@ def optimize_blt(
   """
   _checks.count('buffers', buffers, 'give the number of buffers')
   rounds, is_toeplitz = problem.rounds, problem.workload.is_toeplitz
-  if rounds == 1:  # C is 1, for all buffers.
+  if rounds == 1:  # All BLTs are C = 1.
     return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
   def loss(problem):
@@ -326,12 +326,12 @@ def _search(
   """Returns the best minimum for 1, 2, ... up to `buffers` buffers."""
   x, evaluations = np.empty(0), 0
   best = solver.Minimum(x, np.inf, 0, False)
-  sizes = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
+  centres = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
   for opened in range(1, buffers + 1):
     before = best
     bounds = _bounds(rounds, opened)
-    for size in sizes:
-      minimum = loss.minimize(_with_buffer(x, size), bounds)
+    for centre in centres:
+      minimum = loss.minimize(_with_buffer(x, centre), bounds)
       evaluations += minimum.evaluations
       if minimum.value < best.value:
         best = minimum
@@ -347,14 +347,14 @@ def _search(
   return dataclasses.replace(best, evaluations=evaluations)
 
 
-def _with_buffer(x: np.ndarray, size: float) -> np.ndarray:
+def _with_buffer(x: np.ndarray, centre: float) -> np.ndarray:
   """Returns the parameters for one more buffer, which has nearly no effect.
 
   Args:
     x: parameters of d buffers, [2 d] float64; empty for d = 0.
-    size: mean of the two entries of l for the new pair of decays.
+    centre: mean of the two entries of l for the new pair of decays.
   """
-  l = list(size + _OPENED_GAP * np.array([-0.5, 0.5]))
+  l = list(centre + _OPENED_GAP * np.array([-0.5, 0.5]))
   last = -np.inf
   if len(x):
     l += list(np.cumsum(x[:-1]))

@@ -33,8 +33,8 @@ m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2).
 
 **Optimality.** The search has X_ij = 0 for any two rounds i, j in which one
 client can take part: columns i and j of C are orthogonal. So sens^2 is exactly
-the largest sum of d over the rounds of a pattern. The result is the optimum of
-the following strategies:
+the largest sum of d over a pattern, the rounds of one client. The result is the
+optimum of the following strategies:
 
 - One participation: all strategies.
 - Fixed epochs with every client in every epoch: all strategies. M is 0 between
@@ -44,9 +44,9 @@ the following strategies:
   orthogonal cannot reduce the loss.
 - Fixed epochs with fewer participations than epochs: strategies whose columns
   for the rounds of one client are orthogonal.
-- Min-separation: strategies with at most min_sep bands. If max_participations
-  allows fewer rounds than min_sep does, only those of these strategies whose
-  columns have equal norms.
+- Min-separation: strategies with at most min_sep bands or, if
+  max_participations allows fewer rounds than min_sep does, strategies with at
+  most min_sep bands and columns of equal norms.
 
 In two cases the search may end without convergence. One is the max error with
 many participations or with momentum: weights w of rounds that hardly matter
@@ -212,7 +212,7 @@ class _Dual:
     return float(value), gradient
 
   def multipliers(self) -> np.ndarray:
-    """Returns M of the parameters last evaluated, [n, n] float64."""
+    """Returns M, [n, n] float64, of the parameters of the last evaluation."""
     return self._multipliers.matrix(self.parameters[: self._weights])
 
   def _check(self, gram: np.ndarray) -> None:

@@ -24,7 +24,7 @@ _Request = request_lib.Request
 
 
 def banded(request: _Request) -> solver.Optimized:
-  """Returns the best C with few bands."""
+  """Returns the best C with `request.bands` bands."""
   return banded_lib.optimize_banded(
     request,
     request.bands,
@@ -33,14 +33,14 @@ def banded(request: _Request) -> solver.Optimized:
 
 
 def banded_toeplitz(request: _Request) -> solver.Optimized:
-  """Returns the best Toeplitz C with few bands."""
+  """Returns the best Toeplitz C with `request.bands` bands."""
   min_sep = request.participation.min_sep
   optimized = _toeplitz(request, solver.check_separated(request.bands, min_sep))
   return request.evaluated(request.normalized(optimized.strategy), optimized)
 
 
 def robust_toeplitz(request: _Request) -> solver.Optimized:
-  """Returns the best Toeplitz C with few bands, tapered from b0 on."""
+  """Returns the best Toeplitz C with these bands, tapered from b0 on."""
   b0, bands = request['b0'], request.bands
   _checks.at_most('b0', b0, bands, 'bands', 'min_sep lies in [b0, bands]')
   optimized = _toeplitz(request, bands)
@@ -101,7 +101,7 @@ def _toeplitz(
 def _growing(
   sizes: Iterable[int], find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
-  """Returns the best strategy of the first size that is nearly good enough.
+  """Returns the best strategy of the smallest size that is worth its bands.
 
   The next size decreases the loss by less than the fraction `_WORTH`.
 

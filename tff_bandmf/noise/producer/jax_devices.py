@@ -23,7 +23,8 @@ from tff_bandmf.strategies import recursion as recursion_lib
 # Number of consecutive rounds for which one matrix product adds up the noise of
 # the earlier rounds of their block.
 _TOGETHER = 8
-# Maximum bytes of a chunk: the cache of a CPU, or the memory of another device.
+# Maximum bytes of a chunk on a CPU, where it should fit in cache, and on other
+# devices.
 _CPU_BYTES, _BYTES = 2**22, 2**31
 # Maximum number of rows that one expression adds.
 _UNROLLED = 16

@@ -246,7 +246,12 @@ def mark(directory: pathlib.Path, round_index: int) -> None:
 
 
 def remove_marks(directory: pathlib.Path, below: int) -> None:
-  """Removes the marks of rounds before `below`, at most the highest mark."""
+  """Removes the marks of rounds before `below`, but never the highest mark.
+
+  Args:
+    directory: folder of the tape.
+    below: round in [0, highest mark].
+  """
   for path in directory.glob('*.reached'):
     if _marked(path.name) < below:
       path.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 Any process that sees the tape's folders may run TensorFlow's graph.
 `tape.reader` does the same in NumPy. `tape.folder` defines marks and
-fingerprints. All numbers are in steps of `noise.lattice`.
+fingerprints. S_t and y_t are in steps of `noise.lattice`.
 """
 
 from __future__ import annotations

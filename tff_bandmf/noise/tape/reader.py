@@ -1,7 +1,7 @@
 """Adds the noise y_t of a tape to the sum S_t of round t, in NumPy.
 
 `graph_reader` does the same in TensorFlow's graph; both modules write the same
-marks. `tape.folder` defines marks. All numbers are in steps of `noise.lattice`.
+marks. `tape.folder` defines marks. S_t and y_t are in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
