@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo people test quick browser fuzz races mutants kills docs bench seeds lint dist test-wheel test-names test-flower clean
+.PHONY: help env demo people test quick browser fuzz races mutants mutants-flower kills docs bench seeds lint dist test-wheel test-names test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -47,6 +47,9 @@ races: env  ## has two processes write to a ledger at once, 300 times each
 
 mutants: env  ## changes privacy-critical lines; tests must notice (ARGS='word')
 	$(PYTHON_OF_ENV) tests/mutants.py $(ARGS)
+
+mutants-flower:  ## the same for the strategy for Flower (PYTHON=python3.12)
+	requirements/test_flower.sh mutants
 
 kills: env  ## kills runs anywhere, each way of driving them (ARGS='--kills=9')
 	$(PYTHON_OF_ENV) -m pytest -q tests/run/run_replay_test.py -k killed_run --every-write

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests the strategy for Flower in .venv-flower, with the newest Flower that
-# setup.py takes and the core. PYTHON=... chooses the Python, at least 3.11.
+# setup.py takes and the core. PYTHON=... chooses the Python, at least 3.11. The
+# argument `mutants` tries the entries of tests/mutants.toml there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,5 +17,8 @@ if [[ $(version "$VENV/bin/python") != "$(version "$PYTHON")" || ! -x $VENV/bin/
 fi
 export PYTHONPATH=$PWD
 "$VENV/bin/python" -c 'import flwr, sys; print("Python", *sys.version_info[:2], "Flower", flwr.__version__)'
+if [[ ${1:-} == mutants ]]; then
+  PYTEST_ADDOPTS=--noconftest exec "$VENV/bin/python" tests/mutants.py flower_test
+fi
 exec "$VENV/bin/python" -m pytest -q -p no:cacheprovider --noconftest \
   tests/flower_test.py "$@"

@@ -10,12 +10,16 @@ file or tests contain a word. An entry is
   new = '''fit = rounds // self.min_sep'''
   tests = ['participation_test.test_participations_is_the_longest_pattern']
 
+Tests of the strategy for Flower run where Flower is installed, which is not
+beside TensorFlow: `make mutants-flower` tries their entries.
+
 `old` stands in the file once; where the line alone does not, lines around it
 are in both. Exit status: 0 all were noticed, 1 one was not, 2 a test fails
 without any change, or an entry is wrong.
 """
 
 import dataclasses
+import importlib.util
 import os
 import pathlib
 import re
@@ -41,6 +45,7 @@ _LEFT_OUT = (
   'dist', '*.egg-info',
 )  # fmt: skip
 _SECONDS = 900
+_FLOWER = 'tff_bandmf/flower.py'
 # Exit statuses of pytest.
 _PASSED = 0
 _FAILED = 1
@@ -152,6 +157,8 @@ def main(words: Sequence[str], root: pathlib.Path = ROOT) -> int:
     if not words or any(
       word in text for word in words for text in (mutant.file, *mutant.tests))
   ]  # fmt: skip
+  if not importlib.util.find_spec('flwr'):
+    chosen = [each for each in chosen if each.file != _FLOWER]
   survived = []
   with tempfile.TemporaryDirectory(prefix='mutants-') as folder:
     copy = pathlib.Path(folder, 'tree')

@@ -15,6 +15,7 @@ _EVERY_MARK = (
   'tff_bandmf/cli/',
   'tff_bandmf/optimize/',
   'tff_bandmf/_files.py',
+  'tff_bandmf/flower.py',
   'tff_bandmf/participation/',
   'tff_bandmf/cohorts/',
   'tff_bandmf/ledger/',

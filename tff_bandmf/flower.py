@@ -214,9 +214,11 @@ class CorrelatedNoise(strategies.Strategy):
         if messages:
           # PRIVACY: Metrics that clients evaluate have no noise, so a guarantee
           # that seemed to cover them would be false. Before clients evaluate,
-          # the run notes for its report that such metrics are released.
-          # Guard: flower_test.test_evaluations_of_clients_are_in_the_report.
-          run.note(side_releases=[_EVALUATIONS])
+          # the run notes for its report that such metrics are released, beside
+          # other values that the report already names. Guards:
+          # flower_test.test_evaluations_of_clients_are_in_the_report and
+          # test_evaluations_replace_no_other_statement.
+          run.note_side_release(_EVALUATIONS)
           metrics = self.aggregate_evaluate(
             server_round, grid.send_and_receive(messages, timeout=timeout)
           )
@@ -275,17 +277,25 @@ class CorrelatedNoise(strategies.Strategy):
     """
     current = self._open()
     # PRIVACY: If two replies of one node were added, a client could move the
-    # sum by twice the clip. At most one reply of each node is added.
-    # Guard: flower_test.test_a_client_has_one_update.
+    # sum by twice the clip. The same holds if one reply counted for several
+    # clients. At most one reply of each node is added, for its client alone.
+    # Guards: flower_test.test_a_client_has_one_update and
+    # test_reply_of_no_node_is_no_update.
     by_node = {
       reply.metadata.src_node_id: reply
       for reply in replies
       if not reply.has_error()
     }
-    updates = (
-      self._update(by_node.get(self._nodes.get(client, 0)))
-      for client in current.cohort.tolist()
+    by_client = {
+      client: by_node.get(node) for client, node in self._nodes.items()
+    }
+    cohort = current.cohort.tolist()
+    _LOGGER.info(
+      'aggregate_train: Received %s results from a cohort of %s clients',
+      sum(by_client.get(client) is not None for client in cohort),
+      len(cohort),
     )
+    updates = (self._update(by_client.get(client)) for client in cohort)
     mean = current.attempt(
       functools.partial(current.release, updates, like=self._weights)
     )
@@ -366,10 +376,18 @@ class CorrelatedNoise(strategies.Strategy):
       else self._strategy.min_available_nodes
     )
     until = time.monotonic() + self._timeout
+    waits = False
     while True:
       nodes = self._look(grid)
       if len(nodes) >= least:
         return nodes
+      if not waits:
+        waits = True
+        _LOGGER.info(
+          'Waiting for clients: %s are connected, at least %s must be',
+          len(nodes),
+          least,
+        )
       if time.monotonic() > until:
         raise errors.value_error(
           f'clients={len(nodes)}: are connected after {self._timeout} seconds, '

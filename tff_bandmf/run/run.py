@@ -499,7 +499,7 @@ class Run:
     # Guard: train_model_test.test_what_managers_get_is_named.
     for name, sentence in _UNNOISED_MANAGERS.items():
       if program.get(name) is not None:
-        self._journal.append_statement('side_releases', sentence)
+        self.note_side_release(sentence)
     remaining = self.rounds(clients=clients, seed=seed, rounds=rounds)
     source = train_model.RoundSource(process, remaining, dataset, self._journal)
     asyncio.run(
@@ -519,6 +519,14 @@ class Run:
       ValueError: a statement is not known, is fixed, or has a wrong type.
     """
     self._journal.set_statements(**statements)
+
+  def note_side_release(self, sentence: str) -> None:
+    """Adds a value that is released without noise to the report.
+
+    Args:
+      sentence: name of the value. `side_releases` keeps its other sentences.
+    """
+    self._journal.append_statement('side_releases', sentence)
 
   def record(self, **results: float) -> None:
     """Writes the measured results of the last model, and ends the run.
