@@ -1,16 +1,18 @@
 """Noise on accelerators with JAX: `python -m benchmarks.accelerator`.
 
-The output is one JSON line for each strategy and size. It needs the packages of
-`pip install '.[jax]'` and JAX for the accelerator, but neither TensorFlow nor
-TFF. Each case runs in its own process.
+The program needs the packages of `pip install '.[jax]'` and JAX for the
+accelerator, but neither TensorFlow nor TFF. The output is one JSON line for
+each case, a strategy and a number of parameters. Each case runs in its own
+process. y is the noise, and the past is the memory of past noise.
 
-  seconds         for the noise of one round on the devices, without copies
-  iid_seconds     for as many normals of the same generator
-  ratio           seconds over iid_seconds
-  limit_seconds   for memory to move `bytes`, the least that a round must move:
-                  the past is read, its changes and y are written
-  times_limit     seconds over limit_seconds
-  host_seconds    to copy a row of y to the host
+  seconds         time of the noise of one round on the devices, without copies
+  iid_seconds     time of as many normals from the same generator
+  ratio           seconds divided by iid_seconds
+  bytes           least number of bytes that memory must move in a round: the
+                  past is read, and changes of the past and y are written
+  limit_seconds   time to move `bytes` at the bandwidth of the memory
+  times_limit     seconds divided by limit_seconds
+  host_seconds    time to copy a row of y to the host
   peak_bytes      peak memory of the first device, or of the process on CPUs
 """
 
@@ -34,7 +36,8 @@ from tff_bandmf import noise, strategies
 
 ROUNDS = 2052
 Z_STEPS = 2.0**16
-# The next-word LSTM of TFF's baselines, and a large model.
+# Numbers of parameters of the next-word LSTM of TFF's baselines, and of a large
+# model.
 _PARAMETERS = (4_050_748, 10**8)
 _REPETITIONS = 7
 _COPIED_BYTES = 2**30
@@ -48,7 +51,7 @@ STRATEGIES: dict[str, Callable[[], strategies.Strategy]] = {
   ),
   'inverse_4': lambda: strategies.BandedInverseSqrt(ROUNDS, 4),
 }
-# Goals for accelerators; the last one is for 10^8 parameters.
+# Goals for accelerators; the goal of blt_4 is for 10^8 parameters.
 _GOALS = {
   'bands_64': {'goal_ratio': 1.3},
   'bands_342': {'goal_ratio': 1.6},
@@ -57,13 +60,19 @@ _GOALS = {
 
 
 def _banded(bands: int) -> strategies.Strategy:
-  """Returns a strategy of 2052 rounds; how good it is does not matter here."""
+  """Returns a strategy of 2052 rounds, which need not be good for timing."""
   return strategies.BandedToeplitz(ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
 
 
 def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
-  """Returns the measured cost of the noise of one strategy."""
-  # Imported here, so that `STRATEGIES` can be read without JAX.
+  """Returns the measured cost of the noise of one strategy.
+
+  Args:
+    name: name in `STRATEGIES`.
+    parameters: number of coordinates of the noise.
+    repetitions: number of blocks of rounds to measure.
+  """
+  # These imports are here, so that `STRATEGIES` can be read without JAX.
   import jax
 
   from tff_bandmf.noise import jax_generator
@@ -91,7 +100,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
   if held > limit * len(devices):
     return {**result, 'fits': False}
   seconds, iid_seconds = [], []
-  # The last block is shorter.
+  # The last block of the stream, which is shorter, is not reached.
   blocks = itertools.islice(stream._blocks(), repetitions + 1)
   with stream._maker() as maker:
     assert isinstance(maker, jax_devices.Devices)
@@ -141,7 +150,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
 
 
 def _bytes(output: noise.Stream) -> tuple[float, int]:
-  """Returns the least bytes that a round moves, and the bytes of the past."""
+  """Returns `bytes` of the module docstring, and the size of the past."""
   recursion, m = output.recursion, output.block_rounds
   rows, size = output._memory_rows, 4 if recursion.keeps == 'y' else 8
   changed = rows if recursion.keeps == 'buffers' else m
@@ -157,7 +166,7 @@ def _bandwidth(device: Any, repetitions: int) -> float:
 
   with jax.default_device(device):
     rows = jax.numpy.zeros(_COPIED_BYTES // 4, np.int32)
-    # In place: new memory is slow on a host.
+    # The array is changed in place, because new memory is slow on a host.
     copy = jax.jit(lambda rows: rows + 1, donate_argnums=0)
     rows = copy(rows).block_until_ready()
     seconds = []
@@ -182,15 +191,30 @@ def cases(
 
 
 def main() -> None:
-  """Prints one line for each case."""
+  """Prints one JSON line for each case."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('names', nargs='*', metavar='NAME')
   parser.add_argument(
-    '--parameters', nargs='*', type=int, default=_PARAMETERS, metavar='D'
+    'names',
+    nargs='*',
+    metavar='NAME',
+    help=f'strategies, all by default: {", ".join(STRATEGIES)}',
   )
-  parser.add_argument('--repetitions', type=int, default=_REPETITIONS)
+  parser.add_argument(
+    '--parameters',
+    nargs='*',
+    type=int,
+    default=_PARAMETERS,
+    metavar='D',
+    help='numbers of coordinates of the noise',
+  )
+  parser.add_argument(
+    '--repetitions',
+    type=int,
+    default=_REPETITIONS,
+    help='number of blocks of rounds to measure',
+  )
   given = parser.parse_args()
   for parameters in given.parameters:
     for case in cases(

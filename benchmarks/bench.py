@@ -1,9 +1,9 @@
 """Benchmarks: `python -m benchmarks.bench [NAME ...]`.
 
-Standard output has one JSON line for each case: the measurements and, as
-`goal_NAME`, the largest value that NAME should have. Seconds are wall-clock
+Standard output has JSON lines: the measurements of a case and, as `goal_NAME`,
+the largest value that the measurement NAME should have. Seconds are wall-clock
 time unless the name says otherwise. The machine may be busy, so compare ratios
-of one run rather than seconds of two runs.
+within one run rather than seconds of two runs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from benchmarks import run as bench_run
 from benchmarks import training as bench_training
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# Without a cache, because a cached optimisation takes no time.
+# The cache is off, because a cached optimisation takes no time.
 os.environ['BANDMF_CACHE'] = ''
 
-# The StackOverflow next-word LSTM of TFF's baselines: 670 units, embedding of
-# 96, vocabulary of 10,000; 4,050,748 parameters.
+# Shapes of the weights of the StackOverflow next-word LSTM of TFF's baselines:
+# 670 units, embedding of 96, vocabulary of 10,000; 4,050,748 parameters.
 _MODEL_SHAPES = (
   (10_004, 96),
   (96, 2680),
@@ -55,7 +55,7 @@ _Z_STEPS = 2.0**16
 
 
 def _strategy(bands: int):
-  """Returns a strategy of 2052 rounds; how good it is does not matter here."""
+  """Returns a strategy of 2052 rounds, which need not be good for timing."""
   from tff_bandmf import strategies
 
   return strategies.BandedToeplitz(_ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
@@ -66,11 +66,18 @@ def aggregation(
 ) -> dict[str, Any]:
   """Returns the cost of a round with a tape and with TFF's own aggregators.
 
-  The aggregators alternate on the same updates. Each `ratio` is the median over
-  repetitions of the tape's seconds over the seconds of another aggregator in
-  the same repetition. The producer writes the tape's noise at the same time on
-  a free core; `charged_ratio` adds all of its CPU time to the tape's rounds, as
-  if no core were free.
+  The tape is the default aggregator, whose noise a producer writes to files
+  ahead of time. The aggregators alternate on the same updates. `ratio` is the
+  median over repetitions of the tape's seconds divided by the seconds of
+  `gaussian_fixed`; `tree_ratio` divides by the seconds of `tree_aggregation`.
+  The producer runs at the same time on a free core. `charged_ratio` and
+  `charged_tree_ratio` add its CPU time to the tape's seconds, as if no core
+  were free.
+
+  Args:
+    bands: number of bands of the tape's strategy.
+    clients: number of clients of a round.
+    repetitions: number of rounds of each aggregator.
   """
   import numpy as np
   import psutil
@@ -127,7 +134,7 @@ def aggregation(
         began = time.perf_counter()
         states[name] = process.next(states[name], updates).state
         elapsed = time.perf_counter() - began
-        if repetition:  # The first one compiles.
+        if repetition:  # The first round compiles functions, and is left out.
           seconds[name].append(elapsed)
           worker_seconds[name].append(
             sum(worker.cpu_times()[:2]) - worker_began
@@ -172,9 +179,14 @@ def aggregation(
 
 
 def _produce(bands: int, parameters: int) -> dict[str, float]:
-  """Returns the producer's time for a round if it never waits for a reader.
+  """Returns the seconds of the producer for a round, without waiting.
 
-  The time is measured after the first window of rounds, over a whole block.
+  The time is measured over a whole block, once the memory of past noise is
+  full.
+
+  Args:
+    bands: number of bands of the strategy.
+    parameters: number of parameters of the model.
   """
   from tff_bandmf import noise
   from tff_bandmf.noise.tape import writer as tape_lib
@@ -195,7 +207,7 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
           time.sleep(0.001)
         if t == warm:
           began, cpu_began = time.perf_counter(), time.process_time()
-        # Like a reader that takes no time.
+        # This file tells the producer that a reader has read the round.
         path.with_suffix('.reached').touch()
       elapsed = time.perf_counter() - began
       cpu = time.process_time() - cpu_began
@@ -230,9 +242,9 @@ _CASES: dict[str, Callable[[], Any]] = {
 @click.command()
 @click.argument('names', nargs=-1, type=click.Choice(sorted(_CASES)))
 def main(names: tuple[str, ...]) -> None:
-  """Runs the benchmarks NAMES, or all of them, each in its own process.
+  """Runs the benchmarks NAMES, or all benchmarks, each in its own process.
 
-  Exit status 1 if one fails; the others run all the same.
+  If a benchmark fails, the others run nevertheless, and the exit status is 1.
   """
   names = names or tuple(sorted(_CASES))
   if len(names) > 1:
@@ -241,7 +253,7 @@ def main(names: tuple[str, ...]) -> None:
     if failed:
       raise click.ClickException(f'failed: {", ".join(failed)}')
     return
-  # Output of libraries goes to standard error.
+  # Whatever libraries print goes to standard error.
   output = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
   os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
   (name,) = names

@@ -1,4 +1,4 @@
-"""A clock for both sides of `side_by_side`."""
+"""A clock of wall-clock and CPU seconds, for benchmarks of any library."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import time
 class Clock:
   """A clock that starts when it is created.
 
-  It also reads the CPU seconds of all threads of the process, which remain
-  comparable on a busy machine.
+  CPU seconds are those of all threads of the process. They remain comparable on
+  a busy machine.
   """
 
   def __init__(self):
     self._began = time.perf_counter(), time.process_time()
 
   def read(self, times: int = 1) -> dict[str, float]:
-    """Returns the seconds since the start, divided by `times`."""
+    """Returns wall-clock and CPU seconds since the start, divided by `times`.
+
+    Args:
+      times: number of repetitions of the measured work, >= 1.
+    """
     return {
       'seconds': (time.perf_counter() - self._began[0]) / times,
       'cpu_seconds': (time.process_time() - self._began[1]) / times,

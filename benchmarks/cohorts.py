@@ -1,4 +1,4 @@
-"""Benchmarks of cohorts that are drawn at random."""
+"""Benchmarks of sampled cohorts: drawing them, and calibrating their noise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ROUNDS = 8
 def sampled() -> list[dict[str, Any]]:
   """Returns the time to draw 10^4 of 10^7 clients, for each kind of cohorts.
 
-  `seconds` is the median for one round; `begin` is the time that a restarted
-  program needs once.
+  `seconds` is the median time of a round. `begin` is the time in seconds to
+  create the sampler, once in every start of a program.
   """
   from tff_bandmf import accounting
   from tff_bandmf.noise import generator, key
@@ -47,7 +47,7 @@ def sampled() -> list[dict[str, Any]]:
 
 
 def calibration() -> list[dict[str, Any]]:
-  """Returns the time of calibration by samples, for 2,048 rounds."""
+  """Returns the CPU time to calibrate the noise of 2,048 rounds by sampling."""
   from tff_bandmf import accounting, strategies
 
   strategy = strategies.BandedSqrt(2048, 342)

@@ -1,20 +1,23 @@
-"""Accuracy in Flower: `tff_bandmf.flower` beside Flower's own wrapper for DP.
+"""Accuracy in Flower of `tff_bandmf.flower` and of Flower's wrapper for DP.
 
   python -m benchmarks.flower_accuracy
 
-It needs flwr and scikit-learn, and prints a table in Markdown. The task is
-logistic regression on the digits that scikit-learn brings, three images a
-client. All methods have the same clients, cohort size, rounds, step, clip, and
-(epsilon, delta) of a client whose update may be zero instead.
+The program needs flwr and scikit-learn, and prints a table in Markdown. The
+task is logistic regression on the digits of scikit-learn, with three images a
+client. All methods have the same clients, cohort size, rounds, learning rate
+and clip, and the same (epsilon, delta) for one client, with zero-out adjacency.
 
-Flower's wrapper draws cohorts at random. Its noise is that of
+Flower's wrapper draws cohorts at random. Its noise is calibrated under one of
+three assumptions:
 
-  all rounds      what Flower's accountant assumes: a client in every round;
-  most rounds     the most rounds that a client was drawn in, if the draws are
-                  made before training and everybody knows them;
-  secret cohorts  a bound in favour of Flower: nobody knows the cohorts, and the
-                  rounds are Poisson-sampled with the rate of the cohort. With
-                  cohorts of one size, others can only need more noise.
+  all rounds      A client takes part in every round. Flower's accountant
+                  assumes this.
+  most rounds     All cohorts are drawn before training and are public. No
+                  client takes part more often than the client that is drawn
+                  most often.
+  secret cohorts  The cohorts are secret, and the rounds are Poisson-sampled at
+                  the rate cohort / clients. This favours Flower, because its
+                  cohorts have a fixed size and can only need more noise.
 """
 
 import collections
@@ -41,7 +44,11 @@ _CLIP, _STEP = 1.0, 1.0
 
 
 class _Task:
-  """Clients, and test images that no client has."""
+  """The images of the clients, and test images that no client has.
+
+  Attributes:
+    rounds_of: number of rounds in which each client took part.
+  """
 
   def __init__(self, seed: int):
     images, labels = datasets.load_digits(return_X_y=True)
@@ -53,7 +60,7 @@ class _Task:
     self.rounds_of = collections.Counter[int]()
 
   def client_app(self) -> clientapp.ClientApp:
-    """Returns clients that take one step of gradient descent."""
+    """Returns a Flower app whose clients take one step of gradient descent."""
     client_app = clientapp.ClientApp()
 
     @client_app.train()
@@ -77,7 +84,7 @@ class _Task:
     return client_app
 
   def accuracy(self, strategy: strategies.Strategy) -> float:
-    """Returns the accuracy on test images after training."""
+    """Trains with a Flower strategy; returns the accuracy on test images."""
     result = strategy.start(
       flower_grid.LocalGrid(self.client_app(), _CLIENTS),
       app.ArrayRecord([np.zeros((65, 10))]),
@@ -95,7 +102,12 @@ def _averaging(**changes) -> strategies.FedAvg:
 
 
 def _of_flower(seed: int, noise_multiplier: float) -> tuple[float, int]:
-  """Returns the accuracy of Flower's wrapper, and the largest participation."""
+  """Returns the accuracy of Flower's wrapper, and a client's most rounds.
+
+  Args:
+    seed: seed of the images' order and of the cohorts.
+    noise_multiplier: noise multiplier of a round.
+  """
   random.seed(seed)
   np.random.seed(seed)
   task = _Task(seed)
@@ -108,7 +120,7 @@ def _of_flower(seed: int, noise_multiplier: float) -> tuple[float, int]:
 
 
 def _most_rounds(seed: int) -> int:
-  """Returns the most rounds in which Flower's sampling draws a client."""
+  """Returns the maximum number of rounds for which Flower draws a client."""
   random.seed(seed)
   drawn = collections.Counter(
     client
@@ -119,7 +131,12 @@ def _most_rounds(seed: int) -> int:
 
 
 def _of_run(seed: int, private: bool) -> float:
-  """Returns the accuracy of `flower.CorrelatedNoise`."""
+  """Returns the accuracy of `flower.CorrelatedNoise`.
+
+  Args:
+    seed: seed of the images' order.
+    private: whether noise is added.
+  """
   plan = tff_bandmf.Plan(
     rounds=_ROUNDS,
     clients_per_round=_COHORT,
@@ -142,7 +159,12 @@ def _of_run(seed: int, private: bool) -> float:
 
 
 def _noise_multiplier(event, times: int) -> float:
-  """Returns the noise of an event that has the epsilon after so many times."""
+  """Returns the noise multiplier with which a composition has `_EPSILON`.
+
+  Args:
+    event: function from the noise multiplier to the event of one round.
+    times: number of composed events.
+  """
 
   def excess(noise_multiplier):
     accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
@@ -159,7 +181,7 @@ def _sampled(noise_multiplier: float) -> dp_accounting.DpEvent:
 
 
 def main() -> None:
-  # k Gaussians of deviation s are one of deviation s / k^(1/2).
+  # k Gaussian mechanisms with noise multiplier s compose to one with s / k^0.5.
   single = _noise_multiplier(dp_accounting.GaussianDpEvent, 1)
   secret = _noise_multiplier(_sampled, _ROUNDS)
   seeds = range(_SEEDS)

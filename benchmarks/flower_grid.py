@@ -1,7 +1,7 @@
-"""Flower's grid, with the clients of a simulation in this process.
+"""A grid for Flower that runs the clients of a simulation in this process.
 
-Flower's simulation engine starts workers of Ray, which takes longer than the
-rounds of a small model.
+Flower's simulation engine starts workers of Ray. Their start takes longer than
+the rounds of a small model.
 """
 
 import types
@@ -22,10 +22,10 @@ class LocalGrid(grids.InMemoryGrid):
 
     Args:
       client_app: application of all clients.
-      nodes: number of clients. Their node IDs are in an order that is not that
-        of their partitions.
+      nodes: number of clients. The order of their node IDs differs from the
+        order of their partitions, so that code cannot confuse the two.
     """
-    # Messages carry these, as in Flower's simulation engine.
+    # As in Flower's simulation engine, messages carry these three IDs.
     task = task_identity.TaskIdentity
     task.task_id = task.run_id = task.node_id = 1
     self._client_app = client_app
@@ -59,5 +59,5 @@ class LocalGrid(grids.InMemoryGrid):
     try:
       return self._client_app(message, context)
     except Exception as error:
-      # Flower's simulation engine answers with an error, too.
+      # As in Flower's simulation engine, the reply is an error message.
       return app.Message(app.Error(0, str(error)), reply_to=message)

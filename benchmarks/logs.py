@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks import memory
 
+# _TIMES is the number of rounds of a client.
 _ROUNDS, _MIN_SEP, _TIMES = 2000, 300, 6
 _GOALS = {'goal_cpu_seconds': 60.0, 'goal_peak_memory_bytes': 4e9}
 
@@ -22,10 +23,14 @@ def observe(
 ) -> list[dict[str, Any]]:
   """Returns the CPU seconds and the peak memory of `bandmf observe`.
 
-  Each client takes part 6 times in 2,000 rounds. One log has `clients` clients
-  with rounds exactly `min_sep` apart; the other has a tenth of them, with
-  `patterns` different patterns. Each case runs in its own process; imports are
-  included.
+  Each client takes part 6 times in 2,000 rounds. The log `equal_gaps` has
+  clients whose rounds are exactly 300 apart. The log `patterns` has a tenth as
+  many clients, with different patterns of rounds. Each log is read in its own
+  process, and its imports are included.
+
+  Args:
+    clients: number of clients in the log `equal_gaps`.
+    patterns: number of different patterns in the log `patterns`.
   """
   generator = np.random.default_rng(0)
   steps = np.arange(_TIMES)
@@ -36,7 +41,7 @@ def observe(
       first = generator.integers(0, _MIN_SEP, (count, 1)) + _MIN_SEP * steps
       if name == 'patterns':
         gaps = generator.integers(0, 30, (patterns, _TIMES)).cumsum(1)
-        # Each of them at least once.
+        # Each pattern occurs at least once.
         first = gaps[np.arange(count) % patterns] + _MIN_SEP * steps
       _write(folder / f'{name}.parquet', first)
       with concurrent.futures.ProcessPoolExecutor(
@@ -48,7 +53,12 @@ def observe(
 
 
 def _write(path: pathlib.Path, rounds: np.ndarray) -> None:
-  """Writes a log of the rounds of each client, [clients, k]."""
+  """Writes a participation log.
+
+  Args:
+    path: path of the Parquet file.
+    rounds: [clients, 6] int64, rounds of each client.
+  """
   import pyarrow as pa
   from pyarrow import parquet
 

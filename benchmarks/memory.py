@@ -8,15 +8,19 @@ from typing import Union
 
 
 def peak_bytes(process: Union[int, str] = 'self') -> int:
-  """Returns the peak memory of a process in bytes, since `reset` if called.
+  """Returns the peak memory of a process, in bytes.
 
+  The peak is that since the last `reset`, or since the start of the process.
   `ru_maxrss` is not used, because it includes the peak of the parent process.
+
+  Args:
+    process: process ID, or 'self' for this process.
   """
   status = pathlib.Path(f'/proc/{process}/status').read_text()
   return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])
 
 
 def reset() -> int:
-  """Forgets the peak of this process and returns bytes in memory now."""
+  """Resets the peak memory of this process; returns its present bytes."""
   pathlib.Path('/proc/self/clear_refs').write_text('5')
   return peak_bytes()

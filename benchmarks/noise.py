@@ -1,4 +1,4 @@
-"""Benchmarks of noise: CPU seconds of one core, memory, the tail."""
+"""Benchmarks of noise: CPU time on one core, memory, and the normal tail."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from tff_bandmf.audit import arithmetic_attacks
 from tff_bandmf.noise import generator as generator_lib
 
 _MEASURED_ROUNDS = 128
-# Coordinates of `generator.fill` at once, as the stream takes them.
+# Number of coordinates in one call of `Generator.fill`, as in `noise.Stream`.
 _CHUNK = 1 << 13
 _GENERATOR_REPETITIONS = 200
 
-# Largest cost of a round's noise, in units of the cost of iid normals.
+# Largest CPU time that a round's noise should need, in units of the CPU time of
+# as many iid normals.
 _GOALS = {
   'identity': 1.1,
   'bands_64': 1.7,
@@ -38,9 +39,12 @@ def producer(parameters: int = 1_000_000) -> dict[str, Any]:
   """Returns the cost of a round's noise relative to as many iid normals.
 
   The normals come from the same generator. Times are CPU seconds on one core,
-  after the first window of rounds. `ratio` is the median over blocks of rounds,
-  each compared with the normals of as many rounds. `memory_bytes` is the size
-  of a full window.
+  measured once the memory of past noise is full. `ratio` is the median over
+  blocks of rounds of the time of the noise divided by the time of the normals.
+  `memory_bytes` is the growth of the process by the memory of past noise.
+
+  Args:
+    parameters: number of coordinates of the noise.
   """
   result: dict[str, Any] = {'parameters': parameters}
   for name in _GOALS:
@@ -50,8 +54,9 @@ def producer(parameters: int = 1_000_000) -> dict[str, Any]:
 
 def _on_one_core(function: Callable[..., Any], *arguments: Any) -> Any:
   # The function runs in its own process, because threads stay on the cores on
-  # which they started, and memory of earlier cases must not count. BLAS gets
-  # one thread: several on one core would wait for each other busily.
+  # which they started, and because memory of earlier cases must not count. BLAS
+  # gets one thread, because several threads on one core would waste CPU time
+  # waiting for each other.
   with mock.patch.dict(os.environ, OPENBLAS_NUM_THREADS='1'):
     with concurrent.futures.ProcessPoolExecutor(
       1, multiprocessing.get_context('spawn'), _use_one_core
@@ -64,7 +69,7 @@ def _use_one_core() -> None:
 
 
 def _streamed(name: str, parameters: int) -> dict[str, Any]:
-  """Returns seconds, ratio and memory of one strategy."""
+  """Returns the result of `producer` for one strategy."""
   recursion = accelerator.STRATEGIES[name]().recursion()
   key = noise.Key.from_entropy()
   normals = generator_lib.Generator(key)
@@ -106,9 +111,10 @@ def _streamed(name: str, parameters: int) -> dict[str, Any]:
 
 
 def normals() -> dict[str, Any]:
-  """Returns the CPU seconds of 10^6 normals, and of two parts of them.
+  """Returns the CPU seconds of 10^6 normals, and of two parts of the work.
 
-  `words` are those of ChaCha20, and `inverse` is the inverse of the normal CDF.
+  The parts are the words of ChaCha20 (`words_cpu_seconds`) and the inverse
+  normal CDF (`inverse_cpu_seconds`).
   """
   return _on_one_core(_normals)
 
@@ -143,7 +149,11 @@ def _normals() -> dict[str, Any]:
 
 
 def tail() -> dict[str, Any]:
-  """Returns the audit's attack on the tail, with 2^30 normals all made."""
+  """Returns the result of the audit's attack on the tail of the normals.
+
+  All 2^30 normals are computed, while the audit computes only those that can be
+  beyond the threshold.
+  """
   generator = generator_lib.Generator(noise.Key.from_entropy())
 
   def beyond(draws, threshold):

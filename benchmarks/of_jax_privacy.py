@@ -1,7 +1,7 @@
-"""The side of jax_privacy, in an environment of its own; see `side_by_side`.
+"""The tasks of `side_by_side` as jax_privacy does them.
 
-Functions are compiled before the clock starts, except in an optimisation, which
-a user runs once: its time includes compilation.
+Functions are compiled before the clock starts. Only the time of an optimisation
+includes compilation, because a user runs an optimisation once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from jax_privacy import noise_addition
 
 from benchmarks import clock
 
+# Rounds before the clock starts.
 _WARM = 4
 
 
 def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   watch = clock.Clock()
-  # The documentation of jax_privacy uses the default of 100 steps.
+  # The default of 100 steps is used in the documentation of jax_privacy.
   coefficients = mf.banded.optimize(task['rounds'], bands=task['bands'])
   jax.block_until_ready(coefficients.params)
   measured = watch.read()
@@ -68,7 +69,7 @@ def _optimize_blt(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-  del folder  # It needs no file.
+  del folder  # This task reads and writes no file.
   key = jax.random.key(0)
   if task['bands'] == 1:
     privatizer = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=key)
@@ -88,7 +89,8 @@ def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   for _ in range(_WARM):
     noisy, state = update(zero, state)
     noisy.block_until_ready()
-  # Rounds cost the same whether the buffers are full or not.
+  # A round has the same cost with full and with empty buffers, so 16 rounds are
+  # enough.
   rounds = min(task['rounds'], 16)
   total = 0.0
   watch = clock.Clock()
@@ -117,7 +119,7 @@ def _sensitivity(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 def _toeplitz_sensitivity(
   task: dict[str, Any], folder: pathlib.Path
 ) -> dict[str, Any]:
-  del folder  # It needs no file.
+  del folder  # This task reads and writes no file.
   with jax.enable_x64():
     j = np.arange(1, task['rounds'])
     coefficients = jnp.asarray(

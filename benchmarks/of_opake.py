@@ -1,4 +1,4 @@
-"""The side of opake, in an environment of its own; see `side_by_side`."""
+"""The tasks of `side_by_side` as opake does them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from opake.dpftrl import noise
 
 from benchmarks import clock
 
+# Rounds before the clock starts.
 _WARM = 4
 
 
@@ -29,7 +30,8 @@ def _optimize_toeplitz(
 
 
 def _optimize_blt(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-  # `blt_strategy` has neither the mean error nor a fixed number of buffers.
+  # `blt_strategy` can neither minimise the mean error nor fix the number of
+  # buffers, so the private module below it is used.
   from opake.api.dpftrl.noise import _blt_math
 
   watch = clock.Clock()
@@ -48,7 +50,7 @@ def _optimize_blt(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-  del folder  # It needs no file.
+  del folder  # This task reads and writes no file.
   from opake import random
   from opake.types import ClippedPytree
 
@@ -59,7 +61,8 @@ def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     else noise.bsr_strategy(bandwidth=bands, alpha=1.0, beta=0.0)
   )
   zero = torch.zeros(task['dimension'])
-  # Rounds cost the same whether the buffers are full or not.
+  # A round has the same cost with full and with empty buffers, so 16 rounds are
+  # enough.
   rounds = min(task['rounds'], 16)
   add, state = noise.mf_gaussian_noise(
     zero,
@@ -87,7 +90,7 @@ def _coefficients(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _b_min_sep(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-  del folder  # The coefficients are searched for once more.
+  del folder  # The strategy optimises its coefficients again.
   from opake.dpftrl import accounting
 
   strategy = noise.band_mf_strategy(bands=task['bands'])

@@ -1,7 +1,7 @@
 """Benchmarks of the optimisers, for `benchmarks.bench`.
 
-Seconds are CPU time of all threads of this process. The first calls include
-compilation, and are reported separately.
+Unless a function says otherwise, seconds are CPU time of all threads of this
+process. The first call includes compilation, and has its own figure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _REPETITIONS = 10
 
 
 def losses() -> list[dict[str, Any]]:
-  """Returns the cost of a loss and its gradient, steady state."""
+  """Returns the CPU time and memory of a loss with its gradient.
+
+  `first_cpu_seconds` is the first call, `cpu_seconds` the median of the later
+  calls.
+  """
   import numpy as np
 
   from tff_bandmf.optimize import banded
@@ -57,8 +61,9 @@ def losses() -> list[dict[str, Any]]:
 def optimisations() -> list[dict[str, Any]]:
   """Returns the time and the loss of whole optimisations.
 
-  Each runs twice in this process, so that `cpu_seconds` excludes functions that
-  are compiled once for the process. Every optimisation compiles its own loss.
+  Each optimisation runs twice in this process. So `cpu_seconds`, the time of
+  the second run, excludes functions that a process compiles once. It includes
+  the compilation of the loss, which every optimisation needs.
   """
   from tff_bandmf import participation
 
@@ -103,10 +108,11 @@ def long_optimisation() -> dict[str, Any]:
 
 
 def choices() -> Iterator[dict[str, Any]]:
-  """Yields the time of commands that compare all families that fit in memory.
+  """Yields the time of two commands that compare all families.
 
-  Each is a new process without bytecode and without cached optimisations. Its
-  imports are included.
+  The commands `choose` and `plan` compare the families that fit in 8 model
+  copies of memory. Each command is a new process without bytecode and without
+  cached optimisations, and the time includes its imports.
   """
   for command in (
     ['choose'],

@@ -1,4 +1,4 @@
-"""The side of tff_bandmf; see `side_by_side`."""
+"""The tasks of `side_by_side` as tff_bandmf does them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# Without a cache, because a cached optimisation takes no time.
+# The cache is off, because a cached optimisation takes no time.
 os.environ['BANDMF_CACHE'] = ''
 
 import numpy as np
@@ -18,7 +18,8 @@ import tff_bandmf
 from benchmarks import clock
 from tff_bandmf import participation, sensitivity, strategies
 
-# A multiple of the rounds that the stream makes at a time.
+# Rounds before the clock starts, a multiple of the rounds that the stream makes
+# at a time.
 _WARM = 64
 # Standard deviation of z in lattice steps.
 _Z_STEPS = 2.0**16
@@ -28,7 +29,7 @@ _GOAL_SAMPLES = 20_000
 
 def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   watch = clock.Clock()
-  # The import is part of what a user waits for.
+  # A user waits for the import, too.
   from tff_bandmf import optimize
 
   optimized = optimize.optimize(
@@ -86,7 +87,7 @@ def _b_min_sep(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-  del folder  # It needs no file.
+  del folder  # This task reads and writes no file.
   from tff_bandmf import noise
   from tff_bandmf.noise.producer import stream
 
@@ -112,7 +113,7 @@ def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   for t in range(rounds):
     if t == _WARM:
       watch = clock.Clock()
-    # Both sides return the row as an array in memory.
+    # As in the other libraries, the row is an array in memory.
     total += float(next(rows)[0])
   return watch.read(task['rounds'])
 
@@ -125,7 +126,7 @@ def _sensitivity(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 def _toeplitz_sensitivity(
   task: dict[str, Any], folder: pathlib.Path
 ) -> dict[str, Any]:
-  del folder  # It needs no file.
+  del folder  # This task reads and writes no file.
   return _timed(strategies.SqrtToeplitz(task['rounds']), task)
 
 

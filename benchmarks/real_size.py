@@ -1,12 +1,13 @@
-"""Training at the size of the literature: one JSON line.
+"""Benchmark of training at the size of the literature.
 
     python -m benchmarks.real_size --folder=DIR [--rounds=10] [--row=ROW]
 
-Writes a file with the schema and the clients of StackOverflow, if DIR has none,
-and trains the first rounds of a row of `configs/bandmf23.toml` from it, as a
-user would: 100 of its 342,477 clients a round, which stand for 1,000, with the
-model of 4,050,748 parameters. Its sentences are drawn at random: this measures
-time, memory and disk, and teaches nothing.
+If DIR has no such file yet, the program writes a file with the format and the
+number of clients of TFF's StackOverflow data. Then it trains the first rounds
+of a row of `configs/bandmf23.toml` on this file, as a user would: a model of
+4,050,748 parameters, with 100 of the 342,477 clients a round, which simulate
+1,000. The words of the sentences are random, so only time, memory and disk
+space are meaningful. The output is one JSON line.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import click
 import numpy as np
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Clients of the splits, as TFF has them; 'heldout' is smaller here.
+# Number of clients of each split. TFF's StackOverflow has as many train clients
+# and more clients in the other splits.
 _CLIENTS = {'train': 342_477, 'heldout': 1_000, 'test': 1_000}
 _VOCABULARY = 10_000
 _ROW = 'stackoverflow_banded_epsilon8'
@@ -33,6 +35,7 @@ _COHORT = 100
 _ROUNDS = 2052
 _BANDS = 342
 _PARAMETERS = 4_050_748
+# Number of cores for which the duration of a whole run is predicted.
 _CORES = 16
 
 
@@ -41,13 +44,13 @@ def write(folder: pathlib.Path, sentences: int) -> None:
 
   Args:
     folder: folder of the files.
-    sentences: sentences of every client, >= 1.
+    sentences: number of sentences of each client, >= 1.
   """
   from simulations.corpora import corpus_file, stackoverflow
 
   words = np.array([f'word{i}' for i in range(_VOCABULARY)])
   generator = np.random.default_rng(0)
-  # As frequent as words are: a share of 1 / i.
+  # By Zipf's law, the share of word i is proportional to 1 / i.
   share = 1 / np.arange(1, _VOCABULARY + 1)
   drawn = generator.choice(words, (1 << 14, 20), p=share / share.sum())
   texts = [' '.join(row) for row in drawn.tolist()]
@@ -68,7 +71,15 @@ def write(folder: pathlib.Path, sentences: int) -> None:
 
 
 def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
-  """Returns what the first rounds of a row take, its processes together."""
+  """Returns the time, memory and disk space of the first rounds of a row.
+
+  CPU times and memory are sums over all processes of the run.
+
+  Args:
+    folder: folder of the data; the run is written to its folder `run`.
+    row: row of the grid.
+    rounds: number of rounds to train.
+  """
   import psutil
 
   from tff_bandmf.run_files import metrics
@@ -91,11 +102,11 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
     cwd=_ROOT,
     stdin=subprocess.DEVNULL,
     stdout=sys.stderr,
-    # A stored optimisation would cost nothing.
+    # The cache is off, because a cached optimisation takes no time.
     env={**os.environ, 'BANDMF_CACHE': ''},
   )
   memory = 0
-  # (rounds done, CPU seconds of the server, those of what it started).
+  # (rounds done, CPU seconds of the server, CPU seconds of its children).
   done: list[tuple[int, float, float]] = []
   while process.poll() is None:
     try:
@@ -110,7 +121,7 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
     time.sleep(0.5)
   if process.returncode:
     raise SystemExit(process.returncode)
-  # The first round compiles.
+  # The first round compiles functions, so it is left out.
   first, last = np.array(done[0]), np.array(done[-1])
   _, server, clients = (last - first) / (last[0] - first[0])
   return {
@@ -126,15 +137,25 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
 
 @click.command()
 @click.option(
-  '--folder', required=True, metavar='DIR', help='Where the files are.'
+  '--folder', required=True, metavar='DIR', help='Folder of data and run.'
 )
-@click.option('--rounds', default=10, show_default=True)
-@click.option('--row', default=_ROW, show_default=True)
 @click.option(
-  '--sentences', default=8, show_default=True, help='How many a client has.'
+  '--rounds', default=10, show_default=True, help='Number of rounds to train.'
+)
+@click.option(
+  '--row',
+  default=_ROW,
+  show_default=True,
+  help='Row of configs/bandmf23.toml.',
+)
+@click.option(
+  '--sentences',
+  default=8,
+  show_default=True,
+  help='Number of sentences of a client.',
 )
 def main(folder: str, rounds: int, row: str, sentences: int) -> None:
-  """Writes the file, trains, and prints what it took."""
+  """Writes the data, trains, and prints time, memory and disk space."""
   from simulations.corpora import stackoverflow
   from tff_bandmf.run_files import metrics
 
@@ -151,9 +172,10 @@ def main(folder: str, rounds: int, row: str, sentences: int) -> None:
   cores = len(os.sched_getaffinity(0))
 
   def hours(cores: int) -> float:
-    """Returns what all rounds take where nothing else runs.
+    """Returns the predicted hours of all rounds on an otherwise idle machine.
 
-    More cores make the clients' part faster, and the server's as it is.
+    The clients' CPU time is divided by the number of cores; the server's is
+    not.
     """
     seconds = (
       result['server_cpu_seconds_a_round']

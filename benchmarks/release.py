@@ -1,4 +1,4 @@
-"""The benchmark of releases in NumPy beside those of TensorFlow's graph."""
+"""The benchmark of releases in NumPy and in TensorFlow's graph."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ _CLIENTS = 2
 def releases(parameters: int = 10**8, rounds: int = 3) -> dict[str, Any]:
   """Returns the cost of a release in NumPy, and in TensorFlow's graph.
 
-  Both sides clip the same two updates, one of them longer than the clip, and
-  add independent noise of the same key, which a thread of each process makes.
-  TensorFlow's side is the query that TFF's aggregation evaluates, without the
-  runtime of TFF. Each side has its own process, and rounds alternate; the first
-  round, which compiles, is left out. `ratio` is the median of NumPy's CPU
-  seconds over TensorFlow's. Peaks of memory include the updates, and
-  `added_bytes` is their difference to the memory before the first round.
+  Both sides clip the same two updates, one of which exceeds the clip, and add
+  the same independent noise, which a thread of each process makes. TensorFlow's
+  side is the query that TFF's aggregation evaluates, without the runtime of
+  TFF. Each side has its own process, and the rounds of the two sides alternate.
+  The first round, which compiles functions, is left out. `ratio` is the median
+  of NumPy's CPU seconds divided by TensorFlow's CPU seconds.
+  `peak_memory_bytes` includes the updates, and `added_bytes` is
+  `peak_memory_bytes` minus the memory before the first round.
+
+  Args:
+    parameters: number of parameters of the model.
+    rounds: number of rounds, >= 2.
   """
   context = multiprocessing.get_context('spawn')
   results: dict[str, list[dict[str, Any]]] = {side: [] for side in _SIDES}
@@ -123,7 +128,7 @@ def _options(parameters: int) -> dict[str, Any]:
 
 
 class _Numpy:
-  """`NoisyMean`, of which `Round.release` is made."""
+  """`query.NoisyMean`, with which `Round.release` computes a release."""
 
   def __init__(self, parameters: int):
     from tff_bandmf import noise, query
@@ -143,7 +148,7 @@ class _Numpy:
 
 
 class _Graph:
-  """The query that TFF's aggregation evaluates, in functions of TensorFlow."""
+  """The query that TFF's aggregation evaluates, in TensorFlow functions."""
 
   def __init__(self, parameters: int):
     import tensorflow as tf
@@ -169,7 +174,7 @@ class _Graph:
     )
 
   def release(self, t: int, updates: list[np.ndarray]) -> np.ndarray:
-    del t  # The state has it.
+    del t  # The state holds the index of the round.
     total = self._query.initial_sample_state()
     for update in updates:
       total = self._add(self._state, total, update)

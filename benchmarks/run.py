@@ -25,7 +25,7 @@ _MIN_SEP = 8
 
 @contextlib.contextmanager
 def _syncs() -> Iterator[list[int]]:
-  """Yields a list that gets a file descriptor for every fsync of Python."""
+  """Yields a list to which every `os.fsync` appends its file descriptor."""
   counts: list[int] = []
   real = os.fsync
 
@@ -38,12 +38,15 @@ def _syncs() -> Iterator[list[int]]:
 
 
 def overhead(rounds: int = 30) -> list[dict[str, Any]]:
-  """Returns the time that a run adds to `process.next` with its aggregator.
+  """Returns the time that a run adds to a round of its aggregator.
 
-  Rounds with and without the run alternate. `added` is the median of their
-  differences, and `share` is `added` over the time of a round without the run.
-  `syncs` counts fsync calls of Python; each of the two commits of the ledger in
-  a round has one more.
+  Rounds with and without a `tff_bandmf.Run` alternate. `added` is the median
+  difference in seconds, and `share` is `added` divided by the time of a round
+  without the run. `syncs` is the number of `os.fsync` calls in a round; each of
+  the round's two commits of the ledger makes a further fsync in SQLite.
+
+  Args:
+    rounds: number of rounds of each kind.
   """
   import tensorflow_federated as tff
 
@@ -114,9 +117,13 @@ def overhead(rounds: int = 30) -> list[dict[str, Any]]:
 def large(parameters: int = 10**8, rounds: int = 5) -> list[dict[str, Any]]:
   """Returns the time and memory of `Round.release` for a large model.
 
-  Rounds have two clients and do not use TFF; each mechanism has its own
-  process. The peak of memory includes the updates, 4 bytes for each parameter;
+  Rounds have two clients and do not use TFF. Each mechanism has its own
+  process. `peak_memory_bytes` includes the update, 4 bytes for each parameter.
   `noise_bytes` is the size of the past noise.
+
+  Args:
+    parameters: number of parameters of the model.
+    rounds: number of rounds to measure.
   """
   return [_in_a_process(_released, name, parameters, rounds) for name in _LARGE]
 
@@ -132,7 +139,7 @@ def _in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
-  """Returns seconds and memory of one mechanism."""
+  """Returns the result of `large` for one mechanism."""
   import tff_bandmf
   from tff_bandmf import strategies
 
@@ -165,7 +172,8 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
       opened.release([update, update], like=like)
       seconds.append(time.perf_counter() - began)
       cpu.append(time.process_time() - used)
-      # A small state: with the model in it, writing it would take most time.
+      # The checkpoint is a number in place of the model, because writing a
+      # model would take most of the time.
       opened.finish(np.array(opened.index))
   return {
     'mechanism': name,
@@ -181,12 +189,17 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
 def admission(
   clients: int = 10**7, cohort: int = 10**4, repetitions: int = 6
 ) -> Iterator[dict[str, Any]]:
-  """Yields the time to admit and record clients that came by themselves.
+  """Yields the time to admit and record the clients that arrive in a round.
 
-  The ledger is a SQLite file in which every client has taken part, `cohort`
-  clients in each round. `first_seconds` is the time of the first round of a
-  restarted program, with opening the ledger. Admission by budget reads all
-  rounds of a client.
+  The ledger is a SQLite file in which each client has taken part once.
+  `seconds` is the median time of a round. `first_seconds` is the time of the
+  first round of a restarted program, which also opens the ledger. The rules are
+  a `MinSep`, and a `Budget`, for which all earlier rounds of a client are read.
+
+  Args:
+    clients: number of clients in the ledger.
+    cohort: number of clients that arrive in a round.
+    repetitions: number of rounds to measure.
   """
   from tff_bandmf import participation, sensitivity, strategies
 
@@ -206,7 +219,7 @@ def admission(
 def _admission(
   schema: Any, clients: int, cohort: int, repetitions: int
 ) -> dict[str, Any]:
-  """Returns what `admission` yields for one rule."""
+  """Returns the result of `admission` for one rule."""
   from tff_bandmf import cohorts
   from tff_bandmf import ledger as ledger_lib
 

@@ -1,7 +1,7 @@
-"""tff_bandmf, jax_privacy and opake on the same tasks: one JSON line a case.
+"""Benchmark of tff_bandmf, jax_privacy and opake on the same tasks.
 
-The three cannot share an environment. Make one for each of the others, and
-give their Pythons:
+The three libraries cannot share an environment. Make an environment for
+jax_privacy and one for opake, and give the paths of their Pythons:
 
     python3.11 -m venv .venv-jax && .venv-jax/bin/pip install \\
         git+https://github.com/google-deepmind/jax_privacy@8967688
@@ -10,10 +10,12 @@ give their Pythons:
     .venv/bin/python -m benchmarks.side_by_side --jax-privacy \\
         .venv-jax/bin/python --opake .venv-opake/bin/python
 
-Each side runs in its own process, one after the other, and the order is
-reversed in every repetition. `process_cpu_seconds` are those of the whole
-process with its imports, `cpu_seconds` those of the task alone. The matrices of
-all sides are evaluated by the same computation in NumPy, float64.
+The output is one JSON line for each case. A side is one of the libraries. The
+sides run one after the other, each in its own process, and their order is
+reversed from one repetition to the next. `process_cpu_seconds` is the CPU time
+of the whole process with its imports, `cpu_seconds` the CPU time of the task
+alone. The losses of all matrices are computed by the same NumPy code in
+float64.
 """
 
 from __future__ import annotations
@@ -35,20 +37,25 @@ _FOLDER = pathlib.Path(__file__).resolve().parent
 _OURS = 'tff_bandmf'
 _SIDES = {_OURS: 'ours', 'jax_privacy': 'of_jax_privacy', 'opake': 'of_opake'}
 
-# Parameters of the LSTM of the literature.
+# Number of parameters of the LSTM of the literature.
 _DIMENSION = 4_050_748
 _MATRIX_ROUNDS, _MATRIX_BANDS = 256, 32
 # Largest relative difference of two losses that count as equal.
 _LOSS_TOLERANCE = 1e-3
-# Figures of a side that the ratio of a case may compare.
+# Figures that the ratio of a case may compare: CPU seconds of the process, CPU
+# seconds of the task, and noise multiplier.
 _PROCESS, _TASK, _NOISE = 'process_cpu_seconds', 'cpu_seconds', 'noise'
 
 
 def _cases(dimension: int) -> dict[str, dict[str, Any]]:
   """Returns the task of each case, by the name of the case.
 
-  `compared` names what `ratio` divides, and `goal` is the largest ratio to each
-  side that it names. A side that is not in `sides` cannot do the task.
+  `compared` is the figure whose ratio is computed. `goal` is the largest ratio
+  that tff_bandmf should have to a side. `sides` are the other libraries that
+  can do the task.
+
+  Args:
+    dimension: number of coordinates of a round's noise.
   """
   jax, both = ['jax_privacy'], ['jax_privacy', 'opake']
   six = {'min_sep': 342, 'max_participations': 6}
@@ -64,7 +71,8 @@ def _cases(dimension: int) -> dict[str, dict[str, Any]]:
     # 1,000 clients a round of the 342,477 of StackOverflow.
     'rate': 1000 / 342_477,
     'sampling_prob': 1000 / (342_477 - 341 * 1000),
-    # The noise at which opake evaluates delta, and the resolution of its delta.
+    # The noise multiplier at which opake computes delta, and the resolution of
+    # its Monte Carlo estimate.
     'noise': 1.0,
     'resolution': 1e-3,
     'start': 'warm',
@@ -152,16 +160,25 @@ def _cases(dimension: int) -> dict[str, dict[str, Any]]:
 
 
 @click.command()
-@click.option('--jax-privacy', help='Python that has jax_privacy.')
-@click.option('--opake', help='Python that has opake.')
-@click.option('--repetitions', default=3, show_default=True)
+@click.option(
+  '--jax-privacy', help='Python of the environment with jax_privacy.'
+)
+@click.option('--opake', help='Python of the environment with opake.')
+@click.option(
+  '--repetitions',
+  default=3,
+  show_default=True,
+  help='Number of runs of each side in a case.',
+)
 @click.option(
   '--dimension',
   default=_DIMENSION,
   show_default=True,
-  help='Floats of the noise of a round.',
+  help="Number of coordinates of a round's noise.",
 )
-@click.option('--only', default='', help='Cases whose name contains this.')
+@click.option(
+  '--only', default='', help='Runs only cases whose name contains this text.'
+)
 def main(
   jax_privacy: Optional[str],
   opake: Optional[str],
@@ -192,7 +209,7 @@ def main(
 
 
 def _matrix() -> np.ndarray:
-  """Returns a banded C whose columns have several norms."""
+  """Returns a random banded C, [256, 256] float64 with 32 bands."""
   generator = np.random.default_rng(0)
   t = np.arange(_MATRIX_ROUNDS)
   apart = t[:, None] - t
@@ -203,7 +220,14 @@ def _matrix() -> np.ndarray:
 def _run(
   python: Optional[str], side: str, folder: pathlib.Path, task: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns the result of one side, with its matrix evaluated."""
+  """Returns the result of a task on one side, with the loss of its matrix.
+
+  Args:
+    python: path of the Python of the side.
+    side: library that does the task.
+    folder: folder of matrices that the processes exchange.
+    task: entry of `_cases`.
+  """
   before = _children_cpu_seconds()
   done = subprocess.run(
     [
@@ -230,12 +254,12 @@ def _children_cpu_seconds() -> float:
 
 
 def _loss(c: np.ndarray, task: dict[str, Any]) -> float:
-  """Returns sens^2(C) times the mean or largest squared error of a sum.
+  """Returns sens^2(C) times the mean or largest squared error of a prefix sum.
 
   Args:
-    c: [rounds, rounds], C with at most `min_sep` bands; or [<= rounds], the
-      coefficients of a Toeplitz C, non-increasing.
-    task: the task, with its schema and its objective.
+    c: C with at most `min_sep` bands, [rounds, rounds]; or the first
+      coefficients of a Toeplitz C, [at most `rounds`], non-increasing.
+    task: entry of `_cases`, with its schema and its objective.
   """
   n = task['rounds']
   if c.ndim == 2:
@@ -247,7 +271,8 @@ def _loss(c: np.ndarray, task: dict[str, Any]) -> float:
     last = np.max(np.nonzero(c)) + 1
     impulse = np.zeros(n)
     impulse[0] = 1.0
-    # Coefficients of A C^-1: the error of sum t adds up their squares to t.
+    # The squared error of prefix sum t is the sum of the squares of the
+    # coefficients 0 to t of A C^-1.
     decoder = np.cumsum(scipy.signal.lfilter([1.0], c[:last], impulse))
     errors = np.cumsum(decoder**2)
     rows = np.zeros(n)
@@ -259,14 +284,18 @@ def _loss(c: np.ndarray, task: dict[str, Any]) -> float:
 
 
 def _check(case: str, results: dict[str, list[dict[str, Any]]]) -> None:
-  """Raises unless ours is as good as the others, or of the same C and rates."""
+  """Raises an exception if the sides solved different problems.
+
+  The loss of tff_bandmf must be at most the loss of every other side, and the
+  coefficients and sampling probabilities of all sides must be equal.
+  """
   ours = results[_OURS][-1]
   for side, runs in results.items():
     theirs = runs[-1]
     if 'loss' in ours and ours['loss'] > theirs['loss'] * (1 + _LOSS_TOLERANCE):
       raise click.ClickException(
-        f'{case}: the loss {ours["loss"]} is worse than {theirs["loss"]} of '
-        f'{side}; the seconds compare different results'
+        f'{case}: the loss {ours["loss"]} exceeds {theirs["loss"]}, the loss '
+        f'of {side}; their seconds must not be compared'
       )
     for name in 'coefficients', 'sampling_prob':
       if name in ours:
@@ -281,7 +310,7 @@ def _check(case: str, results: dict[str, list[dict[str, Any]]]) -> None:
 def _summary(
   task: dict[str, Any], results: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-  """Returns the medians of each side, and the ratios of ours to theirs."""
+  """Returns the medians of each side, and the ratios to the other sides."""
   return {
     'results': {
       side: {

@@ -1,4 +1,4 @@
-"""Benchmark of a round of training, next to TFF's own way."""
+"""Benchmark of a round of training, with TFF's own training as a baseline."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ import numpy as np
 _BATCH = 8
 _CLIP = 0.5
 _ROUNDS = 64
-# Few rounds of TFF's baseline, which takes most of the time.
+# Number of measured rounds of the baseline, which takes most of the time.
 _BASELINE_ROUNDS = 2
 
 
 def training(clients: int = 100, repetitions: int = 5) -> list[dict[str, Any]]:
-  """Returns the time of rounds, and of their parts.
+  """Returns the time of a round and of its parts, for two sizes of models.
 
-  The small model also trains with TFF's own parts: `build_unweighted_fed_avg`
-  and `gaussian_fixed`, with the preprocessing and the Keras model of TFF's
-  StackOverflow baseline at the same sizes. Both ways use the same clients and
-  the same worker, and alternate. `ratio` is the ratio of the median times, and
-  `cpu_ratio` the ratio of CPU times, which varies less on a busy machine.
+  The small model also trains with the baseline: TFF's
+  `build_unweighted_fed_avg` and `gaussian_fixed`, with the preprocessing and
+  the Keras model of TFF's StackOverflow baseline at the same sizes. `fed_avg`
+  and the baseline alternate on the same clients and the same TFF worker.
+  `ratio` is the baseline's median time divided by the median time of `fed_avg`.
+  `cpu_ratio` is the same ratio of CPU times, which varies less on a busy
+  machine.
+
+  Args:
+    clients: number of clients in a round of the small model.
+    repetitions: number of measured rounds of `fed_avg`.
   """
   from simulations import config as config_lib
   from simulations import models
@@ -75,7 +81,10 @@ def _cohort(clients, count: int, t: int):
 
 
 class _Timed:
-  """Seconds of what a round does; the first round compiles and is left out."""
+  """Seconds of the parts of rounds, and their medians.
+
+  The medians leave out the first round, which compiles functions.
+  """
 
   def __init__(self):
     import psutil
@@ -98,7 +107,7 @@ class _Timed:
 
 
 class _Ours(_Timed):
-  """Rounds of `fed_avg`, noise of 64 bands from a tape."""
+  """Rounds of `simulations.fed_avg` with noise of 64 bands from a tape."""
 
   def __init__(self, model, clients, clients_per_round: int, batch: int):
     import tensorflow_federated as tff
@@ -161,7 +170,7 @@ class _Ours(_Timed):
 
 
 class _Theirs(_Timed):
-  """Rounds of TFF's parts alone."""
+  """Rounds of the baseline, which uses only TFF."""
 
   def __init__(self, corpus, clients_per_round: int):
     import tensorflow as tf
