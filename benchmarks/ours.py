@@ -23,7 +23,7 @@ from tff_bandmf import participation, sensitivity, strategies
 _WARM = 64
 # Standard deviation of z in lattice steps.
 _Z_STEPS = 2.0**16
-# Number of samples of an estimate that is no claim.
+# Number of samples of the estimate, which claims nothing.
 _GOAL_SAMPLES = 20_000
 
 
