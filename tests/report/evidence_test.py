@@ -162,7 +162,9 @@ def test_results_that_the_run_did_not_end_with_are_refused(tmp_path):
 
 def test_noise_verified_in_one_of_six_rounds_is_refused(tmp_path):
   make_run(tmp_path, KEPT, verified=[2])
-  _refused(tmp_path, 'round=0: is one of 5 of 6 finished rounds whose noise')
+  _refused(
+    tmp_path, 'round=0: is the first of 5 of 6 finished rounds whose noise'
+  )
   # Where no noise is claimed, none need be there.
   make_run(tmp_path / 'none', KEPT, noise_multiplier=0.0, verified=[])
   assert report.write(tmp_path / 'none')['epsilon'] is None
@@ -240,11 +242,14 @@ def test_ledger_that_lacks_what_metrics_show_is_refused(tmp_path):
   for changed, match in (
     ([*lines, '4' + lines[4][1:]], 'round=4: metrics.csv has this round'),
     ([*lines[:3], lines[2]], 'is damaged'),
-    ([*lines[:3], '2,3,' + lines[3][4:], lines[4]], 'round=2: .*another'),
+    (
+      [*lines[:3], '2,3,' + lines[3][4:], lines[4]],
+      'round=2: .*a row that differs',
+    ),
     ([*lines[:2], *lines[3:]], 'rounds=3: metrics.csv lacks rounds'),
     (
       [lines[0].replace('fraction', 'number'), *lines[1:]],
-      'round=0: .*another row',
+      'round=0: .*a row that differs',
     ),
   ):
     path.write_text(''.join(changed))

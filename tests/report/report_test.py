@@ -363,7 +363,7 @@ def test_what_the_run_held_to_is_checked_in_every_round(tmp_path):
   for name, held in (('all', range(6)), ('some', range(5)), ('none', ())):
     make_run(tmp_path / name, KEPT, held=held)
     rows = report.write(tmp_path / name)['assumptions']
-    checked.append(['digest of it' in row['checked'] for row in rows])
+    checked.append(['digest of this setting' in row['checked'] for row in rows])
   # The clip and the key.
   assert sum(checked[0]) == 2 and checked[0][0]
   assert not any(checked[1] + checked[2])

@@ -81,7 +81,7 @@ def test_run_claims_what_it_and_those_before_it_guarantee(tmp_path):
   assert found.guarantees[0].epsilon(1e-5) == second.content['epsilon']
   assert len(found.guarantees) == 3
   # One round each: its chain says what the run held to.
-  assert 'digest of it' in second.content['assumptions'][0]['checked']
+  assert 'digest of this setting' in second.content['assumptions'][0]['checked']
   for after, message in (
     ([], 'after=None'),
     ([tmp_path / 'second'], 'is the run itself'),

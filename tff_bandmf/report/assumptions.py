@@ -29,7 +29,8 @@ def rows(
   """
   enforced = (run.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
-    "the ledger's chain, which has a digest of it for every started round"
+    "the ledger's chain: it has a digest of this setting for every started "
+    'round'
     if claim.signed
     else _UNCHECKED
   )

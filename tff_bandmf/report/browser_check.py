@@ -67,7 +67,7 @@ def numbers(
 def _points(
   together: accounting.Composition, delta: float
 ) -> list[dict[str, float]]:
-  """Returns the slack at delta and at those of `DELTAS` with a proved slack."""
+  """Returns the slack at delta, and at each of `DELTAS` with a proved slack."""
   points = []
   for point_delta in dict.fromkeys((delta, *DELTAS)):
     try:

@@ -12,11 +12,11 @@
 | digest, in each round, of the  | plan, strategy, and the fields of           |
 | fixed files                    | `run.json` that may not change              |
 | digest of the results          | `result.json`                               |
-| attempts of each round         | files that mark released sums               |
+| attempts of each round         | files with fingerprints of released sums    |
 
-A head is the last hash of the ledger's chain at some time. The checks do not
-notice a person who edits all files consistently, such as the operator of the
-training.
+A head is the last hash of the ledger's chain at some time. If a person edits
+all files consistently, as the operator of the training could, the checks do not
+notice it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_plan(
   run: run_json.RunRecord,
   strategy: strategies.Strategy,
 ) -> None:
-  """Checks that `run.json` claims the guarantee of the plan beside it.
+  """Checks that `run.json` claims the guarantee of the plan in the folder.
 
   Args:
     directory: folder of the run; a folder without a plan passes the check.
@@ -246,9 +246,9 @@ def _check_noise(observed: ledger_lib.Observed, z_stddev: float) -> None:
   # Guard: evidence_test.test_noise_verified_in_one_of_six_rounds_is_refused.
   _require(
     not (z_stddev and observed.unchecked),
-    f'round={min(observed.unchecked, default=None)}: is one of '
+    f'round={min(observed.unchecked, default=None)}: is the first of '
     f'{len(observed.unchecked)} of {observed.finished} finished rounds whose '
-    'noise was not verified where it was added',
+    'noise was not verified by the program that added it',
   )
 
 
@@ -288,8 +288,8 @@ def _check_metrics(
     )
     _require(
       attempts[t][-1].row == digest,
-      f'round={t}: {run_json.METRICS_FILE} has another row than the one whose '
-      'digest is in the ledger',
+      f'round={t}: {run_json.METRICS_FILE} has a row that differs from the '
+      'digest of the row in the ledger',
     )
   for row in metrics.rows(directory):
     t, clients = int(row['round']), row.get('clients')

@@ -30,7 +30,7 @@ def epsilon(
   Args:
     curve: points with `epsilon` and `delta`.
     stated: (epsilon, delta) of the claim, which the figure marks.
-    planned: points of the planned curve; None if it is the same as `curve`.
+    planned: points of the planned curve; None if `curve` is the planned curve.
   """
   empty = _axes('delta: probability of an accident', 'epsilon: privacy loss')
   if empty is None:

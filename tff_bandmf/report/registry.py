@@ -221,8 +221,8 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
     'privacy_loss.privacy_unit_details': content['adjacency_meaning'],
     'privacy_loss.privacy_parameters': parameters,
     'privacy_loss.privacy_parameters_details': (
-      'Each number has three digits and is rounded up. It covers every model '
-      f'that was released. {_claim(content)}'
+      'Each number has three digits, is rounded up, and covers every released '
+      f'model. {_claim(content)}'
     ),
     'deployment_model.model_name': 'Central',
     'deployment_model.actors': content['setting'],

@@ -72,7 +72,8 @@ def build(directory: Union[str, os.PathLike]) -> Report:
   """Returns the report of a run; writes nothing.
 
   Args:
-    directory: folder of the run; runs below `compare/` are shown next to it.
+    directory: folder of the run. Its folder `compare/` may have runs that the
+      report compares with this run.
 
   Raises:
     TypeError: a value of `run.json` is not a number.

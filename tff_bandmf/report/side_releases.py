@@ -63,7 +63,7 @@ def rows(
     if column not in ('round', *with_noise)
   ]
   if (directory / 'tensorboard').exists():
-    table.append(('tensorboard/', f'the same as {run_json.METRICS_FILE}'))
+    table.append(('tensorboard/', f'the values of {run_json.METRICS_FILE}'))
   if (directory / run_json.RESULT_FILE).exists():
     table.append(
       (

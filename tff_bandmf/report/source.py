@@ -44,7 +44,7 @@ class Source:
     result: metrics of the last model, by name.
     accuracy: pairs (rounds done, validation accuracy in [0, 1]).
     clips: pairs (rounds done, clip) of an adaptive clip.
-    compared: runs that are shown next to this one.
+    compared: runs with which the report compares this run.
   """
 
   name: str
@@ -64,7 +64,7 @@ class Source:
 
   @property
   def guarantee(self) -> accounting.Composition:
-    """The guarantee of the run, composed with the runs before it."""
+    """The guarantee of the run, composed with the earlier runs."""
     claims = {self.run.run_id: self.claim}
     claims.update({name: claim for name, (_, claim) in self.before.items()})
     # PRIVACY: earlier runs on the same clients add to the privacy loss. Their
@@ -76,7 +76,7 @@ class Source:
 
   @property
   def warned_before(self) -> list[str]:
-    """Warnings about the runs before this one."""
+    """Warnings about the earlier runs."""
     # PRIVACY: an earlier run that has not ended may release more and raise the
     # epsilon of all runs together. The report warns of such a run.
     # Guard: after_test.test_predecessor_that_may_go_on_is_warned_of.
@@ -89,7 +89,8 @@ def of_run(directory: Path) -> Source:
   """Returns the content of a run's folder.
 
   Args:
-    directory: folder of the run; runs below `compare/` are shown next to it.
+    directory: folder of the run. Its folder `compare/` may have runs that the
+      report compares with this run.
 
   Raises:
     TypeError: a value of `run.json` is not a number.
@@ -129,7 +130,7 @@ def of_run(directory: Path) -> Source:
 def _before(
   directory: pathlib.Path, run: run_json.RunRecord
 ) -> dict[str, tuple[str, claim_lib.Claim]]:
-  """Returns all runs that came before a run on the same clients, each once."""
+  """Returns all earlier runs on the clients of a run, each once."""
   # PRIVACY: if two earlier runs in folders of the same name counted as one run,
   # epsilon would be too small. Each entry of this dict belongs to one run ID,
   # whatever the name of the folder is.

@@ -198,8 +198,8 @@ def generator(run: run_json.RunRecord) -> _files.JsonObject:
   # Guard: report_pages_test.test_other_generators_are_refused.
   if name != GENERATOR:
     raise errors.value_error(
-      f'noise_generator={name}: must be {GENERATOR}: nothing is proved here '
-      'about the arithmetic of another; use the release that trained the run'
+      f'noise_generator={name}: must be {GENERATOR}: no slack is proved for '
+      'another generator; use the release that trained the run'
     )
   return {**_GENERATOR, 'key_source': run.noise_key or NOT_STATED}
 
