@@ -240,11 +240,10 @@ class Costs:
     cost(P) = sum_{s in P} h(s, 0) + 2 sum_{s < t in P} h(s, t - s)
 
   Here P is a pattern, X = C^T C, and h(s, l) is |X[s, s + l]| / unit, rounded
-  up. For a Toeplitz C that may have more than the planned rounds, X[s, s + l]
-  is the inner product of two columns that are as long as the first column of C
-  and not cut off at the last round. So one list h(0, l) serves all rounds s.
-  Sums of integers are exact in any order, so servers and devices compute equal
-  costs.
+  up. If C is Toeplitz and is defined for more rounds (`Strategy.goes_on`), X is
+  computed from columns that are not cut off at the last row, and h(s, l) is the
+  same for all s. Sums of integers are exact in any order, so servers and
+  devices compute equal costs.
 
   Attributes:
     table: [1 or number of rounds, lags] int64, the values h(s, l) in [0, 2^30].

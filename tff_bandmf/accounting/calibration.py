@@ -36,7 +36,7 @@ def calibrate(
   `accounting.kinds` and `accounting.methods` for real numbers.
 
   Args:
-    strategy: C.
+    strategy: strategy matrix C.
     cohorts: enforced participation schema, or kind of sampling.
     epsilon: target epsilon of the whole run, above 0 and above the slack of
       epsilon.

@@ -37,7 +37,7 @@ class Guarantee:
   the cohorts.
 
   Attributes:
-    strategy: C.
+    strategy: strategy matrix C.
     cohorts: rule of participation, enforced or sampled.
     noise_multiplier: stddev(z) / (clip * sensitivity), >= 0; 0 adds no noise
       and guarantees nothing.

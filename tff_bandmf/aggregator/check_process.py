@@ -60,11 +60,10 @@ def check_process(
 
   **Formal guarantee.** Assumptions: the process does what its computation says,
   and the TensorFlow graph of the release is the library's. Statement: if the
-  check returns, then each element of the next state, and each output that is
-  not in the returned list, is a function of the previous state, of public
-  values, of the number of clients and of the release of exactly one
-  `dp_aggregator`. Source: the rules of `_Following`, which end a dependence on
-  clients' values only at the release.
+  check returns, all elements of the next state and all outputs outside of the
+  returned list depend on clients' values only through the release of exactly
+  one `dp_aggregator`, and through the number of clients. Source: the rules of
+  `_Following`, which end a dependence on clients' values only at the release.
 
   PRIVACY: If clients' values bypass the aggregator, they have no noise, and the
   algorithm has no guarantee. A process whose next state depends on such values

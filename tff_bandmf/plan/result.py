@@ -219,7 +219,7 @@ def _calibrated(
 
   Args:
     request: the request of a plan.
-    strategy: C.
+    strategy: strategy matrix C.
     cohorts: cohorts of the request, for its expected cohort size.
   """
   if isinstance(cohorts, participation.Budget):

@@ -116,7 +116,7 @@ def _by_tile(
   A tile is a block of a block-diagonal C, such as C itself.
 
   Args:
-    strategy: C.
+    strategy: strategy matrix C.
     function: function from a tile to [..., columns of the tile] float64.
   """
   return np.concatenate(
@@ -199,7 +199,7 @@ def _gram_rows(
   Each block has all columns from `first` on that can be non-zero.
 
   Args:
-    strategy: C.
+    strategy: strategy matrix C.
     backwards_by: if given, the largest number of rows of a block, and the block
       of the last rows comes first.
   """

@@ -31,7 +31,7 @@ def sensitivity(
   """Returns the sensitivity of `strategy` under `participation`.
 
   Args:
-    strategy: C.
+    strategy: strategy matrix C.
     participation: schema of the rounds in which one client can take part; every
       privacy claim assumes that all clients keep it.
 
@@ -63,7 +63,7 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
   """Returns a bound of the relative error of a sensitivity in float64.
 
   Args:
-    strategy: C.
+    strategy: strategy matrix C.
     participations: k, largest number of rounds of a client.
 
   Raises:

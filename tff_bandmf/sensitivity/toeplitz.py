@@ -136,10 +136,11 @@ def normalized_sensitivity(
   column j of C D^-1 is c_0 / N_m, c_1 / N_m, ..., and column i does not
   increase. If j becomes j + 1, the sum of column j up to a given row changes
   from S(l + 1) / N_m to S(l) / N_{m-1}. It does not become larger, since
-  S(l + 1) / S(l) >= N_m / N_{m-1}: with c = c_{m-1} and S = S(m - 1), the left
-  side is at least 1 + c / S, because c_l / S(l) does not increase with l, and
-  (1 + c / S)^2 >= 1 + 2 c / S >= 1 + c^2 / N_{m-1}^2 = (N_m / N_{m-1})^2,
-  because S <= N_{m-1}^2 / c. Summation by parts gives (*).
+  S(l + 1) / S(l) >= N_m / N_{m-1}. To prove this, let c = c_{m-1} and
+  S = S(m - 1). The left side is at least 1 + c / S, because c_l / S(l) does not
+  increase with l. And S <= N_{m-1}^2 / c gives
+  (1 + c / S)^2 >= 1 + 2 c / S >= 1 + c^2 / N_{m-1}^2 = (N_m / N_{m-1})^2.
+  Summation by parts gives (*).
 
   For DP-CGD, where c_t = lambda^t, the leftmost pattern attains the
   sensitivity [DPCGD26]. With S_m = sum_{t<m} lambda^(2t),

@@ -227,7 +227,7 @@ class Cost:
     """Returns the bounds for a strategy.
 
     Args:
-      strategy: C.
+      strategy: strategy matrix C.
       participations: k, largest number of rounds of a client.
       sampled: whether cohorts are drawn at random; then a client can influence
         all rounds.

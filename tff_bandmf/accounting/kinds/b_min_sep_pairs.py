@@ -10,15 +10,16 @@ their columns share no row, and
   t = sum a (a - 1) |c_i|^2 / 2, over i in S and in S',
       + sum a^2 <c_i, c_k>, over i in S and k in S',
 
-In the second sum, columns of rounds that are b or more apart contribute 0, and
-for each round of one copy there is at most one earlier round of the other copy
-that is less than b rounds before. So the mean of e^t follows from a recursion
-over the remaining rounds. A copy is eligible in a round if it may take part
-there; it then does so with probability p. Let E_i be the mean of the part of
-e^t from rounds i and later, if both copies are eligible from round i on. Let
-F_(i, u), 0 <= u < b, be the mean of the part from rounds after i, if one copy
-took part in round i and the other copy is eligible from round k = i + b - u on.
-With w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
+In the second sum, columns of rounds that are b or more apart contribute 0. For
+each round of one copy, at most one earlier round of the other copy is less than
+b rounds before. So the mean of e^t follows from a recursion over the remaining
+rounds. A copy is eligible in a round if it may take part in the round; it then
+takes part with probability p. Let E_i be the mean of the factor of e^t from
+rounds i and later, if both copies are eligible from round i on. Let F_(i, u),
+0 <= u < b, be the mean of the factor of e^t from rounds after i, under two
+conditions: one copy took part in round i, and the other copy is eligible from
+round k = i + b - u on. With w_i = e^(a (a - 1) |c_i|^2 / 2) and
+g_ik = e^(a^2 <c_i, c_k>),
 
   F_(i, 0) = E_(i + b)
   F_(i, u) = (1 - p) F_(i, u - 1) + p w_k g_ik F_(k, k - i)

@@ -59,7 +59,7 @@ def accountant(
   """Returns the accountant of a strategy and cohorts.
 
   Args:
-    strategy: C.
+    strategy: strategy matrix C.
     cohorts: cohorts of the run.
     clients_per_unit: largest number of clients of one unit of privacy, >= 1.
 

@@ -59,7 +59,7 @@ class Accountant(abc.ABC):
     """Makes the accountant.
 
     Args:
-      strategy: C.
+      strategy: strategy matrix C.
       schema: schema that the cohorts always satisfy.
       sensitivity: sensitivity of C for clip = 1; None computes it for `schema`.
     """
@@ -221,7 +221,7 @@ class Gaussian(Exact):
     """Makes the accountant.
 
     Args:
-      strategy: C.
+      strategy: strategy matrix C.
       schema: schema of each client.
       sensitivity: sensitivity of C for one client and clip = 1; None computes
         it for `schema`.
@@ -277,7 +277,7 @@ class Logged(Gaussian):
     """Makes the accountant.
 
     Args:
-      strategy: C.
+      strategy: strategy matrix C.
       schema: strictest schema that the log satisfies.
       sensitivity: sensitivity observed in the log, with cut weights and
         rounding errors; None computes the sensitivity for `schema`.
@@ -315,7 +315,7 @@ class Sampled(Accountant):
     """Makes the accountant.
 
     Args:
-      strategy: C.
+      strategy: strategy matrix C.
       schema: schema that the cohorts always satisfy.
       mixture_of: function from stddev(z) over clip to the mixture P.
       default_samples: number of samples if the caller gives none.
@@ -470,7 +470,7 @@ def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
   """Raises ValueError if C has more bands than `value`.
 
   Args:
-    strategy: C.
+    strategy: strategy matrix C.
     name: name of the value in the message.
     value: largest number of bands.
   """

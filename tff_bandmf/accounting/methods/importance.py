@@ -203,7 +203,7 @@ def remove(
   """Returns one way to sample delta with the client removed.
 
   Args:
-    mixture: P.
+    mixture: the mixture P.
     epsilon: at least 0, finite.
     tilt: parameters of R.
     log_normalizer: ln A of R.

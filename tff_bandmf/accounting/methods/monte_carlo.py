@@ -207,7 +207,7 @@ def delta_bound(
   """Returns a bound of delta at `epsilon` in both directions.
 
   Args:
-    mixture: P.
+    mixture: mixture P of the module `importance`.
     epsilon: at least 0, finite.
     samples: N, number of samples for each direction.
     failure_probability: beta, probability that the bound is too low.
@@ -258,9 +258,9 @@ def plans(
   """Returns how to sample each direction, with the expected bound of delta.
 
   Args:
-    mixture: P.
+    mixture: mixture P of the module `importance`.
     epsilon: at least 0.
-    samples: N.
+    samples: N, number of samples for each direction.
     log_term: ln(1 / beta).
     rng: generator of the pilot samples.
     pilots: number of pilot samples for each candidate.
