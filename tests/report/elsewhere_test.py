@@ -108,7 +108,7 @@ def test_sampled_cohorts_are_refused(run, write):
     (
       [(7, 'b'), (0, 'a'), (2, 'a'), (2, 'a')],
       {},
-      'round=2: has a client that is twice',
+      'round=2: a client is twice',
     ),
     ([(1, 'a'), (6, 'a')], {}, 'the values of round begin at 1'),
     ([], {}, 'shows no participation'),
