@@ -76,7 +76,7 @@ class Workload:
   momentum: float = attrs.field(
     default=0.0,
     converter=_momentum,
-    metadata={'about': 'beta of the server, in [0, 1).'},
+    metadata={'about': 'Momentum beta of the SGD, in [0, 1).'},
   )
   warmup: float = _fraction(
     'warmup',

@@ -182,7 +182,7 @@ def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
   if arrivals.rounds > plan.rounds:
     raise errors.value_error(
       f'arrivals={log}: has {arrivals.rounds} rounds, more than '
-      f'--rounds={plan.rounds}; plan as many rounds'
+      f'--rounds={plan.rounds}; plan at least as many rounds'
     )
   parts = list(arrivals.parts())
   budget = participation.Budget(schema.min_sep, schema.max_participations)

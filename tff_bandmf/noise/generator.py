@@ -90,7 +90,7 @@ class Generator:
     if start % GROUP or not (0 <= row < _MOST and 0 <= start < _MOST):
       raise errors.value_error(
         f'start={start}: must be a multiple of {GROUP} in [0, 2^63), and '
-        f'row={row} must be in [0, 2^63); use noise.Stream, which cuts so'
+        f'row={row} must be in [0, 2^63); use noise.Stream'
       )
     # PRIVACY: Two z from one word would be equal up to sign, and their noise
     # would cancel. The nonce has separate bits for the row, the group of

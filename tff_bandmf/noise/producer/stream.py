@@ -271,7 +271,7 @@ def shard(dimension: int, index: int, shards: int) -> range:
     ValueError: `index` is out of range, or a shard would be empty.
   """
   _checks.count('dimension', dimension, 'the model has no parameters')
-  _checks.count('shards', shards, 'one shard makes all')
+  _checks.count('shards', shards, 'give 1 if one server makes all')
   if not 0 <= index < shards:
     raise errors.value_error(
       f'shard={index}: must be in [0, shards={shards}); number the shards from '

@@ -205,9 +205,9 @@ class Tape(tape_folder.ReadableTape):
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
-        f'start_round={start_round}: round {reached} was released with this '
-        f'noise; resume from the state of round {reached}, or start anew with '
-        'a new key'
+        f'start_round={start_round}: rounds below {reached} were used in '
+        f'{directory}; resume from the state of round {reached}, or start anew '
+        'with a new key'
       )
     start = max(start_round, reached)
     # PRIVACY: A killed noise-server can leave the noise files of released
