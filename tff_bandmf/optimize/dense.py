@@ -332,7 +332,8 @@ def optimize_dense(
   count = schema.participations(problem.rounds)
   if not schema.evenly_spaced and count > 1:
     # Fixed epochs have fewer patterns. An M for them is valid for
-    # min-separation, too, and a better start.
+    # min-separation, too, and a better start. From a diagonal M the search with
+    # momentum may end without convergence, 20 % above the best loss.
     fixed = participation_lib.FixedEpoch(
       schema.separation(problem.rounds), count
     )
