@@ -290,7 +290,7 @@ def test_start_below_a_released_round_is_refused(tape, tmp_path, start_round):
   with pytest.raises(ValueError, match=f'start_round={start_round}: .*round 2'):
     tapes.make(directory, start_round=start_round)
   # The next one is refused too.
-  with pytest.raises(ValueError, match='start_round=.*: round 2'):
+  with pytest.raises(ValueError, match='start_round=.*: rounds below 2'):
     tapes.make(directory, start_round=start_round)
 
 
