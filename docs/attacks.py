@@ -1,4 +1,4 @@
-"""The page on what attacks on people find, from lines of `simulations.attacks`.
+"""Makes the page on attacks on people from lines of `simulations.attacks`.
 
 python -m simulations.attacks RUN_DIR ... | python docs/generate.py attacks
 """
@@ -18,15 +18,15 @@ Lines = Sequence[Mapping[str, Any]]
 _INTRODUCTION = """\
 # Attacks on people
 
-An attacker has the last model of a run and the public model that it started
-from. She asks two things: who was trained on, and what they wrote. The runs are
-those of the [page of people](people), each attacked alone;
-`simulations/attacks.py` says how.
+An attacker has the last model of a run and the public model from which the run
+started. The attacker wants to know who was trained on, and what these people
+wrote. Each run of the [page of people](people) is attacked alone;
+`simulations/attacks.py` describes the attacks.
 
-A guarantee bounds every attack, also those that nobody has thought of: an
-attacker who calls a bystander a member with probability alpha finds a member
-with probability at most Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack
-that stays below proves nothing; one that does not would refute the guarantee.
+A guarantee bounds every attack, also unknown ones: an attacker who calls a
+bystander a member with probability alpha finds a member with probability at
+most Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack that exceeds this
+bound refutes the guarantee. An attack below the bound proves nothing.
 """
 _COMMANDS = """\
 ## How it was made
@@ -40,6 +40,7 @@ _COMMANDS = """\
 
 The lines of the second command follow those of the first in `attacks.jsonl`.
 """
+# Probability with which `_detectable` demands that an attack is shown.
 _POWER = 0.8
 
 
@@ -47,31 +48,33 @@ def page(lines: Lines) -> str:
   """Returns the page.
 
   Args:
-    lines: objects that `simulations.attacks` printed, one a run.
+    lines: JSON objects that `simulations.attacks` printed, one for each run.
   """
   plain = [line for line in lines if 'exposure' not in line]
   planted = [line for line in lines if 'exposure' in line]
   parts = [
     _INTRODUCTION.strip(),
     '![True positive rates of both attacks, and their bounds](attacks.png)',
-    'A point is a run with the 95 % interval of what the attack finds; a red '
-    'line is the bound of its guarantee, the dashed line is chance.',
+    'A point is the true positive rate of the attack on a run, with its 95 % '
+    'interval. A red line is the bound of a guarantee. The dashed line is '
+    'chance.',
     '## Who was trained on',
-    'The score of a person is her gain: by how much the training lowered the '
-    'loss a word of her own text. Rates are in percent, means over seeds; the '
-    'upper end is the largest of all seeds.',
+    'The score of a person is the gain: the decrease through training of the '
+    "mean loss per word of the person's text. Rates are in percent, and are "
+    'means over seeds. The upper end is the largest upper end of all seeds.',
     _table(plain, lambda line: line['membership'], _area, 'area'),
     *_sentences(plain, lambda line: line['membership'], 'members'),
   ]
   if planted:
     parts += [
       '## What they wrote',
-      f'{planted[0]["exposure"]["planted"]} people wrote a sentence of eight '
-      'random words, which took the place of up to four of their own. The '
-      'attack calls planted whatever fell more in loss than all but a share '
-      'alpha of 4,095 such sentences that nobody wrote. Exposure is at most '
-      f'{planted[0]["exposure"]["most_bits"]:.0f} bits, and 1.4 on average for '
-      'a model that never saw the sentence.',
+      f'{planted[0]["exposure"]["planted"]} people got a planted sentence of '
+      'eight random words in place of up to four sentences of their own. The '
+      'references are 4,095 such sentences that nobody wrote. The attack calls '
+      'a sentence planted if the decrease of its loss exceeds a threshold, '
+      'which at most a share alpha of the references exceed. Exposure is at '
+      f'most {planted[0]["exposure"]["most_bits"]:.0f} bits, and 1.4 bits on '
+      'average if the model was not trained on the sentence.',
       _table(
         planted,
         lambda line: line['exposure']['rates'],
@@ -89,7 +92,7 @@ def headline(lines: Lines) -> str:
   """Returns a sentence on the planted sentences that the attack finds.
 
   Args:
-    lines: objects that `simulations.attacks` printed, one a run.
+    lines: JSON objects that `simulations.attacks` printed, one for each run.
   """
   planted = {
     line['run'].split('/')[0]: line['exposure']
@@ -112,7 +115,7 @@ def _area(line: Mapping[str, Any]) -> float:
 
 
 def _groups(lines: Lines) -> dict[str, list[Mapping[str, Any]]]:
-  """Returns the runs of each row of the grid, without noise first."""
+  """Returns the runs of each row of the grid, rows without noise first."""
   groups: dict[str, list[Mapping[str, Any]]] = {}
   for line in sorted(
     lines, key=lambda line: (line['noise_multiplier'], line['run'])
@@ -122,7 +125,14 @@ def _groups(lines: Lines) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _table(lines: Lines, rates: Any, measure: Any, head: str) -> str:
-  """Returns the true positive rates of each row, in percent."""
+  """Returns a Markdown table with true positive rates in percent.
+
+  Args:
+    lines: runs of the table.
+    rates: function from a run to its rates, results of `attacks.membership`.
+    measure: function from a run to a further figure.
+    head: head of the column of this figure.
+  """
   alphas = [each['alpha'] for each in rates(lines[0])] if lines else []
   rows = []
   for name, runs in _groups(lines).items():
@@ -148,7 +158,13 @@ def _table(lines: Lines, rates: Any, measure: Any, head: str) -> str:
 
 
 def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
-  """Returns sentences on what is shown, and on what is not."""
+  """Returns sentences on the rates that the runs show.
+
+  Args:
+    lines: runs of a table.
+    rates: function from a run to its rates, results of `attacks.membership`.
+    those: the attack's targets, as a plural noun.
+  """
   private = [line for line in lines if line['noise_multiplier'] > 0]
   silent = [line for line in lines if line['noise_multiplier'] == 0]
   sentences = []
@@ -159,8 +175,8 @@ def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
     total = sum(len(rates(line)) for line in private)
     refuted = sum(each['refuted'] for line in private for each in rates(line))
     sentences.append(
-      f'With noise, {total - over} of {total} intervals lie below their '
-      f'bounds; {refuted} refute one.'
+      f'With noise, {total - over} of {total} intervals lie below the bounds '
+      f'of their guarantees; {refuted} intervals refute a guarantee.'
     )
   if silent:
     above = sum(each['above_chance'] for line in silent for each in rates(line))
@@ -169,7 +185,7 @@ def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
       f'Without noise, {above} of {total} rates are shown to be above chance.'
     )
     if above < total:
-      text += ' The test would have shown, four times in five, ' + ', '.join(
+      text += ' With probability 0.8 the test would have shown ' + ', '.join(
         f'{100 * _detectable(line, rate):.1f} % at {100 * rate["alpha"]:g} %'
         for line in silent[:1]
         for rate in rates(line)
@@ -180,10 +196,14 @@ def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
 
 
 def _detectable(line: Mapping[str, Any], rate: Mapping[str, Any]) -> float:
-  """Returns the least true positive rate that is shown in 80 % of cases.
+  """Returns the least true positive rate that is shown with probability 0.8.
 
-  A rate is shown if the lower end of its interval exceeds the upper end of that
-  of the false positive rate.
+  A rate is shown if the lower end of its confidence interval exceeds the upper
+  end of the confidence interval of the false positive rate.
+
+  Args:
+    line: run that is attacked.
+    rate: rate of the run at one alpha.
   """
   from simulations import attacks
 
@@ -211,7 +231,10 @@ def _detectable(line: Mapping[str, Any], rate: Mapping[str, Any]) -> float:
 
 
 def figure(lines: Lines) -> figure_lib.Figure:
-  """Returns the plot: a panel an attack and alpha, a row of points a row."""
+  """Returns a plot with a panel for each attack and alpha.
+
+  A panel has a row of points for each row of the grid.
+  """
   kinds = [
     ('who was trained on', [x for x in lines if 'exposure' not in x], False),
     ('what they wrote', [x for x in lines if 'exposure' in x], True),

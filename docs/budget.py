@@ -1,13 +1,18 @@
-"""The figure and the tables of `reference/budget.md`: who is admitted.
+"""Writes the figure and the tables of `reference/budget.md` on admission.
 
-    python docs/budget.py                     from reference/budget.json
-    python docs/budget.py --arrivals=FILE     counts again; FILE is the
-        chitchat_dataset/dataset.json of the package chitchat-dataset 0.9.0
-    python docs/budget.py --runs=DIR ...      reads runs of configs/budget.toml
+    python docs/budget.py
+    python docs/budget.py --arrivals=FILE
+    python docs/budget.py --runs=DIR ...
 
-Simulated clients check in at random, each with its own mean gap. Real clients
-are people; a person checks in on each day with a message, and a day is a round.
-Every admitted client takes part.
+The figures come from `reference/budget.json`. --arrivals computes the numbers
+of admissions again; FILE is chitchat_dataset/dataset.json of the package
+chitchat-dataset 0.9.0. --runs reads the figures of runs of configs/budget.toml
+again.
+
+A simulated client checks in to each round with the same probability, the
+inverse of its mean gap. Real clients are people. A round is a day, and a person
+checks in to the days on which the person wrote a message. Every admitted client
+takes part.
 """
 
 from __future__ import annotations
@@ -22,12 +27,20 @@ import numpy as np
 import tabulate
 
 _FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
+# Mean numbers of rounds between two check-ins of a simulated client.
 _GAPS = (25, 50, 100, 200, 400, 800, 1600)
 _CLIENTS = 4000
 
 
 def _rules(rounds: int, min_sep: int, most: int, apart: tuple[int, ...]) -> Any:
-  """Returns admission by min_sep and by budget, for a banded Toeplitz C."""
+  """Returns a `MinSep` and budgets for an optimised banded Toeplitz C, by name.
+
+  Args:
+    rounds: number of rounds.
+    min_sep: minimum separation of the `MinSep`, which also defines the budget.
+    most: maximum number of participations of the `MinSep`.
+    apart: minimum separation of each budget.
+  """
   from tff_bandmf import optimize, participation, sensitivity
 
   typical = participation.MinSep(min_sep, most)
@@ -41,7 +54,11 @@ def _rules(rounds: int, min_sep: int, most: int, apart: tuple[int, ...]) -> Any:
 
 
 def _simulated() -> dict[str, list[float]]:
-  """Returns the mean number of rounds of a client, by rule and mean gap."""
+  """Returns the mean number of rounds of a simulated client.
+
+  Returns:
+    A list for each rule, with a number for each mean gap of `_GAPS`.
+  """
   from tff_bandmf.cohorts import arrivals
 
   rounds, found = 2000, {}
@@ -60,7 +77,11 @@ def _simulated() -> dict[str, list[float]]:
 
 
 def _real(path: str) -> dict[str, Any]:
-  """Returns the numbers of admissions of real people, by rule."""
+  """Returns the numbers of admissions of real people, by rule.
+
+  Args:
+    path: path of `dataset.json`.
+  """
   from tff_bandmf.cohorts import arrivals
 
   talks = json.loads(pathlib.Path(path).read_text()).values()
@@ -97,7 +118,7 @@ def _real(path: str) -> dict[str, Any]:
 
 
 def _run(directory: str) -> dict[str, Any]:
-  """Returns what the report of a run says, for a row of the page."""
+  """Returns the figures of a run's report for a row of the page."""
   report = json.loads(pathlib.Path(directory, 'report.json').read_text())
   (row,) = (each for each in report['runs'] if each['name'] == report['family'])
   return {
@@ -114,8 +135,12 @@ def _run(directory: str) -> dict[str, Any]:
 def main() -> None:
   sys.path.insert(0, str(_FOLDER.parent.parent))
   parser = argparse.ArgumentParser()
-  parser.add_argument('--arrivals')
-  parser.add_argument('--runs', nargs='+')
+  parser.add_argument(
+    '--arrivals', metavar='FILE', help='dataset.json of chitchat-dataset'
+  )
+  parser.add_argument(
+    '--runs', nargs='+', metavar='DIR', help='runs of configs/budget.toml'
+  )
   given = parser.parse_args()
   file = _FOLDER / 'budget.json'
   counts = json.loads(file.read_text())

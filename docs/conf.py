@@ -26,7 +26,8 @@ for name, folder in (
 os.environ.update(
   TF_CPP_MIN_LOG_LEVEL='3',
   COLUMNS='80',
-  # Matplotlib is imported before the fork, so kernels would set this too late.
+  # Sphinx imports Matplotlib before it forks the kernels, which would set this
+  # variable too late.
   MPLBACKEND='module://matplotlib_inline.backend_inline',
   # The same filter as in pyproject.toml, for old dependencies of TFF.
   PYTHONWARNINGS='ignore:pkg_resources is deprecated:UserWarning',
@@ -57,7 +58,8 @@ myst_enable_extensions = ['deflist']
 nb_execution_mode = 'force'
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
-# Seconds for one cell; generous, because the machine may be busy.
+# Maximum seconds of a notebook's cell; generous, because the machine may be
+# busy.
 nb_execution_timeout = 600
 nb_merge_streams = True
 # Pages load no scripts from other sites.
@@ -65,7 +67,8 @@ nb_ipywidgets_js = {}
 
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'none'
-# Defaults are shown as written; evaluated, a path would be of this machine.
+# Default values are shown as in the source. An evaluated path would name a
+# folder of this machine.
 autodoc_preserve_defaults = True
 autodoc_default_options = {
   'members': True,
@@ -77,7 +80,7 @@ napoleon_use_ivar = True
 
 
 def _relative(app, doctree):
-  """Shows paths of compared files relative to the root of the repository."""
+  """Removes the path of the repository from the texts of literal blocks."""
   for block in doctree.findall(docutils.nodes.literal_block):
     text = block.astext().replace(f'{_ROOT}/', '')
     if text != block.astext():
@@ -88,6 +91,6 @@ def _relative(app, doctree):
 
 def setup(app):
   app.connect('doctree-read', _relative)
-  # Before napoleon, which has the priority 500.
+  # The priority of napoleon is 500; smaller priorities come first.
   app.connect('autodoc-process-docstring', docstrings.process, priority=400)
   kernels.use()

@@ -1,8 +1,8 @@
 """Converts docstrings of the code to reStructuredText.
 
 Docstrings are written for readers of the source: formulas are indented, tables
-have bars, and names are between single backticks. Here formulas and tables
-become literal blocks, and characters of reStructuredText's markup are escaped.
+have bars, and names are between single backticks. This module makes literal
+blocks of formulas and tables, and escapes the markup of reStructuredText.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CODE = re.compile(r'(``[^`]+``|`[^`]+`)')
 
 
 def process(app, what, name, obj, options, lines: list[str]) -> None:
-  """Rewrites the lines of a docstring, before napoleon reads its sections."""
+  """Rewrites the lines of a docstring; called before napoleon's extension."""
   del app, what, name, obj, options
   lines[:] = converted(lines)
 
@@ -49,7 +49,7 @@ def converted(lines: list[str]) -> list[str]:
 
 
 def _paragraphs(lines: list[str]) -> list[list[str]]:
-  """Returns runs of lines that are not empty."""
+  """Returns the paragraphs: runs of lines between empty lines."""
   paragraphs: list[list[str]] = [[]]
   for line in lines:
     if line.strip():
@@ -60,7 +60,10 @@ def _paragraphs(lines: list[str]) -> list[list[str]]:
 
 
 def _text(paragraph: list[str]) -> list[str]:
-  """Returns a paragraph, escaped; its indented lines are formulas."""
+  """Returns an escaped paragraph; its indented lines are formulas.
+
+  The lines of a list may be indented, too, and are not formulas.
+  """
   if any(line.startswith(' ') for line in paragraph) and not (
     paragraph[0].startswith(('* ', '- '))
   ):
@@ -81,7 +84,7 @@ def _text(paragraph: list[str]) -> list[str]:
 
 
 def _entries(paragraph: list[str]) -> list[str]:
-  """Returns the lines of a section such as Args, escaped."""
+  """Returns the escaped lines of a section such as Args."""
   entries = []
   for line in paragraph:
     # Napoleon escapes the stars of *args itself.
@@ -92,7 +95,7 @@ def _entries(paragraph: list[str]) -> list[str]:
 
 
 def _escaped(line: str) -> str:
-  """Returns a line, escaped except between backticks."""
+  """Returns a line; its text outside of backticks is escaped."""
   parts = _CODE.split(line)
   parts[::2] = [
     re.sub(r'[*|]|(?<=\w)_(?!\w)', r'\\\g<0>', part) for part in parts[::2]

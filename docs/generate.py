@@ -1,4 +1,4 @@
-"""Writes the pages of figures that take minutes to compute.
+"""Writes the pages whose figures take minutes to compute.
 
     bandmf reproduce --json | python docs/generate.py reproduction
     make -s bench | python docs/generate.py benchmarks
@@ -11,14 +11,19 @@
     python -m simulations.sweep --config=configs/amplified.toml --out=DIR \
         --results | python docs/generate.py amplified
 
-Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
-which is committed: what the site shows was computed by the code of that commit
-or of an earlier one, on the machine that the page names. Of benchmarks, the
-cases that are not in the input keep their sections, and their dates. The pages
-of the comparison, people and attacks, the table in `docs/guide/amplified.md`
-and the one of other libraries are made of `evidence.json`, `people.json`,
-`attacks.jsonl`, `amplified.json` and `side_by_side.jsonl`, which stay beside
-them. People and attacks have a part of README.md.
+The program reads JSON lines from standard input and writes
+`docs/reference/PAGE.md`, which is committed. So the site shows figures of this
+commit or of an earlier one, with the machine and the date where they were
+measured. Benchmarks that are not in the input keep their sections.
+
+| page           | output                          | stored input         |
+|----------------|---------------------------------|----------------------|
+| `side_by_side` | a section of `benchmarks.md`    | `side_by_side.jsonl` |
+| `comparison`   | `comparison.md`, plots          | `evidence.json`      |
+| `people`       | `people.md`, plots, a part of   | `people.json`        |
+|                | README.md                       |                      |
+| `attacks`      | `attacks.md`, a plot            | `attacks.jsonl`      |
+| `amplified`    | a table in `guide/amplified.md` | `amplified.json`     |
 """
 
 from __future__ import annotations
@@ -34,13 +39,13 @@ from typing import Any
 
 import tabulate
 
-# Before the name of the figure that it is for.
+# Start of the name of a goal; the rest is the name of the figure.
 _GOAL = 'goal_'
 _FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 
 
 def write_reproduction(rows: list[dict[str, Any]]) -> None:
-  """Writes the page of the published tables and ours."""
+  """Writes the page of published figures beside our figures."""
   passed = sum(row['pass'] for row in rows)
   text = (
     '# Published figures\n\n'
@@ -74,7 +79,7 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
 
 
 def write_benchmarks(cases: list[dict[str, Any]]) -> None:
-  """Writes the sections of the cases that were measured."""
+  """Writes the sections of the measured cases on the page of benchmarks."""
   sections = {}
   for name in dict.fromkeys(case['case'] for case in cases):
     results = [case for case in cases if case['case'] == name]
@@ -97,7 +102,7 @@ def write_benchmarks(cases: list[dict[str, Any]]) -> None:
 
 
 def write_side_by_side(measured: list[dict[str, Any]]) -> None:
-  """Writes the table beside other libraries, and what it is made of."""
+  """Writes the table of other libraries, and stores its JSON lines."""
   path = _FOLDER / 'side_by_side.jsonl'
   lines = path.read_text().splitlines() if path.exists() else []
   cases = {case['case']: case for case in map(json.loads, lines)}
@@ -180,7 +185,7 @@ Where a cell is empty, that library does not do the task.
 
 
 def _result(result: dict[str, Any], compared: str) -> str:
-  """Returns the cell of one side: seconds, and what they were for."""
+  """Returns the table cell of one library: its seconds and other figures."""
   if not result:
     return ''
   text = f'{result["cpu_seconds"]:.3g}'
@@ -199,7 +204,7 @@ def _today() -> str:
 
 
 def _write_sections(sections: dict[str, str]) -> None:
-  """Writes sections of the page of benchmarks; its others stay."""
+  """Writes sections of the page of benchmarks, and keeps other sections."""
   path = _FOLDER / 'benchmarks.md'
   text = path.read_text() if path.exists() else ''
   _, *parts = text.split('\n## ')
@@ -230,12 +235,15 @@ No GPU was to be had: the case accelerator is of JAX on a CPU.
 
 
 def write_comparison(text: str) -> None:
-  """Writes the page of the comparison, its plots and what it is made of."""
+  """Writes the page of the comparison and its plots, and stores the input."""
   _write_study('COMPARISON', text)
 
 
 def write_people(text: str) -> None:
-  """Writes the page, its plots, what it is made of and README's part."""
+  """Writes the page of people, its plots and a part of README.md.
+
+  The input is stored.
+  """
   comparison, summary = _write_study('PEOPLE', text)
   import attacks
 
@@ -245,7 +253,7 @@ def write_people(text: str) -> None:
 
 
 def write_attacks(text: str) -> None:
-  """Writes the page of attacks, its plot and what it is made of."""
+  """Writes the page of attacks and its plot, and stores the input."""
   sys.path.insert(0, str(_FOLDER.parent))
   import attacks
 
@@ -258,7 +266,15 @@ def write_attacks(text: str) -> None:
 
 
 def _write_study(name: str, text: str) -> tuple[Any, Any]:
-  """Writes a page of the module `comparison`; returns it and the summary."""
+  """Writes a page of a study of the module `comparison`.
+
+  Args:
+    name: name of the study in `comparison`.
+    text: JSON text of a `Summary`.
+
+  Returns:
+    The module `comparison` and the summary.
+  """
   sys.path.insert(0, str(_FOLDER.parent))
   import comparison
 
@@ -273,7 +289,7 @@ def _write_study(name: str, text: str) -> tuple[Any, Any]:
 
 
 def write_amplified(text: str) -> None:
-  """Writes the table of sampled cohorts, and what it is made of."""
+  """Writes the table of sampled cohorts, and stores the input."""
   from simulations.sweeps import summary as summary_lib
 
   summary = summary_lib.Summary.read(text)
@@ -303,20 +319,20 @@ def write_amplified(text: str) -> None:
 
 
 def _put(path: pathlib.Path, name: str, text: str) -> None:
-  """Puts text in place of what stands between the marks of this name."""
+  """Replaces the text between the comments NAME and 'end of NAME' of a page."""
   before, begin, rest = path.read_text().partition(f'<!-- {name} -->\n')
   _, end, after = rest.partition(f'<!-- end of {name} -->\n')
   path.write_text(before + begin + text + end + after)
 
 
-# Made of one object each.
+# Writers of pages whose input is a text, by the name of the page.
 _SWEEPS = {
   'comparison': write_comparison,
   'people': write_people,
   'attacks': write_attacks,
   'amplified': write_amplified,
 }
-# Made of JSON lines.
+# Writers of pages whose input is a list of JSON objects, one a line.
 _PAGES = {
   'reproduction': write_reproduction,
   'benchmarks': write_benchmarks,
@@ -363,7 +379,7 @@ def main(arguments: list[str]) -> int:
     return 2
   (page,) = arguments
   if page in _SWEEPS:
-    # For `simulations`, which is not installed.
+    # The writers import `simulations`, which is not installed.
     sys.path.insert(0, str(_FOLDER.parent.parent))
     _SWEEPS[page](sys.stdin.read())
     return 0

@@ -1,7 +1,8 @@
 """Kernels of the notebooks, forked from the process of Sphinx.
 
-Each page has its own process, folder and namespace. TensorFlow Federated takes
-10 s to import, so Sphinx imports it once, before the kernels are forked.
+A kernel is the process that runs the code of a notebook. The import of
+TensorFlow Federated takes 10 s, so Sphinx imports it once, before it forks the
+kernels. Each page has its own kernel.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ class _Kernel(multiprocessing.context.ForkProcess):
 
   def run(self) -> None:
     arguments, cwd, env = self._given
-    # A process group of its own: Jupyter signals the kernel and its children.
+    # Jupyter sends signals to the process group of the kernel, which must not
+    # contain Sphinx.
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    # The event loop that was forked belongs to Sphinx, where it is running.
+    # The forked process has a copy of Sphinx's running event loop, which it
+    # cannot use.
     asyncio.set_event_loop(asyncio.new_event_loop())
     kernelapp.launch_new_instance(argv=arguments, parent_handle=os.getppid())
 
@@ -45,7 +48,7 @@ class _Kernel(multiprocessing.context.ForkProcess):
 
 
 class Forked(local_provisioner.LocalProvisioner):
-  """Starts kernels by a fork."""
+  """Starts kernels by forking this process."""
 
   async def launch_kernel(self, cmd: list[str], **kwargs: Any):
     import tensorflow_federated  # noqa: F401

@@ -2,8 +2,8 @@
 
     python docs/pictures.py
 
-Writes each picture beside the page that shows it. The same code gives the same
-bytes; a test compares them with the committed files.
+The program writes each picture beside the page that shows it. The same code
+gives the same bytes, which a test compares with the committed files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLIENT = '#c1440e'
 
 
 def factorization() -> figure_lib.Figure:
-  """Returns A = B C as heat maps, and patterns of one client below C."""
+  """Returns heat maps of A = B C, with patterns of one client below C."""
   rounds, min_sep = 12, 4
   strategy = strategies.BandedSqrt(rounds, bands=min_sep)
   schema = participation.MinSep(min_sep)
@@ -46,7 +46,8 @@ def factorization() -> figure_lib.Figure:
   a = workloads.PREFIX.matrix(rounds)
   b = a @ np.linalg.inv(c)
   worst = sensitivity.sensitivity(strategy, schema).value
-  # The first attains the sensitivity; MinSep(4) allows the others, too.
+  # MinSep(4) allows all of these patterns. The first pattern attains the
+  # sensitivity.
   patterns = [(0, 4, 8), (1, 5, 9), (0, 5, 11), (3, 9)]
   drawing = figure_lib.Figure(figsize=(10, 5.4), layout='constrained')
   grid = drawing.add_gridspec(2, 3, height_ratios=(3.1, 1))
@@ -108,7 +109,12 @@ def factorization() -> figure_lib.Figure:
 
 
 def _canvas(width: float, height: float) -> tuple[figure_lib.Figure, object]:
-  """Returns an empty figure, and axes in hundredths of an inch from the top."""
+  """Returns an empty figure and its axes.
+
+  Args:
+    width: width of the figure, in hundredths of an inch.
+    height: height of the figure, in hundredths of an inch; y = 0 is the top.
+  """
   drawing = figure_lib.Figure(figsize=(width / 100, height / 100))
   axes = drawing.add_axes((0, 0, 1, 1))
   axes.set(xlim=(0, width), ylim=(height, 0))
@@ -256,7 +262,7 @@ def sequence() -> figure_lib.Figure:
   return drawing
 
 
-# The file of each picture, below this folder.
+# Function of each picture, by the path of its file below this folder.
 PICTURES = {
   'guide/factorization.svg': factorization,
   'guide/noise.svg': noise,

@@ -1,10 +1,11 @@
-"""The table and the figure of losses without noise, on `stable_training.md`.
+"""Writes the table and the figure of the page `stable_training.md`.
 
     python docs/stable_training.py
 
-Reads `reference/stable_training.json`, a list of runs with their settings and
-curves, and the runs without noise in `reference/evidence.json`. Writes the
-figure beside these files and the table into the page.
+The page shows losses of training without noise. The program reads
+`reference/stable_training.json`, a list of runs with their settings and curves,
+and the runs without noise in `reference/evidence.json`. It writes the figure
+beside these files and the table into the page.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How much noise for an epsilon, and what epsilon a log of rounds shows.
+"""Computes the noise for an epsilon, and the epsilon of a participation.
 
 Shows accounting alone: strategies, a guarantee, and the guarantee that holds if
-clients took part otherwise than planned. Neither TensorFlow nor TensorFlow
-Federated is imported. It prints
+clients took part more often than planned. Neither TensorFlow nor TensorFlow
+Federated is imported. The program prints
 
   identity: noise 3.12 clips, rmse 98.72
   banded-sqrt: noise 5.38 clips, rmse 11.10
@@ -32,7 +32,8 @@ def main():
       f'rmse {guarantee.z_stddev_per_clip * mean_error**0.5:.2f}'
     )
 
-  # The noise of the last strategy is kept, but clients came more often.
+  # The noise is still that of the last strategy and the plan, but clients took
+  # part more often.
   was = participation.MinSep(250)
   largest = sensitivity.sensitivity(strategy, was).value
   seen = accounting.Guarantee(

@@ -1,10 +1,10 @@
 """Clients that come by themselves, with a ledger in PostgreSQL.
 
-Clients check in on their own. A client is admitted if the plan allows it to
-take part again, which the ledger looks up, even among millions of clients. The
-updates of other clients are in no sum. The first argument is the URL of the
-database, such as postgresql+psycopg2://user@host/name; without it the ledger is
-a file.
+Clients check in to a round on their own. The run admits a client if the ledger
+shows that the plan allows the client to take part again, even among millions of
+clients. The updates of other clients are in no sum. The first argument is the
+URL of the database, such as postgresql+psycopg2://user@host/name. Without an
+argument, the ledger is a file.
 """
 
 import sys
@@ -24,7 +24,7 @@ def arrivals():
 
 
 def update_of(name, weights):
-  """Returns what one client adds: two steps of gradient descent."""
+  """Returns the update of one client after two steps of gradient descent."""
   client, trained = int(name.split()[1]), np.array(weights)
   for _ in range(2):
     error = trained[0] * INPUTS[client] + trained[1] - TARGETS[client]

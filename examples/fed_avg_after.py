@@ -1,8 +1,7 @@
 """The program of `fed_avg_before.py`, ported.
 
-Shows a loop of one's own around a process of one's own: the run gives
-aggregator, state and cohorts, and takes the state back. The command for its
-plan:
+Shows a loop and a process of your own: the run gives the aggregator, the state
+and the cohorts, and stores the new state. The command for its plan:
 
   bandmf plan --rounds 6 --clients-per-round 40 --min-sep 3 --epsilon 20
     --delta 1e-4 --l2-norm-clip 1 --mechanism banded-sqrt --out plan.json
@@ -42,7 +41,7 @@ def zeros():
 
 @tff.tensorflow.computation(DATA, WEIGHTS)
 def client_update(data, weights):
-  """Returns what an epoch of gradient descent changes, and the last loss."""
+  """Returns the update of an epoch of gradient descent, and the last loss."""
 
   def step(held, pairs):
     (slope, intercept), _ = held

@@ -1,8 +1,8 @@
-"""Federated averaging as a process of one's own, like TFF's simple_fedavg.
+"""Federated averaging as a process of your own, like TFF's simple_fedavg.
 
-Shows a program before it is ported: server and client in TensorFlow, what they
-send each other in a federated computation, and an aggregator in it.
-`fed_avg_after.py` is the same with differential privacy. It prints
+Shows a program before it is ported: server and client are written in
+TensorFlow, and a federated computation with an aggregator connects them.
+`fed_avg_after.py` is this program with differential privacy. The program prints
 
   slope 3, intercept -1
 """
@@ -37,7 +37,7 @@ def zeros():
 
 @tff.tensorflow.computation(DATA, WEIGHTS)
 def client_update(data, weights):
-  """Returns what an epoch of gradient descent changes, and the last loss."""
+  """Returns the update of an epoch of gradient descent, and the last loss."""
 
   def step(held, pairs):
     (slope, intercept), _ = held

@@ -1,7 +1,8 @@
 """The program of `images_before.py`, ported.
 
-Shows noise that is correlated between rounds, cohorts that are kept apart, a
-run that goes on where it was killed, and its report. The command for its plan:
+Shows noise that is correlated between rounds, rounds of a client that are at
+least 8 apart, a run that continues after it was killed, and its report. The
+command for its plan:
 
   bandmf plan --rounds 12 --clients-per-round 20 --min-sep 8 --epsilon 8
     --delta 1e-4 --l2-norm-clip 0.5 --mechanism banded-sqrt --out plan.json

@@ -1,7 +1,7 @@
 """Training on small images, as in TFF's tutorial on differential privacy.
 
 Shows a program before it is ported: TFF's own DP aggregator, and cohorts that
-are drawn at random. `images_after.py` has correlated noise. It prints
+are drawn at random. `images_after.py` has correlated noise. The program prints
 
   accuracy 1.0
 """

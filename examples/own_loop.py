@@ -1,8 +1,9 @@
-"""A federated averaging loop of one's own, with ledger, key and tape.
+"""A federated averaging loop of your own, with ledger, key and tape.
 
-Shows the parts without TFF's learning algorithms: clients train in NumPy, TFF
-runs the aggregation alone. The loop stops in the middle of round 3, and then
-goes on with the same cohort and the same noise. It prints
+Shows the parts of the library without TFF's learning algorithms: clients train
+in NumPy, and TFF runs only the aggregation. The loop stops in the middle of
+round 3, and continues with the same cohort and the same noise. The program
+prints
 
   stopped in round 3
   went on with round 3
@@ -38,7 +39,7 @@ TARGETS = 3 * INPUTS - 1
 
 
 def update_of(client, weights):
-  """Returns what one client adds: two steps of gradient descent."""
+  """Returns the update of one client after two steps of gradient descent."""
   trained = np.array(weights)
   for _ in range(2):
     error = trained[0] * INPUTS[client] + trained[1] - TARGETS[client]
@@ -47,9 +48,10 @@ def update_of(client, weights):
 
 
 def train(folder, stop=None):
-  """Resumes the training in `folder`; interrupts it in round `stop`."""
+  """Starts or resumes the training in `folder`, and stops in round `stop`."""
   key = noise.Key.load_or_create(folder / 'noise.key')
-  states = sorted(folder.glob('*.npz'))  # state and weights before a round
+  # File t + 1 holds state and weights after round t.
+  states = sorted(folder.glob('*.npz'))
   start, weights = len(states), np.zeros(2)
   sampler = cohorts.CohortSampler(CLIENTS, COHORT, ROUNDS, SCHEMA, seed=1)
   with (
@@ -75,7 +77,8 @@ def train(folder, stop=None):
     for t in range(start, ROUNDS):
       cohort = sampler.sample(t, history)
       history.record(t, cohort)
-      ledger.start_round(t, cohort)  # before anything of it is computed
+      # The ledger records a cohort before any of its updates is computed.
+      ledger.start_round(t, cohort)
       if t == stop:
         print(f'stopped in round {t}')
         return

@@ -1,7 +1,7 @@
 """The program of `program_before.py`, ported.
 
-Shows TFF's loop around a run: the run selects clients and keeps the states, and
-the release manager gets weights, which have noise, and nothing else. The
+Shows TFF's loop around a run: the run selects the clients and stores the state,
+and the release manager gets nothing but the weights, which have noise. The
 command for its plan:
 
   bandmf plan --rounds 6 --clients-per-round 40 --min-sep 3 --epsilon 20

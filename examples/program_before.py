@@ -1,8 +1,8 @@
-"""A model that is trained by `tff.learning.programs.train_model`.
+"""Trains a model with `tff.learning.programs.train_model`.
 
 Shows a program before it is ported: TFF's own loop, with its data source, its
 checkpoints and its release managers. `program_after.py` has differential
-privacy that is reported. It prints
+privacy and a report. The program prints
 
   slope 3, intercept -1
 """

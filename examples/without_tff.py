@@ -1,7 +1,7 @@
 """Federated averaging in NumPy with the guarantee of a run, without TFF.
 
-A program that is killed continues when it is started again. The first argument
-is the folder of the run. It prints
+If the program is killed, it continues when it is started again. The first
+argument is the folder of the run. The program prints
 
   round 0 is done
   round 1 is done
@@ -24,7 +24,7 @@ TARGETS = 3 * INPUTS - 1
 
 
 def update_of(client, weights):
-  """Returns what one client adds: two steps of gradient descent."""
+  """Returns the update of one client after two steps of gradient descent."""
   trained = np.array(weights)
   for _ in range(2):
     error = trained[0] * INPUTS[client] + trained[1] - TARGETS[client]

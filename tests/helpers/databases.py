@@ -29,7 +29,8 @@ def binaries():
 def _started(programs, directory, data, user):
   """Returns the process of a server that answers.
 
-  Beside other servers one may end while it starts: it is started again.
+  A server may end during its start if other servers start at the same time. It
+  is then started again.
   """
   log = directory / 'log'
   for _ in range(3):
@@ -69,9 +70,9 @@ def _started(programs, directory, data, user):
 
 @contextlib.contextmanager
 def server(programs):
-  """Runs a server on a socket in a private directory; gives URL and process."""
+  """Runs a server on a socket in a private folder; yields URL and process."""
   directory = pathlib.Path(tempfile.mkdtemp(prefix='bandmf-pg-'))
-  # The server refuses to be run by root.
+  # The server refuses to run as root, so `nobody` runs it.
   user = {}
   if os.geteuid() == 0:
     nobody = pwd.getpwnam('nobody')
@@ -91,7 +92,7 @@ def server(programs):
     try:
       yield f'postgresql+psycopg2://bandmf@/postgres?host={directory}', process
     finally:
-      # Fast: does not wait for clients.
+      # SIGINT is PostgreSQL's fast shutdown, which does not wait for clients.
       process.send_signal(signal.SIGINT)
       process.wait(180)
   finally:
@@ -99,7 +100,12 @@ def server(programs):
 
 
 def schema(url, tmp_path):
-  """Returns the arguments of a ledger in an empty schema of a server."""
+  """Returns the arguments of a ledger in a new, empty schema of a server.
+
+  Args:
+    url: URL that `server` yields.
+    tmp_path: folder of the ledger's key.
+  """
   psycopg2 = pytest.importorskip('psycopg2')
   name = f'test_{random.SystemRandom().getrandbits(64):x}'
   connection = psycopg2.connect(url.replace('+psycopg2', ''))

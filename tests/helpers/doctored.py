@@ -1,4 +1,4 @@
-"""Ledgers changed by somebody who knows the format, chain included."""
+"""Forged ledgers: changed content with a new, consistent hash chain."""
 
 import contextlib
 import dataclasses
@@ -10,13 +10,14 @@ from tff_bandmf.ledger import chain
 
 
 def rewrite(path, change=lambda event: event, cohorts=None):
-  """Changes events and cohorts, and makes the chain anew.
+  """Changes events and cohorts of a ledger, and computes its chain again.
 
   Args:
-    path: of the SQLite file; no ledger has it open.
-    change: gives what an event becomes; None takes it out.
-    cohorts: gives the identifiers that a (round, [m] int64) becomes; None takes
-      them out with all events of the round.
+    path: path of the ledger's SQLite file, which no ledger has open.
+    change: function from an event to the event in its place; None removes the
+      event.
+    cohorts: function from a round and its cohort, [m] int64 identifiers, to the
+      cohort in its place; None removes the cohort and all events of the round.
   """
   with contextlib.closing(sqlite3.connect(path)) as connection, connection:
     digests = {}

@@ -1,6 +1,6 @@
-"""One example of every family: all tests of families take theirs from here.
+"""One example of every family, for all tests of families.
 
-A new family has its line in `EXAMPLES`; `families_test` fails without.
+If a family has no line in `EXAMPLES`, `families_test` fails.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ class Example:
   """An example of a family.
 
   Attributes:
-    make: rounds, at least 6, to a strategy.
-    draw: rounds to any strategy.
-    flags: of `bandmf optimize`, for a strategy of 24 rounds without a search.
+    make: function from the number of rounds, >= 6, to a strategy.
+    draw: function from the number of rounds to a Hypothesis strategy, which
+      draws strategies of the family.
+    flags: flags with which `bandmf optimize` builds a strategy of 24 rounds
+      without a search.
   """
 
   make: Callable[[int], strategies.Strategy]
@@ -42,7 +44,8 @@ def _series(draw, rounds, low=-1.0):
   tail = np.array(
     draw(st.lists(fraction(low), max_size=rounds - 1)), np.float64
   )
-  # Not falling, signed unless `low` is 0, and far from a root in the disc.
+  # The series need not decrease, and has signs unless `low` is 0. It is far
+  # from a series with a root in the unit disc.
   tail *= 0.9 / max(1.0, np.abs(tail).sum())
   return draw(fraction(0.5, 2)) * np.concatenate([[1.0], tail])
 
@@ -66,7 +69,7 @@ def _blt(draw, rounds):
 
 @st.composite
 def _lower(draw, rounds, bands):
-  """Draws rows of a banded matrix that its diagonal dominates."""
+  """Draws rows of a banded matrix with a dominant diagonal."""
   entry = fraction(draw(st.sampled_from([0.0, -1.0])))
   rows = np.array(
     draw(st.lists(entry, min_size=rounds * bands, max_size=rounds * bands))
@@ -84,7 +87,7 @@ def _banded(draw, rounds):
 
 @st.composite
 def _dense(draw, rounds):
-  # Banded at times.
+  # The matrix may have few bands.
   return strategies.Dense(draw(_banded(rounds)).matrix())
 
 
@@ -185,7 +188,8 @@ TOEPLITZ = [
   for name, family in strategies.FAMILIES.items()
   if issubclass(family.kind, strategies.Toeplitz)
 ]
-# Rounds -> any strategy, by family; the columns of some are scaled.
+# Functions from the number of rounds to a Hypothesis strategy, by the name of
+# the family; entries with 'columns normalised' scale the columns to unit norm.
 DRAWN = {
   **{name: example.draw for name, example in EXAMPLES.items()},
   **{
@@ -200,7 +204,7 @@ DRAWN = {
 
 
 def made(rounds: int) -> dict[str, strategies.Strategy]:
-  """Returns a strategy of each family, and one whose columns are scaled."""
+  """Returns a strategy of each family, and a BLT with scaled columns."""
   found = {name: each.make(rounds) for name, each in EXAMPLES.items()}
   found['normalised'] = strategies.ColumnNormalized(found['blt'])
   return found

@@ -1,7 +1,7 @@
-"""What the fuzz tests share: how many cases, damage to files, and the oracle.
+"""Shared parts of the fuzz tests: number of cases, damaged files, checks.
 
-BANDMF_FUZZ_CASES=10000 runs about that many cases in place of 2,000, and
-BANDMF_FRESH_CASES=1 draws them with a fresh seed; `make fuzz` sets both.
+BANDMF_FUZZ_CASES=10000 runs about 10,000 cases in place of 2,000.
+BANDMF_FRESH_CASES=1 draws the cases with a fresh seed. `make fuzz` sets both.
 """
 
 import contextlib
@@ -17,17 +17,19 @@ from hypothesis import strategies as st
 
 _CASES_IN_CI = 2000
 _CASES = int(os.environ.get('BANDMF_FUZZ_CASES', _CASES_IN_CI))
-# On a busy machine.
+# Maximum duration of a case, also on a busy machine.
 _SECONDS = 60
+# Number of bytes that a case may allocate, whatever the size of its input.
 _FREE_BYTES = 48 * 2**20
-# Lists of Python take this many bytes for one of JSON, and arrays are made of
-# them.
+# Further bytes that a case may allocate for each byte of JSON, which becomes
+# Python lists and then arrays.
 _BYTES_A_BYTE = 60
-# Far below what would make a machine swap.
+# Growth of the address space that a case may need, far too small to make a
+# machine swap.
 _ADDRESS_SPACE = 2**29
 _LONGEST_MESSAGE = 2000
 
-# What a value of a file may become.
+# Values that replace a value of a file.
 ODD_VALUES = (
   None, True, False, 0, -1, 1, 2, 7, 2**31, 2**63, 10**18, -(10**18), 10**400,
   0.0, -0.0, 0.5, 1e-320, 1e308, float('nan'), float('inf'), -float('inf'),
@@ -43,11 +45,15 @@ _ODD_KEYS = (
 
 
 class Hang(BaseException):
-  """A case took too long; nothing that a program catches."""
+  """A case took too long. No program catches this BaseException."""
 
 
 def cases(share):
-  """Returns a decorator: this many of the 2,000 cases, or their share."""
+  """Returns a decorator that sets the number of cases of a test.
+
+  Args:
+    share: number of cases if the fuzz tests have 2,000 in all, >= 1.
+  """
   return hypothesis.settings(
     max_examples=max(1, share * _CASES // _CASES_IN_CI),
     database=None,
@@ -57,10 +63,14 @@ def cases(share):
 
 @contextlib.contextmanager
 def bounded(size=None):
-  """Fails on a case that hangs, or that allocates much for `size` bytes.
+  """Fails on a case that hangs, or that allocates much for its input.
 
-  What NumPy and JSON ask for counts, whether it is used or not. Counting is
-  slow; without `size` what would take half a gigabyte fails with a MemoryError.
+  Memory counts when Python, NumPy or JSON allocates it, even if it is not used.
+  Without `size` the memory is not counted, because counting is slow; a case
+  that needs half a gigabyte then fails with a MemoryError.
+
+  Args:
+    size: size of the input in bytes, or None.
   """
 
   def stop(*_):
@@ -88,7 +98,7 @@ def bounded(size=None):
 
 
 def check_message(text, secrets=()):
-  """Checks that an error is one short line that can be shown anywhere."""
+  """Checks that an error is one short, printable line without secrets."""
   assert text.strip()
   assert len(text) <= _LONGEST_MESSAGE, text[:300]
   assert text.isprintable(), repr(text)
@@ -98,7 +108,15 @@ def check_message(text, secrets=()):
 
 
 def check_cli(run, *arguments, statuses=(0, 2), size=None, **kwargs):
-  """Runs `bandmf`: done, or status 2 and one line on standard error."""
+  """Runs `bandmf`, and checks that status 2 comes with one line of error.
+
+  Args:
+    run: function from arguments to status, standard output and standard error.
+    *arguments: arguments of `run`.
+    statuses: statuses that the command may have.
+    size: argument of `bounded`.
+    **kwargs: arguments of `check_message`.
+  """
   with bounded(size):
     status, out, error = run(*arguments)
   assert status in statuses
@@ -112,11 +130,11 @@ def check_cli(run, *arguments, statuses=(0, 2), size=None, **kwargs):
 
 @st.composite
 def damaged(draw, documents):
-  """Draws one of the documents with a few of its values changed.
+  """Draws one of several JSON objects, with one to three values changed.
 
   Args:
-    draw: of hypothesis.
-    documents: JSON objects.
+    draw: function of Hypothesis.
+    documents: the JSON objects.
   """
   tree = copy.deepcopy(draw(st.sampled_from(documents)))
   for _ in range(draw(st.integers(1, 3))):
@@ -149,7 +167,7 @@ def _damage(draw, tree):
 
 
 def _places(tree):
-  """Yields (container, key) of every value of a tree."""
+  """Yields (container, key) of every value in nested containers."""
   items = tree.items() if isinstance(tree, dict) else enumerate(tree)
   for key, value in list(items):
     yield tree, key
@@ -159,7 +177,7 @@ def _places(tree):
 
 @st.composite
 def json_bytes(draw, documents):
-  """Draws the bytes of a JSON file: changed in its values, or as text."""
+  """Draws the bytes of a JSON file with changed values or changed text."""
   if draw(st.integers(0, 3)):
     return json.dumps(draw(damaged(documents))).encode()
   text = json.dumps(draw(st.sampled_from(documents)))
@@ -189,7 +207,7 @@ def json_bytes(draw, documents):
 
 @st.composite
 def flipped(draw, content):
-  """Draws `content` with bytes changed, cut off, repeated or put in."""
+  """Draws `content` with bytes changed, removed, repeated or inserted."""
   content = bytearray(content)
   for _ in range(draw(st.integers(1, 4))):
     place = draw(st.integers(0, max(len(content) - 1, 0)))

@@ -1,4 +1,4 @@
-"""Points at which an inverse of the normal CDF is compared with 40 digits."""
+"""Compares an inverse of the normal CDF with one of 40 digits."""
 
 import mpmath
 import numpy as np
@@ -8,9 +8,9 @@ from tff_bandmf.accounting.arithmetic import cells
 
 
 def points(count=1500):
-  """Returns u in (0, 1/2): in the tail, in the middle, near both ends.
+  """Returns points u in (0, 1/2): in the tail, in the middle, near both ends.
 
-  The first one is where SciPy's inverse errs most of 3 million.
+  At the first point, SciPy's inverse has its largest error of 3 million points.
   """
   rng = np.random.default_rng(0)
   return np.concatenate(
@@ -25,12 +25,17 @@ def points(count=1500):
 
 
 def largest_error(u, z):
-  """Returns the largest error of z = Phi^-1(u) over what the proof allows."""
+  """Returns the largest error of z = Phi^-1(u), over the bound of the proof."""
   return np.max(_absolute(u, z) / cells.inverse_error(np.abs(z)))
 
 
 def largest_units(u, z):
-  """Returns the largest relative error, in units of 2^-53; z has more bits."""
+  """Returns the largest relative error of z = Phi^-1(u), in units of 2^-53.
+
+  Args:
+    u: [m] points.
+    z: [m] values of the inverse, with more bits than a float64.
+  """
   return float(np.max(_absolute(u, z) / np.abs(z)))
 
 
@@ -38,7 +43,7 @@ def _absolute(u, z):
   with mpmath.workdps(40):
     exact = []
     for each in map(float, u):
-      # One step of Halley's from 15 digits gives 40.
+      # One step of Halley's method turns 15 correct digits into 40.
       near = mpmath.mpf(float(scipy.special.ndtri(each)))
       step = (each - mpmath.ncdf(near)) / mpmath.npdf(near)
       exact.append(near + step * (1 + near * step / 2))

@@ -1,6 +1,7 @@
-"""What `processes` has imported before it forks; TensorFlow has not started.
+"""Imports the modules that forked processes of `processes` need.
 
-No forked process looks through these objects for garbage.
+TensorFlow is imported, but has not started its threads. `gc.freeze` keeps
+garbage collections of forked processes from visiting the imported objects.
 """
 
 import gc

@@ -1,7 +1,7 @@
-"""Processes of tests, forked from one that has imported what they need.
+"""Processes for tests, forked from a server that has imported large modules.
 
-Python has one server of forks a process, so its imports are named once. Where
-each file named its own, the last that was collected decided for all.
+A Python process has one fork server. So this file alone names the modules that
+the server imports.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ _FORKED.set_forkserver_preload(['preloaded'])
 
 def start(target, *args, daemon=False):
   """Returns a process that runs the target, a function of a module."""
-  # The server looks for `preloaded` where the tests do.
+  # The server needs the path of the tests to find the module `preloaded`.
   with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
     forkserver.ensure_running()
   process = _FORKED.Process(target=target, args=args, daemon=daemon)
@@ -25,7 +25,10 @@ def start(target, *args, daemon=False):
 
 
 def to_files(folder):
-  """Appends what this process prints to `out` and `err` in a folder."""
+  """Appends standard output and error of this process to files of a folder.
+
+  The names of the files are `out` and `err`.
+  """
   for number, stream in ((1, 'out'), (2, 'err')):
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     os.dup2(os.open(os.path.join(folder, stream), flags), number)

@@ -1,4 +1,4 @@
-"""An aggregator of few numbers, its updates and its noise, for tests."""
+"""A small aggregator with its updates and its noise, for tests."""
 
 import collections
 
@@ -13,20 +13,22 @@ PLACEMENTS = ('state', 'tape')
 ROUNDS = 6
 STRATEGY = strategies.BandedToeplitz(ROUNDS, [1.0, 0.5, 0.25])
 PARTICIPATION = participation.MinSep(3)
-# Two disjoint columns of norm^2 1 + 1/4 + 1/16.
+# A client has two disjoint columns, whose squared norms are 1 + 1/4 + 1/16.
 SENSITIVITY = np.sqrt(2 * (1 + 1 / 4 + 1 / 16))
 MULTIPLIER, CLIENTS, CLIP = 0.7, 5.0, 2.5
 Z_STDDEV = MULTIPLIER * SENSITIVITY * CLIP
 KEY = noise.Key.from_seed(9)
 
-# Names out of alphabetical order, nested, all float types, a scalar.
+# The structure is nested, its names are not in alphabetical order, and it has
+# all float types and a scalar.
 SPECS = collections.OrderedDict(
   kernel=tf.TensorSpec([3, 2], tf.float32),
   bias=(tf.TensorSpec([4], tf.float16), tf.TensorSpec([], tf.float64)),
   after=collections.OrderedDict(z=tf.TensorSpec([5], tf.bfloat16)),
 )
 DIMENSION = 6 + 4 + 1 + 5
-# The steps of the lattice, or a rounding of a result to its type.
+# Largest error of a result: a few steps of the lattice, or the rounding to a
+# float type.
 _TOLERANCE = {
   'float16': 2e-3,
   'bfloat16': 1.6e-2,
@@ -110,7 +112,7 @@ def clipped_sum(updates):
 
 
 def dense_noise(dimension=DIMENSION):
-  """Returns C^-1 Z, [rounds, d], without the recursion."""
+  """Returns C^-1 Z, [rounds, dimension], computed without the recursion."""
   z = generator.Generator(KEY).rows(0, ROUNDS, 0, dimension)
   return np.linalg.solve(STRATEGY.matrix(), z)
 
@@ -132,7 +134,7 @@ def assert_close(result, expected):
 
 
 def run(process, state, start, stop):
-  """Returns (results of the rounds, last state)."""
+  """Returns the results of rounds start to stop - 1, and the last state."""
   results = []
   for t in range(start, stop):
     output = process.next(state, updates_of(2, seed=t))

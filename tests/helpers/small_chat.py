@@ -1,4 +1,4 @@
-"""A small file of the form of the corpus of people, with made-up text."""
+"""A small file with random text, in the form of the corpus chitchat."""
 
 import json
 
@@ -9,7 +9,7 @@ PEOPLE = 40
 
 
 def write(folder, people=PEOPLE):
-  """Writes `dataset.json`: each person talks to the next, in random words."""
+  """Writes `dataset.json`, in which people exchange random words."""
   generator = np.random.default_rng(0)
   conversations = {}
   for person in range(people):

@@ -1,4 +1,4 @@
-"""Runs of three rounds with eight clients, for tests of runs."""
+"""Runs of three rounds with eight clients, for tests."""
 
 import collections
 import contextlib
@@ -45,7 +45,7 @@ def small_plan(**changes):
 
 
 def update_of(client, t):
-  """What a client gives; the same whenever it is asked."""
+  """Returns the update of a client in round t, always the same."""
   return np.full(3, 0.1 * client + 0.01 * t, np.float32)
 
 
@@ -53,7 +53,7 @@ State = collections.namedtuple('State', ['sum', 'aggregator'])
 
 
 class Process:
-  """A process of nobody's making: its state is the sum of all releases."""
+  """A process with an own state, which is the sum of all releases."""
 
   def __init__(self, factory):
     self._process = factory.create(TYPE)
@@ -67,7 +67,14 @@ class Process:
 
 
 def train(directory, plan=None, data=update_of, seen=None):
-  """An own loop; returns the last state."""
+  """Trains in an own loop; returns the last state.
+
+  Args:
+    directory: folder of the run.
+    plan: plan of the run; None for `small_plan()`.
+    data: function from client and round to the update.
+    seen: list to which (round, sum of the releases) is appended; None for none.
+  """
   with run.Run(directory, plan or small_plan(), keep_key=True) as mine:
     process = Process(mine.aggregator)
     state = mine.restore(process.initialize)
@@ -92,7 +99,7 @@ def train_without_tff(directory, data=update_of, plan=None):
 
 
 def with_key(directory):
-  """Gives a run the same key in every test, for comparison alone."""
+  """Gives a run the key `SECRET`, so that runs can be compared."""
   directory.mkdir()
   _files.load_or_create_secret(
     directory / f'{run_json.NOISE_KEY}{run_json.NEW_KEY}',
@@ -110,12 +117,17 @@ class Killed(BaseException):
 
 @contextlib.contextmanager
 def counting(left, end=-1):
-  """Counts durable writes, and ends the program at one."""
+  """Counts durable writes, and raises `Killed` before one of them.
+
+  Args:
+    left: iterator that counts the writes, shared by several programs.
+    end: count of the write before which the program ends; -1 for none.
+  """
 
   def counting(function):
     @contextlib.contextmanager
     def step(*args, **kwargs):
-      # The tape's thread is not that of the program.
+      # Writes of the tape's thread do not count.
       mine = threading.current_thread() is threading.main_thread()
       if mine and next(left) == end:
         raise Killed
@@ -134,8 +146,10 @@ def counting(left, end=-1):
 
 @contextlib.contextmanager
 def killed_at(write):
-  """Ends the program at a durable write, as kill -9 would: nothing is closed
-  but what the system closes."""
+  """Ends the program before a durable write, as kill -9 would.
+
+  Only the files and locks are closed, as by the system.
+  """
 
   def die(self):
     self._noise_adder.close()
@@ -146,12 +160,12 @@ def killed_at(write):
     stack.enter_context(mock.patch.object(run.Run, 'close', die))
     stack.enter_context(pytest.raises(Killed))
     yield
-    # It ended before.
+    # The program had fewer writes.
     raise Killed
 
 
 def left_after_release(directory, data=update_of):
-  """A program that dies when it has seen the sum of round 0."""
+  """Runs a program that is killed after the release of round 0."""
   with killed_at(-1):
     with run.Run(directory, small_plan()) as mine:
       process = Process(mine.aggregator)

@@ -1,4 +1,4 @@
-"""A generator of so few words that all its normals can be enumerated."""
+"""A generator with few words, all of whose normals can be enumerated."""
 
 import dataclasses
 import functools
@@ -14,10 +14,10 @@ class Sampler:
   """All normals of a small generator.
 
   Attributes:
-    bits: of a word, its sign included.
-    more: bits of the extension.
-    below: words below 2^-below are extended; None has none.
-    digits: bits that a float keeps; None is exact.
+    bits: number of bits of a word, with its sign.
+    more: number of bits of an extension; 0 for no extended words.
+    below: words with u < 2^-below are extended.
+    digits: number of bits of a float's mantissa; 0 for exact numbers.
   """
 
   bits: int
@@ -27,7 +27,11 @@ class Sampler:
 
   @functools.cached_property
   def normals(self):
-    """Returns (z >= 0 in descending order, cumulated probability from 0)."""
+    """Returns all z >= 0 in descending order, and their probabilities.
+
+    The probabilities are cumulated: entry i is the probability of the first i
+    values, starting with 0.
+    """
     k = np.arange(2 ** (self.bits - 1))
     rare = k < 2 ** (self.bits - self.below) if self.more else k < 0
     e = np.arange(2**self.more)
@@ -54,7 +58,7 @@ class Sampler:
   def beyond(self, edge):
     """Returns the probability of z >= edge, for edges of any sign."""
     z, cumulated = self.normals
-    # z may have equal neighbours, but never turns.
+    # z never increases, but may have equal neighbours.
     far = cumulated[np.searchsorted(-z, -np.abs(edge), side='right')]
     strictly = cumulated[np.searchsorted(-z, -np.abs(edge), side='left')]
     return np.where(edge >= 0, far, 1 - strictly)

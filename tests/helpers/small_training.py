@@ -1,4 +1,4 @@
-"""Clients and a model that train in milliseconds, for tests."""
+"""Clients and a model for training in milliseconds, for tests."""
 
 import hashlib
 
@@ -18,7 +18,7 @@ LENGTH = 6
 
 
 def _clients():
-  """Clients with 0 to 8 sentences of 0 to 6 random words."""
+  """Returns clients with 0 to 8 sentences of 0 to 6 random words."""
   generator = np.random.default_rng(0)
   vocabulary = vocabulary_lib.Vocabulary(('a', 'b', 'c', 'd', 'e'))
   sizes = np.arange(_CLIENTS)
@@ -45,7 +45,14 @@ SPECS = tuple(tf.TensorSpec(w.shape, w.dtype) for w in MODEL.weights)
 
 
 def batches(clients, client, batch_size, **order):
-  """Returns one epoch of a client as a data set; `order` as `client_arrays`."""
+  """Returns one epoch of a client as a data set.
+
+  Args:
+    clients: clients of the split.
+    client: index of the client.
+    batch_size: number of sentences in a batch.
+    **order: arguments of `TokenizedClients.client_arrays`.
+  """
   arrays = clients.client_arrays(client, **order)
   return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
 
@@ -73,7 +80,7 @@ def functional_model(model, sequence_length):
 
 
 def plan(rounds, cohorts=None):
-  """Returns a plan of so many rounds, of three clients each."""
+  """Returns a plan of `rounds` rounds with three clients each."""
   return tff_bandmf.Plan(
     rounds=rounds,
     clients_per_round=3,
@@ -86,7 +93,7 @@ def plan(rounds, cohorts=None):
 
 
 def digest(state):
-  """Returns the SHA-256 of model and optimiser of a learning process."""
+  """Returns the SHA-256 of the model and optimiser in a process's state."""
   sha = hashlib.sha256()
   for leaf in tf.nest.flatten((state.global_model_weights, state.finalizer)):
     sha.update(np.asarray(leaf).tobytes())

@@ -1,4 +1,4 @@
-"""What tests of tapes share: a small tape, its noise, and what reads it."""
+"""A small tape, its noise and its readers, for tests of tapes."""
 
 import sys
 import time
@@ -26,7 +26,13 @@ def strategy(bands=7, rounds=ROUNDS):
 
 
 def make(directory, c=None, **kwargs):
-  """Returns a tape of a strategy in a folder."""
+  """Returns the tape of a strategy in a folder.
+
+  Args:
+    directory: folder of the tape.
+    c: strategy; None for `strategy()`.
+    **kwargs: changed arguments of `Stream` and `Tape`.
+  """
   noise_of = {
     'recursion': (c or strategy()).recursion(),
     'z_steps': Z_STEPS,
@@ -40,7 +46,16 @@ def make(directory, c=None, **kwargs):
 
 
 def release(tape, t, total=None, tape_id=None, timeout=60.0, run=RUN):
-  """Returns what a round releases, of zeros unless told: then that is y."""
+  """Returns the release of a round, `total` plus y.
+
+  Args:
+    tape: tape to read.
+    t: index of the round.
+    total: sum to which the noise is added; None for zeros.
+    tape_id: tape id that the reader expects; None for the right one.
+    timeout: seconds to wait for the noise.
+    run: id of the run.
+  """
   dimension = sum(shard.count for shard in tape.shards)
   total = np.array(np.zeros(dimension) if total is None else total, np.int32)
   seen = types.SimpleNamespace(
@@ -56,7 +71,7 @@ def release(tape, t, total=None, tape_id=None, timeout=60.0, run=RUN):
 def release_in_a_graph(
   tape, t, total=None, tape_id=None, timeout=60.0, run=RUN
 ):
-  """Does the same in TensorFlow."""
+  """Returns the result of `release`, computed in TensorFlow's graph."""
   import tensorflow as tf
 
   from tff_bandmf.noise.tape import graph_reader
@@ -87,7 +102,7 @@ def wait_until(condition):
 
 
 def noise_file(tape, t):
-  """Returns the file of a round when it is there."""
+  """Returns the noise file of a round; waits until the file exists."""
   path = tape.directory / f'{t:08d}.noise'
   wait_until(path.exists)
   return path
@@ -98,7 +113,7 @@ def marks(tape):
 
 
 def refusals():
-  """Returns the errors of readers: in a graph they are TensorFlow's."""
+  """Returns the types of a reader's errors, in NumPy and in a graph."""
   if 'tensorflow' not in sys.modules:
     return (ValueError,)
   errors = sys.modules['tensorflow'].errors
