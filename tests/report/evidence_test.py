@@ -263,7 +263,7 @@ def test_ended_run_whose_metrics_lack_the_end_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
   path = tmp_path / report.METRICS_FILE
   path.write_text(''.join(path.read_text().splitlines(keepends=True)[:-1]))
-  _refused(tmp_path, 'round=4: is the last one of metrics.csv')
+  _refused(tmp_path, 'round=4: is the last round of metrics.csv')
 
 
 def test_flipped_bit_of_metrics_is_refused(tmp_path):

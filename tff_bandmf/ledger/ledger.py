@@ -5,7 +5,8 @@ round count as having taken part, whether or not the round gives a result. An
 attempt at a round is 'started', and then 'finished' or 'failed'. A failed round
 may be replayed. An abandoned (burnt) round may not be replayed. Clients are
 stored as keyed hashes. All events are in a chain of hashes, see `chain`. When a
-ledger is opened, the chain is computed again and compared with the stored one.
+ledger is opened, the chain is computed again, and each hash is compared with
+the stored hash.
 
   with Ledger('ledger.sqlite') as ledger:
     ledger.start_round(0, cohort)

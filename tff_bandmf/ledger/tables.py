@@ -7,7 +7,8 @@
 | bandmf_rounds | one row a round: its index; its cohort, as identifiers       |
 |               | (keyed hashes of clients), ascending, 8 bytes each,          |
 |               | little-endian; the highest client index in the cohort        |
-| bandmf_events | one row an event: the event, the head after it; see `chain`  |
+| bandmf_events | one row an event: its index (column `place`), the event, the |
+|               | head after it; see `chain`                                   |
 
 A cohort is one value, so a write stores all of its clients or none. Rows are
 added and never changed, except for the only row of bandmf_ledger. Every

@@ -127,8 +127,8 @@ def warnings(
       '' if elsewhere else _NOTHING_RELEASED,
       _NOTHING_RELEASED,
     ),
-    # PRIVACY: a process may put raw updates into the model that bypass the
-    # aggregator. The report warns of an unchecked process before the claim.
+    # PRIVACY: a process may let raw updates bypass the aggregator and change
+    # the model. The report warns of an unchecked process before the claim.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     (claim.process_unknown and not elsewhere, _PROCESS, _PROCESS),
     (run_json.ALL_ZERO in run.not_covered, _NOISE_ALONE, ''),

@@ -74,7 +74,8 @@ class Claim:
       for every round that started.
     delta: delta of the claim, in (0, 1).
     l2_norm_clip: the clipping norm, > 0; for an adaptive clip, the largest norm
-      of an update with its indicator in the first round.
+      in the first round of an update together with its indicator, which says
+      whether the norm of the update is below the clip.
     clients_per_round: divisor of the mean update, > 0.
     planned_rounds: number of rounds that were planned, >= 1; for a `Budget` the
       strategy may have more rounds.
@@ -279,12 +280,12 @@ def from_run(directory: pathlib.Path) -> Claim:
   """Returns the claim of a run, computed again from its files.
 
   The sensitivity is for the planned participation or, if the ledger shows more
-  or closer participations, for the observed one. The noise is the noise in
-  `run.json`, which the ledger must confirm; see `evidence`.
+  or closer rounds of a client, for the observed participation. The noise is the
+  noise in `run.json`, which the ledger must confirm; see `evidence`.
 
   Raises:
     TypeError: a value of `run.json` is not a number.
-    ValueError: a file is missing, damaged or contradicts another.
+    ValueError: a file is missing or damaged, or contradicts another file.
   """
   run = run_json.RunRecord.read(directory)
   claim = run.claim

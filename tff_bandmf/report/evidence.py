@@ -182,8 +182,8 @@ def verified_ledger(
     f'run={directory / run_json.RUN_FILE}: this file, {run_json.PLAN_FILE} or '
     f'{run_json.STRATEGY_FILE} was changed after rounds in the ledger',
   )
-  # PRIVACY: two sums with the same noise reveal their difference. A ledger with
-  # a round that was finished with two results is refused.
+  # PRIVACY: two sums with the same noise reveal their difference. A ledger is
+  # refused if a round finished twice, and the two results may be different.
   # Guard: evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
     not (z_stddev and observed.finished_twice),
@@ -307,8 +307,8 @@ def _check_metrics(
     )
     _require(
       not ended or last == observed.last_round,
-      f'round={last}: is the last one of {run_json.METRICS_FILE}, and the run '
-      f'has ended with round {observed.last_round}',
+      f'round={last}: is the last round of {run_json.METRICS_FILE}, and the '
+      f'run has ended with round {observed.last_round}',
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
   import pyarrow as pa
 
 COLUMNS = ('round', 'client')
-# Participations in a part that `parts` yields. A part takes about 150 MB.
+# Number of participations in a part that `parts` yields; about 150 MB.
 _PART_SIZE = 2**22
 _MOST_ROUNDS = 2**31
 # Client names in CSV may not have a quote, a control character, or a blank at

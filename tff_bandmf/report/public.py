@@ -1,9 +1,9 @@
 """The public report of one or several runs.
 
-A public report has only facts of a whitelist. It leaves out cohort sizes and
-numbers of clients, which the report of a run states without noise. It lists the
-few facts that it states without noise itself. Its numbers have three digits:
-privacy losses are rounded up, and noise is rounded down.
+A public report has only facts of a whitelist. Cohort sizes and numbers of
+clients, which the report of a run states without noise, are not in this list.
+The public report names the few facts that it states without noise. Its numbers
+have three digits: privacy losses are rounded up, and noise is rounded down.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def of_plan(
 
   Raises:
     ValueError: a file is not a plan or a log, the cohorts of the plan are
-      sampled, the plan has no delta, or nobody took part.
+      sampled, the plan has no delta, or the log has no participation.
     OSError: a file cannot be read.
   """
   plan = plan_lib.Plan.load(plan_file)

@@ -270,7 +270,7 @@ class Journal:
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
-        f'round={entry.index}: is not open; finish a round once'
+        f'round={entry.index}: is not open; finish each round once'
       )
 
   @contextlib.contextmanager
@@ -496,8 +496,8 @@ class _States:
   """Recognises a state that does not follow from the open round.
 
   The state of a TFF process has the aggregator's count of rounds. A state
-  without this count is recognised by its bits, since the noise of each round
-  gives another state.
+  without this count is recognised by its bits: because of the noise, no two
+  finished rounds give the same state.
   """
 
   def __init__(self):

@@ -26,7 +26,7 @@ MORE_ROUNDS = (
   'for more rounds, make a new plan and run it in another folder, from the '
   'last state; `bandmf compose` gives the guarantee of both runs together'
 )
-_FEWER_ROUNDS = 'to stop early, give rounds= to the loop'
+_FEWER_ROUNDS = 'or give the loop rounds= to stop early'
 
 
 @dataclasses.dataclass(frozen=True)

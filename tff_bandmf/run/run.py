@@ -521,10 +521,10 @@ class Run:
     self._journal.set_statements(**statements)
 
   def note_side_release(self, sentence: str) -> None:
-    """Adds a value that is released without noise to the report.
+    """Adds a sentence to `side_releases`, which the report shows.
 
     Args:
-      sentence: name of the value. `side_releases` keeps its other sentences.
+      sentence: a few words that name a value that is released without noise.
     """
     self._journal.append_statement('side_releases', sentence)
 
@@ -584,8 +584,8 @@ class Run:
     if not self._ended:
       raise errors.value_error(
         f'erase_identifiers=round {self._journal.next}: comes before the end '
-        'of the run: every client would look new; call run.record(...) after '
-        'the last round'
+        'of the run, and without the key every client would look new; call '
+        'run.record(...) after the last round'
       )
     # PRIVACY: a person with the key can compute the identifier of a client and
     # look it up in the ledger. This line destroys the key.

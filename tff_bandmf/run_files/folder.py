@@ -149,7 +149,7 @@ def keys(directory: pathlib.Path, draws: bool) -> Keys:
 
   Args:
     directory: folder of the run; this process has its lock.
-    draws: whether cohorts are sampled, which takes a second key.
+    draws: whether cohorts are sampled; the run then has a second key.
 
   Raises:
     ValueError: the folder holds remains of a run, or a key is missing.

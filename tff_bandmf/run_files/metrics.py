@@ -91,7 +91,7 @@ class Metrics:
     t = int(row['round'])
     if self._round == t:
       # The file has a row of this round as a finished round, and the round was
-      # then burnt: the new row replaces the old row.
+      # then burnt (given up): the new row replaces the old row.
       self._lines.pop()
     self._round = t
     self._lines.append(self._line(row))
