@@ -200,11 +200,13 @@ def _after_run(
   directory = pathlib.Path(init)
   record = run_json.RunRecord.read(directory)
   if not (directory / run_json.RESULT_FILE).exists():
-    raise _unfit(init, 'is of a run that has not ended', 'end it with --resume')
+    raise _unfit(init, 'holds an unfinished run', 'finish it with --resume')
   words = (directory / 'vocabulary.txt').read_text('utf-8').split('\n')[:-1]
   if tuple(words) != vocabulary.words:
     raise _unfit(
-      init, 'has other words', 'give its vocabulary.txt as data.vocabulary_file'
+      init,
+      'has other words than this experiment',
+      'give its vocabulary.txt as data.vocabulary_file',
     )
   weights = last_weights(directory, model)
   same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
@@ -217,8 +219,9 @@ def _after_run(
   if same and not private and config.privacy.family != config_lib.NO_NOISE:
     raise _unfit(
       init,
-      f'learnt from the clients of {config.data.corpus} without a guarantee',
-      'start from a run on other text, or from one with noise',
+      f'holds a run that learnt from the clients of {config.data.corpus} '
+      'without a guarantee',
+      'start from a run with noise, or from a run on other text',
     )
   return _start(
     model,
@@ -251,7 +254,9 @@ def last_weights(
   weights = leaves[: len(model.weights)]
   if [each.shape for each in weights] != [each.shape for each in model.weights]:
     raise _unfit(
-      str(directory), 'has another model', 'give the [model] of that run'
+      str(directory),
+      'has another model than this experiment',
+      'give the [model] of that run',
     )
   return weights
 

@@ -194,7 +194,7 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
   handle = _files.lock(lock)
   if handle is None:
     raise errors.value_error(
-      f'out={directory}: another sweep is at work in it; wait for it'
+      f'out={directory}: another sweep runs in this folder; wait for its end'
     )
   try:
     yield

@@ -31,10 +31,10 @@ A table `corpora.NAME` or `mechanisms.NAME` holds tables of an experiment and:
 |                     |           | 1.7^i, or a list of candidates [i, ...];  |
 |                     |           | a corpus overrides a mechanism            |
 
-If a setting has several values, --set comes before the mechanism, the mechanism
-before the corpus, and the corpus before `base`. A table whose keys are epsilons
-(0.5 in quotes) is replaced by its value for the epsilon of the row. A mechanism
-with the name of a strategy family has that family, unless it sets
+If a setting has several values, the value of --set is used; otherwise the value
+of the mechanism, the corpus or `base`, in this order. A table whose keys are
+epsilons (0.5 in quotes) is replaced by its value for the epsilon of the row. A
+mechanism with the name of a strategy family has that family, unless it sets
 `privacy.family`. A mechanism without noise, such as `none`, has one row, and
 the row has no epsilon. If a row has several candidates, its experiment has the
 middle candidate, and a sweep (`simulations/sweep.py`) searches for the best.

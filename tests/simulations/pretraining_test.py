@@ -194,7 +194,7 @@ def test_run_that_has_not_ended_is_refused(folder, corpus, ended, tmp_path):
   shutil.copytree(ended, tmp_path / 'run')
   (tmp_path / 'run' / report.RESULT_FILE).unlink()
   config = _config(folder, **{'training.init': str(tmp_path / 'run')})
-  with pytest.raises(ValueError, match='training.init=.*not ended'):
+  with pytest.raises(ValueError, match='training.init=.*unfinished'):
     pretraining.start(config, corpus.train.vocabulary)
 
 

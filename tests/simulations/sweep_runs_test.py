@@ -426,9 +426,7 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     process = _start(grid_path, directory, log)
     _wait((first / report.JSON_FILE).exists, log_path)
     assert not second.exists()
-    assert 'another sweep is at work' in _refusal(
-      grid_path, directory, '--resume'
-    )
+    assert 'another sweep runs in' in _refusal(grid_path, directory, '--resume')
     process.send_signal(signal.SIGKILL)
     process.wait()
     # With the sweep go its cells.

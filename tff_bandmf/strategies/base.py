@@ -25,7 +25,7 @@ MAX_ROUNDS = 100_000_000
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _SMALLEST_DIAGONAL = 1e-30
 _LARGEST_ENTRY = 1e30
-# Least columns of one matrix product; fewer would make products slow.
+# Least number of columns of a matrix product; fewer columns would be slow.
 _LEAST_COLUMNS = 64
 
 
@@ -47,10 +47,11 @@ class Strategy(abc.ABC):
 
   | symbol | name here       | meaning                                       |
   |--------|-----------------|-----------------------------------------------|
-  | n      | `rounds`        | rounds that the mechanism supports            |
-  | b_hat  | `bands`         | diagonals of C that are not all zero          |
-  | p      | `inverse_bands` | diagonals of C^-1 that are not all zero       |
-  | d      | `buffers`       | buffers of a BLT                              |
+  | n      | `rounds`        | number of rounds that the mechanism supports  |
+  | b_hat  | `bands`         | number of diagonals of C up to the last one   |
+  |        |                 | with a non-zero entry                         |
+  | p      | `inverse_bands` | number of such diagonals of C^-1              |
+  | d      | `buffers`       | number of buffers of a BLT                    |
   | e_t    |                 | squared L2 norm of row t of A C^-1            |
 
   Attributes:
@@ -224,7 +225,7 @@ class Strategy(abc.ABC):
     return float(per_query_errors.mean()), float(per_query_errors.max())
 
   def first_column(self) -> Optional[np.ndarray]:
-    """Returns the first column of a Toeplitz C, [bands] float64, else None."""
+    """Returns the first column, [bands] float64, if it defines C; else None."""
     return None
 
   def tiles(self) -> list[tuple[Strategy, int]]:

@@ -161,9 +161,9 @@ class BltBuffers(recursion_lib.Buffers):
   @functools.cached_property
   def shift(self) -> float:
     # PRIVACY: Rounding errors of y / d and of the buffers shift the noise by an
-    # amount that depends on past releases, so the noise has not exactly the
-    # claimed distribution. This method bounds the shift, whose cost the
-    # accountant adds.
+    # amount that depends on past releases, so the distribution of the noise
+    # differs from the claimed one. This method bounds the shift, and the
+    # accountant adds its cost to epsilon.
     # Guard: recursion_test.test_shift_bounds_the_error_of_coarse_cells.
     def largest(weights):
       # y / d and the buffers are weighted sums of z and of rounding errors,
@@ -188,9 +188,9 @@ class BltBuffers(recursion_lib.Buffers):
   @functools.cached_property
   def cut_norm(self) -> float:
     # PRIVACY: float64 rounds the powers of theta, so C of the noise differs
-    # from the C whose sensitivity is claimed. The powers may cancel in C, and
-    # then their errors are large relative to C. So this bound of the difference
-    # adds up the norms of all powers.
+    # from the C whose sensitivity is claimed. If the powers cancel in C, their
+    # errors are large relative to C, and a bound relative to C would be too
+    # small. So this bound of the difference adds up the norms of all powers.
     # Guard: recursion_test.test_column_of_a_blt_is_within_its_bound.
     sizes = np.abs(self._blt.omega) / np.sqrt(1 - self._blt.theta**2)
     roundings = self._period + self.memory + 8

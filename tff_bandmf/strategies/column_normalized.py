@@ -71,8 +71,9 @@ class ColumnNormalized(base.Strategy):
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
       norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds) ** 2))[::-1]
-    # PRIVACY: A column divided by an infinite norm would be 0, and would count
-    # as no sensitivity. This check refuses norms that overflow.
+    # PRIVACY: If the norm of a column overflowed to infinity, the scaled column
+    # would be 0, and the sensitivity would leave out its round. This check
+    # refuses norms that overflow.
     # Guard: strategies_test.test_column_norm_that_overflows_is_refused.
     if not np.all(np.isfinite(norms)):
       raise errors.value_error(

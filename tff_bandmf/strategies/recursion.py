@@ -191,8 +191,8 @@ class Window(Recursion):
     C of few bands:      y_t = (z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
     C^-1 of few bands:   y_t = C^-1[t, t] z_t + sum_{s>=1} C^-1[t, t-s] u_{t-s}
 
-  where u is z with the rounding errors of y in it. The weights of each round
-  may differ.
+  where u_t is z_t plus the rounding error of y_t, divided by scale_t. The
+  weights of each round may differ.
   """
 
   def __init__(self, strategy: Any, period: int):
@@ -291,9 +291,10 @@ class Window(Recursion):
 
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
     """Returns rows of C' of `cut_norm`, for `PAST_Y`."""
-    # PRIVACY: If C is nearly singular, cut weights change the noise much. A
-    # range or self-test for the uncut C could then release noise that is out of
-    # range, or accept wrong noise. So row norms come from the cut weights.
+    # PRIVACY: If C is nearly singular, cut weights change the noise much. With
+    # the row norms of the uncut C, noise could exceed its integer range, and a
+    # self-test could accept wrong noise. So the row norms are computed from the
+    # cut weights.
     # Guard: recursion_test.test_row_norms_are_those_of_cut_weights.
     scale, readout = self.weights(start, stop)
     ones = np.ones((stop - start, 1))
@@ -301,7 +302,7 @@ class Window(Recursion):
 
   @functools.cached_property
   def shift(self) -> float:
-    # Sums of past y with cut weights are exact; see `cut`.
+    # Sums of past y with weights of `cut` are exact.
     if self.keeps == PAST_Y or not self.memory:
       return 0.0
     # The error of u_t comes from a sum of `memory` terms and one division. C

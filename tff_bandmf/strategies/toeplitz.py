@@ -142,8 +142,8 @@ class Toeplitz(base.Strategy):
 class ToeplitzWindow(recursion_lib.Window):
   """A window whose weights are the same in every round.
 
-  In early rounds t the weights of lags s > t multiply zeros: S is 0 at the
-  start.
+  In an early round t, the weights of lags s > t multiply zeros, because S is 0
+  at the start.
   """
 
   def __init__(self, strategy: Toeplitz):
@@ -290,8 +290,8 @@ class BandedInverseC(RationalToeplitz):
     off = recursion_lib.UNIT * (self.inverse_bands + 8) * norms
     if not off <= 0.5:
       raise errors.value_error(
-        f'inverse_coefficients={self.inverse_bands} bands: have an inverse '
-        'that float64 does not give; use fewer rounds, or a series whose '
+        f'inverse_coefficients={self.inverse_bands} bands: float64 cannot '
+        'compute their inverse accurately; use fewer rounds, or a series whose '
         'inverse is small'
       )
     return float(off / (1 - off))
@@ -304,7 +304,7 @@ def full_errors(
 
   The workload is A with rows A_t = A_{t-1} + eta_t M_t, where eta_t is the
   learning rate of round t and M the Toeplitz matrix of momentum. So row t of
-  A D C^-1 is row t - 1 plus eta_t times row t of M D C^-1.
+  A D C^-1 is its row t - 1 plus eta_t times row t of M D C^-1.
 
   Args:
     strategy: C.
@@ -405,9 +405,9 @@ def _errors_to_the_limit(
 
   If `bottom` has no root in the closed unit disc, w_j converges geometrically
   to top(1) / bottom(1). Terms are computed until max(len(top), len(bottom))
-  consecutive terms are within 1e-12 of the limit, relative; the sum of the
-  remaining terms has a closed form. If w does not converge, every term is
-  computed.
+  consecutive terms have a relative distance of at most 1e-12 from the limit;
+  the sum of the remaining terms has a closed form. If w does not converge,
+  every term is computed.
 
   Args:
     top: coefficients of a polynomial, lowest power first, float64.

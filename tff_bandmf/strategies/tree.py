@@ -191,13 +191,13 @@ class TreeBuffers(recursion_lib.Buffers):
   ones of t in binary. E_h is the noise of the estimate of the node of height h
   that round t finishes, and v_h is the variance of this noise:
 
-    E_0 = z_0,   E_{h+1} = (E_h + S_h) v_{h+1} / (2 v_h) + v_{h+1} z_{h+1}
+    E_0 = g_0,   E_{h+1} = (E_h + S_h) v_{h+1} / (2 v_h) + v_{h+1} g_{h+1}
     y_t = E_H - sum_{h<H} S_h
 
-  E_H is a weighted sum of z_0, ..., z_H, with a vector of weights w, plus a
-  weighted sum of the S_h, with weights a_h. z_0, ..., z_H are drawn in round t,
-  and their sum is Gaussian with standard deviation |w|. So a single z_t for
-  each round gives the same noise:
+  Here g_0, ..., g_H are independent unit normals for round t alone. E_H is a
+  weighted sum of them, with the vector of weights w, plus a weighted sum of the
+  S_h, with weights a_h. The first sum is Gaussian with standard deviation |w|.
+  So a single unit normal z_t for each round gives the same noise:
 
     y_t = |w| z_t + sum_{h<H} (a_h - 1) S_h,   S_H <- y_t + sum_{h<H} S_h
 
