@@ -530,7 +530,7 @@ def test_head_has_rho_in_four_digits_and_units_of_the_inverse(tmp_path):
     text = (tmp_path / name).read_text()
     assert f'| {head} |' in text or f'>{head}</span></b>' in text
     assert f'at most {cells.INVERSE_UNITS:g} units' in text
-    assert f'to {cells.INVERSE_MOST:g}, absolutely' in text
+    assert f'error of at most {cells.INVERSE_MOST:g} units' in text
 
 
 def test_row_of_accounting_is_in_plain_words_for_everybody(tmp_path):
