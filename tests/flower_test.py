@@ -181,7 +181,7 @@ def test_clients_that_fail_are_zero(tmp_path, fault):
 
   def answer(client, weights):
     if client % 2:
-      return fault(weights)
+      return fault(_shifted(client, weights))
     trained.append(client)
     return _shifted(client, weights)
 
