@@ -43,7 +43,7 @@ _MATRIX_ROUNDS, _MATRIX_BANDS = 256, 32
 # Largest relative difference of two losses that count as equal.
 _LOSS_TOLERANCE = 1e-3
 # Figures that the ratio of a case may compare: CPU seconds of the process, CPU
-# seconds of the task, and noise multiplier.
+# seconds of the task, and standard deviation of z over the clip.
 _PROCESS, _TASK, _NOISE = 'process_cpu_seconds', 'cpu_seconds', 'noise'
 
 
@@ -71,8 +71,8 @@ def _cases(dimension: int) -> dict[str, dict[str, Any]]:
     # 1,000 clients a round of the 342,477 of StackOverflow.
     'rate': 1000 / 342_477,
     'sampling_prob': 1000 / (342_477 - 341 * 1000),
-    # The noise multiplier at which opake computes delta, and the resolution of
-    # its Monte Carlo estimate.
+    # The standard deviation of z over the clip at which opake computes delta,
+    # and the resolution of opake's Monte Carlo estimate.
     'noise': 1.0,
     'resolution': 1e-3,
     'start': 'warm',

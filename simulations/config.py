@@ -109,8 +109,8 @@ class Training:
 
   Attributes:
     rounds: number of rounds of the run, >= 1.
-    clients_per_round: number of clients of a round, >= 1. The sum of their
-      updates is divided by this number.
+    clients_per_round: number of clients of a round, >= 1; the expected number
+      if cohorts are sampled. The sum of updates is divided by this number.
     batch_size: number of sentences in one SGD step of a client, >= 1. In a
       round a client trains once on each of its sentences.
     client_learning_rate: learning rate of a client's SGD, > 0.
@@ -186,10 +186,11 @@ class Privacy:
       computes with its momentum and its learning rates.
     objective: 'mean' to minimise the mean over the rounds of the squared error,
       or 'max' to minimise its maximum.
-    min_sep: integer >= 1. 'min-sep' enforces r2 - r1 >= min_sep for two rounds
-      r1 < r2 of a client. 'budget' limits a client to the sensitivity of
-      rounds that are min_sep apart. 'b-min-sep' samples cohorts with r2 - r1 >=
-      min_sep, 'balls-in-bins' uses min_sep bins, and 'cyclic-poisson' ignores
+    min_sep: integer >= 1. With participation = 'min-sep', two rounds r1 < r2 of
+      a client have r2 - r1 >= min_sep. With 'budget', min_sep and
+      max_participations define the largest sensitivity of a client. With
+      amplification = 'b-min-sep', sampled rounds have r2 - r1 >= min_sep. With
+      'balls-in-bins' there are min_sep bins. 'cyclic-poisson' does not use
       min_sep.
     max_participations: maximum number of rounds in which a client takes part,
       >= 1; None means that only min_sep limits the number.
@@ -227,10 +228,10 @@ class Privacy:
     amplification: 'cyclic-poisson', 'balls-in-bins' with min_sep bins or
       'b-min-sep' to sample cohorts in secret, which amplifies privacy; None to
       enforce `participation` instead.
-    sampling_prob: probability in (0, 1]. With 'b-min-sep' a client takes part
-      in a round that min_sep allows with this probability, with
-      'cyclic-poisson' in a round of its group. None derives the probability
-      from clients_per_round.
+    sampling_prob: probability in (0, 1]. With 'b-min-sep', a client takes part
+      with this probability in each round that min_sep allows. With
+      'cyclic-poisson', a client takes part with this probability in each round
+      of its group. None derives the probability from clients_per_round.
   """
 
   family: str

@@ -1,1 +1,1 @@
-"""Text, split among clients."""
+"""Corpora: text that is divided among clients."""
