@@ -2,11 +2,11 @@
 
 A claim is about released numbers, but accountants bound a mechanism in real
 numbers. Tests show that each attack here succeeds on float32 sums, normals or
-coefficients, even if the accounting in real numbers is right; it must fail on
-the lattice. Each attack takes a function, so that tests can attack another
-arithmetic.
+coefficients, even if the accounting in real numbers is right. Each attack must
+fail on the lattice. Each attack takes the arithmetic as an argument, a function
+or an array, so that tests can attack float32.
 
-| attack       | failure of an arithmetic that it finds                       |
+| attack       | failure of the arithmetic that the attack finds              |
 |--------------|--------------------------------------------------------------|
 | `summing`    | one client moves a sum by more than its clip                 |
 | `tail`       | the largest normals are smaller than they should be          |
@@ -28,18 +28,20 @@ from tff_bandmf.audit import bounds
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 
-# Probability with which `tail` or `low_bits` succeeds on a sound arithmetic;
-# the other two attacks never succeed on it.
+# Largest probability with which `tail`, or `low_bits`, succeeds on a sound
+# arithmetic. `summing` and `inverse` never succeed on it.
 FALSE_ALARM = 1e-6
 # Largest normal of a float32 generator: (-2 ln 1e-7)^(1/2).
 TAIL = 5.678
-# Number of draws: about 15 normals are beyond TAIL, and none with probability
-# 4e-7.
+# Number of normals that `tail` examines. About 15 of them are beyond TAIL, and
+# with probability 4e-7 none is.
 TAIL_DRAWS = 2**30
-# Size of `low_bits` with which it succeeds on float32 at (2, 1e-6).
+# Coordinates and trials with which `low_bits` succeeds on float32 at epsilon 2
+# and delta 1e-6.
 LOW_BITS_DIMENSION = 20_000
 LOW_BITS_TRIALS = 200
-# Error of noise in standard deviations of z that costs nearly no privacy.
+# Largest sound distance of `inverse`, in standard deviations of z. An error of
+# this size costs nearly no privacy.
 _OFF = 2.0**-10
 # Contribution of the attacked client in `summing`, in clips.
 VICTIM = 1 - 2.0**-10
@@ -57,7 +59,8 @@ class Attack:
     unit: unit of the statistic, in words.
     least: least statistic of a sound arithmetic.
     most: largest statistic of a sound arithmetic.
-    false_alarm: probability that a sound arithmetic exceeds these limits.
+    false_alarm: largest probability that the statistic of a sound arithmetic
+      is not in [least, most].
   """
 
   name: str
@@ -88,10 +91,10 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
   """Returns how far one client moves the sum of a worst-case cohort.
 
   Equal records bring a running float32 sum to one clip below a power of two,
-  and the victim's record, one clip, brings it to that power. All later records
-  are slightly above half a unit in the last place. With the victim each is
-  rounded up to a whole unit, without the victim to half a unit.
-  [Casacuberta et al., CCS 2022]
+  and the victim's record, one clip, brings the sum to this power. Let u be the
+  unit in the last place of sums from this power on. All later records are
+  slightly above u / 2. With the victim each adds u to the rounded sum, and
+  without the victim u / 2. [Casacuberta et al., CCS 2022]
 
   Args:
     add: function from clipped values, [clients] float32 in clips, to their sum
@@ -114,8 +117,8 @@ class _Cohort:
   Attributes:
     power: power of two, in clips.
     before: number of equal records that come first.
-    size: size of each of these records, in clips.
-    gain: addition of rounding to the victim's contribution, in clips.
+    size: value of each of these records, in clips.
+    gain: number of clips that rounding adds to the victim's contribution.
   """
 
   power: float
@@ -126,7 +129,8 @@ class _Cohort:
   @classmethod
   def of(cls, power: float, clients: int) -> _Cohort:
     """Returns the cohort with the largest gain for a power of two."""
-    # Below the power of two, sums of multiples of half a unit are exact.
+    # Half a unit in the last place of sums from the power of two on. Below this
+    # power, sums of multiples of `half` are exact.
     half = power * 2.0**-24
     before = np.arange(1, 65) + int(power)
     size = np.ceil((power - VICTIM) / before / half) * half
@@ -149,13 +153,14 @@ def tail(
 ) -> Attack:
   """Returns the number of normals beyond the largest normal of float32.
 
-  If normals never exceed a limit, a whitened release beyond it is impossible
-  without the client. The probability of such a release with the client is then
-  a delta that the accounting misses.
+  If normals never exceed a limit, a whitened release C R beyond this limit is
+  impossible without the client. The probability of such a release with the
+  client is then a delta that the accounting misses.
 
   Args:
-    beyond: function (draws, threshold) -> number of draws of larger magnitude.
-    draws: number of draws, >= 1.
+    beyond: function (draws, threshold) -> number of normals, out of `draws`,
+      with a magnitude above the threshold.
+    draws: number of normals to draw, >= 1.
   """
   rate = draws * 2 * float(scipy.special.ndtr(-TAIL))
   least = scipy.stats.poisson.ppf(FALSE_ALARM / 2, rate)
@@ -173,16 +178,16 @@ def tail(
 def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
   """Returns the number of normals of a key beyond a threshold in magnitude.
 
-  Only small random words can give such normals, so only these words are turned
-  into normals.
+  The magnitude of a normal falls with the random word from which it is
+  computed. So only small words are turned into normals.
 
   Args:
     key: key of the normals.
-    draws: number of normals.
-    threshold: least magnitude that counts, >= 1.
+    draws: number of normals to examine, >= 1.
+    threshold: magnitude above which a normal counts, >= 1.
   """
   generator = generator_lib.Generator(key)
-  # Twice the word of the threshold, so that no normal beyond it is missed.
+  # Twice the word that gives the threshold, so that no normal is missed.
   small = np.uint64(int(scipy.special.ndtr(-threshold) * 2.0**66))
   exceeding = 0
   for row in range(-(-draws // _WORDS)):
@@ -203,17 +208,17 @@ def low_bits(
 ) -> Attack:
   """Returns a lower bound on epsilon from last bits of one round's releases.
 
-  The victim's record is v = 1 / sqrt(d) in every coordinate. If a release
-  x = v + y is much smaller than v, y is near -v, and so the float32 sum x is a
-  multiple of half a unit in the last place of v. Without the victim x = y has
-  more digits. The attacker counts the coordinates that no float32 sum v + y can
-  give.
+  The victim's record is v = 1 / sqrt(d) in every coordinate, and the release is
+  x = v + y. If x is much smaller than v, y is near -v, and so the float32 sum x
+  is a multiple of half a unit in the last place of v. Without the victim x = y
+  has more digits. The score is minus the number of small coordinates that are
+  not such a multiple.
 
   Args:
-    release: function from a sum, [d] float32 in clips, to its release, in
-      clips, each time with new noise.
-    epsilon: epsilon of the claim, >= 0.
-    delta: delta of the claim, in (0, 1).
+    release: function from a sum, [d] float32 in clips, to its release, [d] in
+      clips; every call adds new noise.
+    epsilon: claimed epsilon of one release, >= 0.
+    delta: claimed delta of one release, in (0, 1).
     trials: number of trials with the victim, and of trials without, >= 1.
     dimension: d, number of coordinates.
   """
@@ -244,24 +249,24 @@ def inverse(
   strategy: strategies.Strategy,
   y: np.ndarray,
   z: np.ndarray,
-  cells: Union[np.ndarray, float],
+  steps: Union[np.ndarray, float],
 ) -> Attack:
-  """Returns the distance of C y from the z from which y was computed.
+  """Returns the distance of C y and z, where y was computed from z.
 
-  Noise of another C has another sensitivity, even if entries of both inverses
-  are nearly equal.
+  If y is the noise of a matrix D, it hides sums as D does. The sensitivities of
+  D and C can be far apart even if D^-1 and C^-1 are nearly equal.
 
   Args:
     strategy: C.
     y: noise of all rounds, [n, d] float64 in standard deviations of z.
     z: the normals, [n, d] float64.
-    cells: width of a lattice step in each round, in units of z, [n] float64; 0
-      for noise that is not rounded.
+    steps: width of a lattice step in each round, in standard deviations of z,
+      [n] float64; 0 for noise that is not rounded.
   """
   off = np.sqrt(np.mean((strategy.matrix() @ y - z) ** 2, 1))
   return Attack(
     'inverse',
-    max(0.0, float(np.max(off - cells / 2))),
+    max(0.0, float(np.max(off - steps / 2))),
     'standard deviations of z between C y and z',
     0.0,
     _OFF,

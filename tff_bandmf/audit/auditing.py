@@ -1,4 +1,4 @@
-"""An empirical lower bound on the epsilon of a run, next to the claimed one."""
+"""Empirical lower bounds on the epsilon of a run, next to the claimed one."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ _FEWEST_CANARIES = 20
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-  """The result of trials with canaries for one claim.
+  """The result of an audit with canaries; see `audit`.
 
   Attributes:
-    claimed_epsilon: epsilon of the claim at `delta`.
-    gaussian_bound: lower bound on epsilon that assumes Gaussian noise.
-    clopper_pearson_bound: lower bound on epsilon without that assumption.
+    claimed_epsilon: claimed epsilon at `delta`, >= 0.
+    gaussian_bound: lower bound on epsilon, >= 0; valid for Gaussian noise.
+    clopper_pearson_bound: lower bound on epsilon, >= 0; valid for any noise.
     delta: delta of (epsilon, delta), in (0, 1).
-    confidence: probability that both bounds are below the true epsilon.
+    confidence: probability, in (0, 1), that no bound exceeds the true epsilon.
     trials_inside: number of scored trials with a canary.
     trials_outside: number of scored trials without a canary.
-    pattern: rounds in which a canary takes part.
-    attained_sensitivity: sensitivity that the pattern attains, in clipping
-      norms.
+    pattern: rounds in which a canary takes part, from 0, ascending.
+    attained_sensitivity: norm of m in `audit`, in clipping norms.
   """
 
   claimed_epsilon: float
@@ -46,9 +45,10 @@ class Audit:
 
   @property
   def holds(self) -> bool:
-    """Whether no bound is above the claim.
+    """Whether neither bound is above the claimed epsilon.
 
-    A true claim gives False with probability 1 - `confidence` at most.
+    If the claim is true, this is False with probability at most
+    1 - `confidence`.
     """
     return self.claimed_epsilon >= max(
       self.gaussian_bound, self.clopper_pearson_bound
@@ -81,50 +81,53 @@ def audit(
   """Returns lower bounds on epsilon, from runs of the aggregation.
 
   A trial is one coordinate of the update in one run. In one half of the trials
-  one client, a canary, takes part in the rounds of the worst pattern that the
-  schema allows, with its whole clipping norm along this coordinate. In the
-  other half no client contributes to the coordinate. These are the two data
-  sets that zero-out adjacency compares. The attacker knows C, the pattern and
-  every other client, and sees the releases R of all rounds. It makes the noise
-  white, W = C R. A trial is a column w of W, and its score is
+  one client, a canary, takes part in the rounds of the worst pattern that
+  `pattern.worst` finds, and contributes its whole clipping norm to this
+  coordinate. In the other half no client but a known one contributes to the
+  coordinate. These are the two data sets that zero-out adjacency compares. The
+  attacker knows C, the pattern and the updates of all clients but the canary,
+  and sees the releases R of all rounds. The attacker computes W = C R, whose
+  noise is white. A trial is a column w of W, and its score is
 
     m^T S^-1 w,  m = sum_i sign_i C[:, i] over the rounds i of the pattern,
 
-  where sign_i is the sign of the canary's update in round i, so that m is what
-  a canary adds to w. This is the best test if columns of W have covariance S.
-  One half of the trials is used to estimate S and the threshold, the other half
-  is scored. So the attack finds noise that is weak in one direction, such as
-  noise that repeats.
+  where sign_i is the sign of the canary's update in round i. So a canary adds m
+  to w. This score is the best test if the columns of W have covariance S. One
+  half of the trials is used to estimate S and the threshold, and the bounds are
+  computed from the scores of the other half. Because S is estimated, the attack
+  finds noise that is small in one direction, such as noise that repeats.
 
-  The bounds assume independent trials. Each canary is a client with its own
-  clipping norm, and no coordinate has two canaries, so trials are independent
-  if noise is independent between coordinates and runs. The attacker does not
-  compare coordinates. It finds noise that all coordinates of a run share,
-  because all scores are then equal. It does not find noise that a few
-  coordinates share, and then the bounds have less confidence than stated.
+  The bounds assume independent trials. No coordinate has two canaries, so
+  trials are independent if the noise is independent between coordinates and
+  between runs. The attacker does not compare coordinates. If all coordinates of
+  a run have the same noise, all scores are equal and the attack finds it. If
+  only a few coordinates have the same noise, the attack does not find it, and
+  the confidence of the bounds is smaller than stated.
 
-  Where TensorFlow Federated is installed its aggregation process is run, and
-  its execution context has to be set; see `tff.runtime.local_runtime`. Else
-  `query.NoisyMean` is run, the aggregation of `Round.release`.
+  If TensorFlow Federated (TFF) is installed, the audit runs its aggregation
+  process, and the caller has to set an execution context; see
+  `tff.runtime.local_runtime`. Else the audit runs `query.NoisyMean`, the
+  aggregation of `Round.release`.
 
   Args:
     guarantee: the claim.
     delta: delta of (epsilon, delta), in (0, 1).
-    canaries: number of canaries in a run, each in one trial; there are as many
-      trials without a canary.
-    runs: number of independent runs, each with its own noise.
-    confidence: probability that both bounds are below the true epsilon.
-    make_factory: function that returns the aggregator, called with
-      `clients_per_round`, `l2_norm_clip` and `largest_cohort` for each run,
-      which must have noise of its own. None makes the aggregator that the
-      claim describes: `aggregator.dp_aggregator` or `query.NoisyMean`, with the
-      parameters of `guarantee` and a key from the operating system.
-    seed: seed of all randomness but the noise, >= 0; None draws one.
+    canaries: number of canaries in a run, >= 20. Each is one trial, and a run
+      has the same number of trials without a canary.
+    runs: number of independent runs, >= 1.
+    confidence: probability, in (0, 1), that no bound exceeds the true epsilon.
+    make_factory: function that returns a TFF factory with new noise. It is
+      called once per run, with the keywords `clients_per_round`, `l2_norm_clip`
+      and `largest_cohort`. If None, the audit runs `aggregator.dp_aggregator`
+      or `query.NoisyMean` with the parameters of `guarantee` and a key from the
+      operating system.
+    seed: seed of the canaries' coordinates and of the known client's updates,
+      >= 0; None draws a seed.
     on_round: function that is called after every round.
 
   Raises:
     TypeError: a value has the wrong type.
-    ValueError: a value is out of range, or `guarantee` claims nothing.
+    ValueError: a value is out of range, or `guarantee` has no noise.
   """
   _checks.count('runs', runs, 'give 1 or more')
   if _checks.count('canaries', canaries, 'give 1000 or so') < _FEWEST_CANARIES:
@@ -158,7 +161,7 @@ def audit(
   worst = pattern.worst(matrix, guarantee.cohorts.schema)
   moved = matrix[:, worst.rounds] @ worst.signs
   generator = np.random.default_rng(seed)
-  seen, unseen = [], []
+  with_canary, without = [], []
   for _ in range(runs):
     whitened = matrix @ canaries_lib.released(
       open_run,
@@ -169,13 +172,14 @@ def audit(
       generator,
       on_round or (lambda: None),
     )
-    seen.append(whitened[:, :canaries])
-    unseen.append(whitened[:, canaries:])
-  # [n, trials]: even columns estimate S and the threshold, odd ones are scored.
-  inside, outside = np.hstack(seen), np.hstack(unseen)
+    with_canary.append(whitened[:, :canaries])
+    without.append(whitened[:, canaries:])
+  # [n, trials]: even columns estimate S and the threshold, and odd columns give
+  # the bounds.
+  inside, outside = np.hstack(with_canary), np.hstack(without)
   weights = _filter(moved, inside[:, ::2], outside[:, ::2])
   inside, outside = weights @ inside, weights @ outside
-  # Each of the two bounds may exceed epsilon with this probability.
+  # Largest probability with which each bound exceeds the true epsilon.
   miss = (1 - confidence) / 2
   threshold = bounds.best_threshold(inside[::2], outside[::2], delta, miss)
   inside, outside = inside[1::2], outside[1::2]
@@ -210,7 +214,8 @@ def _filter(
   )
   rounds, trials = centered.shape
   covariance = centered @ centered.T / trials
-  # Weight of the identity: with few trials the estimate of S is poor.
+  # Weight of the identity. It is larger for fewer trials, whose estimate of S
+  # has a larger error.
   share = rounds / (rounds + trials)
   covariance *= 1 - share
   covariance[np.diag_indices(rounds)] += (

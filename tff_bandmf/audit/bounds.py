@@ -6,14 +6,17 @@ above a threshold' every (epsilon, delta) mechanism has
 
   TPR <= e^epsilon FPR + delta,   TNR <= e^epsilon FNR + delta.
 
-Both bounds are valid only if score and threshold were chosen with other trials.
+TPR and FNR are the rates of scores above and below the threshold in trials with
+the client; FPR and TNR are the same rates in trials without the client. The
+bounds are valid only if the score function and the threshold do not depend on
+the trials that are scored.
 
-| argument  | of each bound                                                   |
+| argument  | meaning in both bounds                                          |
 |-----------|-----------------------------------------------------------------|
-| `inside`  | scores of trials with the client, [m]                           |
-| `outside` | scores of trials without it, [m']                               |
-| `delta`   | of (epsilon, delta)                                             |
-| `miss`    | probability with which the bound may be too large               |
+| `inside`  | scores of trials with the client, [m] float64                   |
+| `outside` | scores of trials without the client, [m'] float64               |
+| `delta`   | delta of (epsilon, delta), in (0, 1)                            |
+| `miss`    | largest probability that the bound exceeds epsilon, in (0, 1)   |
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import scipy.stats
 
 from tff_bandmf import accounting
 
-# Largest bound of mu that is returned, reached if scores have no noise.
+# Largest value of `least_mu`, returned if the scores have no noise.
 _LARGEST_MU = 1e3
 
 
@@ -37,19 +40,18 @@ def clopper_pearson(
   delta: float,
   miss: float,
 ) -> float:
-  """Returns a lower bound on epsilon that assumes nothing about the noise.
+  """Returns a lower bound on epsilon for noise of any distribution.
+
+  The bound is
 
     max(log((TPR_low - delta) / FPR_high), log((TNR_low - delta) / FNR_high))
 
-  from exact binomial bounds of the four rates, each of which is wrong with
-  probability `miss` / 4. About 100 e^epsilon trials are needed for a bound near
-  epsilon.
+  or 0 if this is negative. _low and _high are exact binomial bounds on the four
+  rates, and each is wrong with probability at most `miss` / 4. A bound near
+  epsilon needs about 100 e^epsilon trials.
 
   Args:
-    threshold: threshold of the scores.
-
-  Returns:
-    The bound, at least 0.
+    threshold: score above which the attacker says that the client took part.
   """
   above = int(np.sum(inside > threshold)), len(inside)
   false_above = int(np.sum(outside > threshold)), len(outside)
@@ -66,29 +68,32 @@ def clopper_pearson(
 def gaussian(
   inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
 ) -> float:
-  """Returns a lower bound on epsilon that assumes Gaussian scores.
+  """Returns a lower bound on epsilon, >= 0, that assumes Gaussian scores.
 
-  The bound is epsilon of the Gaussian mechanism at `least_mu`: no test of a
-  mu-GDP mechanism has scores further apart. [GDP22, arXiv 1905.02383]
-
-  Returns:
-    The bound, at least 0.
+  If the means of the scores with and without the client are mu standard
+  deviations apart, the mechanism is not mu'-GDP for any mu' < mu. So the bound
+  is the epsilon of the Gaussian mechanism with mu = `least_mu`.
+  [GDP22, arXiv 1905.02383]
   """
   mu = least_mu(inside, outside, miss)
   return accounting.gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
 def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
-  """Returns a lower bound of the distance of means, in standard deviations.
+  """Returns a lower bound on the distance of means, in standard deviations.
 
-  Scores with and without the client have the same variance. With its pooled
-  estimate s^2 of f degrees of freedom, at `miss` / 2 each,
+  Scores with and without the client have the same variance. Let s^2 be its
+  pooled estimate with f degrees of freedom, chi2_f and z the quantile functions
+  of chi-square and of the normal distribution, and mean and mean' the averages
+  of `inside` and `outside`. Then each of
 
     stddev <= s (f / chi2_f(miss / 2))^(1/2)
     mu >= (mean - mean') / stddev - z(1 - miss / 2) (1 / m + 1 / m')^(1/2)
 
+  is wrong with probability at most `miss` / 2.
+
   Returns:
-    The bound, 0 if it is not positive, 1000 at most.
+    The bound, in [0, 1000].
   """
   counts = len(inside), len(outside)
   squares = sum(np.sum((each - each.mean()) ** 2) for each in (inside, outside))
@@ -126,12 +131,12 @@ def best_threshold(
 
 
 def _lowest_rate(hits: int, trials: int, miss: float) -> float:
-  """Returns the Clopper-Pearson lower bound of a probability."""
+  """Returns the Clopper-Pearson lower bound on a probability."""
   if hits == 0:
     return 0.0
   return float(scipy.special.betaincinv(hits, trials - hits + 1, miss))
 
 
 def _highest_rate(hits: int, trials: int, miss: float) -> float:
-  """Returns the Clopper-Pearson upper bound of a probability."""
+  """Returns the Clopper-Pearson upper bound on a probability."""
   return 1.0 - _lowest_rate(trials - hits, trials, miss)

@@ -16,17 +16,17 @@ from tff_bandmf.noise import placements
 if TYPE_CHECKING:
   from tff_bandmf import aggregator
 
-# Norm of a canary's update, in clipping norms, so large that the audit shows a
-# missing clip.
+# Norm of a canary's update, in clipping norms. It is larger than 1, so that the
+# bounds exceed the claimed epsilon if the aggregation does not clip.
 _SIZE = 16.0
 _CLIENTS_PER_ROUND = 10.0
 _CLIP = 0.5
 
 # (clients_per_round, l2_norm_clip, largest_cohort) -> factory.
 MakeFactory = Callable[..., 'aggregator.CorrelatedNoiseFactory']
-# (round, updates) -> (mean, the clip of the next round, in case it adapts).
+# (round, updates) -> (mean, clip of the next round).
 Next = Callable[[int, Sequence[np.ndarray]], tuple[np.ndarray, float]]
-# (dimension, most clients of a round) -> one run.
+# (dimension, largest number of clients of a round) -> one run.
 OpenRun = Callable[[int, int], contextlib.AbstractContextManager[Next]]
 
 
@@ -34,14 +34,14 @@ OpenRun = Callable[[int, int], contextlib.AbstractContextManager[Next]]
 def in_tff(
   make_factory: MakeFactory, dimension: int, largest_cohort: int
 ) -> Iterator[Next]:
-  """Yields the rounds of a run of TFF's aggregation process.
+  """Yields the function that runs a round of TFF's aggregation process.
 
   Args:
-    make_factory: function that returns the aggregator, by keywords
-      `clients_per_round`, `l2_norm_clip`, which may be taken for the first clip
-      of one that adapts, and `largest_cohort`.
-    dimension: d, coordinates of an update.
-    largest_cohort: most clients of a round.
+    make_factory: function that returns the factory, with the keywords
+      `clients_per_round`, `l2_norm_clip` and `largest_cohort`. If the clip
+      adapts, `l2_norm_clip` is the clip of the first round.
+    dimension: d, number of coordinates of an update, >= 1.
+    largest_cohort: largest number of clients of a round, >= 1.
   """
   from tff_bandmf.tff import names as tff
 
@@ -68,7 +68,13 @@ def in_tff(
 def in_numpy(
   guarantee: accounting.Guarantee, dimension: int, largest_cohort: int
 ) -> Iterator[Next]:
-  """Yields the rounds of a run of `query.NoisyMean`; see `in_tff`."""
+  """Yields the function that runs a round of `query.NoisyMean`.
+
+  Args:
+    guarantee: strategy, participation and noise multiplier.
+    dimension: d, number of coordinates of an update, >= 1.
+    largest_cohort: largest number of clients of a round, >= 1.
+  """
   mean = query.NoisyMean(
     guarantee,
     np.zeros(dimension, np.float32),
@@ -90,30 +96,31 @@ def released(
   generator: np.random.Generator,
   on_round: Callable[[], object],
 ) -> np.ndarray:
-  """Returns the releases of a run, less a known client, in clipping norms.
+  """Returns the sums of a run without a known client, in clipping norms.
 
-  Each canary takes part in the rounds of the pattern with an update far above
-  the clipping norm, along one coordinate of its own. One more client takes part
-  in every round; its updates are known, and are subtracted from the releases.
-  So each of the first columns of the result is the contribution of one canary
-  plus noise, and every other column is noise.
+  Each canary takes part in the rounds of the pattern. Its update is not zero in
+  one coordinate alone, which no other canary has, and 16 clipping norms there.
+  One known client takes part in every round, and its update is subtracted from
+  the sum. So each of the first `canaries` columns of the result is the
+  contribution of one canary plus noise, and every other column is noise.
 
   Args:
-    open_run: `in_tff` or `in_numpy`, with what it aggregates.
-    rounds: n.
-    pattern: rounds in which canaries take part, and their signs.
-    canaries: number of canaries.
-    dimension: d, coordinates of an update.
+    open_run: function of (dimension, largest number of clients of a round) that
+      opens a run, such as `in_tff` with its `make_factory`.
+    rounds: n, number of rounds, >= 1.
+    pattern: rounds in which canaries take part, and signs of their updates.
+    canaries: number of canaries, at most d.
+    dimension: d, number of coordinates of an update.
     generator: generator of the canaries' coordinates and the known client's
       updates.
     on_round: function that is called after every round.
 
   Returns:
-    [rounds, dimension] float64, coordinates of canaries first.
+    [rounds, dimension] float64; the coordinates of canaries come first.
   """
-  places = generator.permutation(dimension)
+  coordinates = generator.permutation(dimension)
   updates = {
-    sign: [_along(i, sign, dimension) for i in places[:canaries]]
+    sign: [_along(i, sign, dimension) for i in coordinates[:canaries]]
     for sign in (-1.0, 1.0)
   }
   signs = dict(zip(pattern.rounds.tolist(), pattern.signs.tolist()))
@@ -128,10 +135,10 @@ def released(
       mean, next_clip = next_round(t, [known, *sent])
       sums[t] = _CLIENTS_PER_ROUND * mean.astype(np.float64) - known
       sums[t] /= clip
-      # A clip that adapts tells that of the next round.
+      # If the clip adapts, the round returns the clip of the next round.
       clip = np.float32(next_clip)
       on_round()
-  return sums[:, places]
+  return sums[:, coordinates]
 
 
 def _along(i: int, sign: float, dimension: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Participation patterns of canaries, near the worst that a schema allows.
+"""Participation patterns of canaries with nearly the largest sensitivity.
 
 | symbol | meaning                                                     |
 |--------|-------------------------------------------------------------|
@@ -6,9 +6,10 @@
 | pi     | rounds that a canary takes part in                          |
 | s      | signs of its contributions, all along one coordinate        |
 
-A canary of clipping norm 1 moves C times the sums by sum_{i in pi} s_i C[:, i].
-The squared norm of this is s^T X[pi, pi] s, at most the squared sensitivity.
-With a pattern that is not the worst an audit is weaker, but its bounds hold.
+If the clipping norm is 1, a canary changes the product of C and the sums by
+sum_{i in pi} s_i C[:, i]. The squared norm of this change is s^T X[pi, pi] s,
+which is at most the squared sensitivity. If the pattern is not the worst, the
+lower bounds on epsilon are smaller, and still hold.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tff_bandmf import participation as participation_lib
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-  """The rounds of a canary and the signs of its contributions.
+  """Rounds in which a canary takes part, and signs of its contributions.
 
   Attributes:
     rounds: pi, [k] integers, ascending.
@@ -38,19 +39,21 @@ class Pattern:
 def worst(
   matrix: np.ndarray, participation: participation_lib.Participation
 ) -> Pattern:
-  """Returns the worst pattern found among those that the schema allows.
+  """Returns a pattern that the schema allows, with large sensitivity.
 
-  The search compares all patterns with gaps of min_sep. If the schema allows
-  other gaps, it then moves each participation to the round where it adds the
-  most.
+  The search compares all patterns in which neighbouring rounds are min_sep
+  apart, by the sum of |X|[pi, pi]. If the schema allows other gaps, the search
+  then replaces each round of the best pattern by the round that makes this sum
+  largest.
 
   Args:
     matrix: C, [n, n] float64.
-    participation: the schema.
+    participation: schema of participation.
   """
   rounds = len(matrix)
   gram = matrix.T @ matrix
-  # Patterns of the typical schema have nearly the largest cost of a budget.
+  # The patterns of the typical schema have nearly the largest sensitivity that
+  # a budget allows.
   participation = participation.typical
   count = participation.participations(rounds)
   min_sep = participation.min_sep or 1
@@ -66,8 +69,8 @@ def worst(
   if not participation.evenly_spaced:
     _move_each(weights, chosen, min_sep)
   inner = gram[np.ix_(chosen, chosen)]
-  # If both are equally heavy, alternating signs are taken: noise that repeats
-  # in several rounds hides contributions of one sign.
+  # If both starts give the same value, `max` returns the alternating signs:
+  # noise that repeats in several rounds hides contributions of equal signs.
   alternating = (-1.0) ** np.arange(len(chosen))
   signs = max(
     (_signs(inner, start) for start in (alternating, alternating**2)),
@@ -77,14 +80,20 @@ def worst(
 
 
 def _move_each(weights: np.ndarray, chosen: np.ndarray, min_sep: int) -> None:
-  """Moves each round of `chosen`, in place, to the round of largest weight."""
+  """Replaces each round of `chosen`, in place, by the best round in its gap.
+
+  Args:
+    weights: |X|, [n, n] float64.
+    chosen: pi, [k] integers, ascending.
+    min_sep: least difference of two rounds of pi, >= 1.
+  """
   for a in range(len(chosen)):
     low = chosen[a - 1] + min_sep if a else 0
     high = chosen[a + 1] - min_sep if a + 1 < len(chosen) else len(weights) - 1
     others = np.delete(chosen, a)
-    places = np.arange(low, high + 1)
-    gains = weights[places, places] + 2 * weights[:, others][places].sum(1)
-    chosen[a] = places[np.argmax(gains)]
+    between = np.arange(low, high + 1)
+    gains = weights[between, between] + 2 * weights[:, others][between].sum(1)
+    chosen[a] = between[np.argmax(gains)]
 
 
 def _signs(inner: np.ndarray, start: np.ndarray) -> np.ndarray:

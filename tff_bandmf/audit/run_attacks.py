@@ -1,7 +1,7 @@
-"""The attacks of `attacks` on the sums, noise and lattice of a claim.
+"""The attacks of `arithmetic_attacks` on the arithmetic of a claim.
 
-They are put to `query.NoisyMean`. TFF's aggregation has the same bits, as tests
-show.
+The attacks run on the parts of `query.NoisyMean`. Tests show that TFF's
+aggregation releases the same bits.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import placements
 
 _CLIENTS = 1000
-# Coordinates of the noise that `arithmetic_attacks.inverse` examines.
+# Number of coordinates of noise that `arithmetic_attacks.inverse` examines.
 _COMPARED = 64
-# Claim of the round that `arithmetic_attacks.low_bits` examines.
+# Claimed epsilon and delta of each round that `arithmetic_attacks.low_bits`
+# examines.
 _EPSILON, _DELTA = 2.0, 1e-6
 
 
 def attack(
   guarantee: accounting.Guarantee,
 ) -> tuple[arithmetic_attacks.Attack, ...]:
-  """Returns the measurements of all attacks on the arithmetic of a run.
+  """Returns the measurements of all attacks on the arithmetic of a claim.
 
   `summing` adds 1,000 records on the lattice of the claim, and `inverse`
-  examines the noise of its C. `tail` and `low_bits` examine the generator and
-  one round at (2, 1e-6), which are the same for every claim.
+  examines the noise of its C. `tail` examines the generator of normals, and
+  `low_bits` single rounds at epsilon 2 and delta 1e-6, whatever the claim is.
 
   Args:
-    guarantee: the claim, with noise.
+    guarantee: the claim; its noise multiplier is positive.
 
   Raises:
-    ValueError: no lattice holds 1,000 clients of this claim.
+    ValueError: no lattice has room for the sum of 1,000 clients.
   """
   lattice = noise.Lattice.of(
     guarantee.strategy.recursion(),
@@ -72,7 +73,7 @@ def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
 
 
 def _low_bits() -> arithmetic_attacks.Attack:
-  """Returns what last bits of releases show."""
+  """Returns the measurement of `arithmetic_attacks.low_bits`."""
   dimension = arithmetic_attacks.LOW_BITS_DIMENSION
   mean = query.NoisyMean(
     accounting.Guarantee(
@@ -100,7 +101,12 @@ def _low_bits() -> arithmetic_attacks.Attack:
 def _inverse(
   strategy: strategies.Strategy, z_steps: float
 ) -> arithmetic_attacks.Attack:
-  """Returns what `arithmetic_attacks.inverse` measures on the noise stream."""
+  """Returns the measurement of `arithmetic_attacks.inverse` on new noise.
+
+  Args:
+    strategy: C.
+    z_steps: standard deviation of z, in lattice steps.
+  """
   recursion = strategy.recursion()
   key = noise.Key.from_entropy()
   stream = noise.Stream(recursion, z_steps, _COMPARED, key)

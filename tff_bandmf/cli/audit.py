@@ -1,4 +1,4 @@
-"""`bandmf audit`: how much of a claimed epsilon an attacker can show."""
+"""`bandmf audit`: lower bounds on epsilon that attacks show."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ from tff_bandmf.cli import conformance, options, output
 @click.argument('file', type=click.Path(), required=False)
 @options.participation
 @click.option(
-  '--epsilon', type=options.NUMBER, help='Claimed; the noise is made for it.'
+  '--epsilon',
+  type=options.NUMBER,
+  help='Claimed epsilon. The noise multiplier is computed from it.',
 )
 @click.option(
   '--noise-multiplier',
   type=options.NUMBER,
-  help='Standard deviation of z over clip * sensitivity, instead of --epsilon.',
+  help='Standard deviation of z / (clip * sensitivity), instead of --epsilon.',
 )
-@click.option('--delta', type=options.NUMBER, help='delta of (epsilon, delta).')
+@click.option('--delta', type=options.NUMBER, help='Claimed delta, in (0, 1).')
 @click.option(
   '--canaries',
   default=2000,
   show_default=True,
   type=options.INTEGER,
-  help='Clients of a run that an attacker looks for.',
+  help='Clients per run whose participation an attacker tries to detect.',
 )
 @click.option(
   '--runs',
   default=2,
   show_default=True,
   type=options.INTEGER,
-  help='Runs of the aggregator, of all rounds each.',
+  help='Runs of the aggregator. Each has all rounds of FILE.',
 )
 @click.option(
   '--confidence',
   default=0.95,
   show_default=True,
   type=options.NUMBER,
-  help='With which both bounds hold.',
+  help='Probability that both lower bounds are at most the true epsilon.',
 )
 @click.option(
   '--aggregator',
   metavar='MODULE:FUNCTION',
-  help='Audit this aggregator instead; see below.',
+  help='Function that returns the aggregator of somebody else to audit.',
 )
 @conformance.stated
 @options.as_json
@@ -66,36 +68,37 @@ def audit(
 ):
   """Shows lower bounds on epsilon from runs of the aggregator with canaries.
 
-  FILE is a strategy file or a .npy file of the matrix C. Canary clients take
-  part as often as the schema allows, or not at all, and an attacker who sees
-  every release and knows everybody else tells which. The aggregation is TFF's
-  or, where TFF is not installed, that of round.release in NumPy: 'aggregation'
-  says which. gaussian_bound assumes Gaussian noise, clopper_pearson_bound does
-  not. A bound above the claimed epsilon shows that the claim is wrong: the exit
-  status is 1. A claim that is true gets it with probability 1 - confidence at
-  most. Bounds below it prove nothing.
+  FILE is a strategy file or a .npy file of the matrix C. A canary is a client
+  that takes part as often as the schema allows, or not at all. An attacker
+  who sees every release and knows the updates of all other clients guesses
+  which of the two it was. If TFF is installed, the aggregation is TFF's
+  process; else it is round.release in NumPy. The line 'aggregation' names it.
+  gaussian_bound assumes Gaussian noise, clopper_pearson_bound does not. A bound
+  above the claimed epsilon shows that the claim is wrong, and the exit status
+  is 1. If the claim is true, this happens with probability at most
+  1 - confidence. Bounds below the claimed epsilon prove nothing.
 
-  Four attacks on the arithmetic follow: a cohort made to move a float sum
-  by more than a clip, the tail of the normals, the last bits of a release, the
-  C that the noise really has. If one succeeds the exit status is 1 too; sound
-  arithmetic gets that with probability 2e-6.
+  Four attacks on the arithmetic follow. They examine sums of a cohort for which
+  rounding of floats is worst, the tail of the normals, the last bits of
+  releases, and the matrix C of the noise. If an attack succeeds, the exit
+  status is 1. An attack on sound arithmetic succeeds with probability 2e-6.
 
-  With --aggregator the audit asks an aggregator that others wrote eight
-  questions about what its author states. FUNCTION(like, noise) returns a
-  function from (updates, examples) to a mean, an object with initialize() and
-  next(state, updates, examples) -> (state, mean), or an aggregation process or
-  factory of TFF; where noise is False, one without noise, or None. Stated are
-  --l2-norm-clip, --z-stddev or --noise-multiplier, --clients-per-round, and
-  FILE, the strategy: without it the noise is independent. Each line says pass,
-  fail or cannot tell, the measured number, its limits, and the probability with
-  which a sound aggregator fails. The exit status is 0 only if every line
-  passes.
+  With --aggregator the audit compares an aggregator of somebody else with the
+  statement of its author. FUNCTION(like, noise) returns a function from
+  (updates, examples) to a mean, an object with initialize() and next(state,
+  updates, examples) -> (state, mean), or an aggregation process or factory of
+  TFF. If noise is False, it returns the aggregator without noise, or None. The
+  statement is --l2-norm-clip, --z-stddev or --noise-multiplier,
+  --clients-per-round, and FILE, the strategy; without FILE the noise is
+  independent between rounds. Each of eight lines has the verdict (pass, fail or
+  cannot tell), the measured number, its limits, and the probability with which
+  a sound aggregator fails. The exit status is 0 only if every line passes.
   """
   if aggregator is not None:
     if (epsilon, delta) != (None, None):
       raise errors.value_error(
         f'epsilon, delta={epsilon}, {delta}: do not go with aggregator; leave '
-        'them out'
+        'out --epsilon and --delta'
       )
     return conformance.audit(
       aggregator, file, who, noise_multiplier, stated, as_json
@@ -137,7 +140,7 @@ def audit(
   output.show(
     {
       **guarantee.to_dict(),
-      # A record of the guarantee lacks what the schema does not have.
+      # The record of the guarantee has no keys for values that are None.
       'min_sep': schema.min_sep,
       'max_participations': schema.to_dict().get('max_participations'),
       'rho': guarantee.rho,

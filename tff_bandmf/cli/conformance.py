@@ -1,4 +1,4 @@
-"""The part of `bandmf audit` about aggregators that others wrote."""
+"""`bandmf audit --aggregator`: aggregators that others wrote."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ stated = options.together(
   click.option(
     '--l2-norm-clip',
     type=options.NUMBER,
-    help='Stated largest norm of what a client adds to the sum.',
+    help='Stated clip: largest norm of the contribution of one client.',
   ),
   click.option(
     '--z-stddev',
     type=options.NUMBER,
-    help='Stated standard deviation of z, instead of --noise-multiplier.',
+    help='Stated standard deviation of z in units of the updates, instead of '
+    '--noise-multiplier.',
   ),
   click.option(
     '--clients-per-round',
     type=options.INTEGER,
-    help='Stated divisor of the mean, and clients of the rounds.',
+    help='Stated number of clients of a round, and divisor of the mean.',
   ),
   click.option(
     '--rounds',
     default=128,
     show_default=True,
     type=options.INTEGER,
-    help='Rounds of a run of --aggregator, at most those of FILE.',
+    help='Largest number of rounds of a run of --aggregator.',
   ),
   click.option(
     '--draws',
     default=2**30,
     show_default=True,
     type=options.INTEGER,
-    help='Normals of --aggregator that are examined for large ones.',
+    help='Normals of --aggregator among which large ones are counted.',
   ),
   options.combined(
     ('l2_norm_clip', 'z_stddev', 'clients_per_round', 'rounds', 'draws'),
@@ -54,7 +55,7 @@ stated = options.together(
 
 
 def needed(**values: object) -> None:
-  """Raises ValueError if a value is None; it names all that are."""
+  """Raises ValueError with the names of all values that are None, if any."""
   missing = [name for name, value in values.items() if value is None]
   if missing:
     flags = (
@@ -76,13 +77,14 @@ def audit(
   stated: dict[str, Any],
   as_json: bool,
 ) -> int:
-  """Prints the answers of an aggregator; returns the exit status.
+  """Prints the answers about an aggregator; returns the exit status.
 
   Args:
     aggregator: MODULE:FUNCTION.
-    file: path of the strategy, or None for independent noise.
-    who: flags for participation, which --noise-multiplier needs.
-    noise_multiplier: standard deviation of z over clip times sensitivity.
+    file: path of the strategy file; None if the noise is independent between
+      rounds.
+    who: flags for participation, of which the sensitivity follows.
+    noise_multiplier: standard deviation of z / (clip * sensitivity), or None.
     stated: values of the options `stated`, by name.
     as_json: whether to print one JSON object.
   """
@@ -96,7 +98,7 @@ def audit(
       '--noise-multiplier or --z-stddev'
     )
   matrix, family = np.eye(stated['rounds']), strategies.Identity.family
-  # The noise multiplier of one round, if the noise is independent.
+  # If the noise is independent, the sensitivity is that of one round, 1 clip.
   z_stddev_per_clip = noise_multiplier
   if file is not None:
     strategy, stored = output.load(file)
