@@ -73,7 +73,7 @@ def test_device_rule_needs_costs_of_all_rounds():
     noise_multiplier=1.0,
     mechanism=strategies.Identity(9),
   )
-  with pytest.raises(ValueError, match='cohorts=min-sep: has no rule'):
+  with pytest.raises(ValueError, match='cohorts=min-sep: only a Budget has'):
     plan.device_rule()
 
 
