@@ -297,9 +297,7 @@ def write_amplified(text: str) -> None:
   runs = [run for run in json.loads(text)['runs'] if not run['search']]
   epsilons = sorted({run['epsilon'] for run in runs})
   told = {
-    (run['mechanism'], run['epsilon']): (
-      f'{run["test_loss"]:.3f} ({100 * run["test_accuracy"]:.1f})'
-    )
+    (run['mechanism'], run['epsilon']): f'{run["test_loss"]:.3f}'
     for run in runs
   }
   losses = {
