@@ -98,9 +98,9 @@ def factorization() -> figure_lib.Figure:
   drawing.text(
     0.04,
     0.2,
-    'One client, four of the patterns that MinSep(4) allows. Beside each:\n'
-    'the norm of the sum of its columns of C, which do not overlap,\n'
-    'since each has at most 4 entries and they are 4 apart.\n'
+    'Four of the patterns of one client that MinSep(4) allows. Beside each:\n'
+    'the norm of the sum of its columns of C. The columns do not overlap,\n'
+    'because they have at most 4 entries and are at least 4 apart.\n'
     f'The largest norm of any pattern is the sensitivity: {worst:.3f}.',
     va='center',
     fontsize=11,
@@ -217,7 +217,7 @@ def noise() -> figure_lib.Figure:
   axes.text(
     14,
     285,
-    'Red: whoever has it can take the noise off. S$_t$ and y$_t$ are whole '
+    'Red: secret, since the noise follows from it. S$_t$ and y$_t$ are whole '
     'multiples of one step, so their sum is exact.',
     fontsize=9,
     color='#444444',
@@ -236,7 +236,7 @@ def sequence() -> figure_lib.Figure:
   program, run, ledger, clients, aggregator, tape, files = xs
   steps = (
     (program, run, 'next round', _EDGE),
-    (ledger, run, 'who took part', _EDGE),
+    (ledger, run, 'past cohorts', _EDGE),
     (run, ledger, 'start t: cohort', _CLIENT),
     (run, clients, 'model', _EDGE),
     (clients, aggregator, 'updates', _EDGE),
@@ -254,8 +254,8 @@ def sequence() -> figure_lib.Figure:
   axes.text(
     18,
     y + 10,
-    'Red: written before the next arrow, so that a kill loses none of it; '
-    'ledger, row and checkpoint are synced to the disk, too.',
+    'Red: written before the next arrow, so a kill loses nothing of it. '
+    'Ledger, row and checkpoint are also synced to the disk.',
     fontsize=9,
     color='#444444',
   )
