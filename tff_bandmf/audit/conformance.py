@@ -714,7 +714,7 @@ def _low_bits(
     tests.append((fisher(table)[1], shares[1] - shares[0]))
     # If all releases with the client were on the grid.
     decidable |= fisher([table[0], [0, sizes[1]]])[1] < miss
-  chance, more = min(tests)
+  chance, more = min(tests, key=lambda test: (test[0], -abs(test[1])))
   return subject.answer(
     'low_bits',
     chance < miss,
