@@ -107,7 +107,8 @@ def test_predecessor_that_may_go_on_is_warned_of(tmp_path, run_json):
   first = tmp_path / 'first'
   make = report_test.make_run
   make(first, report_test.KEPT[:3], ended=False, key=b'first')
-  _run(tmp_path / 'second', [first])
+  _run(tmp_path / 'ended')
+  _run(tmp_path / 'second', [first, tmp_path / 'ended'])
   written = report.write(tmp_path / 'second')
   (text,) = [each for each in written['warnings'] if 'goes on' in each]
   shown = run_json('report', tmp_path / 'second', '--public')

@@ -190,7 +190,7 @@ def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
   key_path.touch(0o600)
   key_path.write_bytes(noise.Key.from_entropy().secret)
   key_path.chmod(0o600)
-  with pytest.raises(ValueError, match='another run'):
+  with pytest.raises(ValueError, match='noise.key=.*another run'):
     training.run(*small, run_copy, resume=True, moved=True)
   # What is left of a run is never taken for a new one.
   (run_copy / report.RUN_FILE).unlink()

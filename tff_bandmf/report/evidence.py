@@ -25,7 +25,14 @@ import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from tff_bandmf import _files, clips, errors, participation, strategies
+from tff_bandmf import (
+  _files,
+  accounting,
+  clips,
+  errors,
+  participation,
+  strategies,
+)
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.run_files import (
   checkpoints,
@@ -41,7 +48,7 @@ _Attempts = Mapping[int, Sequence[ledger_lib.Attempt]]
 _TOLERANCE = 1e-6
 _REMEDY = 'nothing can be claimed for such a run'
 # Parameters that may be None in a plan. The run then sets their values.
-_OPEN = ('horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta')
+_OPEN = ('horizon', 'clients_per_round', 'delta')
 
 
 def check_plan(
@@ -67,6 +74,14 @@ def check_plan(
   try:
     request, cohorts = content['request'], content['request']['cohorts']
     clip = clips.from_json(request['l2_norm_clip'])
+    sampled = accounting.of_claim(cohorts)
+    if sampled is not None:
+      # PRIVACY: a plan may leave the sampling probability to its population and
+      # cohort size. A forger could then write a smaller one into run.json, and
+      # the report would claim a smaller epsilon. It is derived here again.
+      # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
+      sized = sampled.for_cohort_size(request['clients_per_round'])
+      cohorts = sized.for_bands(strategy.bands).to_dict()
     planned = {
       **cohorts,
       **request,
