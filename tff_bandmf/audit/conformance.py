@@ -67,7 +67,7 @@ _MANY_ROUNDS = 64
 # Binary digits of a grid below a client's value: of common lattices, of float32
 # and of float64.
 _DIGITS = np.array([*range(6, 27, 2), 53])
-# Expected normals beyond the threshold that few draws reach.
+# Expected number of normals beyond the smaller threshold of `tails`.
 _EXPECTED = 60
 
 
@@ -195,7 +195,7 @@ class Subject:
   def opened(
     self, shapes: Sequence[tuple[int, ...]] = _SHAPES, noise: bool = True
   ) -> Iterator[Optional[aggregators.Run]]:
-    """Yields a new run; None if no aggregator has this `noise`."""
+    """Yields a new run; None if there is no variant without noise."""
     like = [np.zeros(shape, np.float32) for shape in shapes]
     try:
       aggregator = self._make(like, noise)
@@ -377,7 +377,7 @@ def answers(
 
 
 def influence(subject: Subject) -> Answer:
-  """Returns how far one client moves the sum, in clips."""
+  """Returns bounds on the norm, in clips, by which one client moves the sum."""
   clients = subject.statement.clients_per_round
   attacks = {
     'a small excess': _Group(1, 1.5),
@@ -398,8 +398,9 @@ def influence(subject: Subject) -> Answer:
     # each attack has a run of its own.
     one, _, everybody = subject.contributions(cohorts, noise)
     low[name] = max(low[name], one[0], everybody[0])
-    # Noise hides most of one client's contribution. If the aggregator clips the
-    # mean as a whole, that of everybody is small, and a lower bound shows it.
+    # With noise, the upper bound for one client is too large to be of use, and
+    # the bound for a round of equal updates takes its place. If the aggregator
+    # clips the mean as a whole, the lower bound for one client is above a clip.
     high[name] = min(high[name], max(everybody[1], one[0 if noise else 1]))
   return subject.bounded(
     'influence',
@@ -410,7 +411,7 @@ def influence(subject: Subject) -> Answer:
 
 
 def divisor(subject: Subject) -> Answer:
-  """Returns the change of a client's contribution with data of others."""
+  """Returns how much a client's contribution depends on other clients' data."""
   clients = subject.statement.clients_per_round
   half = -(-clients // 2)
   cohorts = {
@@ -505,7 +506,7 @@ def size_and_correlation(subject: Subject) -> tuple[Answer, Answer]:
 
 
 def _size(subject: Subject, whitened: np.ndarray) -> Answer:
-  """Returns the ratio of a measured and the stated size that is furthest off.
+  """Returns the ratio of measured and stated size that is nearest to failing.
 
   The sum of squares of m independent standard normals is chi-square with m
   degrees of freedom. The m normals are all of W, a row or a column.
@@ -633,12 +634,13 @@ def _tails(
   thresholds: tuple[float, float],
   beyond: np.ndarray,
 ) -> Answer:
-  """Returns the number of normals beyond the threshold that tells the most.
+  """Returns the number of large normals.
 
   Args:
     subject: the aggregator.
     draws: number of normals.
-    thresholds: `arithmetic_attacks.TAIL`, and a threshold that few draws reach.
+    thresholds: `arithmetic_attacks.TAIL`, and a smaller threshold, which about
+      60 of the normals exceed.
     beyond: number of normals beyond each threshold in magnitude.
   """
   # TAIL_DRAWS normals are just enough for a lower limit of 1 at TAIL if this
@@ -650,7 +652,8 @@ def _tails(
     least = poisson.ppf(subject.false_alarm * share[0])
     most = poisson.isf(subject.false_alarm * share[1])
     tests.append((not least <= count <= most, count, least, most, threshold))
-  # A generator that ends before TAIL fails only if normals have to exceed it.
+  # A generator whose normals end before TAIL fails only if the lower limit at
+  # TAIL is above 0.
   decidable = tests[0][2] > 0
   failed, count, least, most, threshold = max(
     tests[not decidable :], key=lambda test: test[0]
@@ -695,7 +698,7 @@ def _on_grids(means: np.ndarray, value: float, clients: int) -> np.ndarray:
 def _low_bits(
   subject: Subject, without: np.ndarray, present: np.ndarray
 ) -> Answer:
-  """Returns how much more often releases with the client are on a grid.
+  """Returns the least probability by chance that the counts differ so much.
 
   Args:
     subject: the aggregator.
@@ -712,7 +715,7 @@ def _low_bits(
       continue
     shares = table[:, 1] / sizes
     tests.append((fisher(table)[1], shares[1] - shares[0]))
-    # If all releases with the client were on the grid.
+    # The most extreme table has all releases with the client on the grid.
     decidable |= fisher([table[0], [0, sizes[1]]])[1] < miss
   chance, more = min(tests, key=lambda test: (test[0], -abs(test[1])))
   return subject.answer(
