@@ -139,7 +139,7 @@ def choices() -> Iterator[dict[str, Any]]:
     yield {
       'command': command[0],
       'seconds': seconds,
-      'goal_cpu_seconds': 10.0,
+      'goal_seconds': 10.0,
       'cpu_seconds': after.ru_utime
       + after.ru_stime
       - used.ru_utime
