@@ -101,6 +101,8 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
   gc.freeze()
+  # By default every 700 new objects are looked through.
+  gc.set_threshold(50_000, 20, 20)
   gc.enable()
 
 

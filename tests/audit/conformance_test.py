@@ -297,6 +297,7 @@ def test_ours_passes_every_question_in_tff(monkeypatch, runtime):
   assert _passes_all(monkeypatch, tff_benchmarks.ours, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'made, stated', [(_INDEPENDENT, _BANDED), (_BANDED, _INDEPENDENT)]
 )
@@ -382,6 +383,7 @@ def test_one_client_a_round():
   }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_draws_that_reach_the_end_of_float32_normals_tell(monkeypatch):
   monkeypatch.setattr(arithmetic_attacks, 'TAIL', 3.2)
   assert _answers(_Sound)['tails'].verdict == PASS
@@ -503,6 +505,7 @@ def _command(tmp_path, monkeypatch, name):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, status', [('_Sound', 0), ('_ClipByLayer', 1)])
 def test_command_exits_with_0_only_if_all_pass(
   run, tmp_path, monkeypatch, name, status
@@ -523,6 +526,7 @@ def test_command_cannot_tell_with_few_draws(run, tmp_path, monkeypatch):
   assert status == 1 and out.count('cannot tell ') == 1
 
 
+@pytest.mark.slow
 def test_command_takes_a_strategy(run_json, tmp_path, monkeypatch):
   """A noise multiplier is relative to the sensitivity of the strategy."""
   monkeypatch.setattr(arithmetic_attacks, 'TAIL', 3.2)
