@@ -1,6 +1,6 @@
 """Matrix-factorization noise for differential privacy in federated learning.
 
-The packages are in the order in which data flows. Each package imports only
+This list has all packages; some are single modules. Each of them imports only
 from the packages before it:
 
   errors         the form of an error message: name=value, the rule, the remedy
@@ -12,12 +12,12 @@ from the packages before it:
   strategies     the strategy matrix C, its errors and its file
   sensitivity    the sensitivity of C, exact or bounded
   optimize       the search for C
-  accounting     noise multiplier, zCDP and epsilon; sampled cohorts
-  choosing       the ranking of families by error for a claim and a memory
+  accounting     noise multiplier, zCDP and epsilon, also for sampled cohorts
+  choosing       the ranking of families by error, at one claim and memory limit
   reproduction   published tables, computed again
-  noise          the noise C^-1 Z from a key, in NumPy or in a graph
-  query          clipping, sums and noise, in NumPy or as a `tfp` query
-  tff            the names, the runtime and the workers of TFF
+  noise          the noise C^-1 Z from a key, in NumPy or in a TensorFlow graph
+  query          clipping, sums and noise, in NumPy or as a TF Privacy query
+  tff            the parts of TFF that are used, its runtime and its workers
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
   cohorts        the clients that may take part in a round
   plan           the rounds, strategy, noise and guarantee of a run
@@ -26,8 +26,8 @@ from the packages before it:
   audit          attacks on a claimed epsilon
   report         the privacy report of a run, or of a log
   run            the loop of a run, from its plan to its report
-  flower         a strategy for Flower whose rounds are the rounds of a run
-  verify         the check of a report, which imports no other package
+  flower         training with Flower: its server rounds are rounds of a run
+  verify         the check of a report, without imports from `tff_bandmf`
   cli            the `bandmf` command
   __main__       the same command, as `python -m tff_bandmf`
 

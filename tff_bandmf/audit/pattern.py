@@ -1,4 +1,4 @@
-"""Participation patterns of canaries with nearly the largest sensitivity.
+"""Participation patterns for canaries, of nearly the largest sensitivity.
 
 | symbol | meaning                                                     |
 |--------|-------------------------------------------------------------|
@@ -6,10 +6,11 @@
 | pi     | rounds that a canary takes part in                          |
 | s      | signs of its contributions, all along one coordinate        |
 
-If the clipping norm is 1, a canary changes the product of C and the sums by
-sum_{i in pi} s_i C[:, i]. The squared norm of this change is s^T X[pi, pi] s,
-which is at most the squared sensitivity. If the pattern is not the worst, the
-lower bounds on epsilon are smaller, and still hold.
+Let row t of S be the sum of the updates of round t. If the clipping norm is 1,
+a canary changes C S by sum_{i in pi} s_i C[:, i] in one coordinate. The squared
+norm of this change is s^T X[pi, pi] s, which is at most the squared
+sensitivity. With a pattern of smaller norm, an audit reaches smaller lower
+bounds on epsilon, but these bounds still hold.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def worst(
 ) -> Pattern:
   """Returns a pattern that the schema allows, with large sensitivity.
 
-  The search compares all patterns in which neighbouring rounds are min_sep
-  apart, by the sum of |X|[pi, pi]. If the schema allows other gaps, the search
-  then replaces each round of the best pattern by the round that makes this sum
-  largest.
+  For each first round, the search takes the longest pattern in which successive
+  rounds are exactly min_sep apart, and chooses the pattern with the largest sum
+  of |X|[pi, pi]. If the schema allows other gaps, the search then moves the
+  rounds of this pattern, one after another, to make the sum larger.
 
   Args:
     matrix: C, [n, n] float64.
@@ -52,8 +53,9 @@ def worst(
   """
   rounds = len(matrix)
   gram = matrix.T @ matrix
-  # The patterns of the typical schema have nearly the largest sensitivity that
-  # a budget allows.
+  # For a `Budget`, the property `typical` is a `MinSep` schema, whose patterns
+  # have nearly the largest sensitivity that the budget allows. For any other
+  # schema, it is the schema itself.
   participation = participation.typical
   count = participation.participations(rounds)
   min_sep = participation.min_sep or 1
@@ -69,8 +71,10 @@ def worst(
   if not participation.evenly_spaced:
     _move_each(weights, chosen, min_sep)
   inner = gram[np.ix_(chosen, chosen)]
-  # If both starts give the same value, `max` returns the alternating signs:
-  # noise that repeats in several rounds hides contributions of equal signs.
+  # The sums from both starts can be equal. Then `max` returns the first signs,
+  # which come from alternating signs. If an aggregator wrongly adds the same
+  # noise in several rounds, an attack can subtract these rounds: the noise
+  # cancels, and alternating contributions remain, but equal ones cancel too.
   alternating = (-1.0) ** np.arange(len(chosen))
   signs = max(
     (_signs(inner, start) for start in (alternating, alternating**2)),
@@ -80,7 +84,9 @@ def worst(
 
 
 def _move_each(weights: np.ndarray, chosen: np.ndarray, min_sep: int) -> None:
-  """Replaces each round of `chosen`, in place, by the best round in its gap.
+  """Moves each round of `chosen`, in place, between its two neighbours.
+
+  Each round moves to the round for which the sum of |X|[pi, pi] is largest.
 
   Args:
     weights: |X|, [n, n] float64.
@@ -97,7 +103,12 @@ def _move_each(weights: np.ndarray, chosen: np.ndarray, min_sep: int) -> None:
 
 
 def _signs(inner: np.ndarray, start: np.ndarray) -> np.ndarray:
-  """Returns signs from which no single change makes s^T inner s larger."""
+  """Returns signs s for which no change of one sign increases s^T inner s.
+
+  Args:
+    inner: X[pi, pi], [k, k] float64.
+    start: first signs of the search, [k] float64, each 1.0 or -1.0.
+  """
   signs = start.copy()
   changed = True
   while changed:

@@ -1,4 +1,4 @@
-"""The entry point of `bandmf`: it turns errors into lines and exit statuses.
+"""The entry point of `bandmf`, which prints errors and returns exit statuses.
 
 Exit status: 0 done, 1 a claim did not hold, 2 bad input (one line on standard
 error, no traceback), 130 interrupted.
@@ -23,13 +23,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
   """Returns the exit status of `bandmf` with these arguments.
 
   Args:
-    arguments: arguments without the name of the program; None is `sys.argv`.
+    arguments: arguments after the name of the program; None takes
+      `sys.argv[1:]`.
   """
   arguments = list(sys.argv[1:] if arguments is None else arguments)
   # This keeps TensorFlow from printing remarks about the machine.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   try:
-    # The import takes a second, in which Ctrl-C must already be handled.
+    # The import takes a second. It is inside `try`, so that Ctrl-C is handled
+    # during this second.
     from tff_bandmf.cli import commands
 
     with commands.bandmf.make_context('bandmf', arguments) as context:
@@ -54,9 +56,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _file(error: OSError) -> str:
-  """Returns the line for an error of the operating system."""
+  """Returns the error message for an `OSError`."""
   if len(error.args) == 1:
-    return str(error)  # An error of the library already names the file.
+    return str(error)  # The message of this library names the file.
   if isinstance(error, FileNotFoundError):
     return errors.invalid(
       f'file={error.filename}: does not exist; check the path'
@@ -68,7 +70,7 @@ def _file(error: OSError) -> str:
 
 
 def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
-  """Returns the line for a command line that click could not parse.
+  """Returns the error message for a command line that click could not parse.
 
   Args:
     error: the exception that click raised.

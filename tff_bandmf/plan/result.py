@@ -30,16 +30,19 @@ class Result:
 
   Attributes:
     request: the request of the plan.
-    guarantee: the guarantee, with the strategy C and the noise multiplier; if
-      the request has `stands_for`, the guarantee of the larger run.
+    guarantee: the guarantee, with the strategy C and the noise multiplier. If
+      the request has `stands_for`, this is the guarantee of the larger run that
+      the plan simulates.
     runners_up: pairs (family, root mean square error for a clip of 1) of the
-      other families that fit in the memory, least error first.
-    left_out: dict from the name of a family that was not compared to the
-      reason.
+      other strategies in the ranking, best first by the `objective` of the
+      request. A family has several pairs if the search compared several numbers
+      of bands.
+    left_out: dict of reasons, by name of a family that was not compared.
 
   Raises:
-    ValueError: sampled cohorts do not have the expected size or the largest
-      size of the request.
+    ValueError: the cohorts are sampled, and `clients_per_round` of the request
+      is not near their expected size, or `largest_cohort` of the request is too
+      small for them.
   """
 
   request: request_lib.Request
@@ -48,8 +51,9 @@ class Result:
   left_out: Mapping[str, str] = attrs.Factory(dict)
 
   def __attrs_post_init__(self):
-    # PRIVACY: An edited file could have cohort sizes for which delta is too
-    # small. A result from a file passes the same check as a new result.
+    # PRIVACY: An edited file could have cohort sizes for which the claimed
+    # delta is too small. This line checks the sizes of a result from a file in
+    # the same way as the sizes of a new result.
     # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
     _check_sizes(self.request, self.guarantee.cohorts)
 
@@ -66,7 +70,7 @@ class Result:
 
   @property
   def bound(self) -> Optional[_files.JsonObject]:
-    """The claim and its parts as a JSON object; None without a claim."""
+    """The claim as a JSON object, with its slack; None without a claim."""
     if self.request.epsilon is None or self.request.delta is None:
       return None
     return dataclasses.asdict(self.guarantee.claim(self.request.delta))
@@ -75,10 +79,12 @@ class Result:
 def search(
   request: request_lib.Request, progress: Callable[[str], None]
 ) -> Result:
-  """Returns the strategy and noise for a request, after seconds of search.
+  """Returns the strategy and noise for a request; this may take minutes.
 
-  The search compares families if the mechanism is 'best', and calibrates the
-  noise to the claim of the request.
+  If the mechanism is 'best', the search compares families. If it is the name of
+  a family, and the kind of sampling needs a C of few bands, the search compares
+  numbers of bands. The noise is calibrated to the claim of the request; without
+  a claim, it has the noise multiplier of the request.
 
   Args:
     request: the request of a plan.
@@ -88,8 +94,8 @@ def search(
   cohorts = request.cohorts.for_cohort_size(request.clients_per_round)
   bands = cohorts.candidate_bands(request.rounds)
   if bands is None or len(bands) == 1:
-    # This check is early, since the search may take minutes and does not change
-    # the sizes of the cohorts.
+    # The sizes of the cohorts are known before the search, which may take
+    # minutes. So they are checked here.
     _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
   families = _compared(request, cohorts)
   if families == ():
@@ -130,7 +136,7 @@ def search(
 def _check_sizes(
   request: request_lib.Request, cohorts: participation.Cohorts
 ) -> None:
-  """Raises ValueError if sampled cohorts do not have the sizes of a request."""
+  """Raises ValueError if the sizes of a request do not fit sampled cohorts."""
   sampled = accounting.sampled(cohorts)
   if sampled is None or sampled.population is None:
     return
@@ -143,9 +149,9 @@ def _check_sizes(
     )
   least = sampled.largest_cohort(request.rounds)
   # PRIVACY: A round with more clients than `largest_cohort` has no release, and
-  # this tells an observer something about the drawn clients. Delta includes
-  # such rounds only if `largest_cohort` is at least `least`. A smaller value is
-  # refused.
+  # this tells an observer something about the drawn clients. The claimed delta
+  # includes the probability of such rounds only if `largest_cohort` is at least
+  # `least`. A smaller value is refused.
   # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
   if request.largest_cohort is not None and request.largest_cohort < least:
     raise errors.value_error(
@@ -170,7 +176,8 @@ def _compared(
     and not pathlib.Path(mechanism).suffix
     and cohorts.candidate_bands(request.rounds) is not None
   ):
-    # The search compares numbers of bands. At the same noise multiplier, a
+    # The family is given, but not the number of bands, so the search compares
+    # strategies with several numbers of bands. At the same noise multiplier, a
     # strategy with more bands has less error. But it needs more groups of
     # clients, and sampling from smaller groups amplifies less.
     return (mechanism,)

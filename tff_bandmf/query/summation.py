@@ -3,9 +3,9 @@
 The result of a float64 sum depends on the order of its terms, and libraries
 choose the order by the number of threads and by the processor. Here a vector is
 divided into rows, and the number of rows is a power of two. The second half of
-the rows is added to the first half, entry by entry, until one row is left. The
-entries of this row are added in the same way. Entry-wise sums have the same
-bits in NumPy and in TensorFlow.
+the rows is added to the first half, entry by entry, until one row is left. This
+row is padded with zeros to a power of two, and its entries are added in the
+same way. Entry-wise sums have the same bits in NumPy and in TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any
 
 import numpy as np
 
-# Largest number of entries of a row, so small that a row stays in cache.
+# Largest number of entries of a row. A row of this length fits into a cache.
 _ROW = 1 << 13
 
 
 def rows_of(size: int) -> tuple[int, int]:
-  """Returns (rows, width), with which `fold` adds up a vector of `size`.
+  """Returns (rows, width), the shape of a vector that is divided into rows.
 
-  The number of rows is a power of two. If the vector has several rows, `width`,
-  the number of entries of a row, is a multiple of eight: TensorFlow slices such
-  rows without a copy. The vector is padded with zeros.
+  The number of rows is a power of two. The width is the number of entries of a
+  row. The width of a single row is a power of two. The width of several rows is
+  a multiple of eight, because TensorFlow slices such rows without a copy. The
+  vector is padded with zeros to rows * width entries.
 
   >>> rows_of(10), rows_of(20_000)
   ((1, 16), (4, 5000))
 
   Args:
-    size: number of entries, >= 0.
+    size: number of entries of the vector, >= 0.
   """
   if size <= _ROW:
     return 1, 1 << max(size - 1, 0).bit_length()
@@ -38,9 +39,11 @@ def rows_of(size: int) -> tuple[int, int]:
 
 
 def fold(x: Any, stop: int = 1) -> Any:
-  """Returns a vector after its halves were added until `stop` entries are left.
+  """Returns the sum of the parts of a vector, each of `stop` entries.
 
-  The order of the additions depends only on the number of entries.
+  The second half of the vector is added to the first half, until `stop` entries
+  are left. The order of the additions depends only on the number of entries and
+  on `stop`.
 
   Args:
     x: [2^k stop] float64, array or tensor.
@@ -66,11 +69,11 @@ def total(x: np.ndarray) -> float:
 
 
 def of_squares(leaf: np.ndarray) -> float:
-  """Returns |leaf|^2, with the bits of `fold` over all rows.
+  """Returns |leaf|^2, with the same bits as if `fold` added all squares.
 
   `fold` first adds row r + rows / 2 to row r, and then does the same with half
-  as many rows. This function reads the rows in an order that needs only one
-  partial sum for each halving, and no array of all squares.
+  as many rows. This function does the same additions in another sequence, which
+  needs one partial sum for each halving and no array of all squares.
 
   Args:
     leaf: [size] real numbers.

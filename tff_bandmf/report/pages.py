@@ -50,7 +50,7 @@ class Pages:
     return _render(f'{self.NAME}.j2', 'form.html.j2', self.content, plots)
 
   def files(self) -> dict[str, bytes]:
-    """Returns the files of the report, by their names."""
+    """Returns the content of each file of the report, by the file name."""
     texts = {'md': self.markdown(), 'html': self.html(), 'json': self.json()}
     return {f'{self.NAME}.{end}': text.encode() for end, text in texts.items()}
 
@@ -70,8 +70,9 @@ class Pages:
 def signed(content: _files.JsonObject) -> _files.JsonObject:
   """Returns the content of a report with the digest of this content added.
 
-  PRIVACY: readers could take an edited number in the JSON file for a number of
-  the run. The stored digest does not match an edited content.
+  PRIVACY: a number in the JSON file could be edited, and readers would take it
+  for a number of the run. This function stores a digest, with which `verify`
+  finds the edit, unless the digest was replaced too.
   Guard: forgery_test.test_forged_report_is_refused.
   """
   return {**content, 'content_sha256': _files.json_digest(content).hex()}
@@ -80,12 +81,13 @@ def signed(content: _files.JsonObject) -> _files.JsonObject:
 def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
   """Returns a number as text, rounded; 'no guarantee' for None.
 
-  PRIVACY: a rounded number could claim more than the computed number. Callers
-  round privacy loss up and noise down.
+  PRIVACY: a rounded number could state less privacy loss, or more noise, than
+  the computed number. This function rounds only in the direction of `up`, which
+  is up for privacy loss and down for noise.
   Guard: report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
 
   Args:
-    value: the number.
+    value: number to print; None if a run has no guarantee.
     up: whether to round up; otherwise down.
     digits: number of significant digits, >= 1.
   """
@@ -104,14 +106,19 @@ def _cell(value: object) -> str:
 
 
 def _sha256(text: str) -> str:
-  """Returns the digest of a script or style for the Content-Security-Policy."""
+  """Returns the base64 SHA-256 of a script or style of a page.
+
+  The Content-Security-Policy of the page allows scripts and styles by digest.
+  """
   return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _render(
   template: str, form: str, content: _files.JsonObject, images: dict[str, str]
 ) -> str:
-  """Returns a template filled with content; HTML forms escape the values.
+  """Returns the text of a template that is filled with content.
+
+  The values are escaped if the file `form` is for HTML.
 
   Args:
     template: name of the template, which selects and orders the content.

@@ -1,18 +1,20 @@
 """Sensitivity of tree aggregation.
 
 A contribution of norm 1 in round i changes every node above leaf i by a vector
-of norm 1. So, with a maximum over the patterns pi of a client's rounds,
+of norm 1. A leaf is also above and below itself. So, with a maximum over the
+patterns pi of a client's rounds,
 
-  sens^2 = max_pi sum_nodes (number of rounds of pi below the node)^2,
+  sens^2 = max_pi sum_nodes (number of rounds of pi below the node)^2.
 
-and the Gram matrix has X[i, j] >= 0, the number of nodes above both i and j.
-Only complete nodes exist: all rounds below a node are less than n.
+The entry X[i, j] of the Gram matrix is the number of nodes above both i and j.
+The rounds are 0 to n - 1, and a node exists if all rounds below it are less
+than n.
 
 | symbol | meaning                                                        |
 |--------|----------------------------------------------------------------|
 | n      | number of rounds                                               |
 | b, k   | `min_sep`, and the largest number of rounds of one client      |
-| size   | number of rounds below a node, the same for a level of the tree |
+| size   | number of rounds below each node of a level of the tree        |
 """
 
 from __future__ import annotations
@@ -26,16 +28,17 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import patterns, result
 from tff_bandmf.strategies import tree
 
-# Largest number of entries of X that are computed, in some seconds.
+# Largest number of entries of X that are computed. It takes some seconds.
 _QUICK_LAGS = 10**9
-# Largest numbers of entries and of pairs of keys for which two tables are
-# joined, in about a second.
+# Limits of the function `_joined`: the largest number of array entries, and the
+# largest number of pairs of keys. At either limit, it takes about a second.
 _QUICK_TABLE = 10**8
 _QUICK_PAIRS = 20_000
 
-# A table of `_heaviest`. It maps (count, sum of squared counts) to an array of
-# integers: the least waiting time at the end, for each waiting time at the
-# start.
+# A table of one node, or of adjacent nodes. It maps (count, sum of squared
+# counts) to an array of integers. Entry w of the array is the least waiting
+# time at the end of the nodes, for the waiting time w at their start. The
+# docstring of `_heaviest` defines these terms.
 _Table = dict[tuple[int, int], np.ndarray]
 
 
@@ -44,11 +47,12 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of a tree whose noisy nodes are released.
 
-  The result is exact unless n and k are large. If they are, it is an upper
-  bound: at most q = min(k, ceil(size / b)) rounds of a client are below a node
-  of a level, and at most k rounds are below all nodes of the level. So the sum
-  of squares over a level is at most q^2 for each node with q rounds, plus the
-  square of the number of remaining rounds.
+  If n and k are too large for the exact computation, the result is an upper
+  bound. At most q = min(k, ceil(size / b)) rounds of a client are below one
+  node of a level, and at most k rounds are below all nodes of the level
+  together. The sum of squares over a level is largest if as many nodes as
+  possible have q rounds, and one more node has the remaining rounds. The
+  squared bound is the sum of these largest values over all levels.
   """
   rounds, sizes = strategy.rounds, strategy.sizes
   k = participation.participations(rounds)
@@ -80,10 +84,10 @@ def sensitivity(
 def decoded_sensitivity(
   strategy: tree.OnlineTree, participation: participation_lib.Participation
 ) -> result.Sensitivity:
-  """Returns a bound for releases of decoded sums of noisy nodes.
+  """Returns an upper bound of the sensitivity of sums of noisy nodes.
 
-  The sums are computed from the noisy nodes, so the sensitivity of the nodes is
-  an upper bound.
+  The decoder computes the released sums from the noisy nodes alone, so the
+  sensitivity of the nodes is an upper bound.
   """
   nodes = sensitivity(strategy, participation)
   return result.Sensitivity(
@@ -170,7 +174,7 @@ def _undominated(table: _Table, never: int) -> _Table:
 
   Args:
     table: table of a node.
-    never: value of impossible waiting times.
+    never: b, the array entry for a waiting time that is impossible.
   """
   remaining: _Table = {}
   for key, end in sorted(
@@ -187,12 +191,12 @@ def _undominated(table: _Table, never: int) -> _Table:
 def _levels_squared(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> float:
-  """Returns the upper bound in `sensitivity` of the squared sensitivity."""
+  """Returns the square of the upper bound that `sensitivity` describes."""
   squared = 0
   for size in sizes:
-    # PRIVACY: With the floor of size / min_sep the sensitivity would be too
-    # small: 4 successive rounds have two rounds that are 3 apart, and not one.
-    # The quotient is rounded up.
+    # PRIVACY: If size / min_sep was rounded down, the sensitivity would be too
+    # small: with size 4 and min_sep 3, a client can take part in the first and
+    # in the last of 4 rounds. This line rounds the quotient up.
     # Guard: families_test.test_sensitivity_is_safe_where_rounds_are_many.
     full = min(k, -(-size // min_sep))
     nodes, rest = divmod(min(k, full * (rounds // size)), full)
@@ -203,7 +207,11 @@ def _levels_squared(
 def _lags(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> Iterator[np.ndarray]:
-  """Yields the arrays X[i, i + e b] for e = 0, 1, ..., until X is 0."""
+  """Yields X[i, i + e b] as an array over i, for e = 0, 1, ..., k - 1.
+
+  The arrays are [n] float64; entries for i + e b >= n are 0. Arrays whose
+  entries are all 0 are left out at the end.
+  """
   for lag in range(0, min(k * min_sep, sizes[-1]), min_sep):
     common = np.zeros(rounds)
     for size in sizes:

@@ -1,10 +1,11 @@
 """Time limits for results of a worker.
 
 A worker whose process was stopped, or whose machine swaps, sends nothing and
-keeps its connection open. Without a limit, a program would wait for the result
-for ever, and without a message.
+keeps its connection open. A program that waits for its result would wait for
+ever, without a message. A `WaitPolicy` writes a message after a minute, and can
+set a limit after which the wait ends with an error:
 
-  WaitPolicy(limit_seconds=600)   # a line after a minute, an error after ten
+  WaitPolicy(limit_seconds=600)   # message after 1 minute, error after 10
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class WaitPolicy:
   """Time limits for one computation of a worker.
 
   Attributes:
-    limit_seconds: seconds without a result after which the worker is given up,
-      > 0; None means never.
+    limit_seconds: seconds without a result after which the wait ends with an
+      error, > 0; None sets no limit.
     on_slow: function that is called with one line, which names the worker,
       after `notice_seconds` without a result. By default it writes the line to
       standard error.
-    notice_seconds: seconds without a result after which `on_slow` is called, >
-      0.
+    notice_seconds: seconds without a result after which `on_slow` is called,
+      > 0. If `limit_seconds` is not larger, `on_slow` is never called.
   """
 
   limit_seconds: Optional[float] = None

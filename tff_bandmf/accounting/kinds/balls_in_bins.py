@@ -3,11 +3,11 @@
 | symbol | name here | meaning                                              |
 |--------|-----------|------------------------------------------------------|
 | n      | `rounds`  | rounds of the strategy C                             |
-| b      | `bins`    | number of bins and of rounds in an epoch             |
+| b      | `bins`    | number of bins; an epoch has one round for each bin  |
 | J      |           | bin of a client, uniform, drawn once for the run     |
 | m_j    |           | sum_e C[:, j + e b], contribution of a client of bin j |
 | G      | `gram`    | [b, b], <m_i, m_j>                                   |
-| s      | `z_stddev` | standard deviation of z over clip                   |
+| s      | `z_stddev` | standard deviation of the noise z, for a clip of 1  |
 
 A client of bin J takes part in rounds J, J + b, J + 2 b, ... and in no others.
 For a lower-triangular C >= 0 and gradients that may depend on earlier releases,
@@ -19,14 +19,15 @@ whose privacy loss at y is
 
   L = logsumexp_j((2 <m_j, y> - |m_j|^2) / (2 s^2)) - ln b.
 
-L depends on y only through the b products <m_j, y>. For y = a m_J + s z, with
-any number a and a normal z, these products have the distribution of
+L depends on y only through the b products <m_j, y>. For y = a m_J + s w, with a
+number a and a standard normal vector w, these products have the distribution of
 
-  a G[:, J] + s chol(G) z',  z' a normal of b entries.
+  a G[:, J] + s chol(G) v,
 
-The module `importance` samples delta and `monte_carlo` bounds it. Delta never
-exceeds the delta of the run without amplification, whose sensitivity is
-max_j |m_j|.
+where v is a standard normal vector of b entries. The module `importance` draws
+random values whose mean is delta, and `monte_carlo` computes an upper bound of
+delta from them. Delta never exceeds the delta of the run without amplification,
+whose sensitivity is max_j |m_j|.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class BallsInBinsMixture(importance.Mixture):
     self.entries = 4 * len(gram)
 
   def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
-    """Returns t of `importance` for each bin, or for each pair of bins."""
+    """Returns the log weight t of each bin, or of each pair for two copies.
+
+    The docstring of the module `importance` defines t.
+    """
     a = tilt.factor
     tilts = a * (a - 1) / 2 * self._squares
     if tilt.copies == 1:
@@ -64,7 +68,7 @@ class BallsInBinsMixture(importance.Mixture):
     return tilts[:, None] + tilts + a**2 * self._gram
 
   def _noise(self, rng, count):
-    """Returns <m_j, s z> / s^2, [count, b]."""
+    """Returns <m_j, s w> / s^2 for normal vectors w, [count, b] float64."""
     z = rng.standard_normal((count, len(self._gram)))
     return blas.dtrmm(1.0, self._factor, z.T, lower=1, overwrite_b=1).T
 
@@ -117,7 +121,7 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
     [b, b] float64.
 
   Raises:
-    ValueError: a value is out of range, or C has a negative entry.
+    ValueError: `bins` is out of range, or C has a negative entry.
   """
   _checks.count('bins', bins, 'rounds of an epoch')
   rounds, bands = strategy.rounds, strategy.bands
@@ -129,8 +133,8 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   for start in range(0, rounds, block):
     rows = strategy.band_rows(start, min(start + block, rounds))
     accountants.check_nonnegative(np.min(rows))
-    # row[s] is C[t, t - s], in a column of bin (t - s) mod b. For s > t there
-    # is no such column, and row[s] is 0.
+    # row[d] is C[t, t - d]. Column t - d is a round of bin (t - d) mod b. For
+    # d > t there is no such column, and row[d] is 0.
     sums = np.stack(
       [
         np.bincount((t - np.arange(bands)) % bins, weights=row, minlength=bins)
