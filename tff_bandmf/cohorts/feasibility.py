@@ -5,9 +5,12 @@
 | N        | `clients`     | clients in the population                     |
 | m        | `cohort_size` | clients in each round                         |
 | n        | `rounds`      | rounds of the run                             |
-| b        |               | `min_sep` of the participation schema         |
+| t        |               | index of a round, from 0 to n - 1             |
+| b        |               | least allowed difference of two rounds of a   |
+|          |               | client: `Participation.separation`            |
 | k        |               | largest allowed number of rounds of a client  |
-| N_r, n_r |               | clients, and rounds, with index = r (mod b)   |
+| N_r      |               | number of clients with index = r (mod b)      |
+| n_r      |               | number of rounds with index = r (mod b)       |
 
 **Necessary**, unless epochs are fixed: n m <= N k, because the rounds have n m
 participations, and N clients may have at most N k participations; and min(b, n)
@@ -29,8 +32,9 @@ times. Then the second term is dropped, and the condition is also necessary.
 If n m > N, the sampler draws the cohorts of all rounds once, to find out
 whether they can be filled.
 
-**Fixed epochs.** The clients with index = r (mod b) are a population of N_r
-clients with n_r rounds and b = 1. If k >= n_r, no client comes too often.
+**Fixed epochs.** A client with index = r (mod b) takes part only in rounds with
+index = r (mod b). If k >= ceil(n / b), each of these N_r clients may take part
+in each of these n_r rounds, so m <= N_r for every r with n_r > 0 is enough.
 """
 
 from __future__ import annotations
@@ -77,8 +81,9 @@ class Demand:
     b, k = self._schema
     if not self.participation.evenly_spaced:
       return _uniform(self.clients, self.cohort_size, self.rounds, b, k)
-    # If k < ceil(n / b), fixed epochs do not allow a client to skip an epoch,
-    # so counting does not decide.
+    # If k < ceil(n / b), a client of fixed epochs that skips an epoch after its
+    # first round may not take part again. How many clients skip an epoch
+    # depends on the drawn cohorts, so counting does not decide.
     if k < -(-self.rounds // b):
       return False
     return all(
@@ -98,10 +103,11 @@ class Demand:
     return min(b, n) * m > self.clients or n * m > self.clients * k
 
   def largest(self) -> dict[str, int]:
-    """Returns the largest feasible min_sep, cohort_size and rounds, by name.
+    """Returns feasible values of min_sep, cohort_size and rounds, by name.
 
-    If one of these values replaces the present value, `surely` is true. A name
-    is missing if `surely` is true for no value up to the present value.
+    Each is the largest value, up to the present value, for which `surely` is
+    true while the other two keep their present values. If there is no such
+    value, its name is missing.
     """
     schema = self.participation
     largest = {

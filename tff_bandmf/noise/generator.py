@@ -14,8 +14,9 @@ makes u finer, so that the tail ends at 13 instead of 9 standard deviations:
 
 So z depends only on key, row and coordinate, and not on how a caller divides
 rows and coordinates into pieces. A test that distinguishes the words from
-uniform ones would break ChaCha20 [RFC 8439]. `accounting.arithmetic.cells`
-bounds the privacy cost of finite words and of float64.
+uniform ones would break ChaCha20 [RFC 8439]. z is not exactly normal, because
+words have 64 bits and float64 rounds; `accounting.arithmetic.cells` bounds the
+privacy cost of this difference.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 DOUBLE_ROUNDS = 10
 # Array or tensor of uint32 words, of NumPy, JAX or TensorFlow.
 _Words = Any
-# Number of words in a block of ChaCha20. Pieces of coordinates begin at
-# multiples of this number.
+# Number of words in a block of ChaCha20. A caller may ask for coordinates that
+# begin at a multiple of this number.
 GROUP = 8
 # PRIVACY: If k is small, the distance between values of u is large relative to
 # u, so the tail of z would differ from the normal tail, and rare releases would
@@ -50,7 +51,8 @@ MOST_DEVIATIONS = -float(scipy.special.ndtri(2.0**-129))
 
 # Last bit of the nonce: 0 for first words w, 1 for second words e.
 WORDS, EXTENSIONS = 0, 1
-# A nonce can hold this number of groups, and of rows.
+# Rows and coordinates are below this number, so each fits in its bits of the
+# nonce.
 _MOST = 2**63
 _ONE, _SIGN_BIT = np.uint64(1), np.uint64(63)
 # Number of coordinates computed at once, so few that they stay in cache.
@@ -62,11 +64,11 @@ class Generator:
 
   **Formal guarantee.**
   Assumption: the key is uniform and secret, and nobody can distinguish
-  ChaCha20's words from uniform ones. Statement: all z[t, i] are independent,
-  and each has the distribution that the formulas of this module give to uniform
-  words. No two coordinates, rows or streams share a word. Source: [RFC 8439,
-  2.3] for the block; docs/reference/arithmetic.md, Theorem 2, for the distance
-  from the normal distribution.
+  ChaCha20's words from uniform ones. Statement: nobody can distinguish the
+  z[t, i] from independent numbers, each computed by the formulas of this module
+  from independent uniform words. No two coordinates, rows or streams share a
+  word. Source: [RFC 8439, 2.3] for the block; docs/reference/arithmetic.md,
+  Theorem 2, for the distance from the normal distribution.
   """
 
   def __init__(self, key: key_lib.Key):
@@ -92,9 +94,10 @@ class Generator:
         f'start={start}: must be a multiple of {GROUP} in [0, 2^63), and '
         f'row={row} must be in [0, 2^63); use noise.Stream'
       )
-    # PRIVACY: Two z from one word would be equal up to sign, and their noise
-    # would cancel. The nonce has separate bits for the row, the group of
-    # coordinates and the stream, so two z never share a word.
+    # PRIVACY: If two z came from one word, they would be equal, and an attacker
+    # could combine releases so that their noise cancels. The nonce has separate
+    # bits for the row, the group of coordinates and the stream, so two z never
+    # share a word.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
     block = (start // GROUP) | row << 64 | stream << 127
     cipher = ciphers.Cipher(

@@ -5,10 +5,12 @@
 | r      | first column of C^-1, r_0 = 1, p terms      |
 | c      | first column of C, c(x) = 1 / r(x), n terms |
 
-The module `series` computes the loss. Any two rounds of a client are at least
-min_sep apart, so the best c may increase at lags t < min_sep; the sensitivity
-that `series` computes is exact for such a c, too. [DPCGD26] and [BIFR26] have
-closed forms of C^-1 with few bands; here all p - 1 coefficients are free.
+The module `series` computes the loss. Two rounds of a client are at least
+min_sep apart, so the best c may increase at lags t < min_sep. If c >= 0 and c
+does not increase from lag min_sep on, the sensitivity that `series` computes is
+exact; for any other c it may be an upper bound. [DPCGD26] and [BIFR26] have
+closed forms of C^-1 with few bands; here all p - 1 coefficients r_1, ...,
+r_(p - 1) are free.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def optimize_banded_inverse(
   problem: solver.Problem,
   bands: int,
 ) -> solver.Optimized[strategies.BandedInverse]:
-  """Returns the best strategy found whose C^-1 has `bands` bands.
+  """Returns the best strategy that a search finds with `bands` bands of C^-1.
 
     loss = error * sens^2
 
@@ -33,12 +35,13 @@ def optimize_banded_inverse(
   the loss of the search.
 
   Args:
-    problem: error to minimise.
-    bands: p, number of bands of C^-1, at most n.
+    problem: number of rounds, participation schema, workload and objective of
+      the loss, and limits of the search.
+    bands: p, number of bands of C^-1, in [1, n].
 
   Raises:
     ValueError: a value is out of range, or the workload has a learning rate
-      schedule and too many rounds.
+      schedule and the number of rounds is too large for it.
 
   >>> from tff_bandmf import participation
   >>> problem = solver.Problem(2052, participation.MinSep(342, 6))
@@ -66,8 +69,10 @@ def optimize_banded_inverse(
     if (
       minimum.evaluations < problem.max_evaluations and not minimum.interrupted
     ):
-      # From the square root the search may stop where m of `series` has a kink.
-      # If min_sep is small, independent noise is a better start.
+      # The first search starts at `BandedInverseSqrt`. It may stop at a c where
+      # the loss has a kink, because the maximum m in the bound of `series`
+      # changes its index. If min_sep is small, C^-1 = I (independent noise) is
+      # a better start, so a second search starts there.
       other = loss.minimize(
         np.zeros(bands - 1), evaluations=minimum.evaluations
       )

@@ -14,7 +14,7 @@ the record, and then rounds the record to integers.
 | h       | `step`       | unit of the integers; clip is 2^clip_bits h        |
 | round_h |              | rounding to multiples of h                         |
 | q       |              | the integers: clipped record divided by h          |
-| S_t     |              | adaptive clip of round t, see `clips`              |
+| S_t     |              | adaptive clip of round t, see `AdaptiveClip`       |
 | beta    |              | weight of the indicator of an adaptive clip        |
 """
 
@@ -37,10 +37,11 @@ from tff_bandmf.noise import lattice
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
 # An adaptive clip stays within this factor of its first value, so it is finite.
 _MOST_SCALE = 2.0**64
-# A larger exponent, in magnitude, moves every clip to an end of its range.
+# An exponent of larger magnitude moves every clip to an end of its range.
 _MOST_EXPONENT = 2 * math.log(_MOST_SCALE)
 FLOATS = ('bfloat16', 'float16', 'float32', 'float64')
-# Coefficients of the exponential series, and the number of its squarings.
+# `next_clip` computes e^y as (e^x)^(2^_SQUARINGS) with x = y / 2^_SQUARINGS. It
+# adds up the terms x^k / k!, whose coefficients are here, largest k first.
 _SERIES = [1 / math.factorial(k) for k in range(16, -1, -1)]
 _SQUARINGS = 8
 
@@ -84,9 +85,11 @@ def record_dimension(record_specs: Record) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-  """Bounds of a record, whose method `clip` returns int32 multiples of a step.
+  """The bounds of a record.
 
-  A record x becomes
+  The method `clip` of the subclasses `clipping.Clipping` and
+  `graph_clipping.GraphClipping` returns int32 multiples of the step h. A record
+  x becomes
 
     0                                        if x is not finite
     0                                        if its norm is above zeroing_norm
@@ -98,7 +101,7 @@ class Bounds:
   takes into account. If a rounded record is too long nevertheless, its entries
   are truncated towards zero instead. Entries below h / 2 become 0. So if h is
   near the largest step that is allowed, clip_g / (2 d_g^(1/2)), a record of
-  many small equal entries is lost.
+  many small equal entries becomes zero.
 
   **Formal guarantee.** Assumption: the argument `scale` of `clip` is 1, or
   depends only on earlier releases. Then for every record, of any float type and
@@ -109,21 +112,21 @@ class Bounds:
     sum_i q_i^2 <= 4^clip_bits             over all groups and the indicator.
 
   So two cohorts that differ by the presence of one client have sums that differ
-  by at most 2^clip_bits steps in L2 norm. The code tests the first line at run
-  time on the integers q, in exact arithmetic (`_fits`). The second line follows
-  from `squared_bounds`. No bound depends on another record. The rule that
-  zeroes a record is constant, so zeroing costs no privacy and does not raise
-  the sensitivity. Source: docs/reference/arithmetic.md takes this norm as its
-  bound of a record.
+  by at most 2^clip_bits steps in L2 norm. At run time `clip` compares the sums
+  of the first line with `squared_bounds`, in exact arithmetic. The second line
+  follows, since `squared_bounds` add up to at most 4^clip_bits. No bound
+  depends on another record. The rule that zeroes a record is constant, so
+  zeroing costs no privacy and does not raise the sensitivity. Source:
+  docs/reference/arithmetic.md, whose proof assumes this bound of the L2 norm.
 
   If the clip adapts, clip_g, r_g and h of a round are their values of the first
   round times the scale of the round. A record then has one more group, its
   indicator: one coordinate, whose clip is beta / 2 times the clip of all other
-  groups. The indicator is plus its clip if the record is below the clip, minus
-  its clip if the record was clipped, and 0 if the record becomes zero.
+  groups. The indicator is `indicator_steps` if no group of the record was
+  scaled down, -`indicator_steps` if a group was scaled down, and 0 if the
+  record becomes zero.
 
-  The subclasses `clipping.Clipping` and `graph_clipping.GraphClipping` have the
-  method `clip`. The method `of` creates their instances.
+  The method `of` creates instances of the subclasses.
 
   Attributes:
     clips: clip_g of every group, floats > 0 in the unit of the records. The
@@ -147,9 +150,9 @@ class Bounds:
   adaptive: Optional[clips_lib.AdaptiveClip] = None
 
   def __post_init__(self):
-    # PRIVACY: If the clip had more bits, float64 would round sums of squares,
-    # and a record with a norm above the clip could pass the test. More bits are
-    # refused.
+    # PRIVACY: If clip_bits was above `lattice.MOST_CLIP_BITS`, float64 would
+    # round sums of squares, and a record with a norm above the clip could pass
+    # the comparison with `squared_bounds`. Such a clip_bits is refused.
     # Guard: query_test.test_norm_is_compared_exactly.
     if self.clip_bits > lattice.MOST_CLIP_BITS:
       raise errors.value_error(
@@ -353,10 +356,12 @@ class Bounds:
 
     Args:
       l2_norm_clip: S_t, float64, number or scalar tensor.
-      maximum: function of two numbers, which compares the product with 0. The
-        comparison does not change the value. Without it, TensorFlow's optimiser
-        could merge the constants of two products, and the result would be
-        rounded differently.
+      maximum: function that returns the larger of two numbers. The scale is
+        the maximum of S_t (1 / S_0) and 0, and this product is never negative,
+        so the maximum does not change its value. Without the maximum,
+        TensorFlow's optimiser could merge the constant 1 / S_0 with the
+        constant of a later product, and TensorFlow and NumPy would round
+        differently.
     """
     return maximum(l2_norm_clip * (1.0 / self.initial), 0.0)
 
@@ -376,10 +381,11 @@ def check_bounds(
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:
-  """Raises if clipping or zeroing norms are invalid for every record.
+  """Raises if a clipping or zeroing norm is invalid whatever the record.
 
   Args:
-    l2_norm_clip: clip, as in `Bounds.of`.
+    l2_norm_clip: number > 0, nested structure of such numbers, or
+      `AdaptiveClip`.
     zeroing_norm: float > 0, or None.
     zeroing_norm_order: 2 or math.inf.
 

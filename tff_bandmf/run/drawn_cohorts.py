@@ -1,6 +1,6 @@
 """Cohorts that a run samples with a secret key, and a check of the ledger.
 
-PRIVACY: amplification by sampling does not hold against a person who can
+PRIVACY: Amplification by sampling does not hold against a person who can
 predict or learn the sampled cohorts. The sampling key comes fresh from the
 operating system, is stored in `private/sampling.key`, is used for nothing else,
 and is destroyed when the run has ended.
@@ -23,7 +23,10 @@ from tff_bandmf.noise import key as key_lib
 
 
 class SampledCohorts:
-  """Samples the cohorts of a run with a secret key; see `kinds.samplers`."""
+  """Samples the cohorts of a run with a secret key.
+
+  The module `accounting.kinds.samplers` has the sampling algorithms.
+  """
 
   def __init__(
     self, cohorts: accounting.Sampled, key: key_lib.Key, ids: np.ndarray
@@ -31,14 +34,15 @@ class SampledCohorts:
     """Initializes the sampler.
 
     Args:
-      cohorts: kind of the cohorts of the plan, with its parameters.
+      cohorts: the plan's rule for sampling, with its parameters, such as
+        `CyclicPoisson`.
       key: sampling key.
-      ids: [N] IDs of the population, ascending.
+      ids: [N] IDs of the clients in the population, ascending.
 
     Raises:
       ValueError: the plan is for a population of another size.
     """
-    # PRIVACY: if the population has another size than in the plan, the sampled
+    # PRIVACY: If the population has another size than in the plan, the sampled
     # cohorts do not have the distribution that the accounting assumes. A
     # population of another size is refused.
     # Guard: run_sampling_test.test_other_population_is_refused.
@@ -59,7 +63,13 @@ class SampledCohorts:
     round_index: int,
     history: Union[cohorts_lib.History, cohorts_lib.Patterns],
   ) -> np.ndarray:
-    """Returns the cohort of a round: int64 indices in `ids`, ascending."""
+    """Returns the cohort of a round: int64 indices in `ids`, ascending.
+
+    Args:
+      round_index: t, >= 0.
+      history: earlier rounds of each client, which do not change the cohort;
+        samplers of enforced cohorts have the same argument.
+    """
     del history
     return self._sampler.cohort(round_index)
 
@@ -83,7 +93,7 @@ class SampledCohorts:
   def as_drawn(self, ledger: ledger_lib.Ledger, rounds: int) -> bool:
     """Returns whether the ledger has exactly the cohorts that the key gives."""
     sampler = self._new_sampler()
-    # PRIVACY: the amplified guarantee does not hold if a cohort was chosen
+    # PRIVACY: The amplified guarantee does not hold if a cohort was chosen
     # instead of sampled. This method samples all cohorts again and compares
     # them with the ledger.
     # Guard: run_sampling_test.test_cohort_that_differs_voids_the_claim.

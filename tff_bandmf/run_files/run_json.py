@@ -3,12 +3,12 @@
 run.json        the claim of the run, and statements on it, see `RunRecord`
 plan.json       the plan: the user's request, and the result of the search
 strategy.json   the strategy matrix C
-ledger.sqlite   the clients of each round, as keyed hashes; the digests of the
-                released sum of each round and of its row of metrics
+ledger.sqlite   for each round: keyed hashes of its clients, the digest of its
+                released sum, and the digest of its row of metrics
 metrics.csv     one row for each round
 result.json     measured results of the last model, and the head of the ledger's
                 chain at the end of the run; this file is written last
-private/        secrets, which are never published; mode 0700:
+private/        files that are never published; mode 0700:
   noise.key       the key of the noise
   sampling.key    the key by which cohorts are sampled
   place.json      the host, and the inodes of the folder and the keys; whether
@@ -16,6 +16,7 @@ private/        secrets, which are never published; mode 0700:
   ledger.key      the key by which the ledger hashes clients
   ledger.url      the location of a ledger outside of the folder
   checkpoints/    states of the learning process, which may contain noise
+  released/       one file for each released sum, see `noise.released_sums`
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ RELEASED = 'private/released'
 
 LEDGER_HEAD = 'ledger_head'
 
-# Sentences of `not_covered` about updates that added nothing to the sum.
+# Items of `not_covered` about updates that added nothing to the sum.
 SOME_ZERO = (
   'that updates of some rounds were zero or not finite, and added nothing'
 )
@@ -69,11 +70,11 @@ ALL_ZERO = (
   'released noise alone'
 )
 
-# Values of `run.json` that are computed from the noise key and the other
-# values.
+# Values of `run.json` that `RunRecord.with_key` computes: the first from the
+# noise key and the fixed values, the second from the noise key alone.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
-# Values that a program need not share with `run.json` to open a run that has
-# ended, since no round runs again.
+# Values that describe code. If a run has ended, no round runs again, so a
+# program with other code may open the run, and these values are not compared.
 _CODE_KEYS = ('versions', 'code_sha256')
 _PARTS = {
   'claim': (
@@ -125,9 +126,9 @@ class RunRecord:
       stands for `population` - 1.
     data: text: name of the training data.
     released: text: values that the guarantee covers.
-    not_covered: list of sentences: accesses to data that the guarantee does not
+    not_covered: list of texts: accesses to data that the guarantee does not
       cover.
-    side_releases: list of sentences: values that are released without noise.
+    side_releases: list of texts: values that are released without noise.
     config: configuration of the experiment; no report shows it.
     clients_left: upper bound on the number of clients that took part and have
       left the population, >= 0; None stands for 0.
@@ -138,8 +139,8 @@ class RunRecord:
     tuning: sentence: parameters that were tuned, and on which data.
     model_selection: sentence: rule by which the released model was chosen.
     pre_training: sentence: source of the initial weights.
-    process: sentence: result of `Run.check`, which names the values of clients
-      that bypass the aggregator.
+    process: sentence: result of `Run.check`. It names the values of clients
+      that reach an output of the learning process without the aggregator.
     key_after: sentence: fate of the key, tapes and buffers after the run.
     enforced: dict of `min_sep`, `max_participations` and `by`, a text that
       names the party that enforces both numbers.
@@ -252,7 +253,9 @@ class RunRecord:
     Args:
       plan: plan of the run.
       claim: values that are added to the attribute `claim`, by key.
-      **statements: values of attributes that do not follow from the plan.
+      **statements: values of attributes that have a default. The attributes
+        without a default follow from the plan, or are set to 'not stated', 'the
+        model after every round' or an empty list.
     """
     return cls(
       claim={
@@ -311,7 +314,7 @@ class RunRecord:
     }
 
   def with_statements(self, statements: Mapping[str, Any]) -> RunRecord:
-    """Returns the record with other values of statements that may change.
+    """Returns the record with new values of attributes that may change.
 
     Args:
       statements: new values, by name of the attribute.
@@ -338,14 +341,17 @@ class RunRecord:
     return int(self.run_id, 16), int(self.noise_key_id, 16)
 
   def enforced_digest(self, directory: pathlib.Path) -> bytes:
-    """Returns the SHA-256 of the fixed values, the plan and the strategy.
+    """Returns the SHA-256 of the values that may not change and of two files.
 
     Args:
-      directory: folder of the run, which holds the plan and the strategy.
+      directory: folder of the run with the two files, `plan.json` and
+        `strategy.json`; a missing file counts as None.
     """
-    # PRIVACY: one edited number in a file could make the report claim a
-    # fraction of the true epsilon. The ledger's chain has this digest for the
-    # start of every round, so that a later change of a fixed value is noticed.
+    # PRIVACY: If one number in run.json, plan.json or strategy.json is edited
+    # after a round, the report could claim a fraction of the true epsilon. The
+    # ledger's chain stores this digest at the start of every round, and the
+    # report compares it with the digest of the present files and refuses a
+    # difference.
     # Guard: forgery_test.test_forged_run_is_refused_by_report_and_verifier.
     files = [
       _files.sha256(directory / name) if (directory / name).exists() else None
@@ -354,7 +360,11 @@ class RunRecord:
     return _files.json_digest([self._fixed(), *files])
 
   def write(self, directory: pathlib.Path) -> None:
-    """Writes the record, which has the IDs of `with_key`, to `run.json`."""
+    """Writes the record to `run.json`.
+
+    Raises:
+      ValueError: the record lacks an ID, which `with_key` sets.
+    """
     self.bound()
     _files.write_json(directory / RUN_FILE, self.to_dict())
 
@@ -451,7 +461,7 @@ def write_result(
 
 
 def result_digest(numbers: dict[str, float]) -> bytes:
-  """Returns the SHA-256 of measured results, as the ledger's chain has it."""
+  """Returns the SHA-256 of measured results that the ledger's chain stores."""
   return _files.json_digest(numbers)
 
 

@@ -1,4 +1,16 @@
-"""Buffered linear Toeplitz: c is a sum of `buffers` decaying powers."""
+"""Buffered linear Toeplitz (BLT): C from a few decaying powers.
+
+| symbol  | name here | meaning                                                |
+|---------|-----------|--------------------------------------------------------|
+| n       | `rounds`  | number of rounds                                       |
+| c, r    |           | first columns of C and of C^-1                         |
+| d       | `buffers` | number of powers, and of noise buffers                 |
+| S       |           | the d buffers, each of the model's size                |
+| omega_i | `omega`   | factor of power i in c, and of buffer i in the noise   |
+| theta_i | `theta`   | decay of power i, and of buffer i, in a round          |
+| a_t     | `norms`   | norm by which column t of C is divided; 1 without      |
+|         |           | column normalization                                   |
+"""
 
 from __future__ import annotations
 
@@ -13,13 +25,15 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.strategies import base, families, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Coefficients of C^-1 computed by one matrix product.
+# Number of coefficients of C^-1 between two stored states of the recursion.
 _BLOCK = 512
 
 
 @attrs.frozen(slots=False, eq=False)
 class Blt(toeplitz.Toeplitz):
-  """c_0 = 1, c_t = sum_i omega_i theta_i^(t - 1). [BLT24]
+  """A Toeplitz C whose first column is a sum of decaying powers. [BLT24]
+
+    c_0 = 1,   c_t = sum_i omega_i theta_i^(t - 1)
 
   The noise needs d buffers S of the model's size, for every n:
 
@@ -28,7 +42,7 @@ class Blt(toeplitz.Toeplitz):
   C^-1 is a BLT too; its decays are the eigenvalues of diag(theta) - 1 omega^T.
 
   Attributes:
-    rounds: n.
+    rounds: n, number of rounds, >= 1.
     omega: [d] float64, output scales. Copied; read-only.
     theta: [d] float64 in [0, 1), buffer decays, distinct. Copied; read-only.
 
@@ -92,10 +106,11 @@ class Blt(toeplitz.Toeplitz):
     return np.concatenate([[1.0], powers])[:terms]
 
   def inverse_column(self, terms: int) -> np.ndarray:
-    # r is the noise y of the class docstring for z = 1, 0, 0, ...: with
-    # F = diag(theta) - 1 omega^T and blocks of B terms, r_{1 + kB + j} =
-    # -omega^T F^j (F^B)^k 1. Eigenvalues of F would be faster, but they are
-    # badly conditioned where thetas are close.
+    # r is the noise y for z = 1, 0, 0, ... in the recursion of the class. With
+    # F = diag(theta) - 1 omega^T, r_0 = 1 and r_{1 + t} = -omega^T F^t 1. For
+    # t = k B + j, B = `_BLOCK` and 0 <= j < B, `outputs` has -omega^T F^j, and
+    # `states` has (F^B)^k 1. Eigenvalues of F would be faster, but they are
+    # badly conditioned if thetas are close.
     step = np.diag(self.theta) - self.omega[None, :]
     outputs = np.empty((_BLOCK, self.buffers))
     outputs[0] = -self.omega
@@ -112,24 +127,26 @@ class Blt(toeplitz.Toeplitz):
 class BltBuffers(recursion_lib.Buffers):
   """One buffer for each decay. [BLT24]
 
-  Where columns of C are divided by norms d, rows of C^-1 are multiplied by d:
+  If column t of C is divided by a norm a_t, row t of C^-1 is multiplied by a_t:
 
-    y_t = d_t (z_t - omega . S),   S <- theta * S + y_t / d_t
+    y_t = a_t (z_t - omega . S),   S <- theta * S + y_t / a_t
   """
 
   def __init__(self, blt: Blt, rounds: int, norms: Optional[np.ndarray] = None):
     """Makes the buffers of a run.
 
     Args:
-      blt: strategy; the buffers are reset after each `blt.rounds` rounds.
+      blt: strategy; its `rounds` are a period, and the buffers are reset at
+        the start of each period.
       rounds: number of rounds of the run.
-      norms: d, [blt.rounds] float64; None for 1.
+      norms: [blt.rounds] float64, a_t of each round of a period; None means
+        that every a_t is 1.
     """
     self.rounds = rounds
     self.memory = blt.buffers
     self._blt, self._period = blt, blt.rounds
     self._norms = norms
-    # Phase 0 is the first round of a period, which resets the buffers.
+    # Phase 0 is the first round of a period, in which the buffers are reset.
     self.phases = min(2, blt.rounds) if norms is None else blt.rounds
 
   def phase(self, t: recursion_lib.Index) -> recursion_lib.Index:
@@ -160,14 +177,15 @@ class BltBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def shift(self) -> float:
-    # PRIVACY: Rounding errors of y / d and of the buffers shift the noise by an
+    # PRIVACY: Rounding errors of y / a and of the buffers shift the noise by an
     # amount that depends on past releases, so the distribution of the noise
     # differs from the claimed one. This method bounds the shift, and the
     # accountant adds its cost to epsilon.
     # Guard: recursion_test.test_shift_bounds_the_error_of_coarse_cells.
     def largest(weights):
-      # y / d and the buffers are weighted sums of z and of rounding errors,
-      # each at most half a standard deviation of z.
+      # y / a and the buffers are weighted sums of z and of rounding errors of
+      # y, divided by a. Each error is then at most half a standard deviation
+      # of z.
       return float(
         recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
         + np.sum(np.abs(weights)) / 2
@@ -179,7 +197,7 @@ class BltBuffers(recursion_lib.Buffers):
     for omega, theta in zip(self._blt.omega, self._blt.theta):
       buffer = largest(scipy.signal.lfilter([1.0], [1.0, -theta], column))
       rounds = min(self._period, 1 / (1 - theta))
-      # In each round a product, a sum and y / d are rounded.
+      # In each round float64 rounds theta * S, the sum and y / a.
       error += abs(omega) * (
         rounds * (2 * buffer + 2 * y) + (self.memory + 2) * buffer
       )

@@ -39,10 +39,10 @@ _POLL_SECONDS = 0.02
 # A value passes between processes in one message, and TFF limits a message to
 # less than 2^31 bytes.
 _MAX_MESSAGE_BYTES = 2**31 - 1
-# Interval of pings, which detect a host that is gone. A server refuses shorter
-# intervals.
+# Interval of pings, in milliseconds. A ping without an answer shows that the
+# worker's host is gone. gRPC servers refuse intervals below 300 s.
 _KEEPALIVE_MS = 310_000
-# Longest wait for an answer of a worker.
+# Longest wait of `answers` for a connection, and then for an answer.
 _PROBE_SECONDS = 10.0
 
 # Contexts of the `local_runtime` blocks that are open in this process.
@@ -61,7 +61,8 @@ def worker(
   """Yields the port of a TFF worker and its process, for a `with` block.
 
   On Linux the worker also ends if this process is killed. Call this function
-  from the main thread, which must live as long as the block.
+  from a thread that lives as long as the block, such as the main thread: Linux
+  kills the worker when the thread that started it ends.
 
   The worker listens on all network interfaces, without authentication or
   encryption. Anybody who can reach its port can use the worker, and may read
@@ -108,7 +109,7 @@ def local_runtime(
   """Sets TFF's execution context to a new worker, for a `with` block.
 
   The worker ends with the block; see `worker`. After the block, the context of
-  a surrounding `local_runtime` block is set again. If there is none,
+  a surrounding `local_runtime` block is set again. Without a surrounding block,
   computations fail until another context is set.
 
   Args:
@@ -125,7 +126,8 @@ def local_runtime(
   Raises:
     RuntimeError: the worker did not start; or a computation in the block failed
       because the worker ended or returned no result in time.
-    ValueError: a computation in the block refused a round; one line says why.
+    ValueError: a computation in the block refused a round; the message is one
+      line with the reason.
   """
   with worker(concurrency, log) as (port, process):
 
@@ -201,7 +203,13 @@ class _Link:
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
-    """Gives up the worker if a `with` block exceeds the time limit."""
+    """Gives up the worker if a `with` block exceeds the time limit.
+
+    Raises:
+      RuntimeError: the worker was given up, before or in the block.
+      ValueError: a computation refused a round; the message has the reason
+        without TFF's traceback.
+    """
     self._check()
     try:
       with self._wait_policy.waiting(self._describe, self._give_up):
@@ -229,8 +237,8 @@ class _Link:
 
   def _give_up(self, why: str) -> None:
     self._why = why
-    # The worker is gone: `dispose` must do nothing, so that cleanup does not
-    # wait for the worker.
+    # The worker may be stopped and never answer. `dispose` must do nothing, so
+    # that cleanup does not wait for the worker.
     self._stub.dispose = self._stub.dispose_executor = lambda _: None
     # A closed channel ends every call that waits for the worker, with an error.
     self._channel.close()
@@ -246,7 +254,7 @@ class _Link:
 
 
 class SyncContext(tff.framework.SyncExecutionContext):
-  """A context that waits for results; `execution_context` returns it."""
+  """A TFF context that waits for results; see `execution_context`."""
 
   def __init__(self, link: _Link):
     super().__init__(**link.arguments())
@@ -254,7 +262,10 @@ class SyncContext(tff.framework.SyncExecutionContext):
 
   @property
   def given_up(self) -> bool:
-    """Whether a computation exceeded the time limit, so all later ones fail."""
+    """Whether a computation exceeded the time limit.
+
+    If so, all later computations fail.
+    """
     return self._link.given_up
 
   def invoke(self, comp, arg):
@@ -336,7 +347,11 @@ def answers(address: str) -> bool:
 
 
 def _wait_for(process: subprocess.Popen, port: int, log) -> None:
-  """Waits until the worker listens; raises RuntimeError if it never does."""
+  """Waits until the worker listens on its port.
+
+  Raises:
+    RuntimeError: the worker ended, or does not listen after `_START_SECONDS`.
+  """
   deadline = time.monotonic() + _START_SECONDS
   while process.poll() is None and time.monotonic() < deadline:
     with contextlib.suppress(OSError):
@@ -353,8 +368,7 @@ def _stub(channel: grpc.Channel) -> tff.framework.RemoteExecutorGrpcStub:
   """Returns a stub that does not watch the channel.
 
   TFF's stub watches the channel for ever, and its thread prints a traceback
-  when the channel is closed. The library does not need the state that the stub
-  watches.
+  when the channel is closed. `tff_bandmf` does not need the channel's state.
   """
   channel.subscribe = lambda callback, try_to_connect=False: None
   return tff.framework.RemoteExecutorGrpcStub(channel)

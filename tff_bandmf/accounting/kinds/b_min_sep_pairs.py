@@ -3,37 +3,40 @@
 S and S' are two independent draws of the set of rounds that b-min-sep sampling
 gives a client; each is called a copy. The joint law of S and S' is weighted by
 e^t, so that pairs whose columns overlap are drawn more often; the module
-`importance` says why. Let c_i be column i of C over the standard deviation s of
-z, and a the factor of the weight. Rounds of one copy are at least b apart, so
-their columns share no row, and
+`importance` says why. Let c_i be column i of C divided by the standard
+deviation s of z, and let a >= 1 be the parameter of the weight,
+`importance.Tilt.factor`. Rounds of one copy are at least b apart, and C has at
+most b bands, so the columns of these rounds share no row, and
 
   t = sum a (a - 1) |c_i|^2 / 2, over i in S and in S',
       + sum a^2 <c_i, c_k>, over i in S and k in S',
 
 In the second sum, columns of rounds that are b or more apart contribute 0. For
-each round of one copy, at most one earlier round of the other copy is less than
-b rounds before. So the mean of e^t follows from a recursion over the remaining
-rounds. A copy is eligible in a round if it may take part in the round; it then
-takes part with probability p. Let E_i be the mean of the factor of e^t from
-rounds i and later, if both copies are eligible from round i on. Let F_(i, u),
-0 <= u < b, be the mean of the factor of e^t from rounds after i, under two
-conditions: one copy took part in round i, and the other copy is eligible from
-round k = i + b - u on. With w_i = e^(a (a - 1) |c_i|^2 / 2) and
-g_ik = e^(a^2 <c_i, c_k>),
+each round i of one copy, at most one round of the other copy is in [i - b + 1,
+i]. So the mean of e^t follows from a recursion over the remaining rounds. A
+copy is eligible in a round if it may take part in the round; it then takes part
+with probability p.
+
+A term of t belongs to the later of its rounds; t_i is the sum of the terms that
+belong to round i. Let E_i be the mean of e^(t_i + t_(i + 1) + ...) if both
+copies are eligible from round i on. Let F_(i, u), 0 <= u < b, be the mean of
+e^(t_(i + 1) + t_(i + 2) + ...) in the state (i, u): one copy took part in round
+i, and the other copy is eligible from round k = i + b - u on. With
+w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
 
   F_(i, 0) = E_(i + b)
   F_(i, u) = (1 - p) F_(i, u - 1) + p w_k g_ik F_(k, k - i)
   E_i = (1 - p)^2 E_(i + 1) + 2 p (1 - p) w_i F_(i, b - 1)
         + p^2 w_i^2 g_ii F_(i, 0)
 
-Every E and F whose round is past the last round is 1. If both copies are
-eligible from round 0 on, the normalizer is A = E_0. Otherwise the copies are
-eligible from random rounds r and k on, with probabilities P(r) and P(k). The
-state before round 0 is then the state of F_(i, u) with i = max(r, k) - b and
-u = |r - k|, as if the later copy had taken part in round i, whose column is 0.
-Rounds before round 0 have g = w = 1, and
+E_i and F_(i, u) are 1 if i is past the last round. If both copies are eligible
+from round 0 on, the normalizer is A = E_0. Otherwise the copies are eligible
+from random rounds r and r' on, with probabilities P(r) and P(r'). This is the
+state (i, u) with i = max(r, r') - b and u = |r - r'|: the copy that is eligible
+later counts as having taken part in round i < 0. Columns of rounds before round
+0 are 0, so these rounds have g = w = 1, and
 
-  A = sum over r and k of P(r) P(k) F_(max(r, k) - b, |r - k|)
+  A = sum over r and r' of P(r) P(r') F_(max(r, r') - b, |r - r'|)
 """
 
 from __future__ import annotations
@@ -49,11 +52,12 @@ class Pairs:
   """The joint law of two copies of a client's rounds, weighted by e^t.
 
   Args:
-    gram: [n, bands] float64, <c_i, c_(i + d)> / s^2, >= 0.
-    min_sep: b, integer, at least the bands and at most n.
+    gram: [n, bands] float64, <c_i, c_(i + d)> >= 0 in row i and column d; the
+      columns c of this module are divided by s.
+    min_sep: b, integer, at least the number of bands and at most n.
     sampling_prob: p, in (0, 1).
     factor: a, float >= 1.
-    starts: [.] float64, P(r) for each r < b; with one entry, both copies are
+    starts: [b] float64, P(r) for each r < b; or [1], if both copies are
       eligible from round 0 on.
 
   Attributes:
@@ -69,13 +73,14 @@ class Pairs:
     starts: np.ndarray,
   ):
     b, p = min_sep, sampling_prob
-    # Number of rounds before round 0 in the tables.
+    # Number of rounds before round 0 in the tables `both`, `one` and `weights`.
+    # From here on, i counts rows of these tables: i = `_before` is round 0.
     self._before = b if len(starts) > 1 else 0
     gram = np.concatenate([np.zeros((self._before, gram.shape[1])), gram])
     rounds, bands = gram.shape
     both, one = np.ones(rounds + b), np.ones((rounds + b, b))
-    # both[i] is E_i, and one[i, u] is F_(i, u). The values one[i + d, d] for
-    # d = 1, 2, ... are diagonals[i * b :: b + 1].
+    # both[i] is E, and one[i, u] is F, of the round in row i. The values
+    # one[i + d, d] for d = 1, 2, ... are diagonals[i * b :: b + 1].
     diagonals = one.reshape(-1)[b + 1 :]
     weights = np.ones(rounds + b)
     with np.errstate(over='ignore', invalid='ignore'):
@@ -104,14 +109,15 @@ class Pairs:
       total = tilted.sum()
       self.log_normalizer = math.log(total) if total < math.inf else math.inf
       self._shape = tilted.shape
-      # Sums of the odds of the pairs of starts, up to each pair.
+      # Cumulative probabilities of the pairs (r, r') under the weighted law.
       self._cumulative = np.cumsum(tilted.ravel() / total)
       self._cumulative /= self._cumulative[-1]
       self._twice = twice / (single + twice)
-      # Logarithms, up to sign and constants, of two probabilities: that neither
-      # copy takes part before round i, if both are eligible from round 0 on;
-      # and, after one copy took part in round i, that the other copy does not
-      # take part before round i + b - u.
+      # If both copies are eligible from the first row on, neither takes part
+      # before row i with probability e^(survived[0] - survived[i]). If one copy
+      # took part in row i, and the other is eligible from row i + b - v on, the
+      # other does not take part before row i + b - u with probability
+      # e^(left[i, u] - left[i, v]), for u <= v.
       log_out = math.log1p(-p)
       self._survived = -np.log(both[: rounds + 1])
       self._survived -= 2 * log_out * np.arange(rounds + 1)
@@ -123,7 +129,7 @@ class Pairs:
     """Returns 1_S + 1_S' of `count` pairs, [n, count] float64, sparse."""
     rounds, b = self._left.shape
     who = np.arange(count)
-    # In state (-b, 0) both copies are eligible from round 0 on.
+    # In the state (-b, 0) both copies are eligible from round 0 on.
     at, age = np.full(count, -b), np.zeros(count, np.int64)
     if self._before:
       drawn = np.searchsorted(self._cumulative, rng.random(count), 'right')

@@ -1,14 +1,16 @@
 """The file format of a tape: the noise y_t of round t, for one shard.
 
-A shard is a range of the coordinates of y_t; see `tape.folder`. A file is in
-the gzip format [RFC 1952]. The uncompressed bytes, `packed` in the code, are
-little-endian: 6 int64 (`MAGIC`, `VERSION`, tape ID, round, first coordinate,
-`count`), then `count` int32, the coordinates of y_t as multiples of the lattice
-step. These bytes are stored without compression in blocks of 65,535 bytes [RFC
-1951, 3.2.4]. The frame of a file is the gzip header and the headers of the
-blocks; `count` determines the frame and the size of the file. The CRC-32 and
-the length of `packed` end the file. A reader compares the size and the frame,
-and zlib compares the CRC-32 and the length.
+A tape is the stored noise of all rounds of a run. A shard is a range of the
+coordinates of y_t; see `tape.folder`. A file is in the gzip format [RFC 1952].
+The uncompressed bytes, `packed` in the code, are little-endian: 6 int64
+(`MAGIC`, `VERSION`, tape ID, round, first coordinate, `count`), then `count`
+int32, the coordinates of y_t as multiples of the lattice step. These bytes are
+stored without compression in blocks of 65,535 bytes [RFC 1951, 3.2.4]. The
+frame of a file is the gzip header and the headers of the blocks; `count`
+determines the frame and the size of the file. The CRC-32 and the length of
+`packed` end the file. A reader compares the size, the frame and the six int64
+with the values that it expects, and zlib compares the CRC-32 and the length
+with the bytes that it unpacks.
 
 If `packed` has at most 512 MiB, the CRC detects all damage within 32
 consecutive bits, all damage of two bits, and all swaps of two words of up to 32
@@ -118,7 +120,7 @@ def contents(
 def unpack(
   content: bytes, tape_id: int, round_index: int, first: int, count: int
 ) -> np.ndarray:
-  """Returns y_t of a file, [count] int32, in lattice steps.
+  """Returns the shard of y_t in a file, [count] int32, in lattice steps.
 
   Args:
     content: all bytes of the file.
