@@ -716,7 +716,7 @@ def _low_bits(
     shares = table[:, 1] / sizes
     tests.append((fisher(table)[1], shares[1] - shares[0]))
     # The most extreme table has all releases with the client on the grid.
-    decidable |= fisher([table[0], [0, sizes[1]]])[1] < miss
+    decidable = decidable or fisher([table[0], [0, sizes[1]]])[1] < miss
   chance, more = min(tests, key=lambda test: (test[0], -abs(test[1])))
   return subject.answer(
     'low_bits',
