@@ -313,6 +313,7 @@ def test_forged_run_is_refused_by_report_and_verifier(
   assert passed['verifier'] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['report.json', 'public.json'])
 def test_forged_report_is_refused(name, folder, tmp_path, counts):
   path, count = tmp_path / name, 0

@@ -140,6 +140,7 @@ def test_c_is_that_of_the_library(name, written):
   np.testing.assert_allclose(c, strategy.matrix(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_toeplitz_c_of_many_rounds_is_cut(tmp_path):
   """Its first rounds are those of any other number of rounds."""
   content = _written(strategies.Lti(10**6, 0.01), tmp_path / 'c.json')

@@ -55,7 +55,7 @@ def _train(folder, cohorts, after=(), stop=None, **options):
   (folder / 'report.json').write_text(text)
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def runs(tmp_path_factory):
   folder = tmp_path_factory.mktemp('runs')
   min_sep = tff_bandmf.MinSep(4)
@@ -717,6 +717,7 @@ def test_amplified_epsilon_that_is_too_small_does_not_hold(runs, tmp_path):
     verify_lib.verify(tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_random_bytes_are_never_verified_with_a_smaller_epsilon(runs, tmp_path):
   """Nor do they give a traceback."""
   shutil.copytree(runs / 'first', tmp_path / 'run')

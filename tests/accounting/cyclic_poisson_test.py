@@ -127,6 +127,7 @@ def test_the_worse_direction_counts():
   assert found == pytest.approx(remove, rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('epsilon', [0.1, 1.0])
 def test_two_compositions_are_the_integral(epsilon):
   sigma, q = 0.8, 0.3
@@ -179,6 +180,7 @@ def test_certain_participation_is_the_gaussian(compositions):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('sigma', 'q', 'compositions', 'delta'),
   [(1.0, 0.02, 100, 1e-6), (0.5, 0.2, 10, 1e-5), (20.0, 0.5, 1000, 1e-8)],
@@ -201,6 +203,7 @@ def test_epsilon_is_an_accurate_upper_bound(sigma, q, compositions, delta):
   )
 
 
+@pytest.mark.slow
 def test_event_gives_the_same_epsilon():
   spec = accounting.Guarantee(
     strategies.BandedToeplitz(100, np.array([1.0, 0.5])),
@@ -255,6 +258,7 @@ def test_epsilon_grows_with_sampling_and_rounds():
   assert epsilon() < accounting.gaussian_epsilon(1 / math.sqrt(20), 1e-6)
 
 
+@pytest.mark.slow
 def test_sampling_prob_is_that_within_the_group():
   strategy = strategies.BandedToeplitz(100, np.array([1.0, 0.5, 0.2]))
   cohorts = accounting.CyclicPoisson.of_population(3000, 10, groups=3)

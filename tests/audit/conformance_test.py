@@ -262,6 +262,7 @@ _SOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fault', _FAULTS, ids=lambda each: each.__name__)
 def test_fault_fails_its_questions_alone(fault):
   answers = _answers(fault)
@@ -308,6 +309,7 @@ def test_correlation_that_is_not_stated_is_found(made, stated):
   assert answers['correlation'].statistic > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [0.95, 1.05])
 def test_noise_of_another_size_is_found(size):
   statement = dataclasses.replace(_statement(), z_stddev=_Z / size)
@@ -330,6 +332,7 @@ def _function(aggregator, like, noise):
   return mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'fault, question',
   [
@@ -438,6 +441,7 @@ def test_false_alarms_of_tails_are_at_most_as_stated():
   assert 0 < _alarms(ask) <= _MOST
 
 
+@pytest.mark.slow
 def test_false_alarms_of_low_bits_are_at_most_as_stated():
   def ask(subject, normals):
     without, present = (
@@ -465,6 +469,7 @@ class _CoarseNoiseInOddRounds(_Sound):
     return sum(np.trunc(each / step) for each in vectors) * step
 
 
+@pytest.mark.slow
 def test_lattice_that_changes_between_rounds_is_no_low_bits_fault():
   answers = _answers(_CoarseNoiseInOddRounds, draws=1 << 22)
   assert answers['low_bits'].verdict == PASS
@@ -521,6 +526,7 @@ def test_command_exits_with_0_only_if_all_pass(
   assert [each['question'] for each in record['answers']] == list(_SOUND)
 
 
+@pytest.mark.slow
 def test_command_cannot_tell_with_few_draws(run, tmp_path, monkeypatch):
   status, out, _ = run(*_command(tmp_path, monkeypatch, '_Sound'))
   assert status == 1 and out.count('cannot tell ') == 1

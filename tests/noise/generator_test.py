@@ -135,6 +135,7 @@ def test_normals_are_normal_and_independent():
   assert _p_values(z).min() > _FALSE_ALARM / 8
 
 
+@pytest.mark.slow
 def test_wrong_distributions_would_be_seen():
   z = _GENERATOR.rows(0, 16, 0, 62_504)
   uniform = np.random.default_rng(0).uniform(-np.sqrt(3), np.sqrt(3), z.shape)

@@ -80,6 +80,7 @@ def test_words_are_those_of_numpy_to_the_bit(row, stream):
   assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_normals_are_those_of_numpy():
   found = _normals(3, 5, (4, 24_000))
   expected = generator.Generator(_KEY).rows(3, 4, 40, 24_000)
@@ -88,6 +89,7 @@ def test_normals_are_those_of_numpy():
   np.testing.assert_allclose(found, expected, rtol=2.5e-15, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_inverse_of_the_cdf_errs_less():
   u = inverse_cdf.points()
   z = jax.jit(lambda u: jax_generator.inverse(u, jnp))(u)
@@ -151,6 +153,7 @@ def _known_normals():
   return generator.Generator(_KEY).rows(170, 2, 8 * 4352, 4096)
 
 
+@pytest.mark.slow
 def test_sound_device_is_exact():
   assert jax_generator.is_exact(jax.devices()[0])
 
