@@ -1,8 +1,8 @@
 """`released_sums.Position` as TensorFlow operations, for the graph of a round.
 
 Any process that sees the run's folder may run the graph. A mark is a file that
-says which sum a round released, see `released_sums`. S_t is the sum of round t,
-and y_t is its noise, in steps of `noise.lattice`.
+names the only sum that a round may release, see `released_sums`. S_t is the sum
+of round t, and y_t is its noise, in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class GraphPosition:
     Args:
       stated: scalar int64, the round that TFF's state counts. If the run has
         not begun, the value is negative and is returned unchanged.
+
+    Raises:
+      tf.errors.InvalidArgumentError: when the graph runs, if the run has begun
+        and no round of it is open.
     """
     return tf.cond(
       stated >= 0, lambda: self._numbers(stated)[1], lambda: stated

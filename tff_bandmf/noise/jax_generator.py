@@ -6,7 +6,8 @@ inverse of the normal CDF, has a smaller error than SciPy's formula, so the
 normals can differ from the generator's normals in their last bits. A group is
 eight coordinates that share a block of ChaCha20.
 
-All functions compute in 64 bits and must run within `precise`.
+`words` and `normals`, and `inverse` with `jax.numpy`, compute in 64 bits and
+must run within `precise`.
 """
 
 from __future__ import annotations
@@ -138,9 +139,9 @@ def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
   shape = (len(rows), len(groups))
   group_low, group_high = _halves(groups[None, :])
   row_low, row_high = _halves(rows[:, None])
-  # PRIVACY: Two z from one word would be equal up to sign, and their noise
-  # would cancel. The nonce has separate bits for the row, the group of
-  # coordinates and the stream, so two z never share a word.
+  # PRIVACY: Two z from one word would be equal, and an attacker could combine
+  # releases so that their noise cancels. The nonce has separate bits for the
+  # row, the group of coordinates and the stream, so two z never share a word.
   # Guard: jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
   row_high |= streams[:, None].astype(np.uint32) << 31
   nonce = group_low, group_high, row_low, row_high
@@ -169,7 +170,7 @@ def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
 def normals(
   key: Array, first_row: Array, first_group: Array, shape: tuple[int, int]
 ) -> jax.Array:
-  """Returns z of consecutive rows and coordinates, iid standard normals.
+  """Returns z of consecutive rows and coordinates, standard normals.
 
   Args:
     key: [8] uint32; secret.

@@ -19,11 +19,12 @@ class Key:
   """256 secret bits from which all noise of a run is computed.
 
   A person who knows the key can subtract the noise from every release, so the
-  representation of a `Key` does not show the bits. The key is stored in its
-  file or, with `placements.InState`, in TFF's server state.
+  representation of a `Key` does not show the bits. Only `load_or_create` stores
+  a key. `placements.InState` needs no `Key`: it draws its own key in TFF's
+  server state.
 
   Attributes:
-    secret: 32 bytes.
+    secret: the key, 32 bytes.
   """
 
   secret: bytes
@@ -75,8 +76,8 @@ class Key:
       path: path of the file, mode 0600.
 
     Raises:
-      ValueError: the file is not 32 bytes long, or users other than its owner
-        can read or write it.
+      ValueError: the file is not 32 bytes long, is a link or not a regular
+        file, or users other than its owner can use it.
       OSError: the file cannot be read or written.
     """
     return cls(
@@ -91,7 +92,8 @@ class Key:
     fingerprint confirms a right guess.
 
     Args:
-      subject: bytes; other bytes give another fingerprint of the same key.
+      subject: bytes for which the fingerprint is made; other bytes give another
+        fingerprint of the same key.
     """
     digest = hashlib.blake2b(
       subject, key=self.secret, digest_size=8, person=b'tff_bandmf id'

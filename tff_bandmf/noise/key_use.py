@@ -1,8 +1,9 @@
 """The record of a key file: which noise was made from it, and in which folder.
 
 For a key file FILE, the record is the file FILE.use with mode 0600 in the same
-folder. A line `tape ID, first coordinate, count, folder` names the noise that a
-`bandmf noise-server` has made from the key; `tape.folder` defines these words.
+folder. A line has a tape ID, a first coordinate, a count and a folder, with one
+space between them. It names the noise that a `bandmf noise-server` makes from
+the key; `tape.folder` defines these words.
 While a noise-server computes coordinate i from the key, it holds a lock on byte
 i of the record. The record holds no secret.
 """
@@ -35,13 +36,13 @@ class KeyUse:
 
   **Formal guarantee.**
   Assumption: every process that uses the key reaches the key file by the same
-  path, on one host or on a file system whose locks all hosts respect. Nobody
-  removes or edits the record. Statement: at any time at most one process
-  computes a given coordinate from the key. All processes that ever compute this
-  coordinate do so for the same tape ID (so for the same C, dimension and
-  standard deviation) and in the same folder, whose marks prevent a second use
-  of a round. Source: a process locks the byte of each of its coordinates, and
-  compares its use with every line of the record.
+  path, on one host or on a file system whose locks all hosts respect, and calls
+  `record`. Nobody removes or edits the record. Statement: at any time at most
+  one process computes a given coordinate from the key. All processes that ever
+  compute this coordinate do so for the same tape ID (so for the same C,
+  dimension and standard deviation) and in the same folder, whose marks prevent
+  a second use of a round. Source: a process locks the byte of each of its
+  coordinates, and compares its use with every line of the record.
   """
 
   def __init__(
@@ -62,7 +63,7 @@ class KeyUse:
     Raises:
       ValueError: another process computes some of the coordinates; or the key
         has made noise with another tape ID, or some of the coordinates in
-        another folder.
+        another folder; or the record is damaged.
       OSError: the record cannot be read or written.
     """
     self._path = pathlib.Path(f'{key_file}.use')
@@ -94,7 +95,8 @@ class KeyUse:
     """Adds a line for this use of the key; the line is on disk on return.
 
     Raises:
-      ValueError: another process has recorded a different use since `__init__`.
+      ValueError: since `__init__`, another process has recorded a use that
+        excludes this use, or the record was damaged.
     """
     with self._lines() as lines:
       self._check(lines)
@@ -112,7 +114,11 @@ class KeyUse:
     os.close(self._handle)
 
   def _check(self, lines: list[str]) -> None:
-    """Raises ValueError if a line records a different use of the key."""
+    """Raises ValueError if a line is damaged or excludes this use of the key.
+
+    A line excludes this use if it has another tape ID, or some of the
+    coordinates in another folder.
+    """
     for line in lines:
       try:
         tape_id, first, count, directory = line.split(' ', 3)

@@ -2,7 +2,7 @@
 
 | symbol | name here        | meaning                                          |
 |--------|------------------|--------------------------------------------------|
-| h      | step             | lattice step: the clipping norm is 2^k steps     |
+| h      |                  | lattice step: the clipping norm is 2^k steps     |
 | k      | `clip_bits`      | log2 of the clipping norm in steps               |
 | B      | `largest_cohort` | maximum number of clients of a round             |
 | z, s   |                  | normals, and their standard deviation            |
@@ -17,8 +17,9 @@ range:
 
   B 2^k + 12 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
-The third term bounds the effect of rounding errors on y. A cell is the interval
-of z that is rounded to one value of y, and its width is in units of s.
+With secure aggregation the first term is 2 B 2^k. The third term bounds the
+effect of rounding errors on y. A cell is the interval of z that is rounded to
+one value of y, and its width is in units of s.
 `accounting.arithmetic.cells` bounds the slack, which is the privacy cost of
 finite arithmetic in epsilon and delta, if every cell has a width
 
@@ -37,7 +38,8 @@ from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # PRIVACY: If a cell is narrower than this width, its slack exceeds the slack
-# that claims include, so epsilon would be too small. Such a lattice is refused.
+# that claims include, so epsilon would be too small. `Lattice.of` makes no such
+# lattice.
 # Guard: lattice_test.test_cells_are_as_wide_as_claims_say.
 _CELL_WIDTH = cells.CELL_WIDTH
 # Largest k: a float64 holds the square of 2^26 steps exactly.
@@ -69,7 +71,10 @@ class Lattice:
     dimension: int,
     secure_sum: bool = False,
   ) -> Lattice:
-    """Returns the finest lattice on which no value of a run is out of range.
+    """Returns the finest lattice that fits a run.
+
+    A lattice fits if no value of the run is out of range, k <= 26 and, with
+    noise, every cell has a width in [2^-17, 1] in units of s.
 
     **Formal guarantee.**
     Assumption: each record has a norm of at most 2^k steps, a round has at most
@@ -86,7 +91,7 @@ class Lattice:
       largest_cohort: B, maximum number of clients of a round, >= 1.
       dimension: number of coordinates of a record, > 0.
       secure_sum: whether secure aggregation adds up the records, which doubles
-        the range that a sum needs.
+        the range that the sum of the records needs.
 
     Raises:
       ValueError: no lattice is fine enough for the records and coarse enough

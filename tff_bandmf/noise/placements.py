@@ -51,10 +51,10 @@ class InState(Placement):
 class Tape(Placement):
   """A placement in which a thread of this process writes noise to files.
 
-  The thread writes the noise y_t of each round t to a file before round t
-  begins. TFF's server state names these files and holds no secret. y_t is added
-  to only one sum of one run. The file of y_t is removed after a later round was
-  released.
+  The thread writes the noise y_t of each round t to a file ahead of round t,
+  which waits for the file if it is late. TFF's server state holds the public ID
+  of the noise and no secret. y_t is added to only one sum of one run. The file
+  of y_t is removed after a later round was released.
 
   Attributes:
     directory: private folder of the files, on a file system that all processes
@@ -66,8 +66,8 @@ class Tape(Placement):
     start_round: round of the state from which a run resumes, >= 0. The run
       needs its own key again, and `initialize` then begins at this round.
     max_memory_bytes: maximum number of bytes of past noise in memory, > 0. More
-      past noise goes to a file in the folder for temporary files (TMPDIR). None
-      means no limit.
+      past noise goes to a file in the folder for temporary files (TMPDIR). The
+      limit has no effect if devices hold past noise. None means no limit.
     backend: library that computes the noise, one of `stream.BACKENDS`.
     devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
@@ -103,16 +103,16 @@ class Tape(Placement):
 class Served(Placement):
   """A placement in which one or several `bandmf noise-server`s write the noise.
 
-  The servers have the key. They write a file with the noise of each round
-  before the round begins. A shard is a range of coordinates, the share of one
-  server.
+  The servers have the key. They write a file with the noise of each round ahead
+  of the round, which waits for the file if it is late. A shard is a range of
+  coordinates, the share of one server.
 
   Attributes:
     folders: folder of the only server, or the folders of all shards in any
       order.
     start_round: round of the state from which a resumed run continues, >= 0.
-    notice_seconds: seconds without the next round after which a line on
-      standard error names the server that is late, > 0.
+    notice_seconds: seconds without the noise of the next round after which a
+      line on standard error names the server that is late, > 0.
   """
 
   folders: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]]

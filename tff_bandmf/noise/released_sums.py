@@ -2,10 +2,11 @@
 
   position                      'run round attempt clients', or 'run -1 0 0'
                                 if no round is open
-  released/00000003-2-HIGH-LOW  a mark: attempt 2 of round 3 released the sum
-                                with the 64-bit fingerprint (HIGH, LOW); the
-                                content is 'updates zero', the numbers of all
-                                and of all-zero updates in the sum
+  released/00000003-2-HIGH-LOW  a mark of attempt 2: round 3 may release only
+                                the sum with the 64-bit fingerprint (HIGH, LOW);
+                                the content is 'updates zero', the numbers of
+                                all and of all-zero updates in the sum, or
+                                nothing if `open` restored the mark
 
 TFF's state cannot choose the round: an aggregation adds the noise of the round
 that is open here, even if the state counts another round. The folder is
@@ -44,7 +45,7 @@ class Position:
 
   Attributes:
     directory: private folder that holds the files.
-    run: run ID, 63 random bits.
+    run: ID of the run, a number of 63 bits.
   """
 
   directory: pathlib.Path
@@ -64,8 +65,9 @@ class Position:
     call, and one program at a time holds the lock of the run's folder.
     Statement: an aggregation that begins between this call and the next `open`
     or `close` adds the noise of round `round_index` and of no other round, to
-    at most `clients` updates. Source: `check` and `mark`, here and in
-    `graph_released_sums`, read the file that this call writes.
+    a sum of at most `clients` updates. Source: `check` and `mark` here, and all
+    methods of `graph_released_sums.GraphPosition`, read the file that this call
+    writes.
 
     Args:
       round_index: round to open, >= 0.
@@ -89,7 +91,7 @@ class Position:
     self._write(round_index, attempt, clients)
 
   def sync(self) -> None:
-    """Returns after the marks are on the disk."""
+    """Returns after the names of the marks are on the disk."""
     _files.sync(self.marks)
 
   def close(self) -> None:
@@ -97,7 +99,7 @@ class Position:
     self._write(_CLOSED, 0, 0)
 
   def released(self, round_index: int) -> set[tuple[int, bytes]]:
-    """Returns (attempt, fingerprint) of each sum that a round released."""
+    """Returns (attempt, fingerprint) of each mark of a round."""
     names = [
       path.name.split('-') for path in self.marks.glob(f'{round_index:08d}-*')
     ]
@@ -109,7 +111,7 @@ class Position:
   def updates(self, round_index: int) -> dict[int, tuple[int, int]]:
     """Returns {attempt: (updates, all-zero updates)} of a round's sums.
 
-    If the mark of an attempt was lost, the attempt is missing.
+    If the mark of an attempt or its content was lost, the attempt is missing.
     """
     counts = {}
     for path in sorted(self.marks.glob(f'{round_index:08d}-*')):
@@ -142,7 +144,7 @@ class Position:
       ValueError: this round is not open, or there are too many updates.
     """
     run, open_round, _, clients = self._numbers()
-    # PRIVACY: While a round is not open, its clients are not in the ledger, and
+    # PRIVACY: While a round is not open, the ledger can lack its clients, and
     # epsilon would not count a release of their updates. The call fails unless
     # this round of this run is open.
     # Guard: run_replay_test.test_position_of_another_run_is_refused.
@@ -166,8 +168,8 @@ class Position:
     sums that the ledger knows. Statement: among two different sums with the
     noise of one round, `mark` returns for at most one, in this process or
     another, unless their 64-bit fingerprints agree. Source: each call writes
-    its mark before it lists the marks, so of two concurrent calls at least one
-    sees the mark of the other call and fails.
+    its mark before it lists the marks, so of two concurrent calls with
+    different sums at least one sees the mark of the other call and fails.
 
     Args:
       released: [dimension] int32, S_t + y_t, in lattice steps.

@@ -21,8 +21,8 @@ from tff_bandmf import errors
 if TYPE_CHECKING:
   import tensorflow as tf
 
-# Probability that a correct run fails the test in some round; slack_delta
-# includes it.
+# Bound on the probability that a correct run fails the test in some round;
+# slack_delta includes it.
 FALSE_ALARM = 1e-24
 # Number of coordinates whose squares are added up at once.
 _PIECE = 1 << 13
@@ -46,8 +46,9 @@ def check(
   The sample deviation is |y_t|_2 / sqrt(d), with d coordinates. With sigma =
   z_steps * row_norms[t], |y_t|^2 / sigma^2 has a chi-square distribution with d
   degrees of freedom, apart from rounding. The rounding of round t moves a
-  coordinate of y_t by at most 1/2. The rounding of earlier rounds, through
-  C^-1, moves the coordinate by less than row_norms[t].
+  coordinate of y_t by at most 1/2. The rounding errors of earlier rounds reach
+  y_t through C^-1. If the diagonal of C is at most 1, the root mean square of
+  their effect is at most about 0.3 row_norms[t]; the test allows row_norms[t].
 
   Args:
     parts: the coordinates of y_t, vectors of int32, in lattice steps.
@@ -57,8 +58,9 @@ def check(
     round_index: t, in [0, rounds).
 
   Raises:
-    ValueError: the sample deviation is outside of `interval` by more than
-      rounding explains.
+    ValueError: the sample deviation is outside of [sigma sqrt(low), sigma
+      sqrt(high)] by more than row_norms[t] + 1/2; `interval` returns (low,
+      high).
   """
   dimension = sum(map(len, parts))
   squares = 0.0
@@ -92,8 +94,7 @@ def graph_check(
     round_index: t, scalar int64.
 
   Raises:
-    tf.errors.InvalidArgumentError: when the graph runs, if the sample deviation
-      is outside of `interval` by more than rounding explains.
+    tf.errors.InvalidArgumentError: when the graph runs, if `check` would raise.
   """
   import tensorflow as tf
 

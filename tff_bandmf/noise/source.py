@@ -33,8 +33,8 @@ from tff_bandmf.noise import (
 from tff_bandmf.noise.tape import graph_reader, opened
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Maximum bytes of noise in the state. With more than 1.9 GB of state, TFF's
-# local runtime fails or retries for ever.
+# Maximum of `StateSource.bytes_passed`. If more than 1.9 GB pass between
+# processes, TFF's local runtime fails or retries for ever.
 _MAX_STATE_BYTES = 1_800_000_000
 # The run ID of a state that `begin` did not create.
 _NOBODY = 0
@@ -46,8 +46,9 @@ State = Any
 class NoiseSource(abc.ABC):
   """Adds y_t to an integer sum inside a graph that never outputs y_t alone.
 
-  The methods that run in a graph depend only on the state and, with a tape, on
-  the files in its folder.
+  The methods that run in a graph depend only on their arguments and, with a
+  tape, on the files in its folder and in the folder of a
+  `released_sums.Position`. `begin` also draws random numbers.
 
   Attributes:
     placement: where y_t comes from: 'state', 'tape' or 'none'.
@@ -109,7 +110,7 @@ class NoiseSource(abc.ABC):
       total: [dimension] int32, S_t in lattice steps.
       counts: [2] integers: the number of updates in the total, and the number
         of all-zero updates among them. Only a source with a
-        `released_sums.Position` uses the counts.
+        `released_sums.Position` uses the counts; it needs them.
     """
 
   def metrics(
@@ -172,7 +173,10 @@ class StateSource(NoiseSource):
 
   @staticmethod
   def bytes_passed(recursion: recursion_lib.Recursion, dimension: int) -> int:
-    """Returns the bytes of state and table that pass between processes."""
+    """Returns the bytes of M_t, of the table and of the row norms of C^-1.
+
+    These arrays pass between processes in every round. The key adds 32 bytes.
+    """
     kind = _memory_type(recursion)
     return (
       kind.size * recursion.memory * dimension
@@ -249,9 +253,10 @@ class StateSource(NoiseSource):
 class TapeSource(NoiseSource):
   """A source that reads y_t from the files of a tape; the state names the tape.
 
-  The process that runs the round must see the folders of the tape. A tape
-  serves one run: the first run that reads a round from the tape. `begin` gives
-  each run its own ID. All states that `begin` did not create share the ID 0.
+  The process that runs the round must see the folders of the tape. Each round
+  of a tape serves one run: the first run that releases this round. `begin`
+  gives each run its own ID. All states that `begin` did not create share the ID
+  0.
   """
 
   placement: ClassVar[str] = 'tape'
@@ -284,7 +289,7 @@ class TapeSource(NoiseSource):
     return self._position.round_index(stated)
 
   def begin(self, state):
-    # The run ID has 63 bits, is random and public. The lowest bit is 1, so that
+    # The run ID is public and has 62 random bits. The lowest bit is 1, so that
     # the ID is never `_NOBODY`.
     number = tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
     run = tf.bitwise.bitwise_and(number, 2**63 - 1) | 1
@@ -338,11 +343,13 @@ def of(
     dimension: d, number of coordinates of y_t, > 0.
 
   Raises:
-    TypeError: `placement` is of an unknown kind.
+    TypeError: `placement` is of an unknown kind, and z_steps > 0.
     ValueError: a value is out of range; the state is too large to pass between
-      processes; another source of this process uses the key; or a folder of a
-      noise-server does not fit this run or has another reader.
-    OSError: the disk has too little space for the folder of a tape.
+      processes; another source of this process uses the key; the folder of a
+      tape cannot be used; or a folder of a noise-server does not fit this run
+      or has another reader.
+    ImportError: the backend of a tape is not installed.
+    OSError: a folder or a file of a tape cannot be made.
   """
   if not z_steps:
     return NoNoise(dimension, placement.start_round)

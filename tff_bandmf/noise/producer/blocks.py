@@ -6,16 +6,17 @@
 |--------|-------------------------------------------------------------------|
 | m      | number of rounds of the block                                     |
 | count  | number of coordinates that are computed                           |
-| C      | strategy matrix; without rounding, all noise is z_steps C^-1 Z    |
+| C      | strategy matrix of the mechanism                                  |
 | Z      | [m, count] unit normals                                           |
 | Y      | [m, count] noise of the block in lattice steps; y is one row      |
-| M      | [m, count] means: weighted sums of the noise of earlier rounds    |
-| S      | memory of the recursion: rows that earlier rounds have written    |
+| M      | [m, count] means: weighted sums of the memory and of earlier rows |
+|        | of the block                                                      |
+| S      | memory of the recursion before the block                          |
 | U      | [m, count] rows that the block writes to the memory of a window   |
 
 The memory of a `WindowBlock` is a ring: round u is in row u modulo the number
 of rows. The memory of a `BufferBlock` consists of buffers: weighted sums of
-past y. Noise is in steps of `noise.lattice`.
+past y. `Block` defines noise_scale. Noise is in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _TOGETHER = 16
 # Number of columns of a window that are converted to float64 at a time, so few
 # that they stay in cache.
 _PIECE = 512
-# PRIVACY: If |y| exceeded this bound, it would wrap around in 32 bits, the
-# noise would not be C^-1 z, and epsilon would not hold. Such a block fails.
+# PRIVACY: If |y| exceeded this bound, y could wrap around in 32 bits, the noise
+# would not be C^-1 z, and epsilon would not hold. Such a block fails.
 # Guard: stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
 
@@ -53,8 +54,8 @@ class Workspace:
     """Returns an array with arbitrary content.
 
     Args:
-      name: name of the array; a later call with the same name reuses its
-        memory.
+      name: name of the array. A later call with the same name may return the
+        same memory.
       shape: shape of the array.
     """
     size = int(np.prod(shape))
@@ -89,14 +90,18 @@ class Block(abc.ABC):
   ) -> None:
     """Computes Y of the block and updates the memory.
 
+    If the memory is a ring of past y, only `output` is written. The caller must
+    then pass the m rows of the ring from `row` on as `output`.
+
     Args:
       z: [m, count] float64, noise_scale * Z; overwritten.
       memory: [memory rows, count], S; updated.
-      output: [m, count] int32; overwritten with Y; may be rows of the memory.
+      output: [m, count] int32; overwritten with Y.
       work: arrays for intermediate results.
 
     Raises:
-      OverflowError: a value of y does not fit in 32 bits.
+      OverflowError: a value of y does not fit in 32 bits. Without memory, the
+        largest value that z allows does not fit.
     """
 
 
@@ -136,7 +141,9 @@ class WindowBlock(Block):
       window: recursion of the strategy matrix C.
       z_steps: standard deviation of z in lattice steps, > 0.
       rounds: the rounds of the block.
-      ring_rows: number of rows of the ring, >= 0; 0 if there is no memory.
+      ring_rows: number of rows of the ring, a multiple of the number of rounds
+        of all blocks but the last, at least `window.memory`; 0 if there is no
+        memory.
     """
     first = rounds.start
     scale, near_far, near = window.block(first, len(rounds))
@@ -280,13 +287,13 @@ class _Step(NamedTuple):
 
 
 def checked(y: np.ndarray) -> np.ndarray:
-  """Returns y if all its values fit in 32 bits.
+  """Returns y if no absolute value exceeds 2^31 - 1.
 
   Args:
     y: array of any shape, in lattice steps.
 
   Raises:
-    OverflowError: a value does not fit in 32 bits, or is NaN.
+    OverflowError: an absolute value exceeds 2^31 - 1, or a value is NaN.
   """
   if y.size and not max(y.max(), -y.min()) <= _LARGEST:
     raise OverflowError('noise: a value left the range of 32 bits')

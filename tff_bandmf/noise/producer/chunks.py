@@ -25,8 +25,8 @@ class Chunks:
 
   PRIVACY: Past noise is as secret as the key, and other users could read past
   noise from a file. The file has no name, so other users cannot open it, and
-  the system removes it when its process ends. The bytes on the disk are not
-  overwritten.
+  the system removes the file at `close`, or when the process ends.
+  The bytes on the disk are not overwritten.
   Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
   """
 
@@ -49,7 +49,8 @@ class Chunks:
 
     Raises:
       OSError: the disk has too little space for the file.
-      ValueError: the free memory is too small for the arrays.
+      ValueError: the arrays would be in memory, and the free memory is too
+        small for them.
     """
     self._rows = rows
     self._sizes = sizes

@@ -1,6 +1,7 @@
 """A maker on TensorFlow's devices, which hold the memory of past rounds.
 
-`makers` defines makers, blocks, chunks and their sizes m and count.
+`makers` defines makers, blocks and chunks. A block has m rounds, and a chunk
+has `count` coordinates.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Devices(makers.Maker):
     super().__init__(layout, generator)
     self._devices = devices
     self._pools = [pool_lib.ThreadPool(1) for _ in devices]
-    # Memory of each chunk: None until the first block is computed, then a
-    # tf.Variable [memory rows, count].
+    # Memory of each chunk, [memory rows, count]: None until the first block is
+    # computed, and always None if the recursion has no memory.
     self._memories: list[Optional[tf.Variable]] = [None] * len(layout.starts)
     # y of each chunk of the latest block, [m, count] int32.
     self._y: list[np.ndarray] = []

@@ -1,6 +1,7 @@
 """A maker on JAX's devices, which compute normals and sums and hold past noise.
 
-`makers` defines makers, blocks, chunks and their sizes m and count.
+`makers` defines makers, blocks and chunks. A block has m rounds. `count` is the
+number of coordinates of a chunk, padded to a multiple of `generator.GROUP`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tff_bandmf.strategies import recursion as recursion_lib
 # the earlier rounds of their block.
 _TOGETHER = 8
 # Maximum bytes of a chunk on a CPU, where it should fit in cache, and on other
-# devices.
+# devices. A chunk of 2^13 coordinates may have more bytes; see `_width`.
 _CPU_BYTES, _BYTES = 2**22, 2**31
 # Maximum number of rows that one expression adds.
 _UNROLLED = 16
@@ -34,10 +35,11 @@ class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
   Chunk i belongs to the device whose number is i modulo the number of devices.
-  The device computes the chunk and holds its data until a row of y is copied to
-  the host. Sums of integers times weights from `recursion.cut` are exact in
-  float64, in any order. Other sums add one row after the other, in the same
-  order for every chunk. So the noise does not depend on the number of devices.
+  The device computes the chunk, and holds its memory and y of the latest block.
+  The host copies one row of y at a time. Sums of integers times weights from
+  `recursion.cut` are exact in float64, in any order. Other sums add one row
+  after the other, in the same order for every chunk. So the noise does not
+  depend on the number of devices.
   """
 
   def __init__(
@@ -131,8 +133,7 @@ class Devices(makers.Maker):
     The caller must be in a `with jax_generator.precise()` block.
 
     Args:
-      i: number of the chunk. The coordinates of the chunk are padded to whole
-        groups of `generator.GROUP`.
+      i: number of the chunk.
       first: first round, >= 0.
       noise_scale: [m] float64, standard deviation of the fresh noise of each
         round in lattice steps.
@@ -199,8 +200,8 @@ def _window(memory, z, far, near, scale, row):
     def group(rows, axis=0):
       return jax.lax.dynamic_slice_in_dim(rows, start, together, axis)
 
-    # Rounds of later groups are still zero in `buffers[0]`, so they add
-    # nothing.
+    # Rounds of this group and of later groups are still zero in `buffers[0]`,
+    # so they add nothing.
     means = group(mean) + product(group(near), buffers[0])
     weights, noise, scales = group(group(near), 1), group(z), group(scale)
     fed: list[jax.Array] = []
@@ -300,6 +301,9 @@ def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:
 def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
   """Returns the number of coordinates of a chunk, a power of two.
 
+  The result is at least 2^13, even if such a chunk has more than the maximum
+  number of bytes.
+
   Args:
     platform: JAX's name of the kind of device, such as 'cpu'.
     memory_rows: number of rows of the memory, >= 0.
@@ -312,7 +316,10 @@ def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
 
 @functools.cache
 def check(device: jax.Device) -> None:
-  """Tests on fixed numbers that a device computes exact normals and products.
+  """Tests on fixed numbers how exactly a device computes.
+
+  Products must be exact, and errors of normals must be within the bound of the
+  proof.
 
   Raises:
     RuntimeError: the device is less exact than the guarantee assumes.
@@ -343,7 +350,9 @@ def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
   """Returns (devices, version of JAX and kind of these devices).
 
   Args:
-    names: names such as 'gpu:0'. An empty sequence means all devices of JAX.
+    names: names such as 'gpu:0'. An empty sequence means all devices that
+      `jax.local_devices` lists: those of JAX's default platform in this
+      process.
 
   Raises:
     ValueError: JAX does not see a device, or the devices are of several kinds.

@@ -1,9 +1,10 @@
 """Makers: objects that compute blocks of rounds, on the host or on devices.
 
 A block is a group of consecutive rounds, and `blocks` defines Z and y. A chunk
-is a range of coordinates. A maker computes one block of one chunk at a time. It
-holds the memory: the rows of past rounds from which the recursion computes y. A
-window is a recursion whose memory is a ring of the latest rounds.
+is a range of coordinates. The host and each device compute one block of one
+chunk at a time. A maker holds the memory: the rows of past rounds from which
+the recursion computes y. A window is a recursion whose memory is a ring of the
+latest rounds.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Maker(contextlib.AbstractContextManager):
 
 
 class Host(Maker):
-  """A maker that computes in float64 in the host's memory."""
+  """A maker that computes in float64 on the host."""
 
   def __init__(
     self,
@@ -115,13 +116,18 @@ class Host(Maker):
     generator: generator_lib.Generator,
     max_memory_bytes: Optional[int],
   ):
-    """Allocates the memory of the layout.
+    """Allocates the memory of the layout, and arrays for y of a block.
 
     Args:
       layout: sizes of the memory and of the chunks.
       generator: generator of the normals of the key.
       max_memory_bytes: maximum number of bytes of past noise in memory, > 0,
-        see `chunks.Chunks`; None means no limit.
+        see `chunks.Chunks`; None means no limit. If y of the latest block is
+        not a part of past noise, y has a second limit of this size.
+
+    Raises:
+      OSError: the disk has too little space for past noise.
+      ValueError: the host has too little free memory for past noise.
     """
     super().__init__(layout, generator)
     self._work = blocks.Workspace()

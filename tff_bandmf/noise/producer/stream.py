@@ -48,14 +48,17 @@ NUMPY, TENSORFLOW, JAX = BACKENDS = ('numpy', 'tensorflow', 'jax')
 class Stream:
   """The rows y_t of all rounds, for all coordinates or for a shard of them.
 
-    y_t = round(z_steps (C^-1 Z)[t]), computed from the rounded past y
+    y_t = z_steps (C^-1 Z)[t], apart from rounding
 
-  With a window of past y (`recursion.PAST_Y`) all sums are exact, so y has the
-  same bits for every choice of blocks, chunks and devices. All other recursions
-  add float64 numbers, in an order that depends only on the block and the chunk.
-  In this case y has the same bits only on one machine and kind of device. On
-  another machine or device, the rounding of rare coordinates can differ, since
-  it depends on the last bit of a sum.
+  Each row is rounded to integers, and later rows are computed from the rounded
+  ones. With a window of past y (`recursion.PAST_Y`) the weighted sums of past y
+  are exact, so y has the same bits for every choice of blocks and chunks, and
+  for every device that gets the same normals. The host computes the normals for
+  NumPy and TensorFlow. JAX computes normals whose last bits can differ. All
+  recursions except a window of past y add float64 numbers, in an order that
+  depends only on the block and the chunk. Their y has the same bits only on one
+  machine and kind of device. If the last bit of a sum or of a normal differs,
+  the rounding of rare coordinates can differ.
 
   Attributes:
     recursion: recursion that computes y from z, for the strategy matrix C.
@@ -65,7 +68,8 @@ class Stream:
     block_rounds: number of rounds of a block, > 0; the last block may have
       fewer.
     coordinates: the coordinates of y that the stream computes.
-    kind: kind of the devices that compute y; 'host' without devices.
+    kind: kind of the devices that compute y, for JAX with its version; 'host'
+      for NumPy.
   """
 
   def __init__(
@@ -94,12 +98,14 @@ class Stream:
         returns; None means all.
       devices: names of the backend's devices, all of one kind. They hold the
         past noise of their chunks, for up to 63 rounds more than the recursion
-        needs. () means all devices of the kind that the backend prefers.
+        needs. () means all devices of the kind that the backend prefers. NumPy
+        takes no devices.
       backend: one of `BACKENDS`; NumPy computes on the host.
 
     Raises:
-      ValueError: a value is out of range, a device is unknown, or devices are
-        of several kinds.
+      ValueError: a value is out of range, the backend or a device is unknown,
+        NumPy gets devices, or devices are of several kinds.
+      TypeError: `dimension` or `max_memory_bytes` is not an integer.
       ImportError: the backend is not installed.
     """
     if max_memory_bytes is not None:
@@ -135,8 +141,11 @@ class Stream:
 
     Raises:
       OverflowError: a value of y does not fit in 32 bits.
+      ValueError: the host has too little free memory for past noise.
       OSError: the disk has too little space for past noise.
-      tf.errors.ResourceExhaustedError: the devices have too little memory.
+      RuntimeError: a device of JAX fails the tests of `jax_devices.check`.
+      tf.errors.ResourceExhaustedError: TensorFlow's devices have too little
+        memory.
     """
     y = np.empty(len(self.coordinates), np.int32)
     with self._maker() as maker:
@@ -223,7 +232,8 @@ def identify(
 
   **Formal guarantee.**
   Assumption: keyed BLAKE2b, truncated to 63 bits, has no collisions among the
-  arguments that occur. Statement: two calls return the same ID if and only if
+  arguments that occur, and its values cannot be distinguished from random bits
+  without the key. Statement: two calls return the same ID if and only if
   they have the same key, C, d and z_steps. The ID tells nothing about a key
   that cannot be guessed. Source: `Key.identify`; `recursion.digest` identifies
   C.
@@ -242,8 +252,9 @@ def identify(
 def _block_rounds(memory: int) -> int:
   """Returns the number of rounds of a block.
 
-  The ring of a window consists of whole blocks. For a long window, the result
-  is the number of rounds with which the ring has the fewest rows.
+  The ring of a window consists of whole blocks. If the memory has more than 24
+  rows, the result is the number in `_BLOCK_ROUNDS` with which the ring has the
+  fewest rows, and the largest of several such numbers.
 
   Args:
     memory: number of rows of the recursion's memory, >= 0.
@@ -256,8 +267,9 @@ def _block_rounds(memory: int) -> int:
 def shard(dimension: int, index: int, shards: int) -> range:
   """Returns one shard: the coordinates of one of several streams.
 
-  Together the streams of all shards give the y of a single stream. A shard
-  consists of whole chunks.
+  Together the streams of all shards give the y of a single stream. A piece is
+  65,536 coordinates, and the last piece may have fewer. A shard consists of
+  whole pieces.
 
   >>> [shard(200_000, i, 2) for i in range(2)]
   [range(0, 131072), range(131072, 200000)]
@@ -265,10 +277,11 @@ def shard(dimension: int, index: int, shards: int) -> range:
   Args:
     dimension: d, number of coordinates of y_t, > 0.
     index: number of the shard, in [0, shards).
-    shards: number of shards, > 0. Their sizes are as equal as chunks allow.
+    shards: number of shards, > 0. Their numbers of pieces differ by at most 1.
 
   Raises:
-    ValueError: `index` is out of range, or a shard would be empty.
+    ValueError: a value is out of range, or a shard would be empty.
+    TypeError: `dimension` or `shards` is not an integer.
   """
   _checks.count('dimension', dimension, 'the model has no parameters')
   _checks.count('shards', shards, 'give 1 if one server makes all')
@@ -291,7 +304,12 @@ def shard(dimension: int, index: int, shards: int) -> range:
 
 
 def _checked(coordinates: range, dimension: int) -> range:
-  """Returns the coordinates if they begin and end at multiples of `_GRID`."""
+  """Returns the coordinates if they are whole pieces; see `shard`.
+
+  Raises:
+    ValueError: the coordinates begin or end within a piece, have a step other
+      than 1, or are not in [0, dimension).
+  """
   on_grid = not coordinates.start % _GRID and (
     not coordinates.stop % _GRID or coordinates.stop == dimension
   )

@@ -8,27 +8,29 @@ normals z, in steps of `noise.lattice`. A folder holds these files:
   lock              locked by the producer; names its host and process
   tape.json         a `Description` of the noise, without a secret
   00000003.noise    y_3, the noise of round 3; see `tape.file`
-  00000003.reached  a mark: rounds below 3 were used
+  00000003.reached  a mark: rounds below 3 are refused
   00000003-7-0123456789-0123456789.reached
-                    a mark: rounds below 3 were used, and run 7 released in
-                    round 3 the sum with this fingerprint, and no other sum
+                    a mark: rounds below 3 are refused, and so is each sum of
+                    round 3 of another run than 7 or with another fingerprint
   failed            the producer ended early; holds the type of the exception
 
-The producer (`tape.writer`) writes the noise files; the readers (`tape.reader`
-and `tape.graph_reader`) write the marks of released sums. A noise file gets its
-name when it is complete. A mark is an empty file whose name holds all the
-information, so a mark is never half-written. If a folder has several marks, the
-highest round counts. A run ID is 63 random bits, which TFF carries in its
-server state. A fingerprint is computed from a released sum, which is public; it
-has 64 bits, written as two numbers of 32 bits.
+The producer (`tape.writer`) writes the noise files. The readers (`tape.reader`
+and `tape.graph_reader`) write the mark of a sum before they release the sum. A
+mark without a run shows where a tape begins: `tape.writer` and `tape.served`
+write it. A noise file gets its name when it is complete. A mark is an empty
+file whose name holds all the information, so a mark is never half-written. If a
+folder has several marks, rounds below the highest round are refused. A run ID
+is a number below 2^63, in TFF a part of the server state. A fingerprint is
+computed from S_t + y_t, where S_t is the sum of the clipped records of round t;
+it has 64 bits, written as two numbers of 32 bits.
 
 The folder of a `bandmf noise-server` also holds this file:
 
   reader            locked by the only process that may read the folder
 
-When a noise-server ends, its folder keeps `lock`, `reader`, `tape.json` and the
-highest marks, so that the key of the noise-server cannot serve another run
-later. When any other tape is closed, all files of the tape are removed.
+When a noise-server stops, its folder keeps `lock`, `reader`, `tape.json` and
+the highest marks, so that no later run gets noise that was used. When any other
+tape is closed, all files of the tape are removed.
 """
 
 from __future__ import annotations
@@ -114,9 +116,9 @@ class ReadableTape(abc.ABC):
     z_steps: standard deviation of z in lattice steps, > 0.
     recursion: recursion that computes y from z, for the strategy matrix C.
     start_round: first round to be read, >= 0.
-    tape_id: 63-bit ID of the noise, equal to `Stream.identifier`. Every file
-      holds the ID and every reader compares it, so only a tape with the same
-      noise can continue a run.
+    tape_id: 63-bit ID of the noise, equal to `Stream.identifier`. Every noise
+      file holds the ID and every reader compares it, so only a tape with the
+      same noise can continue a run.
   """
 
   shards: Sequence[Shard]
@@ -230,9 +232,13 @@ def marks(directory: pathlib.Path) -> list[int]:
 
 
 def next_round(directory: pathlib.Path) -> int:
-  """Returns the first round that no run has used."""
-  # A mark with a run ID means that the noise of the mark's own round was used,
-  # too. A mark without a run ID means that only earlier rounds were used.
+  """Returns the first round that no mark refuses or gives to a run.
+
+  Raises:
+    ValueError: the folder has no mark.
+  """
+  # A mark with a run ID gives the mark's own round to that run. A mark without
+  # a run ID concerns only earlier rounds.
   return max(
     _marked(name) + ('-' in name)
     for name in os.listdir(directory)
@@ -241,7 +247,7 @@ def next_round(directory: pathlib.Path) -> int:
 
 
 def mark(directory: pathlib.Path, round_index: int) -> None:
-  """Writes a mark: the rounds below `round_index` were used."""
+  """Writes a mark without a run: rounds below `round_index` are refused."""
   _files.write(directory / f'{round_index:08d}.reached', mode=0o600)
 
 
@@ -271,7 +277,7 @@ def prepare(directory: pathlib.Path) -> int:
   Raises:
     ValueError: TensorFlow cannot list a folder with this name, or the folder
       belongs to another user, holds other files or is locked.
-    OSError: the folder cannot be made.
+    OSError: the folder cannot be made or changed.
   """
   check_name(directory)
   directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -307,7 +313,7 @@ def _sign(lock: int) -> None:
 
 
 def producer(directory: pathlib.Path) -> str:
-  """Returns the process that holds or last held the lock of a folder."""
+  """Returns a text that names the last process that took a folder's lock."""
   try:
     host, process = _files.read(directory / 'lock').decode().split()
     return f'process {int(process)} on {host}'
@@ -354,7 +360,7 @@ def lock_reader(directory: pathlib.Path) -> int:
 
 
 def wipe(directory: pathlib.Path, keep: bool = False) -> None:
-  """Overwrites and removes the files of a tape, but not its lock.
+  """Overwrites and removes the files of a tape, but not `lock` and `reader`.
 
   Args:
     directory: folder of the tape.
@@ -376,8 +382,8 @@ def remove(directory: pathlib.Path) -> None:
 def temporary(size: int) -> tuple[pathlib.Path, int]:
   """Returns (a new private folder, the descriptor of its lock).
 
-  The folder is in shared memory if twice `size` bytes are free there. Abandoned
-  tapes of this user, whose producers ended, are removed.
+  The folder is in shared memory if more than twice `size` bytes are free there.
+  Abandoned temporary tapes of this user, whose producers ended, are removed.
 
   Args:
     size: bytes that the tape needs, > 0.

@@ -44,8 +44,9 @@ def release(
   fingerprint. A call that begins after the sum of round t was returned cannot
   return the sum of a round before t. Source: a mark is an empty file whose name
   holds the round, the run and the fingerprint of the release. Each call lists
-  the marks, writes its own mark, and lists the marks again. If two calls
-  are concurrent, at least one sees the mark of the other call and fails.
+  the marks, writes its own mark, and lists the marks again. If two calls with
+  different marks are concurrent, at least one sees the mark of the other call
+  and fails.
 
   Args:
     tape: the tape that holds y_t.
@@ -53,8 +54,8 @@ def release(
     tape_id: scalar int64, ID of the noise of this run. A file with another ID
       is refused.
     round_index: scalar int64, t.
-    run: scalar int64, >= 0, ID of the run. After this call no other run can
-      read the round.
+    run: scalar int64, >= 0, ID of the run. After the sum is returned, no other
+      run can read the round.
     timeout_seconds: seconds to wait for the producers, > 0. Only the pauses
       between two polls of the folder count.
 
@@ -118,7 +119,15 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
 def rounds_ahead(
   shards: Sequence[tape_folder.Shard], round_index: tf.Tensor
 ) -> tf.Tensor:
-  """Returns the number of rounds on the tape from `round_index` on, int32."""
+  """Returns the number of rounds on the tape from `round_index` on.
+
+  Args:
+    shards: the shards of the tape.
+    round_index: scalar int64.
+
+  Returns:
+    Scalar int32, the number of noise files in the folder that has the fewest.
+  """
   ready = []
   for shard in shards:
     files = tf.io.matching_files(path(shard.directory, '*.noise', round_index))
@@ -222,8 +231,7 @@ class _Folder:
     Args:
       after: a tensor. The folder is listed after the tensor is computed.
       owner: run ID and fingerprint of the sum to release, scalar string. If
-        given, a check also fails if this run has marked another sum of the
-        round.
+        given, a check also fails if another sum of the round has a mark.
     """
     numbers, runs, owners = self._marks(after)
     known = self._check(tf.size(numbers) > 0, tape_folder.NOT_THERE)

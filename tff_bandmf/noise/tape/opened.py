@@ -15,7 +15,7 @@ from tff_bandmf.noise.tape import served as served_tape
 from tff_bandmf.noise.tape import writer
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Seconds that a round waits for its file before it fails.
+# Seconds that a round waits for the file of a shard before it fails.
 TIMEOUT_SECONDS = 600.0
 
 # Fingerprints of the keys whose noise is on an open tape of this process.
@@ -31,8 +31,8 @@ class OpenTape:
 
   Attributes:
     tape: the tape from which the rounds read y_t.
-    position: record of the open round of a run, or None if each caller passes
-      the round.
+    position: record of the open round of a run, or None if the round comes from
+      TFF's state or from the caller.
   """
 
   tape: tape_folder.ReadableTape
@@ -53,9 +53,11 @@ class OpenTape:
       dimension: d, number of coordinates of y_t, > 0.
 
     Raises:
-      ValueError: another open tape of this process has the key, or the folder
-        of a noise-server has another reader or does not hold this noise.
-      OSError: the disk has no room for the folder of a tape.
+      ValueError: a value is out of range; another open tape of this process has
+        the key; the folder of a tape cannot be used, see `writer.Tape`; or the
+        folder of a noise-server has another reader or does not hold this noise.
+      ImportError: the backend of a tape is not installed.
+      OSError: a folder or a file of a tape cannot be made.
     """
     self.position: Optional[released_sums.Position] = None
     self._held: Optional[int] = None

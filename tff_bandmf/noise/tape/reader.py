@@ -46,7 +46,8 @@ def release(
     total: [coordinates of all shards] int32, S_t, in lattice steps;
       overwritten with S_t + y_t.
     round_index: t, >= 0.
-    run: ID of the run, >= 0; after this call no other run can read the round.
+    run: ID of the run, >= 0; after this call has returned, no other run can
+      read the round.
     timeout_seconds: seconds to wait for the producers, > 0. Only the pauses
       between two polls of the folder count.
 
@@ -91,8 +92,8 @@ class _Mark(NamedTuple):
 
   Attributes:
     round: round of the mark, >= 0.
-    owner: run ID and fingerprint of the released sum, or None if the mark names
-      no run.
+    owner: run ID and fingerprint of the marked release, or None if the mark
+      names no run.
     run: run ID, or None if the mark names no run.
   """
 
@@ -140,7 +141,7 @@ class _Folder:
 
     Args:
       owner: run ID and fingerprint of the sum to release. If given, the call
-        also raises if this run has marked another sum of the round.
+        also raises if another sum of the round has a mark.
     """
     marks = self._marks()
     if not marks:

@@ -30,7 +30,8 @@ class ServedTape(tape_folder.ReadableTape):
 
   PRIVACY: A second reader could be another run, and the difference of the two
   runs' releases would have no noise. Only one reader can lock a folder, and
-  only the round that was released last can be released again, by the same run.
+  only the round that was released last can be released again, by the same run
+  and with the same sum.
   Guard: served_tape_test.test_second_reader_is_refused.
   """
 
@@ -51,13 +52,14 @@ class ServedTape(tape_folder.ReadableTape):
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
       start_round: first round to be read, in [0, number of rounds].
-      notice_seconds: seconds without the next round after which a line on
-        standard error names the server that is late, > 0.
+      notice_seconds: seconds without the noise of the next round after which a
+        line on standard error names the server that is late, > 0.
 
     Raises:
-      ValueError: a folder does not belong to a noise-server, has another
-        reader, holds other noise, or has a mark above `start_round`; or a shard
-        is missing.
+      ValueError: `start_round` is out of range; a folder does not belong to a
+        noise-server, has another reader, holds other noise, or has a mark above
+        `start_round`; a shard is missing; or the folders hold noise of several
+        keys or kinds of device.
     """
     tape_folder.check_start(start_round, recursion.rounds)
     self.dimension = dimension
@@ -143,7 +145,11 @@ class ServedTape(tape_folder.ReadableTape):
 
 
 def _missing(directory: pathlib.Path, rounds: int) -> Optional[int]:
-  """Returns the next round if its noise is missing, else None."""
+  """Returns the next round if its noise is missing.
+
+  The result is None if the noise is on the tape, if no round is left, or if the
+  folder cannot be read.
+  """
   try:
     t = tape_folder.next_round(directory)
   except (OSError, ValueError):

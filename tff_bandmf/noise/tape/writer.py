@@ -1,9 +1,11 @@
-"""The producer of a tape: it writes y_t to a file before round t needs it.
+"""The producer of a tape: it writes y_t to a file ahead of round t.
 
-y_t is row t of the noise y = C^-1 z. TFF passes the server state between
-processes by value in every round, and past noise is too large to be passed. So
-past noise stays in the process that has the key, and a round reads one file of
-each shard. `tape.folder` describes the files, the marks and the shards.
+y_t is row t of the noise y = C^-1 z for a strategy matrix C and normals z. TFF
+passes the server state between processes by value in every round, and the past
+noise of a large model is too large to be passed. So past noise stays in the
+process that has the key, and a round reads one file of each shard. If a file is
+late, the round waits for it. `tape.folder` describes the files, the marks and
+the shards.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ class Tape(tape_folder.ReadableTape):
   """A thread that writes y_t a bounded number of rounds ahead of the reader.
 
   A tape that starts at round s also computes the rounds before s, so on one
-  machine it gives the same bits as a tape that starts at round 0. The shards of
-  a tape together give the same y_t as a single folder. While the disk is full,
-  the producer waits, and rounds wait for it.
+  machine and kind of device it gives the same bits as a tape that starts at
+  round 0. The shards of a tape together give the same y_t as a single folder.
+  While the disk is full, the producer waits, and rounds wait for it.
 
   PRIVACY: A program that resumes from an old server state could repeat a round
-  and add the round's noise to a second sum. When a later round is released, the
-  noise file of the round is overwritten and removed. Until then TFF may repeat
-  the round with the same sum.
+  and add the round's noise to a second sum. After a later round is released,
+  the repeated round is refused, and its noise file is overwritten and removed.
+  Until then TFF may repeat the round with the same sum.
   Guard: tape_test.test_round_is_gone_after_the_next_one_was_released.
 
   If a killed process left a folder with the same noise, the tape continues in
@@ -50,7 +52,8 @@ class Tape(tape_folder.ReadableTape):
     directory: folder of the tape's one shard.
     description: the content of `tape.json`.
     written: the round after the last written round; at first `start_round`.
-    reached: highest mark of the folder; rounds below it were used, >= 0.
+    reached: highest mark that the producer has seen in the folder, >= 0; rounds
+      below it are refused.
     is_full: whether the producer waits for space on the disk.
     error: the exception that ended the producer, or None.
   """
@@ -84,8 +87,10 @@ class Tape(tape_folder.ReadableTape):
 
     Raises:
       ValueError: a value is out of range; or the folder holds other files, has
-        a live producer, holds another tape that must not be removed, or has a
-        mark above `start_round` although `resume` is not set.
+        a live producer, belongs to another user, holds another tape that must
+        not be removed, or has a mark above `start_round` although `resume` is
+        not set.
+      OSError: a folder or a file cannot be made.
     """
     self.dimension, self.z_steps = noise_stream.dimension, noise_stream.z_steps
     self.recursion, rounds = (
@@ -166,11 +171,12 @@ class Tape(tape_folder.ReadableTape):
     """Returns the first round to write; keeps the files that are still valid.
 
     **Formal guarantee.**
-    Assumption: the marks of the folder are on its disk. Statement: the tape
-    writes no round below the highest mark. Into a folder that holds the noise
-    of one key, C, size d and standard deviation z_steps, it writes no noise of
-    other values. Source: `tape_id` is computed from the key, C, d and z_steps
-    (`stream.identify`).
+    Assumption: the marks of the folder are on its disk. Statement: if the
+    folder holds this tape, the tape writes no round below the highest mark. If
+    the folder holds a tape with another key, C, number d of coordinates or
+    standard deviation z_steps, either this call raises, or the files and marks
+    of the other tape are removed first. Source: `tape_id` is computed from the
+    key, C, d and z_steps (`stream.identify`).
 
     Args:
       start_round: first round that the caller asks for, >= 0.
@@ -200,8 +206,8 @@ class Tape(tape_folder.ReadableTape):
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
-    # PRIVACY: If a tape started below the highest mark, a second sum would get
-    # used noise. Such a start is refused.
+    # PRIVACY: If a tape started below the highest mark, a second sum could get
+    # used noise. Such a start is refused, or moved to the mark with `resume`.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
@@ -210,10 +216,9 @@ class Tape(tape_folder.ReadableTape):
         'with a new key'
       )
     start = max(start_round, reached)
-    # PRIVACY: A killed noise-server can leave the noise files of released
-    # rounds. A person who reads such a file can subtract the noise from the
-    # release. The files of rounds below the highest mark are overwritten and
-    # removed.
+    # PRIVACY: A killed producer can leave the noise files of released rounds. A
+    # person who reads such a file can subtract the noise from the release. The
+    # files of rounds below the highest mark are overwritten and removed.
     # Guard:
     # noise_server_test.test_killed_server_continues_from_the_highest_mark.
     shard = self.shards[0]
@@ -240,7 +245,11 @@ class Tape(tape_folder.ReadableTape):
         raise
 
   def _produce(self) -> None:
-    """Writes all rounds and waits for the reader between them."""
+    """Writes the rounds from `start_round` on, and waits for the reader.
+
+    After the last round, the method removes read rounds until the tape is
+    closed.
+    """
     t = 0
     for y in self._stream.rows():
       if self._stop.is_set():
@@ -265,7 +274,7 @@ class Tape(tape_folder.ReadableTape):
     return not self._stop.is_set()
 
   def _remove_read_rounds(self) -> int:
-    """Removes the files below the highest mark, and returns that mark."""
+    """Removes files and marks below the highest mark, and returns that mark."""
     reached = max(tape_folder.marks(self.directory), default=self.reached)
     while self.reached < reached:
       _files.wipe(tape_folder.noise_path(self.directory, self.reached))
@@ -274,7 +283,10 @@ class Tape(tape_folder.ReadableTape):
     return self.reached
 
   def _write(self, round_index: int, values: np.ndarray) -> None:
-    """Writes y_t unless its file exists; waits while the disk is full."""
+    """Writes y_t unless its file exists; waits while the disk is full.
+
+    If the tape is closed while the method waits, y_t is not written.
+    """
     path = tape_folder.noise_path(self.directory, round_index)
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values
