@@ -10,7 +10,8 @@ or None if it has no such variant. An aggregator has one of four forms:
 | function                            | `mean = f(updates, examples)`       |
 | object with `initialize` and `next` | `state, mean = next(state, updates, |
 |                                     | examples)`                          |
-| TFF's `AggregationProcess`          | as TFF runs it                      |
+| TFF's `AggregationProcess`          | `next`, with the examples as        |
+|                                     | weights if it is weighted           |
 | factory of `tff.aggregators`        | the process that it creates         |
 
 `updates` is a list with one update per client, each in the form of `like`, and
@@ -48,7 +49,8 @@ def load(name: str) -> Make:
   """Returns the function MODULE:FUNCTION; the working directory is searched.
 
   Raises:
-    ValueError: the name has no colon, or the module has no such function.
+    ValueError: the name is not MODULE:FUNCTION, the module or one of its own
+      imports is missing, or the module has no such function.
   """
   module, colon, function = name.partition(':')
   if not (module and colon and function):
@@ -84,7 +86,7 @@ class Run:
   def __init__(
     self, aggregator: Any, like: Update, on_round: Callable[[], object]
   ):
-    """Creates the process of a factory, and the first state."""
+    """Creates the process of a factory, if it is one, and the first state."""
     self.like = like
     self._on_round = on_round
     if hasattr(aggregator, 'create'):
@@ -94,10 +96,10 @@ class Run:
     self._aggregator = aggregator
 
   def _next(self, updates: list[Update], examples: list[int]) -> Any:
-    """Returns the mean of a round, and replaces the state."""
+    """Returns the mean of a round; replaces the state if there is one."""
     if not self.has_state:
       return self._aggregator(updates, examples)
-    # The processes of TFF have this attribute.
+    # Only the processes of TFF have this attribute.
     is_weighted = getattr(self._aggregator, 'is_weighted', None)
     if is_weighted is None:
       self.state, mean = self._aggregator.next(self.state, updates, examples)

@@ -9,9 +9,12 @@ or an array, so that tests can attack float32.
 | attack       | failure of the arithmetic that the attack finds              |
 |--------------|--------------------------------------------------------------|
 | `summing`    | one client moves a sum by more than its clip                 |
-| `tail`       | the largest normals are smaller than they should be          |
-| `low_bits`   | the last bits of a release reveal the sum without noise      |
+| `tail`       | very large normals are too rare or too frequent              |
+| `low_bits`   | the last bits of a release show whether a client took part   |
 | `inverse`    | the noise is that of another C                               |
+
+C is the strategy, z is the matrix of standard normals, and y = C^-1 z is the
+noise of the releases R, in standard deviations of z.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from tff_bandmf.noise import key as key_lib
 # Largest probability with which `tail`, or `low_bits`, succeeds on a sound
 # arithmetic. `summing` and `inverse` never succeed on it.
 FALSE_ALARM = 1e-6
-# Largest normal of a float32 generator: (-2 ln 1e-7)^(1/2).
+# Largest normal of a float32 generator by Box-Muller whose uniform numbers are
+# at least 1e-7: (-2 ln 1e-7)^(1/2).
 TAIL = 5.678
 # Number of normals that `tail` examines. About 15 of them are beyond TAIL, and
 # with probability 4e-7 none is.
@@ -90,11 +94,12 @@ class Attack:
 def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
   """Returns how far one client moves the sum of a worst-case cohort.
 
-  Equal records bring a running float32 sum to one clip below a power of two,
-  and the victim's record, one clip, brings the sum to this power. Let u be the
-  unit in the last place of sums from this power on. All later records are
-  slightly above u / 2. With the victim each adds u to the rounded sum, and
-  without the victim u / 2. [Casacuberta et al., CCS 2022]
+  Equal records bring a running float32 sum to about one clip below a power of
+  two, and the victim's record, just below one clip, brings the sum to at least
+  this power. Let u be the unit in the last place of sums from this power on.
+  All later records are slightly above u / 2. With the victim each adds u to the
+  rounded sum. Without the victim each adds u / 2, until this sum reaches the
+  power too. [Casacuberta et al., CCS 2022]
 
   Args:
     add: function from clipped values, [clients] float32 in clips, to their sum
@@ -151,7 +156,7 @@ class _Cohort:
 def tail(
   beyond: Callable[[int, float], int], draws: int = TAIL_DRAWS
 ) -> Attack:
-  """Returns the number of normals beyond the largest normal of float32.
+  """Returns the number of normals that exceed `TAIL` in magnitude.
 
   If normals never exceed a limit, a whitened release C R beyond this limit is
   impossible without the client. The probability of such a release with the
@@ -179,7 +184,8 @@ def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
   """Returns the number of normals of a key beyond a threshold in magnitude.
 
   The magnitude of a normal falls with the random word from which it is
-  computed. So only small words are turned into normals.
+  computed; the last bit of the word is the sign. So only small words are turned
+  into normals.
 
   Args:
     key: key of the normals.
@@ -211,8 +217,8 @@ def low_bits(
   The victim's record is v = 1 / sqrt(d) in every coordinate, and the release is
   x = v + y. If x is much smaller than v, y is near -v, and so the float32 sum x
   is a multiple of half a unit in the last place of v. Without the victim x = y
-  has more digits. The score is minus the number of small coordinates that are
-  not such a multiple.
+  has more digits. The score is minus the number of coordinates of x below
+  v / 2 in magnitude that are not such a multiple.
 
   Args:
     release: function from a sum, [d] float32 in clips, to its release, [d] in
@@ -253,7 +259,9 @@ def inverse(
 ) -> Attack:
   """Returns the distance of C y and z, where y was computed from z.
 
-  If y is the noise of a matrix D, it hides sums as D does. The sensitivities of
+  The distance is the largest, over rounds, root mean square of C y - z, less
+  half a lattice step; it is at least 0. If y is D^-1 z for another matrix D,
+  the guarantee of y is that of D and not that of C. The sensitivities of
   D and C can be far apart even if D^-1 and C^-1 are nearly equal.
 
   Args:

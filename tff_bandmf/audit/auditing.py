@@ -26,11 +26,12 @@ class Audit:
     gaussian_bound: lower bound on epsilon, >= 0; valid for Gaussian noise.
     clopper_pearson_bound: lower bound on epsilon, >= 0; valid for any noise.
     delta: delta of (epsilon, delta), in (0, 1).
-    confidence: probability, in (0, 1), that no bound exceeds the true epsilon.
+    confidence: least probability, in (0, 1), that neither bound exceeds the
+      true epsilon.
     trials_inside: number of scored trials with a canary.
     trials_outside: number of scored trials without a canary.
     pattern: rounds in which a canary takes part, from 0, ascending.
-    attained_sensitivity: norm of m in `audit`, in clipping norms.
+    attained_sensitivity: norm of m, in clipping norms; see `audit` for m.
   """
 
   claimed_epsilon: float
@@ -81,13 +82,14 @@ def audit(
   """Returns lower bounds on epsilon, from runs of the aggregation.
 
   A trial is one coordinate of the update in one run. In one half of the trials
-  one client, a canary, takes part in the rounds of the worst pattern that
+  one client, a canary, takes part in the rounds of the pattern that
   `pattern.worst` finds, and contributes its whole clipping norm to this
   coordinate. In the other half no client but a known one contributes to the
   coordinate. These are the two data sets that zero-out adjacency compares. The
   attacker knows C, the pattern and the updates of all clients but the canary,
-  and sees the releases R of all rounds. The attacker computes W = C R, whose
-  noise is white. A trial is a column w of W, and its score is
+  and sees the releases of all rounds. Let R be the released sums less the known
+  updates, in clipping norms. The attacker computes W = C R, whose noise is
+  white if the claim is true. A trial is a column w of W, and its score is
 
     m^T S^-1 w,  m = sum_i sign_i C[:, i] over the rounds i of the pattern,
 
@@ -100,14 +102,15 @@ def audit(
   The bounds assume independent trials. No coordinate has two canaries, so
   trials are independent if the noise is independent between coordinates and
   between runs. The attacker does not compare coordinates. If all coordinates of
-  a run have the same noise, all scores are equal and the attack finds it. If
-  only a few coordinates have the same noise, the attack does not find it, and
-  the confidence of the bounds is smaller than stated.
+  a run have the same noise, all scores with a canary are equal, all scores
+  without a canary are equal, and the attack finds it. If only a few coordinates
+  have the same noise, the attack does not find it, and the confidence of the
+  bounds is smaller than stated.
 
-  If TensorFlow Federated (TFF) is installed, the audit runs its aggregation
-  process, and the caller has to set an execution context; see
-  `tff.runtime.local_runtime`. Else the audit runs `query.NoisyMean`, the
-  aggregation of `Round.release`.
+  If `make_factory` is given or TensorFlow Federated (TFF) is installed, the
+  audit runs TFF's aggregation process, and the caller has to set an execution
+  context; see `tff.runtime.local_runtime`. Else the audit runs
+  `query.NoisyMean`, the aggregation of `Round.release`.
 
   Args:
     guarantee: the claim.
@@ -115,7 +118,8 @@ def audit(
     canaries: number of canaries in a run, >= 20. Each is one trial, and a run
       has the same number of trials without a canary.
     runs: number of independent runs, >= 1.
-    confidence: probability, in (0, 1), that no bound exceeds the true epsilon.
+    confidence: least probability, in (0, 1), that neither bound exceeds the
+      true epsilon.
     make_factory: function that returns a TFF factory with new noise. It is
       called once per run, with the keywords `clients_per_round`, `l2_norm_clip`
       and `largest_cohort`. If None, the audit runs `aggregator.dp_aggregator`
@@ -174,8 +178,8 @@ def audit(
     )
     with_canary.append(whitened[:, :canaries])
     without.append(whitened[:, canaries:])
-  # [n, trials]: even columns estimate S and the threshold, and odd columns give
-  # the bounds.
+  # [n, trials]: columns 0, 2, ... estimate S and the threshold, and columns 1,
+  # 3, ... give the bounds.
   inside, outside = np.hstack(with_canary), np.hstack(without)
   weights = _filter(moved, inside[:, ::2], outside[:, ::2])
   inside, outside = weights @ inside, weights @ outside

@@ -6,8 +6,8 @@ above a threshold' every (epsilon, delta) mechanism has
 
   TPR <= e^epsilon FPR + delta,   TNR <= e^epsilon FNR + delta.
 
-TPR and FNR are the rates of scores above and below the threshold in trials with
-the client; FPR and TNR are the same rates in trials without the client. The
+TPR and FNR are the rates of scores above and not above the threshold in trials
+with the client; FPR and TNR are these rates in trials without the client. The
 bounds are valid only if the score function and the threshold do not depend on
 the trials that are scored.
 
@@ -29,7 +29,8 @@ import scipy.stats
 
 from tff_bandmf import accounting
 
-# Largest value of `least_mu`, returned if the scores have no noise.
+# Largest value of `least_mu`, which would be infinite for different scores
+# without noise.
 _LARGEST_MU = 1e3
 
 
@@ -46,9 +47,9 @@ def clopper_pearson(
 
     max(log((TPR_low - delta) / FPR_high), log((TNR_low - delta) / FNR_high))
 
-  or 0 if this is negative. _low and _high are exact binomial bounds on the four
-  rates, and each is wrong with probability at most `miss` / 4. A bound near
-  epsilon needs about 100 e^epsilon trials.
+  or 0 if this is negative or a logarithm is not defined. _low and _high are
+  exact binomial bounds on the four rates, and each is wrong with probability at
+  most `miss` / 4. A bound near epsilon needs about 100 e^epsilon trials.
 
   Args:
     threshold: score above which the attacker says that the client took part.
@@ -82,10 +83,11 @@ def gaussian(
 def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
   """Returns a lower bound on the distance of means, in standard deviations.
 
-  Scores with and without the client have the same variance. Let s^2 be its
-  pooled estimate with f degrees of freedom, chi2_f and z the quantile functions
-  of chi-square and of the normal distribution, and mean and mean' the averages
-  of `inside` and `outside`. Then each of
+  Assumption: scores with and without the client are Gaussian and have the same
+  variance. Let s^2 be its pooled estimate with f = m + m' - 2 degrees of
+  freedom, chi2_f and z the quantile functions of chi-square and of the normal
+  distribution, and mean and mean' the averages of `inside` and `outside`. Then
+  each of
 
     stddev <= s (f / chi2_f(miss / 2))^(1/2)
     mu >= (mean - mean') / stddev - z(1 - miss / 2) (1 / m + 1 / m')^(1/2)
@@ -116,7 +118,10 @@ def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
 def best_threshold(
   inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
 ) -> float:
-  """Returns the threshold with the largest `clopper_pearson` bound."""
+  """Returns the one of 201 quantiles with the largest `clopper_pearson` bound.
+
+  The quantiles are those of all scores together, evenly spaced.
+  """
   candidates = np.quantile(
     np.concatenate([inside, outside]), np.linspace(0, 1, 203)[1:-1]
   )

@@ -16,8 +16,8 @@ from tff_bandmf.noise import placements
 if TYPE_CHECKING:
   from tff_bandmf import aggregator
 
-# Norm of a canary's update, in clipping norms. It is larger than 1, so that the
-# bounds exceed the claimed epsilon if the aggregation does not clip.
+# Norm of a canary's update, in clipping norms. It is larger than 1, so that an
+# audit can find that the aggregation does not clip.
 _SIZE = 16.0
 _CLIENTS_PER_ROUND = 10.0
 _CLIP = 0.5
@@ -99,7 +99,8 @@ def released(
   """Returns the sums of a run without a known client, in clipping norms.
 
   Each canary takes part in the rounds of the pattern. Its update is not zero in
-  one coordinate alone, which no other canary has, and 16 clipping norms there.
+  one coordinate alone, which no other canary has; there it is 16 clipping norms
+  with the sign of the round in the pattern.
   One known client takes part in every round, and its update is subtracted from
   the sum. So each of the first `canaries` columns of the result is the
   contribution of one canary plus noise, and every other column is noise.
@@ -142,7 +143,7 @@ def released(
 
 
 def _along(i: int, sign: float, dimension: int) -> np.ndarray:
-  """Returns an update along one coordinate, [dimension] float32, in clips."""
+  """Returns a canary's update, [dimension] float32, in clips."""
   update = np.zeros(dimension, np.float32)
   update[i] = sign * _SIZE
   return update

@@ -26,7 +26,8 @@ could have failed it; else the answer is 'cannot tell'.
 | z      | stated standard deviation of the normals Z, in clips               |
 | R      | B times the released means, in clips, [rounds, d]; its noise is    |
 |        | C^-1 Z                                                             |
-| W      | C R / z, without known sums: independent standard normals          |
+| W      | C (R - sums of the updates) / z; if the statement is true, its     |
+|        | entries are independent standard normals                           |
 """
 
 from __future__ import annotations
@@ -51,23 +52,26 @@ PASS, FAIL, CANNOT_TELL = 'pass', 'fail', 'cannot tell'
 # Shapes of the layers of an update.
 _SHAPES = ((24,), (8, 24), (12, 24))
 _DIMENSION = sum(map(math.prod, _SHAPES))
-# Orthogonal directions of updates; no run has more groups of clients.
+# Number of orthogonal directions of updates; no run has more groups of clients.
 _DIRECTIONS = 8
-# Rounds of each cohort, where there is noise.
+# Largest number of rounds of each cohort if the aggregator adds noise.
 _REPETITIONS = 16
 # Relative excess over a clip that float32 rounding of one record explains.
 _ROUNDING = 1e-5
-# Relative change of a divisor that rounding does not explain.
+# Largest relative change of a client's contribution that rounding explains.
 _CHANGE = 1e-3
-# Largest excess over a clip, and change of a divisor, that a pass may hide.
+# Largest relative excess over a clip, and largest relative change of a client's
+# contribution, that a pass may hide.
 _HIDDEN_EXCESS, _HIDDEN_CHANGE = 0.1, 0.5
-# Shapes of the layers of an update with many coordinates; rounds of its runs.
+# Shapes of the layers of an update with many coordinates, and largest number of
+# rounds of its runs.
 _MANY_SHAPES = ((1 << 17,), (256, 512))
 _MANY_ROUNDS = 64
 # Binary digits of a grid below a client's value: of common lattices, of float32
 # and of float64.
 _DIGITS = np.array([*range(6, 27, 2), 53])
-# Expected number of normals beyond the smaller threshold of `tails`.
+# Expected number of normals beyond the second threshold of `tails`, out of the
+# least number of draws.
 _EXPECTED = 60
 
 
@@ -80,7 +84,7 @@ class Statement:
     z_stddev: z, standard deviation of Z, in clips, > 0.
     clients_per_round: B, number of clients and divisor of the mean, >= 1.
     matrix: C, [n, n] float64, lower-triangular; the identity for noise that is
-      independent between rounds. An audit runs at most n rounds.
+      independent between rounds. Each run of an audit has at most n rounds.
   """
 
   l2_norm_clip: float
@@ -101,11 +105,15 @@ class Answer:
   Attributes:
     question: name of the question.
     verdict: 'pass', 'fail' or 'cannot tell'.
-    statistic: measured number; NaN if nothing was measured.
-    least: least statistic of a sound aggregator.
-    most: largest statistic of a sound aggregator.
+    statistic: measured number, or a bound on it; NaN or infinite if nothing was
+      measured or a released mean is not finite.
+    least: least statistic that passes.
+    most: largest statistic that passes. If an upper bound is too weak for a
+      verdict, it is above `most`, and the verdict is 'cannot tell'. For a
+      'fail' by a lower bound, `most` is the limit of this lower bound.
     unit: unit of the statistic, in words.
-    false_alarm: probability with which a sound aggregator fails, in (0, 1).
+    false_alarm: largest probability with which a sound aggregator fails, in
+      (0, 1).
   """
 
   question: str
@@ -117,7 +125,7 @@ class Answer:
   false_alarm: float
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the attributes as JSON values; a statistic of NaN is None."""
+    """Returns the attributes; a statistic that is not finite becomes None."""
     finite = math.isfinite(self.statistic)
     return {
       **dataclasses.asdict(self),
@@ -142,8 +150,9 @@ class _Group:
       so clients that only fill a round send a very small one.
     layer: index of the only layer that is not zero; None if all layers have
       equal norms.
-    first: value that replaces the first coordinate; None keeps it.
-    examples: number of examples that each client states.
+    first: value that replaces the first coordinate, not in clips; None keeps
+      the coordinate.
+    examples: number of examples that each of these clients states.
   """
 
   clients: int
@@ -153,8 +162,10 @@ class _Group:
   examples: int = 1
 
 
-# Least and largest contribution of a client of a group, in clips.
+# Lower and upper bound on the norm of the contribution of one client of a
+# group, in clips.
 _Interval = tuple[float, float]
+# Interval of a group that was in no released round.
 _NOTHING = (0.0, 0.0)
 
 
@@ -163,8 +174,9 @@ class Subject:
 
   Attributes:
     statement: statement of the author.
-    false_alarm: probability with which a sound aggregator fails a question.
-    random: generator of the updates.
+    false_alarm: largest probability with which a sound aggregator fails a
+      question.
+    random: generator of random numbers for the updates.
   """
 
   def __init__(
@@ -195,7 +207,11 @@ class Subject:
   def opened(
     self, shapes: Sequence[tuple[int, ...]] = _SHAPES, noise: bool = True
   ) -> Iterator[Optional[aggregators.Run]]:
-    """Yields a new run; None if there is no variant without noise."""
+    """Yields a new run; None if there is no variant without noise.
+
+    Raises:
+      ValueError: the aggregator's function raised an exception.
+    """
     like = [np.zeros(shape, np.float32) for shape in shapes]
     try:
       aggregator = self._make(like, noise)
@@ -239,7 +255,10 @@ class Subject:
   def one_client(
     self, t: int, like: aggregators.Update
   ) -> tuple[list[aggregators.Update], np.ndarray]:
-    """Returns updates of which one is not small, and their sum in clips."""
+    """Returns updates for round t, and their sum in clips, [d] float64.
+
+    One client has an update of half a clip; the other updates are very small.
+    """
     groups = _Group(1, 0.5), _Group(self.statement.clients_per_round - 1)
     updates, _ = self.cohort(groups, t % (_DIRECTIONS - 1), like)
     total = np.sum([aggregators.flat(each) for each in updates], 0)
@@ -251,12 +270,18 @@ class Subject:
     """Returns an interval for each group, cohort by cohort.
 
     The cohorts take turns. A group of m clients that contribute c each adds
-    c m C i to C R, where i is 1 in its rounds and 0 elsewhere; c follows by
-    least squares. A refused round contributes nothing.
+    c m C i to C R along the direction of the group, where i is 1 in the rounds
+    of the group and 0 elsewhere; c follows by least squares. Without noise,
+    each cohort has one round and C is the identity. Refused rounds are left out
+    of R and i.
 
     Args:
       cohorts: groups of each cohort.
       noise: whether the aggregator adds noise.
+
+    Returns:
+      Bounds on |c| for each group. All are (0, infinity) if there is no variant
+      without noise, and all are infinite if a released mean is not finite.
     """
     groups = [(i, group) for i, each in enumerate(cohorts) for group in each]
     first = [0, *itertools.accumulate(map(len, cohorts))]
@@ -282,8 +307,8 @@ class Subject:
         turns.append(turn)
     matrix = matrix[: len(rows), : len(rows)]
     whitened = matrix @ np.reshape(rows, [len(rows), _DIMENSION])
-    # Bound on the norm of a vector of one normal per layer, for each of the
-    # fewer than 64 intervals of a question.
+    # Bound on the norm of a vector of one normal per layer. A question has
+    # fewer than 64 intervals, and each may miss with a 64th of the false alarm.
     reach = self.statement.z_stddev * math.sqrt(
       scipy.stats.chi2.isf(self.false_alarm / 64, len(_SHAPES))
     )
@@ -319,11 +344,12 @@ class Subject:
     limits: tuple[float, float],
     unit: str,
   ) -> Answer:
-    """Returns the answer of bounds on a number that has to be small.
+    """Returns the answer that follows from bounds on a number.
 
     Args:
       question: name of the question.
-      bounds: lower and upper bounds on the number, by what the clients do.
+      bounds: lower bounds and upper bounds on the number, each by the name of
+        what the clients do.
       limits: the answer is 'fail' if a lower bound exceeds the first limit, and
         else 'pass' if no upper bound exceeds the second.
       unit: unit of the number, in words, with braces for 'least' or 'most'.
@@ -355,15 +381,17 @@ def answers(
   Args:
     make: function that returns a new aggregator; see `aggregators`.
     statement: statement of its author.
-    draws: number of normals that `tails` examines, >= 1; 2^30 are enough to
-      tell whether normals exceed the largest normal of a float32 generator.
-    false_alarm: probability with which a sound aggregator fails a question.
+    draws: least number of normals that `tails` examines, >= 1. At the default
+      `false_alarm`, 2^30 are enough to tell whether normals exceed the largest
+      normal of a float32 generator.
+    false_alarm: largest probability with which a sound aggregator fails a
+      question, in (0, 1).
     seed: seed of the clients' updates, >= 0; None draws one.
-    on_round: function that is called after every round.
+    on_round: function that is called after every round, refused rounds too.
 
   Raises:
-    ValueError: a round of ordinary updates was refused, or the mean and an
-      update have different sizes.
+    ValueError: the aggregator cannot be made, it refused a round of ordinary
+      updates, or the mean and an update have different sizes.
   """
   subject = Subject(make, statement, false_alarm, seed, on_round)
   return [
@@ -377,7 +405,7 @@ def answers(
 
 
 def influence(subject: Subject) -> Answer:
-  """Returns bounds on the norm, in clips, by which one client moves the sum."""
+  """Returns the answer on the norm, in clips, by which a client moves a sum."""
   clients = subject.statement.clients_per_round
   attacks = {
     'a small excess': _Group(1, 1.5),
@@ -398,9 +426,10 @@ def influence(subject: Subject) -> Answer:
     # each attack has a run of its own.
     one, _, everybody = subject.contributions(cohorts, noise)
     low[name] = max(low[name], one[0], everybody[0])
-    # With noise, the upper bound for one client is too large to be of use, and
-    # the bound for a round of equal updates takes its place. If the aggregator
-    # clips the mean as a whole, the lower bound for one client is above a clip.
+    # With noise, the upper bound for one attacker is too large to be of use,
+    # and the upper bound for a round in which all clients attack replaces it.
+    # An aggregator that clips only the mean as a whole could pass by that round
+    # alone, so the lower bound for one attacker counts too.
     high[name] = min(high[name], max(everybody[1], one[0 if noise else 1]))
   return subject.bounded(
     'influence',
@@ -411,7 +440,11 @@ def influence(subject: Subject) -> Answer:
 
 
 def divisor(subject: Subject) -> Answer:
-  """Returns how much a client's contribution depends on other clients' data."""
+  """Returns the answer on changes of a client's contribution.
+
+  The contribution must depend neither on the number of clients in the round nor
+  on the numbers of examples that clients state.
+  """
   clients = subject.statement.clients_per_round
   half = -(-clients // 2)
   cohorts = {
@@ -429,13 +462,14 @@ def divisor(subject: Subject) -> Answer:
     intervals = subject.contributions(list(cohorts.values()), noise)
     largest = dict.fromkeys(names, 0.0)
     for name, interval in zip(names, intervals):
-      if interval == _NOTHING:  # The aggregator refuses such rounds.
+      if interval == _NOTHING:  # The aggregator refused all such rounds.
         continue
       least, most = (2 * each - 1 for each in interval)
       low[name] = max(low[name], least, -most)
       largest[name] = max(largest[name], -least, most)
     high = {name: min(high[name], largest[name]) for name in names}
-  # Noise hides the contribution of a single client.
+  # Noise hides the contribution of a single client, so an upper bound on its
+  # change would be too large.
   del high['one client']
   return subject.bounded(
     'divisor',
@@ -446,10 +480,12 @@ def divisor(subject: Subject) -> Answer:
 
 
 def sums(subject: Subject) -> Answer:
-  """Returns how much rounding of a sum adds to the influence of one record.
+  """Returns the answer on what rounding adds to the influence of one record.
 
   The cohort is that of `arithmetic_attacks.summing`. An aggregator without
-  noise adds the same record once with this cohort and once with zeros.
+  noise adds the cohort with and without the victim's record, and then this
+  record with very small records alone. The statistic is the difference of the
+  first two sums, less the third.
   """
   statement = subject.statement
   clients = statement.clients_per_round
@@ -462,7 +498,7 @@ def sums(subject: Subject) -> Answer:
       if run is None:
         return math.nan
       vectors = np.zeros((len(values), _DIMENSION))
-      # Too small for a sum to notice, and not zero.
+      # Some aggregators refuse zeros; 2^-40 is too small to change a sum.
       vectors[:, 0] = np.maximum(values, 2.0**-40)
       vectors *= unit * statement.l2_norm_clip
       updates = [aggregators.layers(each, run.like) for each in vectors]
@@ -506,7 +542,9 @@ def size_and_correlation(subject: Subject) -> tuple[Answer, Answer]:
 
 
 def _size(subject: Subject, whitened: np.ndarray) -> Answer:
-  """Returns the ratio of measured and stated size that is nearest to failing.
+  """Returns the answer on the size: the ratio that is nearest to failing.
+
+  A ratio is the measured standard deviation over the stated one.
 
   The sum of squares of m independent standard normals is chi-square with m
   degrees of freedom. The m normals are all of W, a row or a column.
@@ -519,7 +557,7 @@ def _size(subject: Subject, whitened: np.ndarray) -> Answer:
     miss = subject.false_alarm / (6 * len(squares))
     least, most = np.sqrt(np.divide((chi2.ppf(miss), chi2.isf(miss)), freedom))
     for ratio in np.sqrt(squares / freedom):
-      # 1 at both limits.
+      # This is 1 if the ratio is at one of its limits.
       off = max((ratio - 1) / (most - 1), (1 - ratio) / (1 - least))
       tests.append((off, ratio, least, most, name))
   # A ratio that is not a number does not pass.
@@ -537,7 +575,7 @@ def _size(subject: Subject, whitened: np.ndarray) -> Answer:
 
 
 def _correlation(subject: Subject, whitened: np.ndarray) -> Answer:
-  """Returns the largest correlation in W, in standard deviations.
+  """Returns the answer on the largest correlation in W.
 
   For the numbers a of a round and b of an earlier round, sum_i a_i b_i / |b| is
   a standard normal. So is the sum of these products for all pairs of rounds at
@@ -578,7 +616,7 @@ def _correlation(subject: Subject, whitened: np.ndarray) -> Answer:
 
 
 def _products(rows: np.ndarray) -> np.ndarray:
-  """Returns <row i, row j> / |row j| for all i and j; 0 for a row of zeros."""
+  """Returns <row i, row j> / |row j| for all i and j; 0 if row j is 0."""
   gram = rows @ rows.T
   norms = np.sqrt(np.diag(gram))
   return gram / np.where(norms > 0, norms, np.inf)
@@ -587,8 +625,8 @@ def _products(rows: np.ndarray) -> np.ndarray:
 def tails_and_low_bits(subject: Subject, draws: int) -> tuple[Answer, Answer]:
   """Returns the answers on large normals and on last bits of releases.
 
-  A round has one client. It sends the same power of two in a random half of the
-  coordinates, and in the other half a value that is too small to matter.
+  A round has one client. It sends the same power of two in about half of the
+  coordinates, drawn at random, and a value too small to matter in all others.
 
   Args:
     subject: the aggregator.
@@ -604,7 +642,8 @@ def tails_and_low_bits(subject: Subject, draws: int) -> tuple[Answer, Answer]:
     scipy.stats.norm.isf(min(0.25, _EXPECTED / 2 / draws)),
   )
   beyond, examined = np.zeros(2), 0
-  # Releases without and with the client's value, by grid.
+  # Numbers of small releases without and with the client's value, as
+  # `_on_grids` returns them.
   grids = np.zeros((2, 3, len(_DIGITS), 2), int)
   while examined < draws:
     noise = np.empty((rounds, dimension))
@@ -618,7 +657,8 @@ def tails_and_low_bits(subject: Subject, draws: int) -> tuple[Answer, Answer]:
           grids[i] += _on_grids(part, value, statement.clients_per_round)
         noise[t] = mean - sent / statement.clients_per_round
     whitened = np.abs(statement.matrix[:rounds, :rounds] @ noise)
-    # Noise of another size may have sound tails.
+    # Only `size` tests the standard deviation, so `tails` divides by the
+    # measured one.
     whitened /= np.sqrt(np.mean(whitened**2)) or 1.0
     beyond += [np.sum(whitened > each) for each in thresholds]
     examined += whitened.size
@@ -634,17 +674,18 @@ def _tails(
   thresholds: tuple[float, float],
   beyond: np.ndarray,
 ) -> Answer:
-  """Returns the number of large normals.
+  """Returns the answer on the number of large normals.
 
   Args:
     subject: the aggregator.
     draws: number of normals.
-    thresholds: `arithmetic_attacks.TAIL`, and a smaller threshold, which about
-      60 of the normals exceed.
+    thresholds: `arithmetic_attacks.TAIL`, and the threshold that 60 of the
+      least number of draws are expected to exceed, or half of the draws if they
+      are fewer than 120.
     beyond: number of normals beyond each threshold in magnitude.
   """
-  # TAIL_DRAWS normals are just enough for a lower limit of 1 at TAIL if this
-  # limit has half of the false alarm.
+  # At the default false alarm, TAIL_DRAWS normals are just enough for a lower
+  # limit of 1 at TAIL if this limit has half of the false alarm.
   shares = ((1 / 2, 1 / 6), (1 / 6, 1 / 6))
   tests = []
   for threshold, count, share in zip(thresholds, beyond, shares):
@@ -675,12 +716,15 @@ def _on_grids(means: np.ndarray, value: float, clients: int) -> np.ndarray:
   If the release v + y of a float sum is much smaller than the client's value v,
   it is a multiple of half a unit in the last place of v, as in
   `arithmetic_attacks.low_bits`. The noise may be added before or after the
-  division by B, and the mean of one client may not be divided. So the release
-  is multiplied by B or 1, and v may be divided by B.
+  division by B, or the aggregator may not divide the sum of a single client. So
+  three grids are tested: that of v for B times the release, that of v / B for
+  the release, and that of v for the release. A number counts as
+  small if it is below a 16th of v, or of v / B, in magnitude.
 
   Args:
     means: released means of coordinates, [m] float64.
-    value: value v of these coordinates in the client's update.
+    value: v, the value that the client sends in about half of all coordinates;
+      it need not be in these coordinates.
     clients: B.
   """
   counts = []
@@ -698,7 +742,9 @@ def _on_grids(means: np.ndarray, value: float, clients: int) -> np.ndarray:
 def _low_bits(
   subject: Subject, without: np.ndarray, present: np.ndarray
 ) -> Answer:
-  """Returns the least probability by chance that the counts differ so much.
+  """Returns the answer on last bits: the least p-value of Fisher's exact tests.
+
+  Each test compares, for one grid, the releases with and without a client.
 
   Args:
     subject: the aggregator.
@@ -730,11 +776,14 @@ def _low_bits(
 
 
 def replay(subject: Subject) -> Answer:
-  """Returns how much noise the difference of two releases of one round has.
+  """Returns the answer on second releases of one round.
 
-  The second release is of another sum. If both have the same noise, their
-  difference is the difference of the sums, without noise. If the noise is new,
-  the round costs its epsilon a second time.
+  A sound aggregator refuses to release another sum. For the same sum it refuses
+  too, or repeats its release. Suppose that an aggregator releases two sums. If
+  both have the same noise, the difference of the releases is the difference of
+  the sums, without noise. If the noise is new, the round costs its epsilon a
+  second time. The statistic is the standard deviation of the noise in this
+  difference, over the standard deviation for independent noise.
   """
   statement = subject.statement
   left, limits = math.nan, (0.0, 0.0)

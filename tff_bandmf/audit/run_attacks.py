@@ -32,11 +32,11 @@ def attack(
   """Returns the measurements of all attacks on the arithmetic of a claim.
 
   `summing` adds 1,000 records on the lattice of the claim, and `inverse`
-  examines the noise of its C. `tail` examines the generator of normals, and
+  examines noise of the claim's C. `tail` examines the generator of normals, and
   `low_bits` single rounds at epsilon 2 and delta 1e-6, whatever the claim is.
 
   Args:
-    guarantee: the claim; its noise multiplier is positive.
+    guarantee: the claim; its noise multiplier is > 0.
 
   Raises:
     ValueError: no lattice has room for the sum of 1,000 clients.

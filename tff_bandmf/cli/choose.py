@@ -122,7 +122,12 @@ def choose(
 def _sampled(
   who: options.Participants, amplification: str, rounds: int
 ) -> accounting.CyclicPoisson:
-  """Returns the cohorts of flags that must describe Poisson sampling."""
+  """Returns the cohorts of cyclic Poisson sampling.
+
+  Raises:
+    ValueError: the flags ask for another amplification, give --min-sep or
+      --participation, or lack --max-participations.
+  """
   if amplification != accounting.CyclicPoisson.name:
     raise errors.value_error(
       f'amplification={amplification}: is not compared between families; use '
@@ -140,7 +145,8 @@ def _sampled(
       'max_participations=None: cyclic Poisson sampling needs it; give the '
       'expected number of rounds of a client'
     )
-  # On average a client joins k of n rounds if k of n clients join each round.
+  # On average a client joins k of n rounds if, in each round, k of n clients
+  # are expected.
   return accounting.CyclicPoisson(
     population=rounds, clients_per_round=who.max_participations
   )

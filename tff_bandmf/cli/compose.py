@@ -77,7 +77,7 @@ def compose(runs, delta, as_json):
 
 
 def _check_listed(runs: Sequence[str]) -> None:
-  """Raises ValueError unless all earlier runs that a run names are listed."""
+  """Raises ValueError if a run names an earlier run that is not listed."""
   records = [
     run_json.RunRecord.read(pathlib.Path(run))
     for run in runs
@@ -102,7 +102,7 @@ def _claim(run: str) -> Optional[claim_lib.Claim]:
   path = pathlib.Path(run)
   if path.is_file():
     return None
-  # Imported here, since plans do not need the ledger.
+  # Imported here, since the files of plans do not need this module.
   from tff_bandmf.report import claim
 
   return claim.from_run(path)

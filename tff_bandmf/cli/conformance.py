@@ -14,7 +14,8 @@ import numpy as np
 from tff_bandmf import accounting, errors, strategies
 from tff_bandmf.cli import options, output
 
-# Options of the statement about an aggregator, as the value `stated`.
+# Options of `--aggregator`, as the value `stated`: the statement about the
+# aggregator, and the size of the audit.
 stated = options.together(
   click.option(
     '--l2-norm-clip',
@@ -83,10 +84,15 @@ def audit(
     aggregator: MODULE:FUNCTION.
     file: path of the strategy file; None if the noise is independent between
       rounds.
-    who: flags for participation, of which the sensitivity follows.
+    who: flags for participation. The sensitivity follows from them if both
+      `file` and `noise_multiplier` are given; else they are not used.
     noise_multiplier: standard deviation of z / (clip * sensitivity), or None.
     stated: values of the options `stated`, by name.
     as_json: whether to print one JSON object.
+
+  Raises:
+    ValueError: a part of the statement is missing or given twice, or the
+      aggregator cannot be loaded or run.
   """
   started = time.perf_counter()
   l2_norm_clip, z_stddev = stated['l2_norm_clip'], stated['z_stddev']
@@ -98,7 +104,8 @@ def audit(
       '--noise-multiplier or --z-stddev'
     )
   matrix, family = np.eye(stated['rounds']), strategies.Identity.family
-  # If the noise is independent, the sensitivity is that of one round, 1 clip.
+  # Without FILE, the noise multiplier is relative to the sensitivity of one
+  # round, which is 1 clip.
   z_stddev_per_clip = noise_multiplier
   if file is not None:
     strategy, stored = output.load(file)

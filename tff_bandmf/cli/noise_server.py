@@ -24,7 +24,8 @@ from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import writer as tape_lib
 
 _PROGRESS_SECONDS = 1.0
-# If no round was read for this many seconds, the server prints a warning.
+# If written rounds wait and none was read for more than this many seconds, the
+# server prints a warning.
 _SILENT_SECONDS = 60.0
 
 
@@ -221,7 +222,7 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
 
 
 def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
-  """Shows the progress of a tape until an event stops it.
+  """Shows the progress of a tape until the event `stop` is set.
 
   Raises:
     RuntimeError: the thread that writes the tape failed.
@@ -258,7 +259,12 @@ def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
 
 
 def _warning(tape: tape_lib.Tape, silent: float) -> Optional[str]:
-  """Returns a warning about a tape that does not advance, or None."""
+  """Returns a warning about a tape that does not advance, or None.
+
+  Args:
+    tape: the tape.
+    silent: seconds since a round was last read.
+  """
   if tape.is_full:
     return f'no room in {tape.directory}: rounds wait until there is'
   # The reader does not report that it has read the last round.

@@ -124,7 +124,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
 
 
 def _plan(file: str) -> Optional[plan_lib.Plan]:
-  """Returns the plan of a file; None if the file holds a strategy."""
+  """Returns the plan of a file; None if the file is not a plan."""
   path = pathlib.Path(file)
   if path.suffix != '.json' or not path.is_file():
     return None

@@ -75,7 +75,7 @@ class _OneOf(click.ParamType):
 # If at most this number of families take a parameter, --help names them.
 _FEW_FAMILIES = 3
 FAMILY = _OneOf(tuple(strategies.FAMILIES))
-# The value of --amplification for enforced cohorts.
+# The value of --amplification for cohorts without secret random sampling.
 NO_AMPLIFICATION = 'none'
 INTEGER = _Number(int, lambda name, n: _checks.count(name, n, 'give 1 or more'))
 INTEGER_OR_ZERO = _Number(
@@ -223,11 +223,13 @@ class Participants:
   Attributes:
     participation: name of a schema, one of `participation.NAMES`.
     min_sep: least r2 - r1 of two rounds r1 < r2 of one client, >= 1. For the
-      schema 'budget', it only defines the budget.
+      schema 'budget', it only defines the budget. For balls-in-bins sampling,
+      it is the number of rounds of an epoch.
     max_participations: largest number of rounds of one client, >= 1. For the
-      schema 'budget', it only defines the budget.
-    apart: for the schema 'budget', least r2 - r1 of two rounds of one client,
-      >= 1.
+      schema 'budget', it only defines the budget. In `bandmf choose` with
+      cyclic Poisson sampling, it is the expected number of rounds of a client.
+    apart: for the schema 'budget', least r2 - r1 of two rounds r1 < r2 of one
+      client, >= 1.
     horizon: for the schema 'budget', largest number of rounds to which the run
       may be extended, >= 1.
   """
@@ -241,7 +243,7 @@ class Participants:
   def schema(
     self, stored: Optional[participation_lib.Participation] = None
   ) -> participation_lib.Participation:
-    """Returns the schema of the flags, or the schema of a file.
+    """Returns the schema of the flags; without flags, that of a file.
 
     PRIVACY: If the command assumed that a client takes part once, and clients
     took part again, there would be too little noise. If neither flags nor a
@@ -283,7 +285,7 @@ class Participants:
     stored: Optional[participation_lib.Participation] = None,
     population: Optional[int] = None,
   ) -> Union[participation_lib.Participation, accounting.Sampled]:
-    """Returns the cohorts of the flags, or the schema of a file.
+    """Returns the cohorts of the flags; without flags, the schema of a file.
 
     Sampled cohorts need no schema: their rule implies one.
 
@@ -319,7 +321,7 @@ class Participants:
 def combined(
   names: Iterable[str], name: str, make: Callable[..., Any]
 ) -> Callable[[Callable], Callable]:
-  """Returns a decorator that combines several flags of a command to one value.
+  """Returns a decorator that combines several flags into one value.
 
   Args:
     names: names of the flags.

@@ -58,7 +58,8 @@ def progress(
   """Yields a function to call with the name of each finished step.
 
   Standard error shows the progress: a terminal gets one line per phase, which
-  is redrawn; a pipe or a file gets a new line every few seconds.
+  is redrawn; a pipe or a file gets a new line after two seconds, and then every
+  ten seconds.
 
   Args:
     phase: name of the phase, such as 'comparing families'.
@@ -91,7 +92,7 @@ def progress(
 def _print_lines(
   phase: str, total: Optional[int], steps: list[str], ended: threading.Event
 ) -> None:
-  """Prints the progress of a phase every few seconds, until it has ended."""
+  """Prints a line of progress now and then, until the phase has ended."""
   wait, began = FIRST_LINE, time.monotonic()
   while not ended.wait(wait):
     count = f'{len(steps)} of {total}' if total else f'{len(steps)}'
@@ -131,8 +132,9 @@ def describe(
 ) -> _files.JsonObject:
   """Returns the numbers of a strategy; a key without a number has None.
 
-  `mean_error` and `max_error` are for noise C^-1 z with z of standard deviation
-  1; `rmse` and `max_rmse` are for a noise multiplier of 1.
+  `mean_error` and `max_error` are the mean and the largest squared error of the
+  rounds, for noise C^-1 z with z of standard deviation 1. `rmse` and `max_rmse`
+  are roots of these errors for a clip and a noise multiplier of 1.
   """
   if isinstance(participation, participation_lib.Budget):
     participation = sensitivity_lib.budget.completed(participation, strategy)
@@ -169,7 +171,10 @@ def describe(
 
 
 def show(record: _files.JsonObject, as_json: bool) -> None:
-  """Prints a record on standard output."""
+  """Prints a record on standard output.
+
+  A table leaves out values that are None or empty dictionaries; JSON has all.
+  """
   if as_json:
     click.echo(json.dumps(record, allow_nan=False))
     return
@@ -224,15 +229,23 @@ def warn(message: str) -> None:
 
 
 def did_not_hold(message: str) -> int:
-  """Prints on standard error that a claim is false; returns the exit status."""
+  """Prints on standard error which claim, comparison or search failed.
+
+  Returns:
+    The exit status `DID_NOT_HOLD`.
+  """
   click.echo(errors.invalid(message), err=True)
   return DID_NOT_HOLD
 
 
 def text(value: object) -> str:
-  """Returns the text of a value in a table, with numbers rounded up."""
+  """Returns the text of a value in a table; floats are rounded up to 8 digits.
+
+  Before that, floats are rounded to the nearest number of 14 digits. So a float
+  may be above its text, but by at most half a unit of the 14th digit.
+  """
   if isinstance(value, float):
-    # Rounding to 14 digits first drops the error of float64: 0.1 stays 0.1.
+    # This first rounding drops the error of float64: 0.1 stays 0.1.
     return f'{float(_ROUND_UP.create_decimal(format(value, ".14g"))):.8g}'
   if isinstance(value, list):
     return '\n'.join(map(text, value))

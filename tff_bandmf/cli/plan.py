@@ -173,7 +173,10 @@ def _check_rule(plan: plan_lib.Plan, log: str) -> None:
 
 
 def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
-  """Returns the counts of a log of check-ins under two rules, by rule name."""
+  """Returns the counts of a log of check-ins, by name of the admission rule.
+
+  The two rules are admission by min_sep and admission by budget.
+  """
   from tff_bandmf.cohorts import arrivals as arrivals_lib
   from tff_bandmf.report import participation_log
 

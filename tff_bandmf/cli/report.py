@@ -37,7 +37,7 @@ def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
 
 
 def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
-  """Returns the texts of values NAME=TEXT, by name."""
+  """Returns the texts of values NAME=TEXT, by name; the last text counts."""
   notes = {}
   for value in values:
     name, equals, notes[name] = value.partition('=')
@@ -172,7 +172,12 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
 def _check(
   run_dirs: tuple[str, ...], elsewhere: dict[str, object], public: bool
 ) -> None:
-  """Raises ValueError unless the arguments name a run, or a plan."""
+  """Raises ValueError if the arguments do not go together.
+
+  A report is on runs or on a plan, not both. Only a public report may have
+  several runs. `elsewhere` holds the values that belong to a plan, by name; a
+  public report of runs takes notes too.
+  """
   if len(run_dirs) > 1 and not public:
     raise errors.value_error(
       f'run_dir={run_dirs[1]}: is one too many, since only a public report '
