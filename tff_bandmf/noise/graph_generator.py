@@ -70,7 +70,7 @@ def block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
 
 
 def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
-  """Returns the first `count` coordinates of z_t, iid standard normals.
+  """Returns the first `count` coordinates of z_t, standard normals.
 
   Args:
     key: [8] int32; secret.

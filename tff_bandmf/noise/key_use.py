@@ -37,12 +37,13 @@ class KeyUse:
   **Formal guarantee.**
   Assumption: every process that uses the key reaches the key file by the same
   path, on one host or on a file system whose locks all hosts respect, and calls
-  `record`. Nobody removes or edits the record. Statement: at any time at most
-  one process computes a given coordinate from the key. All processes that ever
-  compute this coordinate do so for the same tape ID (so for the same C,
-  dimension and standard deviation) and in the same folder, whose marks prevent
-  a second use of a round. Source: a process locks the byte of each of its
-  coordinates, and compares its use with every line of the record.
+  `record` before a round uses its noise. Nobody removes or edits the record.
+  Statement: at any time at most one process computes a given coordinate from
+  the key. All rounds that ever use noise of this coordinate use it with the
+  same tape ID (so with the same C, dimension and standard deviation) and from
+  the same folder, whose marks prevent a second use of a round. Source: a
+  process locks the byte of each of its coordinates, and compares its use with
+  every line of the record.
   """
 
   def __init__(

@@ -58,7 +58,7 @@ class Position:
     clients: int,
     before: Iterable[tuple[int, bytes]] = (),
   ) -> None:
-    """Opens a round for one attempt; from then on, sums of other rounds fail.
+    """Opens a round for one attempt; from then on, no other round is released.
 
     **Formal guarantee.**
     Assumption: the cohort of the round is durable in the ledger before this

@@ -32,8 +32,8 @@ import numpy as np
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of consecutive rounds for which one matrix product adds up the noise of
-# the earlier rounds of their block.
+# Number of consecutive rounds for which one matrix product adds up the weighted
+# rows of the rounds before them in the block.
 _TOGETHER = 16
 # Number of columns of a window that are converted to float64 at a time, so few
 # that they stay in cache.

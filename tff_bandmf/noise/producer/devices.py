@@ -18,8 +18,8 @@ from tff_bandmf import errors
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise.producer import blocks, makers
 
-# Number of consecutive rounds for which one matrix product adds up the noise of
-# the earlier rounds of their block.
+# Number of consecutive rounds for which one matrix product adds up the weighted
+# rows of the rounds before them in the block.
 _TOGETHER = 8
 
 

@@ -21,8 +21,8 @@ from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of consecutive rounds for which one matrix product adds up the noise of
-# the earlier rounds of their block.
+# Number of consecutive rounds for which one matrix product adds up the weighted
+# rows of the rounds before them in the block.
 _TOGETHER = 8
 # Maximum bytes of a chunk on a CPU, where it should fit in cache, and on other
 # devices. A chunk of 2^13 coordinates may have more bytes; see `_width`.

@@ -24,7 +24,7 @@ _holding = threading.Lock()
 
 
 class OpenTape:
-  """An open tape. If this process writes the tape, the key is reserved for it.
+  """An open tape. If this process writes it, the key is reserved for this tape.
 
   The noise is y = C^-1 z for a strategy matrix C and normals z, and row t of y
   is y_t, the noise of round t.
