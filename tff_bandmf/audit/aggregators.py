@@ -99,7 +99,7 @@ class Run:
     """Returns the mean of a round; replaces the state if there is one."""
     if not self.has_state:
       return self._aggregator(updates, examples)
-    # Only the processes of TFF have this attribute.
+    # An object with this attribute is taken for a process of TFF.
     is_weighted = getattr(self._aggregator, 'is_weighted', None)
     if is_weighted is None:
       self.state, mean = self._aggregator.next(self.state, updates, examples)

@@ -165,7 +165,8 @@ class _Group:
 # Lower and upper bound on the norm of the contribution of one client of a
 # group, in clips.
 _Interval = tuple[float, float]
-# Interval of a group that was in no released round.
+# Interval of a group that was in no released round, or that contributed exactly
+# nothing to releases without noise.
 _NOTHING = (0.0, 0.0)
 
 
@@ -462,7 +463,7 @@ def divisor(subject: Subject) -> Answer:
     intervals = subject.contributions(list(cohorts.values()), noise)
     largest = dict.fromkeys(names, 0.0)
     for name, interval in zip(names, intervals):
-      if interval == _NOTHING:  # The aggregator refused all such rounds.
+      if interval == _NOTHING:  # As if all such rounds were refused.
         continue
       least, most = (2 * each - 1 for each in interval)
       low[name] = max(low[name], least, -most)
