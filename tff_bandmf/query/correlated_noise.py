@@ -260,8 +260,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Returns the clipped record and the numbers of clients and zero updates.
 
     Returns:
-      The clipped record, int32 in steps; its number of clients; and 1 for an
-      update that becomes zero (such as an update that is not finite), else 0.
+      The clipped record, int32 in steps; its number of clients; and 1 if the
+      clipped update is zero (as for an update that is not finite), else 0.
       If a record is a sum over clients, the last number is unknown and 0 is
       returned.
 

@@ -188,7 +188,7 @@ def bound(
 def _toeplitz(
   strategy: strategies.Strategy, slack: float
 ) -> tuple[np.ndarray, float]:
-  """Returns integer costs of |g(l)|, [1, lags], and an upper bound of g(0).
+  """Returns integer costs of |g(l)|, [1, bands], and an upper bound of g(0).
 
   Raises:
     ValueError: c overflows.

@@ -42,9 +42,13 @@ def sensitivity(
   - B <= 2b: each column of a client's rounds shares rows only with the columns
     of the previous and the next round. The result is the largest sum of X_ii
     and 2 |X_ij| over chains of rounds. It is exact for all signs of X, because
-    contributions +1 and -1 can make every term of a chain positive.
+    contributions +1 and -1 can make every term of a chain positive. A C of
+    several tiles gets the bound for B > 2b instead, unless rounds are evenly
+    spaced.
   - B > 2b: the bound of [BandMF23, Alg 4]. Here w_i is a maximum only over
-    patterns that contain i, which the proof of the bound allows.
+    patterns that contain i, which the proof of the bound allows. If rounds are
+    evenly spaced, the result is the largest sum of |X_ij| over patterns, which
+    is exact if none of these X_ij is negative.
   """
   rounds, bands = strategy.rounds, strategy.bands
   k = participation.participations(rounds)
@@ -194,9 +198,9 @@ def _heaviest_chain(
 def _gram_rows(
   strategy: strategies.Strategy, backwards_by: Optional[int] = None
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
-  """Yields X in blocks of rows: (start, stop, first, X[start:stop, first:]).
+  """Yields X in blocks: (start, stop, first, X[start:stop, first:last]).
 
-  Each block has all columns from `first` on that can be non-zero.
+  Columns of X outside [first, last) are 0 in these rows.
 
   Args:
     strategy: strategy matrix C.

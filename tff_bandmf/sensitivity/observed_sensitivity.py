@@ -6,9 +6,9 @@ A client with the rounds pi in the log has, for X = C^T C,
          <= sum_{i, j in pi} |X_ij|,
 
 with equality if none of these X_ij is negative. The contributions u_i of the
-client are vectors. The largest value over all clients is the sensitivity of
-this log; no participation schema is needed. The value is about this log alone,
-and assumes that participation did not depend on private data.
+client are vectors. The largest sum of all clients bounds the squared
+sensitivity of this log; no participation schema is needed. The value is about
+this log alone, and assumes that participation did not depend on private data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Observed:
       rounds; keys ascend.
     sensitivity: sensitivity of the log for the C of the noise, rounded up; None
       if no strategy was given.
-    pattern: rounds of a client that attains the sensitivity, ascending.
+    pattern: rounds of the client that gives `sensitivity`, ascending; empty if
+      no strategy was given.
     strategy_sha256: digest of C; None if no strategy was given.
     cost: largest cost of a client's rounds, for a `Budget`; None if no costs
       were given.
@@ -112,8 +113,8 @@ def observed(
       None.
 
   Raises:
-    ValueError: a round is past the last round of C, or the sensitivity
-      overflows.
+    ValueError: a round is not a round of C, a client is twice in a round, or
+      the sensitivity overflows.
   """
   parts = -(-participations // at_a_time)
   edges = [-(2**63) + part * 2**64 // max(parts, 1) for part in range(parts)]
@@ -285,7 +286,8 @@ class _Heaviest:
 class _Gram:
   """Entries of X = C^T C, or the costs of a `Budget`.
 
-  If C has at most `_WHOLE_GRAM` rounds, all entries are computed once.
+  Without costs, and if C has at most `_WHOLE_GRAM` rounds, all entries are
+  computed once.
   """
 
   def __init__(

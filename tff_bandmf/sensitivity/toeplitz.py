@@ -55,8 +55,10 @@ def sensitivity(
 
   For any other c, the smallest of these upper bounds is returned:
   - the sum of the leftmost pattern, with |c| before c_b and with the smallest
-    non-increasing majorant of |c| from c_b on;
-  - the bound of the module `gram`, if n * B is small;
+    non-increasing majorant of |c| from c_b on (with |c| throughout if all
+    distances equal b);
+  - the result of the module `gram`, if n * B is small; if it is exact, it is
+    returned in any case;
   - k times the heaviest row of |C|^T |C|, if n * B is large.
 
   Raises:

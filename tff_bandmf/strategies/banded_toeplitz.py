@@ -1,4 +1,4 @@
-"""C with constant diagonals, the first `bands` of them non-zero."""
+"""C with constant diagonals, and 0 from diagonal `bands` on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BandedToeplitz(toeplitz.BandedC):
   Raises:
     TypeError: a coefficient is not a real number.
     ValueError: there are more bands than rounds, the first coefficient is not
-      positive, or a coefficient is not finite.
+      positive, or coefficients are too small, too large or not finite.
 
   >>> c = BandedToeplitz(rounds=3, coefficients=[1.0, 0.5])
   >>> c.matrix()
