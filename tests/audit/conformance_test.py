@@ -116,6 +116,13 @@ class _DataDependentDivisor(_Sound):
     return len(updates)
 
 
+class _ZerosOfFewClients(_Sound):
+  """A round of fewer clients is not refused, and releases zeros."""
+
+  def mean(self, total, updates):
+    return super().mean(total * (len(updates) == _CLIENTS), updates)
+
+
 class _WeightsByExamples(_Sound):
   def summed(self, vectors, examples):
     weights = np.array(examples) * (len(examples) / sum(examples))
@@ -215,6 +222,7 @@ _FAULTS = {
   _TailsCut: {'tails'},
   _FloatNoise: {'low_bits', 'sums'},
   _DataDependentDivisor: {'divisor'},
+  _ZerosOfFewClients: {'divisor', 'tails'},
   _WeightsByExamples: {'divisor'},
   _LittleNoiseInOneCoordinate: {'size'},
   _LittleNoiseInOneRound: {'size'},

@@ -298,6 +298,11 @@ _BAD_INPUT = [
     'amplification=b-min-sep: is not compared',
   ),
   (
+    'choose --rounds 9 --epsilon 1 --delta 1e-6 --amplification cyclic-poisson '
+    '--max-participations 2 --apart 3',
+    'apart=3: does not go with cyclic Poisson sampling',
+  ),
+  (
     'evaluate ok.json --buffers 3',
     'option=--buffers: is not an option of',
   ),

@@ -25,6 +25,7 @@ import tapes
 
 from tff_bandmf import _files, noise, strategies
 from tff_bandmf.cli import noise_server
+from tff_bandmf.noise import key_use
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
@@ -420,6 +421,24 @@ def test_second_server_of_a_key_is_refused(tmp_path, run, monkeypatch):
       assert 'a key file of its own' in line
   assert not (tmp_path / 'elsewhere').exists()
   server.kill()
+
+
+def test_key_is_recorded_before_noise_is_made(tmp_path, run, monkeypatch):
+  server = _Server(tmp_path)
+
+  def record(use):
+    del use
+    assert (server.directory / 'tape.json').exists()
+    # No thread makes noise yet.
+    names = {thread.name for thread in threading.enumerate()}
+    assert 'tff_bandmf tape' not in names
+    raise OSError('the disk is full')
+
+  monkeypatch.setattr(key_use.KeyUse, 'record', record)
+  monkeypatch.setattr(noise_server, '_wait', lambda *_: None)
+  status, out, error = run(*server.arguments)
+  assert (status, out) == (2, '')
+  assert 'the disk is full' in error
 
 
 @pytest.mark.parametrize(

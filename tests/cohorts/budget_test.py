@@ -320,7 +320,7 @@ def test_log_keeps_a_budget_by_its_costs():
   planned = accounting.Guarantee(strategy, budget, 1.0)
   costs = budget.known_costs
 
-  def observed(*rounds, **options):
+  def observed(*rounds, strategy=strategy, **options):
     part = np.array(rounds), np.zeros(len(rounds), np.int64)
     return sensitivity.of_clients([part], strategy, **options)
 
@@ -333,6 +333,7 @@ def test_log_keeps_a_budget_by_its_costs():
     planned.epsilon(1e-6)
   )
   assert not observed(0, 2).keeps(budget, 30)
+  assert not observed(0, 2, strategy=None, costs=costs).keeps(budget, 30)
   assert not observed(0, 1, costs=costs).keeps(budget, 30)
   over = observed(0, 10, 20, 29, costs=costs)
   assert not over.keeps(budget, 30)

@@ -165,9 +165,9 @@ class _Group:
 # Lower and upper bound on the norm of the contribution of one client of a
 # group, in clips.
 _Interval = tuple[float, float]
-# Interval of a group that was in no released round, or that contributed exactly
-# nothing to releases without noise.
-_NOTHING = (0.0, 0.0)
+# Interval of a group that was in no released round. The interval of a group
+# that contributed exactly 0 is equal, but it is another object.
+_ABSENT = (0.0, 0.0)
 
 
 class Subject:
@@ -316,7 +316,7 @@ class Subject:
     intervals = []
     for (i, group), by_layer in zip(groups, self._directions):
       if not group.clients or i not in turns:
-        intervals.append(_NOTHING)
+        intervals.append(_ABSENT)
         continue
       column = group.clients * matrix @ (np.array(turns) == i)
       weights = column / (column @ column)
@@ -463,7 +463,7 @@ def divisor(subject: Subject) -> Answer:
     intervals = subject.contributions(list(cohorts.values()), noise)
     largest = dict.fromkeys(names, 0.0)
     for name, interval in zip(names, intervals):
-      if interval == _NOTHING:  # As if all such rounds were refused.
+      if interval is _ABSENT:  # All such rounds were refused.
         continue
       least, most = (2 * each - 1 for each in interval)
       low[name] = max(low[name], least, -most)

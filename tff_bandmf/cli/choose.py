@@ -125,15 +125,15 @@ def _sampled(
   """Returns the cohorts of cyclic Poisson sampling.
 
   Raises:
-    ValueError: the flags ask for another amplification, give --min-sep or
-      --participation, or lack --max-participations.
+    ValueError: the flags ask for another amplification; give --min-sep,
+      --participation, --apart or --horizon; or lack --max-participations.
   """
   if amplification != accounting.CyclicPoisson.name:
     raise errors.value_error(
       f'amplification={amplification}: is not compared between families; use '
       'none or cyclic-poisson, or bandmf calibrate for one strategy'
     )
-  for name in ('min_sep', 'participation'):
+  for name in ('min_sep', 'participation', 'apart', 'horizon'):
     value = getattr(who, name)
     if value is not None:
       raise errors.value_error(

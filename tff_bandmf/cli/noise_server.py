@@ -192,10 +192,14 @@ def noise_server(
           start_round=flags['start_round'],
           ahead_bytes=flags['ahead_bytes'],
           resume=True,
+          # PRIVACY: If a server died with noise on disk and no record of it,
+          # its key could make the same noise in another folder, for other sums.
+          # The record is on disk before the noise is.
+          # Guard: noise_server_test.test_key_is_recorded_before_noise_is_made.
+          before_noise=use.record,
         )
       )
     )
-    use.record()
     record = {
       'directory': str(tape.directory),
       'start_round': tape.start_round,

@@ -53,8 +53,8 @@ class Observed:
     pattern: rounds of the client that gives `sensitivity`, ascending; empty if
       no strategy was given.
     strategy_sha256: digest of C; None if no strategy was given.
-    cost: largest cost of a client's rounds, for a `Budget`; None if no costs
-      were given.
+    cost: largest cost of a client's rounds, for a `Budget`; None if no costs or
+      no strategy was given.
   """
 
   clients: int
@@ -171,7 +171,7 @@ def of_clients(
     None if strategy is None else heaviest.sensitivity(strategy, most, costs),
     heaviest.pattern,
     None if strategy is None else strategy.digest(),
-    None if costs is None else int(heaviest.squared),
+    None if gram is None or costs is None else int(heaviest.squared),
   )
 
 

@@ -16,6 +16,7 @@ import errno
 import os
 import pathlib
 import threading
+from collections.abc import Callable
 from typing import Optional, Union
 
 import numpy as np
@@ -66,6 +67,7 @@ class Tape(tape_folder.ReadableTape):
     start_round: int = 0,
     ahead_bytes: int = _AHEAD_BYTES,
     resume: bool = False,
+    before_noise: Callable[[], None] = lambda: None,
   ):
     """Prepares the folder and starts the producer.
 
@@ -84,6 +86,9 @@ class Tape(tape_folder.ReadableTape):
         `start_round`, whichever is later. When it is closed, it leaves the
         marks in the folder for the next process. If the folder holds another
         tape, the folder is refused.
+      before_noise: function that is called once, when the folder is accepted
+        and before the producer writes noise. If it raises an error, no noise is
+        written, and the error is passed on.
 
     Raises:
       ValueError: a value is out of range; or the folder holds other files, has
@@ -134,6 +139,7 @@ class Tape(tape_folder.ReadableTape):
     try:
       start_round = self._resumed(start_round)
       tape_folder.mark(self.directory, start_round)
+      before_noise()
     except BaseException:
       os.close(self._lock)
       raise
