@@ -3,7 +3,7 @@
 | symbol | name here            | meaning                                    |
 |--------|----------------------|--------------------------------------------|
 | n      | `rounds`             | number of rounds of the mechanism          |
-| b      | `min_sep`            | rounds i, j of one client: abs(i - j) >= b |
+| b      | `min_sep`            | least difference of two rounds of a client |
 | k      | `max_participations` | largest number of rounds of one client     |
 
 `min_sep` is the least difference r2 - r1 of two rounds r1 < r2 of one client,
@@ -13,8 +13,10 @@ converts this count to `min_sep`.
 
 A pattern is the set of rounds of one client, and a schema is a set of allowed
 patterns. The sensitivity of a strategy matrix C is defined for a schema.
-`Budget` allows every pattern whose cost under C is at most a budget, which no
-pattern of a given `MinSep` exceeds. `Costs` computes the cost of a pattern.
+`Budget` allows the patterns whose cost under C is at most a budget. If it has
+`apart`, two rounds of a client also differ by at least `apart`. The budget is
+so large that no pattern of a given `MinSep` exceeds it. `Costs` computes the
+cost of a pattern.
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ class Cohorts(abc.ABC):
     """Returns these cohorts for a C of `bands` bands, with missing values set.
 
     Raises:
-      ValueError: a value is missing, and does not follow from the number of
-        bands.
+      ValueError: a value is missing and does not follow from the number of
+        bands, or a value that follows is out of range.
     """
     return self
 
@@ -89,8 +91,8 @@ class Participation(Cohorts):
   A run enforces its schema: it refuses a client whose round would break it.
 
   Attributes:
-    evenly_spaced: whether the differences of consecutive rounds of a client are
-      exactly `min_sep`.
+    evenly_spaced: whether the difference of a round of a client and the
+      client's next round is exactly `min_sep`.
     adjacency: name of the relation between neighbouring data sets, `zero-out`.
   """
 
@@ -116,15 +118,21 @@ class Participation(Cohorts):
   def participations(self, rounds: int) -> int:
     """Returns k, the largest number of rounds of one client in a run.
 
+    For a `Budget`, the result is an upper bound on k.
+
     Args:
       rounds: number n of rounds of the run.
+
+    Raises:
+      ValueError: the schema is a `Budget` whose C is not known yet.
     """
 
   @abc.abstractmethod
   def separation(self, rounds: int) -> int:
-    """Returns b, the least difference of two rounds of one client.
+    """Returns the least difference of two rounds of one client.
 
-    If a client takes part only once, b is the number of rounds.
+    The result is the number of rounds for `Single`, `apart` for a `Budget`, and
+    `min_sep` for other schemas.
 
     Args:
       rounds: number n of rounds of the run.
@@ -137,7 +145,7 @@ class Participation(Cohorts):
 
   @property
   def typical(self) -> Participation:
-    """The schema for which C is optimised; a `MinSep` for a `Budget`."""
+    """This schema, or for `Budget` the `MinSep` for which C is optimised."""
     return self
 
   def to_dict(self) -> _files.JsonObject:
@@ -214,7 +222,7 @@ class MinSep(_Separated):
 
 @attrs.frozen
 class FixedEpoch(_Separated):
-  """Consecutive rounds of one client are exactly `min_sep` apart (epochs).
+  """The next round of a client is exactly `min_sep` rounds later (epochs).
 
   >>> FixedEpoch(min_sep=4, max_participations=2).participations(rounds=9)
   2
@@ -239,11 +247,12 @@ class Costs:
 
     cost(P) = sum_{s in P} h(s, 0) + 2 sum_{s < t in P} h(s, t - s)
 
-  Here P is a pattern, X = C^T C, and h(s, l) is |X[s, s + l]| / unit, rounded
-  up. If C is Toeplitz and is defined for more rounds (`Strategy.goes_on`), X is
-  computed from columns that are not cut off at the last row, and h(s, l) is the
-  same for all s. Sums of integers are exact in any order, so servers and
-  devices compute equal costs.
+  Here P is a pattern, X = C^T C, and h(s, l) is an integer that is not below
+  |X[s, s + l]| / unit: an allowance for rounding errors is added to this number
+  before it is rounded up. If C is Toeplitz and is defined for more rounds
+  (`Strategy.goes_on`), X is computed from columns that are not cut off at the
+  last row, and h(s, l) is the same for all s. Sums of integers are exact in any
+  order, so servers and devices compute equal costs.
 
   Attributes:
     table: [1 or number of rounds, lags] int64, the values h(s, l) in [0, 2^30].
@@ -309,20 +318,20 @@ class Costs:
 
 @attrs.frozen
 class Budget(Participation):
-  """A client may take part as long as its rounds cost at most a budget.
+  """The rounds of a client cost at most a budget, and are `apart` apart.
 
   `max_participations` rounds that are at least `min_sep` apart never cost more
   than the budget. `Costs` defines the cost under the C of the run, and
-  `sensitivity.budget` the budget. A client may have closer rounds than
-  `min_sep`, or more rounds than `max_participations`, as long as its rounds
-  cost at most the budget. A plan optimises C for the property `typical`, which
-  is a `MinSep`.
+  `sensitivity.budget` the budget. A client may have rounds that are closer than
+  `min_sep`, but not closer than `apart`, or more rounds than
+  `max_participations`, as long as its rounds cost at most the budget. A plan
+  optimises C for the property `typical`, which is a `MinSep`.
 
   Attributes:
     min_sep: least difference of two rounds of one client in `typical`, integer
       >= 1.
     max_participations: largest number of rounds of one client in `typical`,
-      integer >= 1; None stands for ceil(number of rounds / min_sep).
+      integer >= 1; None stands for ceil(planned number of rounds / min_sep).
     apart: least difference of two rounds of one client that the budget allows,
       in [1, min_sep].
     horizon: largest number of rounds to which a run may be extended, at least
@@ -479,15 +488,18 @@ def from_name(
 
   Args:
     name: 'single', 'fixed-epoch', 'min-sep' or 'budget'.
-    min_sep: least r2 - r1, integer >= 1; required by all schemas but 'single'.
-    max_participations: upper bound on k, integer >= 1; None sets no bound.
+    min_sep: least r2 - r1, integer >= 1; all schemas but 'single' require it,
+      and 'single' refuses it. For 'budget' this is `Budget.min_sep`.
+    max_participations: upper bound on k, integer >= 1; None sets no bound. For
+      'budget' this is `Budget.max_participations`, which is no bound on k.
     apart: least r2 - r1 that 'budget' allows, integer >= 1; None stands for 1.
     horizon: largest number of rounds of a run with 'budget'; None takes the
       default of `Budget`.
 
   Raises:
-    ValueError: the name is unknown, a parameter is missing, or a parameter does
-      not apply.
+    TypeError: a parameter is not an integer.
+    ValueError: the name is unknown, or a parameter is missing, out of range or
+      does not apply.
   """
   for parameter, value in (('apart', apart), ('horizon', horizon)):
     if value is not None and name != Budget.name:

@@ -48,8 +48,8 @@ class Plan(request_lib.Request):
   """The rounds, cohorts, clip and claim of a run, and the noise for them.
 
   The first access to the strategy or the noise starts a search, which takes
-  seconds. A plan that was loaded from a file has its strategy, and does not
-  search.
+  seconds or minutes. A plan that was loaded from a file has its strategy, and
+  does not search.
 
   Attributes:
     The attributes of `Request`, which are keyword arguments.
@@ -74,11 +74,16 @@ class Plan(request_lib.Request):
 
   @property
   def result(self) -> result_lib.Result:
-    """The strategy and noise of the plan; the first access takes seconds."""
+    """The strategy and noise of the plan; the first access may take minutes."""
     return self._result or self.search(lambda step: None)
 
   def search(self, progress: Callable[[str], None]) -> result_lib.Result:
-    """Returns `result`, and calls `progress` after each step of a search."""
+    """Returns `result`, and calls `progress` after each step of a search.
+
+    Raises:
+      ValueError: no strategy or noise meets the request, or the sizes of its
+        sampled cohorts are wrong.
+    """
     return self._with(self._result or result_lib.search(self, progress))
 
   def _with(self, result: result_lib.Result) -> result_lib.Result:
@@ -151,7 +156,8 @@ class Plan(request_lib.Request):
     with a larger sampled cohort is burnt: it releases nothing.
 
     Raises:
-      ValueError: cohorts are sampled, and the population is unknown.
+      ValueError: cohorts are sampled, the population is unknown, and
+        `largest_cohort` is None.
     """
     if self.largest_cohort is not None:
       return self.largest_cohort
@@ -188,12 +194,12 @@ class Plan(request_lib.Request):
 
       z_stddev max_t |(A C^-1)[t]|_2 dimension^(1/2) / (n B clip)
 
-    The numerator is the expected norm of the noise in the prefix sums of the
-    releases, in the worst round, where A is the matrix of prefix sums. The
-    denominator is the norm of the prefix sum of the last round without noise,
-    if all updates have the same direction and a norm equal to the clip. If the
-    ratio is above 1, no optimiser can learn a model from the releases. Real
-    updates have many directions, and need a ratio far below 1.
+    The numerator is the root mean square norm of the noise in the prefix sums
+    of the releases, in the worst round, where A is the matrix of prefix sums.
+    The denominator is the norm of the prefix sum of the last round without
+    noise, if all updates have the same direction and a norm equal to the clip.
+    If the ratio is above 1, the noise of the worst round is larger than any
+    such sum. Real updates have many directions, and need a ratio far below 1.
 
     Args:
       dimension: number of coordinates of the model; None returns None.
@@ -211,17 +217,18 @@ class Plan(request_lib.Request):
     """Returns epsilon at `delta` for cohorts that are worse than planned.
 
     The noise is the planned noise. A key names the difference from the plan: a
-    min_sep that is 10 % or 50 % smaller, or one more participation. A value is
-    None if no epsilon is proved. The result is empty for a `Budget`, for
-    sampled cohorts, and without a claim.
+    min_sep that is 10 % or 50 % smaller, rounded down, or one more
+    participation. A value is None if no epsilon is proved. The result is empty
+    for a `Budget`, for sampled cohorts, without noise, and without a delta.
     """
     return what_if.epsilons(self.guarantee, self.delta)
 
   def spent(self, rounds: int) -> Optional[float]:
     """Returns an upper bound on epsilon at `delta` for the first rounds.
 
-    For sampled cohorts and for a `Budget`, the result is the epsilon of the
-    whole run. The result is None if the plan claims no epsilon.
+    For 0 rounds, the result is 0. Otherwise, for sampled cohorts, a `Budget`
+    and `Single`, it is the epsilon of the whole run. It is None if the plan has
+    no delta or no noise, or if no epsilon is proved.
 
     Args:
       rounds: number of rounds that are over, >= 0.
@@ -236,7 +243,7 @@ class Plan(request_lib.Request):
     ):
       # PRIVACY: If the number of participations of a client was too small, the
       # epsilon of these rounds would be too small. `participations` returns the
-      # largest number that `min_sep` allows in these rounds.
+      # largest number that the schema allows in these rounds.
       # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
       most = schema.participations(min(rounds, self.rounds))
       if most < schema.participations(self.rounds):
@@ -268,10 +275,12 @@ class Plan(request_lib.Request):
       clients_per_round: cohort sizes to compare; empty takes the plan's size.
       epsilon: epsilons to compare; empty takes the plan's epsilon.
       population: number of clients in the population. The result then marks
-        cohorts that this population cannot fill. None marks no cohorts.
+        cohorts of an enforced schema that this population cannot fill. None
+        marks no cohorts.
 
     Raises:
-      ValueError: the plan has no delta, or a value is out of range.
+      ValueError: the plan has no delta, neither the plan nor the argument has
+        an epsilon, or a value is out of range.
     """
     epsilons = tuple(epsilon) or ((self.epsilon,) if self.epsilon else ())
     if self.delta is None or not epsilons:
@@ -329,7 +338,8 @@ class Plan(request_lib.Request):
     and may be public.
 
     Raises:
-      ValueError: `cohorts` is not a `Budget`, or C is not Toeplitz.
+      ValueError: `cohorts` is not a `Budget`, or the costs of its C depend on
+        the round.
     """
     if not isinstance(self.schema, participation_lib.Budget):
       raise errors.value_error(
@@ -411,7 +421,8 @@ class Plan(request_lib.Request):
     """Returns the plan in a file, with the strategy in the file.
 
     Raises:
-      ValueError: the file is not a plan, or its noise does not prove its claim.
+      ValueError: the file is not a plan, has another version or is damaged, or
+        its noise does not prove its claim.
       OSError: the file cannot be read.
     """
     result = plan_json.load(path)
@@ -507,7 +518,7 @@ class Plan(request_lib.Request):
     return '\n'.join(lines)
 
   def _error(self) -> str:
-    """Returns the error as text, with the error of independent noise."""
+    """Returns the error as text, with that of C = 1 if a schema is enforced."""
     text = f'rmse {plan_text.rounded_up(self.rmse)} at clip 1'
     if self.sampled is not None:
       return text

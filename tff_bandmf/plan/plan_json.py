@@ -32,7 +32,10 @@ VERSION = 2
 
 
 def to_document(request: request_lib.Request) -> _files.JsonObject:
-  """Returns the attributes of a request as a JSON object."""
+  """Returns the attributes of a request as a JSON object.
+
+  A strategy, given itself or as a file, is represented by its digest.
+  """
   mechanism: Any = request.mechanism
   if isinstance(mechanism, (str, os.PathLike)):
     mechanism = os.fspath(mechanism)
@@ -85,7 +88,8 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
   """Returns the result in the file of a plan, with the request.
 
   Raises:
-    ValueError: the file is not a plan, or its noise does not prove its claim.
+    ValueError: the file is not a plan, has another version or is damaged, or
+      its noise does not prove its claim.
     OSError: the file cannot be read.
   """
   path = pathlib.Path(path)

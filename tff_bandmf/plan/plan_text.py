@@ -1,6 +1,6 @@
 """Parts of the text of a plan, for `print(plan)`.
 
-Numbers are rounded up.
+Noise, errors and the numbers of a claim, except delta, are rounded up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from tff_bandmf.plan import request as request_lib
 def cohorts(
   request: request_lib.Request, cohorts: participation.Cohorts
 ) -> str:
-  """Returns the kind of cohorts, and the largest number of rounds of a client.
+  """Returns the kind of cohorts and their values.
+
+  If a schema is enforced, the text also has the largest number of rounds of a
+  client, and the largest number of clients of a unit of privacy.
 
   Args:
     request: the request of the plan.
@@ -37,7 +40,7 @@ def cohorts(
 
 
 def budget(schema: participation.Budget, clients_per_round: int) -> str:
-  """Returns the cost of a round, and the largest number of rounds.
+  """Returns text: the cost of a round, and the largest number of rounds.
 
   Args:
     schema: the `Budget`, with its costs.
@@ -106,7 +109,11 @@ def mechanism(strategy: strategies.Strategy) -> str:
 
 
 def rounded_up(value: float) -> str:
-  """Returns a number rounded up to four digits."""
+  """Returns a number rounded up to four significant digits, as text.
+
+  A fraction of the last digit below 1e-9 is taken for a rounding error, and is
+  dropped.
+  """
   if not value or not math.isfinite(value):
     return f'{value:g}'
   unit = 10.0 ** (math.floor(math.log10(abs(value))) - 3)

@@ -65,14 +65,18 @@ class Request:
       with one norm for each layer; or an `AdaptiveClip`.
     epsilon: target epsilon of the whole run, in (0, 100]. A request has either
       epsilon and delta or `noise_multiplier`.
-    delta: target delta of the whole run, in (0, 0.01].
+    delta: target delta of the whole run, in (0, 0.01]. With `noise_multiplier`,
+      it may be given, and is then the delta at which epsilon is computed.
     noise_multiplier: stddev(Z) / (clip * sensitivity of C), >= 0, where the
       noise is C^-1 Z. The value 0 adds no noise and claims nothing.
     mechanism: 'best', for the family with the least error that fits in
       `memory_copies`; or the name of a family, a `Mechanism`, a strategy, or
-      the path of a strategy file or of a `.npy` file of C.
+      the path of a strategy file or of a `.npy` file of C. A text without a
+      suffix is the name of a family.
     memory_copies: largest number of copies of the model that the noise may have
-      in memory, >= 1; None sets no limit.
+      in memory, >= 1; None sets no limit. The limit holds if the search
+      compares families or numbers of bands, not for a mechanism that leaves no
+      such choice.
     largest_cohort: largest number of clients of a round, >=
       `clients_per_round`. None takes `clients_per_round` or, for sampled
       cohorts, a size that the cohorts of a run exceed with probability at most

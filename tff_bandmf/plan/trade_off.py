@@ -33,8 +33,9 @@ class Point:
     z_stddev: standard deviation of z, in the unit of the updates.
     error: root mean square error of one coordinate of the model by the noise
       alone, in the unit of the updates.
-    feasible: whether the population can fill the cohort of every round; None if
-      the population is unknown.
+    feasible: False if it is certain that the population cannot fill the cohort
+      of every round of an enforced schema, else True; None if the population is
+      unknown.
   """
 
   clients_per_round: int
@@ -50,8 +51,8 @@ class TradeOff:
   """Plans that differ in clients a round and in epsilon.
 
   Attributes:
-    points: the plans, ordered by clients_per_round and then by epsilon, each in
-      the order of the arguments of `Plan.sweep`.
+    points: the plans. Plans of the same clients_per_round follow one another;
+      both values are in the order of the arguments of `Plan.sweep`.
     delta: delta of all plans.
   """
 
