@@ -491,7 +491,7 @@ def from_name(
     min_sep: least r2 - r1, integer >= 1; all schemas but 'single' require it,
       and 'single' refuses it. For 'budget' this is `Budget.min_sep`.
     max_participations: upper bound on k, integer >= 1; None sets no bound. For
-      'budget' this is `Budget.max_participations`, which is no bound on k.
+      'budget' this is `Budget.max_participations`, which does not bound k.
     apart: least r2 - r1 that 'budget' allows, integer >= 1; None stands for 1.
     horizon: largest number of rounds of a run with 'budget'; None takes the
       default of `Budget`.
