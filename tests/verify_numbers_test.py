@@ -88,6 +88,7 @@ def written(tmp_path_factory):
   return lambda n, name: made(n)[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(families.made(7)))
 def test_100_runs_agree_with_the_library_and_brute_force(name, written):
   """Their sensitivity, and mu that epsilon follows from."""

@@ -49,6 +49,7 @@ def test_json_is_read_back(cohorts):
   assert claim['z_stddev_per_clip'] == 2.0 * claim['sensitivity']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cohorts', _SAMPLED + _ENFORCED)
 def test_claim_never_exceeds_the_worst_case(cohorts):
   """The schema that noise multipliers are relative to, without chance."""

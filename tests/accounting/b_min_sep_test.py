@@ -202,6 +202,7 @@ def test_rounds_are_drawn_with_the_tilted_odds(min_sep, start):
   assert statistic <= degrees + 2 * math.sqrt(degrees * 14) + 28
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('noise_multiplier', 'epsilon'), [(0.5, 3.0), (1.0, 0.5), (2.0, 0.1)]
 )

@@ -207,6 +207,7 @@ def _p_value(covariance, matrix):
   return scipy.stats.chi2.sf(statistic, n * (n + 1) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', families.made(_ROUNDS))
 def test_covariance_over_100000_coordinates_is_that_of_the_family(family):
   strategy = families.made(_ROUNDS)[family]

@@ -72,6 +72,7 @@ def test_burnt_rounds_are_remembered(tmp_path, seed):
   _check(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(4))
 @pytest.mark.parametrize('ahead', [False, True])
 def test_rounds_of_every_way_are_remembered(tmp_path, seed, ahead):
@@ -281,6 +282,7 @@ def test_run_that_is_over_says_so(tmp_path, capsys):
         mine.record(**other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'schema',
   [tff_bandmf.FixedEpoch(3), tff_bandmf.FixedEpoch(3, 2), tff_bandmf.Single()],

@@ -76,7 +76,7 @@ def _attained(matrix, chosen, rng):
   for dimensions in [1] * 8 + [3] * 8:
     u = rng.normal(size=(len(matrix), dimensions))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
-    moved = np.einsum('ti,pi,id->ptd', matrix, chosen, u)
+    moved = (matrix * chosen[:, np.newaxis]) @ u
     worst = max(worst, np.sqrt((moved**2).sum((1, 2)).max()))
   return worst
 
