@@ -17,7 +17,7 @@ from the packages before it:
   reproduction   published tables, computed again
   noise          the noise C^-1 Z from a key, in NumPy or in a TensorFlow graph
   query          clipping, sums and noise, in NumPy or as a TF Privacy query
-  tff            the parts of TFF that are used, its runtime and its workers
+  tff            TFF's names, its runtime and its worker processes
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
   cohorts        the clients that may take part in a round
   plan           the rounds, strategy, noise and guarantee of a run
@@ -27,7 +27,7 @@ from the packages before it:
   report         the privacy report of a run, or of a log
   run            the loop of a run, from its plan to its report
   flower         training with Flower: its server rounds are rounds of a run
-  verify         the check of a report, without imports from `tff_bandmf`
+  verify         the check of a run or a report, without the other packages
   cli            the `bandmf` command
   __main__       the same command, as `python -m tff_bandmf`
 

@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional, Union
 
 from tff_bandmf import errors
 
-# These flags never follow a link or wait for a pipe that somebody else made.
+# Opening with these flags follows no link, and never waits at a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -104,10 +104,10 @@ def replacing(
   os.close(os.open(part, _MAKE, mode))
   try:
     yield part
-    # PRIVACY: If a power cut lost the key of a ledger but not the ledger, all
-    # clients would look new under the next key, and could take part too often.
-    # A file is on the disk before it gets its name, and its name is on the disk
-    # when this function returns.
+    # PRIVACY: A ledger stores keyed hashes of clients. If a power cut lost the
+    # key but not the ledger, all clients would look new under the next key, and
+    # could take part too often. A file is on the disk before it gets its name,
+    # and its name is on the disk when this function returns.
     # Guard: files_test.test_name_appears_after_the_content_is_on_the_disk.
     if durable:
       sync(part)
@@ -148,8 +148,9 @@ def load_or_create_secret(
   with naming(path, 'written'):
     if not os.path.lexists(path):
       _make_folder(path.parent)
-      # PRIVACY: A process that reads an incomplete secret would use a key that
-      # is easier to guess. The file gets its name only when it is complete.
+      # PRIVACY: If two processes made the file at once, the second could
+      # replace a key that the first already uses, and clients in a ledger would
+      # look new. A complete file gets the name only if no file has it.
       # Guard: files_test.test_first_of_two_that_make_a_secret_wins.
       with replacing(path, 0o600, take=_link) as part:
         _fill(part, [make(size)])
@@ -230,7 +231,7 @@ def sync(path: pathlib.Path) -> None:
 def locked(path: pathlib.Path) -> Iterator[None]:
   """Waits for the lock of a file, and holds the lock until the block ends.
 
-  The file must not be removed.
+  Nobody may remove the file, or two processes could lock files of one name.
   """
   with open(os.open(path, _LOCK, 0o600), 'wb') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -314,7 +315,7 @@ def naming(path: pathlib.Path, done: str) -> Iterator[None]:
   """Turns an OSError in the `with` block into an error with a one-line message.
 
   Args:
-    path: path of the file, which the line names.
+    path: path of the file, for the message.
     done: participle of the action that failed, such as 'read'.
 
   Raises:
@@ -355,7 +356,7 @@ def code_digest(root: pathlib.Path = _PACKAGE) -> str:
   for name, path in sorted(
     (path.relative_to(root).as_posix(), path) for path in paths
   ):
-    # Without the lengths, two different trees could have the same bytes.
+    # Without the lengths, different packages could have the same bytes.
     for part in (name.encode(), path.read_bytes()):
       digest.update(len(part).to_bytes(8, 'big') + part)
   return digest.hexdigest()

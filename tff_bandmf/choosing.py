@@ -104,11 +104,11 @@ def choose(
 ) -> Ranking:
   """Returns the families that fit in memory, ranked by error at one claim.
 
-  Each family is optimised for the worst participation pattern of a client,
-  `cohorts.schema`. Under cyclic Poisson sampling a strategy has as many bands
-  as there are groups of clients. If `cohorts` has no number of groups, powers
-  of two are compared: more bands have less error at the same noise multiplier,
-  but sampling from smaller groups amplifies less [BandMF23, Sec 4 and Table 3].
+  Each family is optimised for the schema `typical` of `cohorts.schema`. Under
+  cyclic Poisson sampling a strategy has at most as many bands as there are
+  groups of clients. If `cohorts` has no number of groups, powers of two are
+  compared: more bands give less error at the same noise multiplier, but smaller
+  groups, from which sampling amplifies less [BandMF23, Sec 4 and Table 3].
 
   Args:
     rounds: n, number of rounds of the run, >= 1.
@@ -116,7 +116,7 @@ def choose(
     target: claim that every choice meets.
     noise_copies: largest number of copies of the model that the noise may have
       in memory, >= 1; None sets no limit.
-    objective: error to minimise and to rank by, `optimize.MEAN` or `MAX`.
+    objective: error to minimise and rank by, `optimize.MEAN` or `optimize.MAX`.
     workload: matrix A that turns released sums into models.
     families: names of the families to compare; None compares all families.
     progress: function that is called with the name of each finished family.
@@ -140,8 +140,8 @@ def choose(
   stopped = threading.Event()
 
   def stop(loss):
-    # Ctrl-C reaches the main thread only. This exception ends a search in
-    # another thread.
+    # Ctrl-C reaches only the main thread, so this exception ends the searches
+    # in the other threads.
     if stopped.is_set():
       raise KeyboardInterrupt
 
@@ -149,8 +149,9 @@ def choose(
     choices = []
     candidates = _parameters(family, rounds, cohorts, noise_copies)
     # PRIVACY: Each Monte Carlo bound is too low with a small probability, and
-    # the choice of the least bound favours bounds that are too low. All
-    # candidates together share one failure probability.
+    # its strategy then seems to need less noise and ranks better. So the best
+    # claim would be false more often than stated. All candidates share one
+    # failure probability.
     # Guard: choosing_test.test_compared_families_share_the_failure_probability.
     samples = accounting.Samples(tries=len(declared) * len(candidates))
     for parameters in candidates:

@@ -6,7 +6,7 @@
 | gamma  | `quantile`        | share of updates that should be below S_t       |
 | eta    | `rate`            | step size of log S_t in a round                 |
 | beta   | `fraction_weight` | weight of b_i = [update i is below S_t]         |
-| Delta  |                   | norm of a record over S_t: (1 + beta^2 / 4)^1/2 |
+| Delta  |                   | largest record norm / S_t: (1 + beta^2 / 4)^1/2 |
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Norms = Any
 class AdaptiveClip:
   """A clip that follows a quantile of the norms of updates.
 
-    record of client i:   (clip(x_i, S_t) / S_t,  beta (b_i - 1/2))
-    fraction_t = 1/2 + (sum_i beta (b_i - 1/2) + noise)
-                       / (beta clients_per_round)
+    record of client i:   (clip(x_i, S_t),  beta S_t (b_i - 1/2))
+    fraction_t = 1/2 + (sum_i beta S_t (b_i - 1/2) + noise)
+                       / (beta S_t clients_per_round)
     S_{t+1} = S_t exp(-rate (fraction_t - quantile))
 
   Here x_i is the update of client i. A record has one more coordinate than an
   update, the indicator. All coordinates of a record get the correlated noise of
   the run. The record of an absent client is zero. The norm of a record is at
-  most Delta, and S_t is a function of earlier releases. So the run has the
+  most Delta S_t, and S_t is a function of earlier releases. So the run has the
   guarantee of a run with a constant clip and with noise that is smaller by the
   factor Delta.
 
@@ -92,7 +92,7 @@ class AdaptiveClip:
 
   @property
   def indicator(self) -> float:
-    """Norm of a record's indicator in the first round, in the unit of S_0."""
+    """Magnitude of a record's indicator in the first round: beta S_0 / 2."""
     return self.fraction_weight / 2 * norm(self.initial)
 
 
@@ -117,8 +117,8 @@ def norm(l2_norm_clip: Clip) -> float:
   proportional to S_t in later rounds.
   """
   clips = tree.flatten(layers(l2_norm_clip))
-  # PRIVACY: The record of a client also has the indicator, so noise for the
-  # update alone would be too small. The norm includes the indicator.
+  # PRIVACY: If the clip adapts, a record has the indicator besides the update,
+  # so noise for the update alone would be too small. The norm includes both.
   # Guard: adaptive_clip_test.test_noise_of_a_run_is_larger_by_delta.
   if isinstance(l2_norm_clip, AdaptiveClip):
     clips = [*clips, l2_norm_clip.indicator]
@@ -126,7 +126,7 @@ def norm(l2_norm_clip: Clip) -> float:
 
 
 def growth(l2_norm_clip: Clip) -> float:
-  """Returns the ratio of the norms of a record and its update: 1 or Delta."""
+  """Returns the largest norm of a record over that of an update: 1 or Delta."""
   return norm(l2_norm_clip) / norm(layers(l2_norm_clip))
 
 
@@ -163,7 +163,7 @@ def of(
 
 
 def claim(l2_norm_clip: Clip) -> _files.JsonObject:
-  """Returns the values of the clip in the claim of a run, by JSON key."""
+  """Returns the part of a run's claim that states the clip, as JSON."""
   record = {'l2_norm_clip': norm(l2_norm_clip)}
   if isinstance(l2_norm_clip, AdaptiveClip):
     record['adaptive_clip'] = to_json(l2_norm_clip)

@@ -4,7 +4,7 @@
 |-----------------------------------|------------------------------------------|
 | `value_error`, `type_error`       | errors for a value that breaks a rule    |
 | `not_installed`, `needs_...`      | errors for a package that is missing     |
-| `invalid`                         | text of such an error                    |
+| `invalid`                         | text of an error, in one line            |
 | `refusal`                         | error for a failed TensorFlow assertion  |
 | `notice`                          | writes a line during a long wait         |
 """
@@ -64,7 +64,7 @@ def notice(line: str) -> None:
 
 
 def install(extra: str) -> str:
-  """Returns the remedy if the packages of an extra are missing.
+  """Returns the remedy if packages of an extra of the library are missing.
 
   >>> install('logs')
   "install it: pip install '.[logs]' in the folder of the sources"

@@ -13,10 +13,9 @@ converts this count to `min_sep`.
 
 A pattern is the set of rounds of one client, and a schema is a set of allowed
 patterns. The sensitivity of a strategy matrix C is defined for a schema.
-`Budget` allows the patterns whose cost under C is at most a budget. If it has
-`apart`, two rounds of a client also differ by at least `apart`. The budget is
-so large that no pattern of a given `MinSep` exceeds it. `Costs` computes the
-cost of a pattern.
+`Budget` allows the patterns whose cost under C, which `Costs` computes, is at
+most a budget, and whose rounds differ by at least `apart`. The budget is so
+large that no pattern of the `MinSep` schema `Budget.typical` exceeds it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tff_bandmf import _checks, _files, errors
 # Adjacency: two data sets are neighbours if they differ in one client, whose
 # contributions are zero in one of the data sets.
 ZERO_OUT = 'zero-out'
-# Largest number of rounds in a pattern, so that its cost fits in 64 bits.
+# The cost of a pattern with at most this many rounds fits in 64 bits.
 _MOST_ROUNDS = 2**16
 
 
@@ -52,35 +51,34 @@ class Cohorts(abc.ABC):
   is_enforced: ClassVar[bool] = False
 
   if TYPE_CHECKING:
-    # This attribute is a constant in some subclasses, and a field in other
-    # ones.
+    # A constant in some subclasses, and a field in the others.
     @property
     def adjacency(self) -> str: ...
 
   @property
   @abc.abstractmethod
   def schema(self) -> Participation:
-    """The schema of the worst patterns of a client, for the sensitivity."""
+    """The schema for which the sensitivity of C is computed."""
 
   @abc.abstractmethod
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object."""
 
   def for_cohort_size(self, clients_per_round: float) -> Cohorts:
-    """Returns these cohorts for an expected number > 0 of clients a round."""
+    """Returns these cohorts for an expected number of clients a round, > 0."""
     return self
 
   def for_bands(self, bands: int) -> Cohorts:
     """Returns these cohorts for a C of `bands` bands, with missing values set.
 
     Raises:
-      ValueError: a value is missing and does not follow from the number of
-        bands, or a value that follows is out of range.
+      ValueError: a value is missing and cannot be computed from the number of
+        bands, or the computed value is out of range.
     """
     return self
 
   def candidate_bands(self, rounds: int) -> Optional[list[int]]:
-    """Returns the numbers of bands to compare; None allows any number."""
+    """Returns the numbers of bands to try for C; None allows any number."""
     return None
 
 
@@ -88,7 +86,7 @@ class Cohorts(abc.ABC):
 class Participation(Cohorts):
   """A schema: a set of patterns, each the set of rounds of one client.
 
-  A run enforces its schema: it refuses a client whose round would break it.
+  A run enforces its schema: a client that would break the schema is refused.
 
   Attributes:
     evenly_spaced: whether the difference of a round of a client and the
@@ -222,7 +220,7 @@ class MinSep(_Separated):
 
 @attrs.frozen
 class FixedEpoch(_Separated):
-  """The next round of a client is exactly `min_sep` rounds later (epochs).
+  """Successive rounds of a client are exactly `min_sep` apart (epochs).
 
   >>> FixedEpoch(min_sep=4, max_participations=2).participations(rounds=9)
   2
@@ -247,12 +245,12 @@ class Costs:
 
     cost(P) = sum_{s in P} h(s, 0) + 2 sum_{s < t in P} h(s, t - s)
 
-  Here P is a pattern, X = C^T C, and h(s, l) is an integer that is not below
+  Here P is a pattern, X = C^T C, and h(s, l) is an integer, at least
   |X[s, s + l]| / unit: an allowance for rounding errors is added to this number
-  before it is rounded up. If C is Toeplitz and is defined for more rounds
-  (`Strategy.goes_on`), X is computed from columns that are not cut off at the
-  last row, and h(s, l) is the same for all s. Sums of integers are exact in any
-  order, so servers and devices compute equal costs.
+  before it is rounded up. If C is Toeplitz and is defined for any number of
+  rounds (`Strategy.goes_on`), X is computed from columns that are not cut off
+  at the last row, and h(s, l) is the same for all s. Sums of integers are exact
+  in any order, so servers and devices compute equal costs.
 
   Attributes:
     table: [1 or number of rounds, lags] int64, the values h(s, l) in [0, 2^30].
@@ -318,14 +316,14 @@ class Costs:
 
 @attrs.frozen
 class Budget(Participation):
-  """The rounds of a client cost at most a budget, and are `apart` apart.
+  """A client's rounds cost at most a budget, and are at least `apart` apart.
 
   `max_participations` rounds that are at least `min_sep` apart never cost more
-  than the budget. `Costs` defines the cost under the C of the run, and
-  `sensitivity.budget` the budget. A client may have rounds that are closer than
-  `min_sep`, but not closer than `apart`, or more rounds than
-  `max_participations`, as long as its rounds cost at most the budget. A plan
-  optimises C for the property `typical`, which is a `MinSep`.
+  than the budget. `Costs` defines the cost of rounds under the C of the run,
+  and the module `sensitivity.budget` computes the budget. As long as its rounds
+  cost at most the budget, a client may have rounds that are closer than
+  `min_sep`, but not closer than `apart`, and more rounds than
+  `max_participations`. A plan optimises C for the `MinSep` schema `typical`.
 
   Attributes:
     min_sep: least difference of two rounds of one client in `typical`, integer
@@ -401,9 +399,9 @@ class Budget(Participation):
   def device_rule(self) -> _files.JsonObject:
     """Returns a JSON object of the rule by which a device can admit itself.
 
-    `costs` is the list h(s, 0), h(s, 1), ... of `Costs`, which holds for every
-    s; h(s, l) is 0 for larger l. `limit` is the largest allowed cost of the
-    rounds of a client. `apart` and `horizon` are attributes of this schema.
+    `costs` is the list h(s, 0), h(s, 1), ... of `Costs`, which is the same for
+    every s; after its end h(s, l) is 0. `limit` is the largest allowed cost of
+    the rounds of a client. `apart` and `horizon` are attributes of this schema.
     docs/reference/budget.md has the code for a device.
 
     Raises:

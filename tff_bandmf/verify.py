@@ -1,4 +1,4 @@
-"""Checks the claim of a run of tff_bandmf, with code of its own.
+"""Checks the claim of a run of tff_bandmf, without code of the library.
 
     python verify.py RUN_DIR        prints each step, VERIFIED and an epsilon
     python verify.py public.json    checks that the figures of a report agree
@@ -25,7 +25,7 @@ MOST_ROUNDS = 4096  # C is a dense array of at most this size.
 SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Two tolerances; rounding of float64.
 NOTES = '''unit_of_privacy data not_covered side_releases population process
   clients_left tuning model_selection pre_training key_after owner contact date
-  model intended_use region sector highest_client title'''.split()  # Mutable.
+  model intended_use region sector highest_client title'''.split()  # Editable.
 OPEN = 'horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta'
 def require(condition, line):
   if not condition:
@@ -59,7 +59,7 @@ COLUMNS = {
   'banded-inverse-fractional': lambda p, n: power(
     -p['alpha'], p['inverse_bands']),
 }
-def tree(arity, n):  # C^T C counts the complete nodes of two rounds.
+def tree(arity, n):  # (C^T C)[s, t] counts complete nodes above s and t.
   gram, t = 0, np.arange(n)
   for size in [arity**j for j in range(n.bit_length()) if arity**j <= n]:
     node = np.where(t < n - n % size, t // size, -1 - t)
@@ -110,7 +110,7 @@ def matrix(strategy):
 def bands_of(c):
   return int(1 + np.subtract(*np.nonzero(c)).max())
 def largest_sum(value, gap, most):
-  """Returns the largest sum of value(j)[t_j], j < most, for t_j `gap` apart."""
+  """Returns max sum_{j<m} value(j)[t_j], m <= most, for t_j >= `gap` apart."""
   top = largest = 0.0
   for j in range(most):
     best = value(j).copy()
@@ -119,8 +119,8 @@ def largest_sum(value, gap, most):
     largest = np.maximum(largest, top[..., -1])
   return largest
 def heaviest(arity, n, gap, most):
-  """Returns the largest sum over nodes of a client's squared number of rounds.
-  table[m, a, b]: m rounds in a node, with waits of a before and b after it."""
+  """Returns the largest sum, over nodes, of (a client's rounds in the node)^2.
+  table[m, a, b]: sum for m rounds in a node, with waits a before, b after."""
   def joined(left, right):
     table = np.full((len(left) + len(right) - 1, gap, gap), -np.inf)
     for m, b in itertools.product(range(len(left)), range(gap)):
@@ -140,9 +140,9 @@ def heaviest(arity, n, gap, most):
 def sensitivity(c, gap, most, fixed=False, arity=None):
   """Returns bounds (lower, upper), equal if exact. Let X = C^T C. The cost of
   rounds P, the sum of |X[s, t]| over s and t in P, bounds the squared norm of
-  the sum of columns P of C, exactly if X >= 0. A round t after j rounds adds at
-  most X[t, t] + 2 sum_{i<=j} max |X[s, t]| over s <= t - i gap: a dynamic
-  programme finds the maximum. Rounds `gap` apart give the lower bound."""
+  the sum of columns P of C, and equals it if X >= 0. A client's round t after j
+  others adds at most X[t, t] + 2 sum_{0<i<=j} max_{s <= t - i gap} |X[s, t]|. A
+  dynamic programme maximises the sum; rounds `gap` apart give `lower`."""
   n, signed, x = len(c), c.T @ c, np.abs(c.T @ c)
   epochs = [np.ix_(*[np.arange(t, n, gap)[:most]] * 2)
             for t in range(gap if most * gap >= n else n)]
@@ -159,7 +159,7 @@ def sensitivity(c, gap, most, fixed=False, arity=None):
       upper = min(upper, largest_sum(lambda j: by_row, gap, most))
   if arity and upper > lower * (1 + SAME) and gap * n * n < 4e9:
     upper = min(upper, heaviest(abs(arity), n, gap, most))
-    lower = upper if arity > 0 else lower  # Online trees, -2, sum up nodes.
+    lower = upper if arity > 0 else lower  # -2: releases are sums of nodes.
   return lower**0.5, max(lower, upper) ** 0.5
 # 3. Epsilon of a Gaussian mechanism, rounded up.
 def tail(x):
@@ -174,7 +174,7 @@ def smallest(holds, low=0.0, high=0.01):  # Least x with holds(x), from above.
   while high <= 700 and high - low > 1e-10 * high:
     low, high = (low, mid) if holds(mid := (low + high) / 2) else (mid, high)
   return high if high <= 700 else math.inf
-# 4. The cost of finite arithmetic, proved in docs/reference/arithmetic.md.
+# 4. The cost of integers y = rint(c z + m), as in docs/reference/arithmetic.md.
 def mechanism(c, sens, k, claim):  # sens: for a client of k rounds.
   n, back, units = len(c), np.abs(np.linalg.inv(c)), claim['clients_per_unit']
   c, bands, diagonal = np.abs(c), bands_of(c), np.diag(c)
@@ -230,10 +230,10 @@ def guarantee(runs, delta, profile=None):  # Epsilon of runs together.
                                     * (1 + np.exp(alpha + e)) <= delta))
 # 5. Cohorts that are sampled.
 def poisson_profile(sigma, q, count, delta):
-  """Returns epsilon -> a bound on delta of `count` rounds. A client joins a
-  round with probability q and moves the sum by 1. An outcome between two losses
-  of a grid is split into both, and is post-processing of its parts. A tilt of
-  masses by exp(order loss) keeps rounding, 1e-14 a round, far below delta."""
+  """Returns a function from epsilon to a bound of delta after `count` rounds. A
+  client joins each with probability q and moves its sum by 1. Mass between two
+  losses of a grid is split among both: merging it is post-processing. Factors
+  exp(order loss) keep rounding errors, 1e-14 a round, far below delta."""
   step = math.sqrt(1e-3 * q / sigma / math.sqrt(count))
   far = smallest(lambda a: count * tail(a) <= 1e-6 * delta)
   top = math.log1p(q * math.expm1((sigma * far + 0.5) / sigma**2))

@@ -12,8 +12,8 @@
 Here n is the number of rounds, and tri(n) is the lower triangular matrix of
 ones. With momentum 0 and a constant learning rate, A = tri(n), whose rows give
 prefix sums. A^-1 has 2 bands, or 3 bands with momentum, for all learning rates.
-Errors and searches depend on M only through h, which may be a polynomial of any
-degree with h_0 = 1.
+The code for errors and searches reads M only from h, which may be a polynomial
+of any degree with h_0 = 1.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Workload:
   Attributes:
     momentum: beta, in [0, 1).
     warmup: fraction of the rounds in which the learning rate rises, in [0, 1].
-    cooldown: fraction of the rounds in which the learning rate falls, in [0, 1
-      - warmup].
+    cooldown: fraction of the rounds in which the learning rate falls, in
+      [0, 1 - warmup].
 
   Raises:
     TypeError: a value is not a number.
@@ -120,7 +120,7 @@ class Workload:
     return np.array([1.0, -self.momentum])
 
   def column(self, terms: int) -> np.ndarray:
-    """Returns the first column of M, [terms] float64, the series 1 / h(x)."""
+    """Returns column 0 of M, [terms] float64, the coefficients of 1 / h(x)."""
     return self.momentum ** np.arange(terms, dtype=float)
 
   def learning_rates(self, rounds: int) -> np.ndarray:
