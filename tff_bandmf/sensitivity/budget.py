@@ -16,9 +16,8 @@ A client with rounds P contributes a vector of norm at most 1 to each of these
 rounds. With these vectors as the rows of u, the client changes C times the sums
 of the rounds by C_P u, and |C_P u|^2 <= sum_{s,t in P} |X[s, t]|. This sum is
 the cost of P. If every admitted P costs at most D^2, then D bounds the
-sensitivity for all patterns, for every number of rounds up to H, and for
-cohorts that depend on earlier releases. docs/reference/budget.md has the
-statement and its proof.
+sensitivity, for every number of rounds up to H and for cohorts that depend on
+earlier releases. docs/reference/budget.md has the statement and its proof.
 
 For a Toeplitz C, let T[t, s] = c_{t-s} for t < 2 H and s < H, so that every
 column of T contains all of c. The C of a run of n <= H rounds is the first n
@@ -112,14 +111,13 @@ def completed(
   `gram` gives under `budget.typical`, the `MinSep` schema with b and k. So no
   pattern of that schema is refused for its cost.
 
-  **Formal guarantee.** Assumption: C is the matrix of `strategy`; rounding
-  errors and cut weights of C are covered by `rounding` and `cut_norm`, as under
-  other schemas. Statement: if `costs.total` of P is at most `costs.limit`, then
+  **Formal guarantee.** Assumption: C is the matrix of `strategy`; as under all
+  schemas, `slack.Cost` covers rounding errors of C and of the noise's weights.
+  Statement: if `costs.total` of P is at most `costs.limit`, then
   |C_P u|^2 <= `costs.limit` `costs.unit` for all u whose rows have norm at most
-  1, and for every number of rounds up to the horizon. Source: the
-  docstring of this module. Each cost is rounded up and gets an allowance of
-  64 (B + 64) 2^-53 g(0), because float64 loses at most B 2^-53 g(0) in a sum of
-  B products.
+  1, and for every number of rounds up to the horizon. Source: the docstring of
+  this module. Each cost is rounded up and gets an allowance of 64 (B + 64)
+  2^-53 g(0), since float64 loses at most B 2^-53 g(0) in a sum of B products.
 
   Args:
     budget: budget with b and, optionally, k and the horizon.
@@ -251,9 +249,9 @@ def _rounded_up(gram: np.ndarray, slack: float) -> tuple[np.ndarray, float]:
     slack: bound of the error of `gram`, relative to its largest entry.
   """
   largest = float(gram[:, 0].max()) * (1 + 2 * slack)
-  # PRIVACY: If costs were below |X|, patterns would be admitted for which
-  # |C_P u|^2 exceeds the budget. A bound of the float64 errors is added to each
-  # cost, and each cost is rounded up.
+  # PRIVACY: Entries of X have float64 errors. If costs were below |X|, patterns
+  # would be admitted for which |C_P u|^2 exceeds the budget. A bound of the
+  # errors is added to each cost, and each cost is rounded up.
   # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
   table = np.ceil((np.abs(gram) / largest + slack) * _WHOLE)
   return np.minimum(table, _WHOLE).astype(np.int64), largest

@@ -27,7 +27,7 @@ from tff_bandmf.sensitivity import patterns, result
 # Least number of rows of X in one block; smaller matrix products are slow.
 _LEAST_ROWS = 64
 # A negative entry of X counts as 0 if its absolute value is below this fraction
-# of a sum of several entries of |X|.
+# of a sum of |X| over rounds of a client.
 ROUNDING = 1e-13
 
 
@@ -37,18 +37,18 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of any C, in O(n B^2).
 
-  - B <= b: the columns of a client's rounds share no rows. The result is the
+  - B <= b: the columns of a client's rounds share no rows. sens^2 is the
     largest sum of squared column norms over patterns.
   - B <= 2b: each column of a client's rounds shares rows only with the columns
-    of the previous and the next round. The result is the largest sum of X_ii
-    and 2 |X_ij| over chains of rounds. It is exact for all signs of X, because
-    contributions +1 and -1 can make every term of a chain positive. A C of
-    several tiles gets the bound for B > 2b instead, unless rounds are evenly
-    spaced.
+    of the previous and the next round. sens^2 is the largest sum of X_ii and
+    2 |X_ij| over chains of rounds. It is exact for all signs of X, because
+    contributions +1 and -1 can make every term of a chain positive. A C with
+    several diagonal blocks gets the bound for B > 2b instead, unless rounds are
+    evenly spaced.
   - B > 2b: the bound of [BandMF23, Alg 4]. Here w_i is a maximum only over
     patterns that contain i, which the proof of the bound allows. If rounds are
-    evenly spaced, the result is the largest sum of |X_ij| over patterns, which
-    is exact if none of these X_ij is negative.
+    evenly spaced, the bound of sens^2 is the largest sum of |X_ij| over
+    patterns; it is exact if none of these X_ij is negative.
   """
   rounds, bands = strategy.rounds, strategy.bands
   k = participation.participations(rounds)
@@ -90,9 +90,9 @@ def sensitivity(
   )
   # An entry that is 0 up to rounding errors does not count as negative.
   signed = bool(np.any(lags < -ROUNDING * weights.max()))
-  # PRIVACY: If entries of X are negative, their sum may be too small for the
-  # sensitivity, because contributions may have opposite directions. Absolute
-  # values are added.
+  # PRIVACY: Where X_ij is negative, opposite contributions of a client in
+  # rounds i and j add to the squared sensitivity, and a sum of X would be too
+  # small. Absolute values are added.
   # Guard: sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
   attained = patterns.heaviest_fixed(np.abs(lags), rounds, min_sep, k)
   if fixed and (chained or not signed):
@@ -102,7 +102,7 @@ def sensitivity(
   # PRIVACY: A pattern with the largest sum over one row of |X| need not have
   # the largest sum over another row. If one pattern were used for all rows,
   # some w_i, and so the bound, would be too small. Each w_i is a maximum over
-  # all patterns.
+  # all patterns that contain i.
   # Guard: sensitivity_test.test_bound_is_never_below_brute_force.
   return result.bound(
     float(patterns.heaviest(weights[0], min_sep, k)),
@@ -117,7 +117,7 @@ def _by_tile(
 ) -> np.ndarray:
   """Returns the arrays function(tile) of all tiles of C, concatenated.
 
-  A tile is a block of a block-diagonal C, such as C itself.
+  A tile is a block on the diagonal of C; a C without such blocks is one tile.
 
   Args:
     strategy: strategy matrix C.
@@ -169,7 +169,7 @@ def _heaviest_chain(
     S[i, m] = X_ii + max_{j >= i + b} (2 |X_ij| + S[j, m - 1])
   """
   rounds = strategy.rounds
-  # If min_sep alone limits the rounds of a chain, S does not depend on m.
+  # If k does not limit the rounds of a chain, S is the same for all m.
   levels = k if k < -(-rounds // min_sep) else 1
   counted = int(levels > 1)
   # starting[m, i] is S[i, m], and best[m, i] = max_{j >= i} S[j, m].

@@ -6,9 +6,9 @@ A client with the rounds pi in the log has, for X = C^T C,
          <= sum_{i, j in pi} |X_ij|,
 
 with equality if none of these X_ij is negative. The contributions u_i of the
-client are vectors. The largest sum of all clients bounds the squared
-sensitivity of this log; no participation schema is needed. The value is about
-this log alone, and assumes that participation did not depend on private data.
+client are vectors. The largest sum of any client bounds the squared sensitivity
+of the log, without a participation schema. It is a bound for this log alone,
+and assumes that participation did not depend on private data.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Observed:
   def keeps(self, schema: participation_lib.Participation, rounds: int) -> bool:
     """Returns whether all clients kept a schema.
 
-    If the schema has evenly spaced rounds, only the least distance of a
-    client's rounds is checked, and not that all distances are equal.
+    For a schema with evenly spaced rounds, this function checks the number and
+    the least distance of a client's rounds, not that all distances are equal.
 
     Args:
       schema: participation schema.
@@ -258,9 +258,9 @@ class _Heaviest:
         f'sensitivity={self.squared}: overflows; scale C down or use fewer '
         'rounds'
       )
-    # PRIVACY: If entries of X are negative, their sum may be too small for the
-    # sensitivity, because contributions may have opposite directions. `squared`
-    # is the sum of |X|, which is exact if no entry is negative, else a bound.
+    # PRIVACY: Where X_ij is negative, opposite contributions of a client in
+    # rounds i and j add to the squared sensitivity, and a sum of X would be too
+    # small. `squared` is the sum of |X|, exact if no entry is negative.
     # Guard:
     # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
     if costs is not None:
@@ -274,9 +274,9 @@ class _Heaviest:
       unrounded = result.exact(
         self.squared, 'sum of X over the rounds of a client'
       )
-    # PRIVACY: The matrix of the noise has cut weights, and the sum has rounding
-    # errors, so the sensitivity may be larger than the square root of the sum.
-    # The value is increased by bounds of both errors.
+    # PRIVACY: The program makes noise with weights that are rounded, and
+    # `squared` has rounding errors. So the sensitivity may be larger than the
+    # root of `squared`. The value is increased by bounds of both errors.
     # Guard: observed_sensitivity_test.test_observed_is_rounded_up.
     cut = most * strategy.recursion().cut_norm
     more = 1 + sensitivity_lib.rounding(strategy, most)
@@ -286,8 +286,8 @@ class _Heaviest:
 class _Gram:
   """Entries of X = C^T C, or the costs of a `Budget`.
 
-  Without costs, and if C has at most `_WHOLE_GRAM` rounds, all entries are
-  computed once.
+  If there are no costs, and C has at most `_WHOLE_GRAM` rounds, all entries are
+  computed when the object is made.
   """
 
   def __init__(
@@ -318,7 +318,7 @@ class _Gram:
 def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
   """Returns the client whose rounds have the largest sum of |X|.
 
-  With costs in place of X, the result has the largest cost.
+  If `gram` has costs, the result is the client with the largest cost.
 
   Args:
     gram: entries of X, or costs.
@@ -337,7 +337,7 @@ def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
   best = _Heaviest()
   for count in np.unique(counts):
     firsts = starts[:-1][counts == count]
-    # At least one client at a time, whose rounds always fit in memory.
+    # The rounds of one client always fit in memory.
     step = max(1, _PAIRS // int(count))
     for low in range(0, len(firsts), step):
       rows = rounds[firsts[low : low + step, None] + np.arange(count)]

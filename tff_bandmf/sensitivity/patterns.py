@@ -7,7 +7,7 @@ A pattern is a set of indices of rounds.
 | b      | `min_sep` | least difference of two indices of a pattern   |
 | k      | `count`   | largest number of indices of a pattern         |
 | v      | `weights` | weight of each index                           |
-| F[i,m] |           | largest weight of m or fewer indices, all >= i |
+| F[i,m] |           | largest sum over <= m indices, all >= i        |
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
 
     F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m])
 
-  is the recursion of [BandMF23, Alg 3]. It is computed for blocks of i at a
-  time.
+  is the recursion of [BandMF23, Alg 3]. It is computed for many i at a time.
 
   Args:
     weights: [..., n] float64, non-negative.
@@ -41,9 +40,9 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
     for _ in range(count):
       best = with_one_more(best, weights, min_sep)
     return best[..., 0]
-  # Here `min_sep` alone limits the number of indices: F does not depend on m.
-  # F[i + b] belongs to the next block of b indices, so that all i of one block
-  # are computed together.
+  # Here k does not limit the number of indices, and F is the same for all m.
+  # F[i + b] belongs to the next block of b indices, so all i of one block are
+  # computed together.
   width = min(min_sep, n)
   best = np.zeros((*weights.shape[:-1], width))
   for start in reversed(range(0, n, width)):

@@ -7,8 +7,8 @@ and P the patterns that a schema allows,
 
 in units of the clipping norm, under zero-out adjacency: one client's
 contributions become zero in every round. The contributions u_i are vectors. If
-X_ij is negative, u_i and u_j may have opposite directions. All bounds therefore
-use |X_ij|.
+X_ij is negative, the norm can be larger for u_i and u_j of opposite directions,
+so all bounds use |X_ij|.
 """
 
 from __future__ import annotations

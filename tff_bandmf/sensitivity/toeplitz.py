@@ -11,9 +11,9 @@
 | p_e(m)  | sum_{t<m} c_t c_{t+eb}: X[i, i + eb] = p_e(n - i - eb)      |
 
 Column i is the first column shifted down by i rows and cut off at row n. So
-column norms do not increase with i. For a non-negative c, the inner products of
-two columns at a fixed distance do not increase with i either. The leftmost
-pattern of a client is the rounds 0, b, 2b, ....
+column norms do not increase with i. For a non-negative c and a fixed l, the
+inner product of columns i and i + l does not increase with i either. The
+leftmost pattern of a client is the rounds 0, b, 2b, ....
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def sensitivity(
   has the least j - i and the least j for each of its pairs of rounds.
 
   For any other c, the smallest of these upper bounds is returned:
-  - the sum of the leftmost pattern, with |c| before c_b and with the smallest
-    non-increasing majorant of |c| from c_b on (with |c| throughout if all
-    distances equal b);
+  - the value of the leftmost pattern for another column: |c| before c_b, and
+    the smallest non-increasing majorant of |c| from c_b on (|c| throughout if
+    all distances equal b);
   - the result of the module `gram`, if n * B is small; if it is exact, it is
     returned in any case;
   - k times the heaviest row of |C|^T |C|, if n * B is large.
@@ -117,7 +117,7 @@ def normalized_sensitivity(
   strategy: strategies.ColumnNormalized,
   participation: participation_lib.Participation,
 ) -> result.Sensitivity:
-  """Returns the sensitivity of C D^-1, where D has the column norms of C.
+  """Returns the sensitivity of C D^-1, D = diag(column norms of C).
 
   C is Toeplitz, and X is the Gram matrix of C D^-1. The leftmost pattern need
   not attain the sensitivity, because X[i, j] = <C_i, C_j> / (|C_i| |C_j|) can
@@ -165,9 +165,9 @@ def normalized_sensitivity(
     return result.exact(
       float(k), 'columns of one client do not overlap (bands <= min_sep)'
     )
-  # PRIVACY: For most families another pattern can have a larger sum than the
-  # leftmost pattern, and the sensitivity would be too small. The theorem of
-  # DP-CGD is used only for DP-CGD.
+  # PRIVACY: In most families with normalised columns, a pattern other than the
+  # leftmost one can have the largest sum, and the sensitivity would be too
+  # small. The theorem of DP-CGD is used only for DP-CGD.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if toeplitz.is_geometric:
     return result.exact(
@@ -175,8 +175,8 @@ def normalized_sensitivity(
       'column-normalised DP-CGD, leftmost pattern [DPCGD26]',
     )
   fixed = participation.evenly_spaced
-  # Column norms are at least c_0, so each |entry| of C D^-1 is at most the
-  # |entry| of C over c_0.
+  # Column norms are at least c_0. So contributions u of norm at most 1 give
+  # C D^-1 u = C v, where the contributions v have norm at most 1 / c_0.
   best = result.bound(
     min(float(k), sensitivity(toeplitz, participation).value / column[0]) ** 2,
     'sensitivity without column normalisation over the least column norm',
@@ -329,6 +329,6 @@ def _nearest(
       best = patterns.with_one_more(best, weights, min_sep)
   if counted:
     return float(best[0])
-  # Here `min_sep` alone limits the number of rounds, and `weights` has the
-  # terms X[i, i + e b] of all e.
+  # Here k does not limit the number of rounds, and `weights` has the terms
+  # X[i, i + e b] of all e.
   return float(patterns.heaviest(weights, min_sep, k))
