@@ -14,12 +14,13 @@ multiplier, the rounds and the cohorts of a run must not depend on them.
 | enforced, or read from a log  | one Gaussian, mu^2 = sum mu_i^2: exact       |
 | some by cyclic Poisson        | distributions of the privacy losses are      |
 |                               | convolved, rounded up                        |
-| some by another sampling      | an upper bound: sum of the runs' epsilons,   |
+| some sampled otherwise        | an upper bound: sum of the runs' epsilons,   |
 |                               | each at a share of delta; or composition     |
 |                               | without amplification, if its epsilon is     |
 |                               | smaller                                      |
 
-The bounds of the arithmetic of several runs combine: for every event E
+Let exact(E) be the probability of an event E for all runs in real numbers, and
+computed(E) its probability for the released bits. Then for every E
 
     computed(E) <= e^(sum alpha_i) exact(E) + sum beta_i
     exact(E) <= e^(sum alpha_i) computed(E) + sum beta_i
@@ -101,8 +102,8 @@ class Composition:
       return self.guarantees[0].claim(delta)
     composed = [each for each in self.guarantees if _part(each)]
     others = [each for each in self.guarantees if not _part(each)]
-    # PRIVACY: If each claim had the whole delta, the sum of their deltas would
-    # exceed the claimed delta. Each claim has an equal share of delta.
+    # PRIVACY: The deltas of the claims add up. If each claim had the whole
+    # delta, their sum would exceed it. Each claim has an equal share of delta.
     # Guard:
     # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
     share = delta / (bool(composed) + len(others))
@@ -257,7 +258,8 @@ def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
   """Returns the claim at `delta` of runs that `_part` can represent."""
   largest = min(_MOST_SLACK, math.fsum(each.cost.max_slack for each in runs))
   parts = _merged([_part(each) for each in runs])
-  # `bound` is at least epsilon, because the slack leaves at least this delta.
+  # `bound` is at least epsilon of the runs in real numbers, because the slack
+  # leaves them at least this delta.
   bound = poisson.composed_epsilon(parts, (1 - largest) * delta)
   slack = slack_lib.together(
     [each.cost.slack(bound, delta / len(runs)) for each in runs],
@@ -278,9 +280,9 @@ def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
   rest = tuple(part for part in present if part.sampling_prob < 1)
   if not whole:
     return rest
-  # PRIVACY: The mean of the noise multipliers would give too small an epsilon
-  # of the composition. The squares of mu are added, which is exact for
-  # Gaussians.
+  # PRIVACY: Several Gaussian releases reveal more than one of them, so a mean
+  # of their noise multipliers would give too small an epsilon. The squares of
+  # mu are added, which is exact for Gaussians.
   # Guard: composition_test.test_gaussian_runs_compose_exactly.
   mu = math.sqrt(
     math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)

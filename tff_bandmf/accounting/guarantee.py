@@ -18,7 +18,7 @@ if TYPE_CHECKING:
   import dp_accounting
 
 SAMPLES = monte_carlo.Samples()
-# Relative difference by rounding between two computations of one claim.
+# Largest relative difference, by rounding, of two computations of one claim.
 _SAME = 1e-12
 
 
@@ -31,14 +31,14 @@ class Guarantee:
 
   The guarantee is about the release of the noised sums of all rounds, for one
   client or unit of privacy. It assumes that each client's contribution to a
-  round has L2 norm at most the clipping norm. It also assumes one of two
-  conditions on `cohorts`: its schema is enforced; or clients are drawn by
-  exactly its rule with secret randomness, and nobody who sees the release knows
-  the cohorts.
+  round has L2 norm at most the clipping norm. It also assumes one of three
+  conditions on `cohorts`: their schema is enforced; or clients are drawn by
+  exactly their rule with secret randomness, and nobody who sees the release
+  knows the cohorts; or a log has them, and they do not depend on private data.
 
   Attributes:
     strategy: strategy matrix C.
-    cohorts: rule of participation, enforced or sampled.
+    cohorts: rule of participation, enforced or sampled, or a log.
     noise_multiplier: stddev(z) / (clip * sensitivity), >= 0; 0 adds no noise
       and guarantees nothing.
     dimension: d, number of coordinates of the model; None covers every model
@@ -80,9 +80,9 @@ class Guarantee:
 
   def __attrs_post_init__(self):
     if isinstance(self.cohorts, participation_lib.Budget):
-      # PRIVACY: Costs of rounds under another C may be smaller than the costs
-      # under this C, so that a client could exceed its budget. The costs are
-      # computed for this C.
+      # PRIVACY: A budget may have the costs of another C. If these are smaller
+      # than the costs under this C, a client could exceed its budget. The costs
+      # are computed for this C.
       # Guard: budget_test.test_budget_of_another_matrix_is_computed_again.
       completed = sensitivity_lib.budget.completed(self.cohorts, self.strategy)
       object.__setattr__(self, 'cohorts', completed)
@@ -96,7 +96,7 @@ class Guarantee:
 
   @property
   def sensitivity(self) -> sensitivity_lib.Sensitivity:
-    """The sensitivity of C under `cohorts.schema`, clip = 1.
+    """The sensitivity of C for one unit of privacy, clip = 1.
 
     The value is always computed from C, never taken from another C.
     """
@@ -113,8 +113,8 @@ class Guarantee:
     if not self.noise_multiplier:
       return None
     # PRIVACY: The noise belongs to a matrix with cut weights, which may have a
-    # larger sensitivity than the strategy's C. A rho from the sensitivity of C
-    # would be too small. `exact_noise` is relative to the larger sensitivity.
+    # larger sensitivity than C (see `slack.Cost`). A rho from the sensitivity
+    # of C would be too small. `exact_noise` is for the larger sensitivity.
     # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
     return self.accountant.rho(self.exact_noise)
 
@@ -257,7 +257,7 @@ class Guarantee:
     """Returns the guarantee of the same noise for the rounds in a log.
 
     If the log satisfies the schema of `cohorts`, epsilon is at most epsilon of
-    this guarantee. This does not hold for sampled cohorts, and for a schema
+    this guarantee. This does not hold for sampled cohorts, nor for a schema
     that assumes evenly spaced rounds.
 
     Args:
@@ -267,7 +267,7 @@ class Guarantee:
     schema = self.cohorts.schema
     # PRIVACY: The statistics of a log do not show whether rounds are evenly
     # spaced, so a claim that assumes evenly spaced rounds may be false for the
-    # log. This guarantee is returned only if its schema does not assume it.
+    # log. `self` is returned only if its schema does not assume this.
     # Guard: guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
     if (
       self.cohorts.is_enforced

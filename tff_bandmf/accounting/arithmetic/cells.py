@@ -62,9 +62,9 @@ CELL_WIDTH = 2.0**-17
 # Largest errors of the inverse normal CDF, in units of 2^-53: the relative
 # error, and the absolute error for z in [0.9, 1.5]; see `inverse_error`.
 INVERSE_UNITS, INVERSE_MOST = 8.0, 12.0
-# PRIVACY: A random word k is rounded to a float, and then k + 1/2 is rounded. A
-# bound of cell edges that leaves out these errors would be too low. This number
-# of units of 2^-53 bounds the move of an edge for all k.
+# PRIVACY: A random word k is rounded to a float, and then k + 1/2 is rounded.
+# Both errors move edges of cells. A bound r(z) without them, and so epsilon,
+# would be too low. This number of units of 2^-53 bounds the move for all k.
 # Guard: arithmetic_test.test_word_as_a_float_moves_no_edge_farther.
 WORD_UNITS = 1.3
 
@@ -106,8 +106,8 @@ def inverse_error(z: Union[float, np.ndarray]) -> np.ndarray:
     z: value of the inverse normal CDF, at least 0.
   """
   # PRIVACY: SciPy's and TensorFlow's inverse normal CDFs err by up to 10.3
-  # units for z in [1.04, 1.11], more than a relative bound of 8 units allows.
-  # The bound is raised around this interval.
+  # units for z in [1.04, 1.11]. The bound 8 z, used elsewhere, would be
+  # too low there, and so would epsilon. It is raised around this interval.
   # Guard: arithmetic_test.test_inverse_of_the_cdf_errs_less.
   return np.maximum(
     INVERSE_UNITS * z, np.minimum(7.2 + 54 * (z - 0.9), INVERSE_MOST)
@@ -307,8 +307,8 @@ class Arithmetic:
     log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
     # PRIVACY: In cells whose inner edge is beyond T the likelihood ratio has no
     # bound. A beta without the probability of these cells would be too small.
-    # `bad` bounds it: rounding moves the edge at T by at most `move`, and the
-    # words of a tail are one more than (tail probability) / spacing at most.
+    # `bad` bounds it: rounding moves the edge at T by at most `move`, and a
+    # tail has at most 1 + (its probability) / spacing words.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     move = float(self._edge(tail, worst)) + self.shift
     bad = 2 * float(scipy.special.ndtr(move - tail) + self._spacing(tail))
@@ -363,8 +363,8 @@ class Arithmetic:
     width, unit = self.cell_width, self.words.unit
     edge = self._edge(far, mean)
     # PRIVACY: A root mean square in place of |m| bounds the mean of r^2 only if
-    # r is linear in |m|. `growth` is not linear in |m|, and would be too small.
-    # It takes the largest |m|.
+    # r is linear in |m|. `growth` is not linear in |m|, so a root mean square
+    # would make r too small. `growth` takes the largest |m|.
     # Guard: arithmetic_test.test_error_is_linear_in_the_mean.
     largest = mean if largest_mean is None else largest_mean
     move = self._edge(far, largest) + self.shift

@@ -86,8 +86,8 @@ def slack(
   """Returns the slack of a claim about a computed run.
 
   Args:
-    arithmetics: parameters of each arithmetic that the run may have; the result
-      is their largest slack.
+    arithmetics: parameters of each arithmetic that the run may have; the slack
+      covers each of them.
     epsilon: upper bound of the exact run's epsilon at `Slack.exact_delta`.
     delta: delta of the computed run, in (0, 1).
     largest: limit of the slack, in epsilon and as a fraction of delta.
@@ -152,9 +152,9 @@ def together(
     Unproved: the slack exceeds `largest`.
   """
   alphas = [each.epsilon / 2 for each in slacks]
-  # PRIVACY: The slack of one run is smaller than the slack of all runs. The
-  # factors e^alpha of the runs multiply, so the alphas and the betas of all
-  # runs are added.
+  # PRIVACY: The factors e^alpha of the runs multiply, and their betas add up.
+  # The slack of one run would be too small for all of them. The alphas and the
+  # betas of all runs are added.
   # Guard: composition_test.test_slacks_of_runs_add.
   beta = math.fsum(
     each.added / (1 + math.exp(epsilon + alpha))
@@ -245,9 +245,9 @@ class Cost:
       )
     recursion = strategy.recursion()
     # PRIVACY: Slack for fewer rounds than a client can influence would be too
-    # small. Sampled cohorts count all rounds. For enforced cohorts,
-    # `recursion.cells` counts fewer rounds only if the recursion is over the
-    # last y of a banded C.
+    # small. For sampled cohorts all rounds count. For enforced cohorts,
+    # `recursion.cells` counts fewer rounds only if C is banded and a round's
+    # noise is computed from the last y.
     # Guard: slack_test.test_cells_are_the_compared_ones.
     compared = strategy.rounds if sampled else recursion.cells(participations)
     scales = recursion.scales

@@ -54,9 +54,9 @@ class BMinSep(sampled_cohorts.Sampled):
     'sampling_prob': 'sampling_prob',
   }
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
-  # PRIVACY: In the run of a record without `start`, all clients were eligible
-  # in round 0. If the record was read with a warm start, epsilon would be too
-  # small. It is read with a cold start.
+  # PRIVACY: A run whose record has no `start` had a cold start, which needs
+  # more noise for the same claim. If the record was read with a warm start,
+  # epsilon would be too small. It is read with a cold start.
   # Guard: accounting_cohorts_test.test_record_without_a_start_is_cold.
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(

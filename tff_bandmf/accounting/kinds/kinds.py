@@ -2,7 +2,7 @@
 
 Cohorts are enforced (`participation`), sampled at random (`Sampled`), or read
 from a log (`Logged`). Sampling amplifies privacy. An amplified guarantee holds
-only for the randomness for which it was proved: cohorts that a ledger enforces,
+only for the randomness for which it was proved: cohorts of an enforced schema,
 batches of a shuffled list and cohorts of a fixed size have no amplified
 guarantee, even if they resemble sampled cohorts. Each sampled kind is one
 frozen class in a separate file, `NAME_cohorts.py`, with its rule, sampler,
@@ -67,9 +67,9 @@ def accountant(
     TypeError: `cohorts` is not a kind of cohorts.
     ValueError: no guarantee is proved for the strategy and the cohorts.
   """
-  # PRIVACY: A value that only names a rule of drawing cohorts has no accountant
-  # with a proof for the rule, and an amplified claim could be false. Only
-  # instances of `Cohorts` are accepted.
+  # PRIVACY: For a value of another type, such as the name of a sampling rule,
+  # nothing is proved, and an amplified claim could be false. Only instances of
+  # `Cohorts` are accepted.
   # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
   participation_lib.check_cohorts(cohorts)
   if isinstance(cohorts, sampled_cohorts.Sampled):
@@ -120,8 +120,8 @@ def of_claim(
   if 'amplification' not in record:
     return None
   kind = _kind(record['amplification'])
-  # `clients_per_round` in a claim is a number of the run. The cohorts have a
-  # sampling probability and do not need it.
+  # A claim has `clients_per_round` for the run. Its cohorts do not need it, as
+  # they have a sampling probability.
   return kind(
     **{
       **kind.before,

@@ -72,7 +72,7 @@ class Logged(participation_lib.Cohorts):
     )
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the counts of the log as a JSON object."""
+    """Returns `min_sep` and `max_participations` of the log, as JSON."""
     return {
       'participation': self.name,
       'min_sep': self.observed.min_sep,

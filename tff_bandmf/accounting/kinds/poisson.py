@@ -32,7 +32,7 @@ from tff_bandmf.accounting.methods import accountants, gaussian
 if TYPE_CHECKING:
   from dp_accounting.pld import privacy_loss_distribution
 
-# Largest increase of epsilon that the grid of losses should cause.
+# Largest relative increase of epsilon that the grid of losses should cause.
 _ACCURACY = 1e-4
 # Largest number of grid intervals for the losses of one round.
 _MOST_INTERVALS = 50_000
@@ -156,8 +156,8 @@ def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
   for part in parts:
     _check(part)
   total = sum(part.compositions for part in parts)
-  # The interval depends on epsilon and epsilon on the interval, so iterate to a
-  # fixed point. If the loop ended earlier, epsilon would jump between
+  # The interval depends on epsilon, and epsilon on the interval, so the loop
+  # goes on to a fixed point. If it ended earlier, epsilon would jump between
   # neighbouring noise multipliers.
   previous, epsilon = math.inf, 16.0
   while abs(epsilon - previous) > 0.01 * epsilon:

@@ -23,10 +23,10 @@ class Sampled(participation_lib.Cohorts):
   """Cohorts that are drawn by secret randomness.
 
   Attributes:
-    flags: maps each command-line flag that the kind needs to its attribute.
+    flags: maps each command-line flag of the kind to the attribute it sets.
     follows: names of flags that a plan can derive from the population.
-    before: maps attributes that records of earlier versions lack to the value
-      that they have in such records.
+    before: maps each attribute that records of earlier versions lack to its
+      value for these records.
     population: number of clients to draw from, >= 1; None if it is unknown.
     adjacency: `zero-out` or `add-remove`; a guarantee for `add-remove` assumes
       that the population is public.
@@ -104,7 +104,7 @@ class Sampled(participation_lib.Cohorts):
     return clients * float(np.mean(probs))
 
   def largest_cohort(self, rounds: int) -> int:
-    """Returns a cohort size that a run exceeds with probability <= 1e-24.
+    """Returns a bound of all cohort sizes; it fails with probability <= 1e-24.
 
     If a cohort is larger, the sum of its round is not computed and nothing is
     released. The probability of this event is part of delta; see
@@ -126,8 +126,8 @@ class Sampled(participation_lib.Cohorts):
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object, which `kinds.from_dict` reads."""
     record = {'amplification': self.name, **attrs.asdict(self)}
-    # An attribute with its value of `before` is left out, so that the records
-    # of earlier versions stay the same.
+    # Attributes with their values of `before` are left out, so that records
+    # stay as earlier versions wrote them.
     for name, value in self.before.items():
       if record[name] == value:
         del record[name]

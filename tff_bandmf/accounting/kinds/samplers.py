@@ -65,8 +65,8 @@ class Sampler(abc.ABC):
     """Initializes the sampler.
 
     Args:
-      words: random words of the key; the sampler calls it with first
-        coordinates that are multiples of 8.
+      words: random words of the key; first coordinates must be multiples of
+        8, the number of words in a block of the generator.
       population: m, number of clients.
     """
     self._words = words
@@ -227,7 +227,7 @@ class BMinSep(Sampler):
 
 
 def largest_cohort(clients: int, probs: np.ndarray) -> int:
-  """Returns L; a cohort of a run exceeds it with probability <= `OVERSIZE`.
+  """Returns L; some cohort of a run exceeds L with probability <= `OVERSIZE`.
 
   The number N_t of clients in round t is the sum of m independent draws, so
 

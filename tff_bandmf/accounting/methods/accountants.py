@@ -279,18 +279,17 @@ class Logged(Gaussian):
     Args:
       strategy: strategy matrix C.
       schema: strictest schema that the log satisfies.
-      sensitivity: sensitivity observed in the log, with cut weights and
-        rounding errors; None computes the sensitivity for `schema`.
+      sensitivity: sensitivity observed in the log, which covers cut weights
+        and rounding errors; None computes the sensitivity for `schema`.
       clients_per_unit: largest number of clients of one unit of privacy.
     """
     super().__init__(strategy, schema, sensitivity, clients_per_unit)
     self._observed = sensitivity is not None
 
   def more_noise(self, cost):
-    # PRIVACY: A sensitivity computed from the schema leaves out cut weights and
-    # rounding errors, so epsilon would be too small without the factor of
-    # `super`. An observed sensitivity includes cut weights and rounding errors,
-    # so its factor is 1.
+    # PRIVACY: A sensitivity computed from the schema does not cover cut weights
+    # and rounding errors, so epsilon would be too small without the factor of
+    # `super`. An observed sensitivity covers them, so its factor is 1.
     # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
     # test_log_without_a_sensitivity_is_rounded_up.
     return 1.0 if self._observed else super().more_noise(cost)
@@ -403,10 +402,9 @@ class Sampled(Accountant):
         return noise, dataclasses.replace(
           _with_slack(bound, slack), epsilon=epsilon
         )
-      # PRIVACY: A search ends at the first bound that is low enough. With
-      # several searches, one of their bounds is too low with a larger
-      # probability than a single bound. Each search draws new samples and gets
-      # an equal share of the failure probability.
+      # PRIVACY: Each search may end at a bound that is too low, so several
+      # searches do so with a larger probability than one. Each search draws new
+      # samples and gets an equal share of the failure probability.
       # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
@@ -488,8 +486,8 @@ def check_nonnegative(smallest: float) -> None:
   release farther than equal gradients. The mixture for equal gradients then no
   longer dominates the run.
   """
-  # PRIVACY: The theorems assume that all entries of C are >= 0. For another C
-  # epsilon could be too small, so such a C is refused.
+  # PRIVACY: The theorems assume that all entries of C are >= 0. With a negative
+  # entry epsilon could be too small, so such a C is refused.
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.
   if smallest < 0:
     raise errors.value_error(

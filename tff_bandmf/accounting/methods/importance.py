@@ -27,8 +27,8 @@ multiplied by a weight, the ratio of densities:
           of copies r = 1 or 2, and a normalizer A
   add:    y from N(-kappa m, s^2), kappa >= 0
 
-To draw y from R, draw r copies S_1, ..., S_r of S, their joint law multiplied
-by e^t / A, and then y from N(a (m_(S_1) + ... + m_(S_r)), s^2), where
+To draw y from R, draw r copies S_1, ..., S_r of S from their joint law times
+e^t / A, and then y from N(a (m_(S_1) + ... + m_(S_r)), s^2), where
 
   t = a^2 |m_(S_1) + ...|^2 / (2 s^2) - a (d_(S_1) + ...) / 2,  A = E e^t,
   P / R = A e^(L - r ln E_S e^(a l_S)).
@@ -45,7 +45,7 @@ The largest (1 - e^(-u)) e^(-k u) over u > 0 is g(k) = k^k / (1 + k)^(1 + k).
 With k = gamma - 1 (remove) or k = kappa (add) this gives a bound B of all
 weighted values. The values of gamma and kappa are chosen near the minimum of B.
 
-With r = 1, B does not shrink with amplification. If one S of probability q
+With r = 1, strong amplification does not make B small. If an S of probability q
 dominates L, then e^(a L) is about q^a e^(a l_S), but E_S e^(a l_S) is about
 q e^(a l_S), which is larger. With r = 2 the copies S_1 and S_2 are rarely
 equal, so the normalizer A is small if amplification is strong. For r = 2 and
@@ -91,8 +91,8 @@ class Tilt:
   excess: float
 
   def __post_init__(self):
-    # PRIVACY: For a < 1 Jensen's inequality holds in the other direction, and B
-    # would not bound the weighted values. Such an `excess` is refused.
+    # PRIVACY: For a < 1 Jensen's inequality is reversed. Weighted values could
+    # then exceed B, and the bound of delta could be too low. a < 1 is refused.
     # Guard: importance_test.test_tilts_that_bound_nothing_are_refused.
     if self.factor < 1:
       raise errors.value_error(
