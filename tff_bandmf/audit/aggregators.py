@@ -14,12 +14,13 @@ or None if it has no such variant. An aggregator has one of four forms:
 |                                     | weights if it is weighted           |
 | factory of `tff.aggregators`        | the process that it creates         |
 
-`updates` is a list with one update per client, each in the form of `like`, and
-so is `mean`. `examples` is the list of the clients' numbers of examples. An
+`updates` is a list with one update per client. `mean` and each update are lists
+like `like`. `examples` is the list of the clients' numbers of examples. An
 aggregator refuses a round by an exception. The rounds of a function cannot be
 replayed, because the audit does not see its state. If an aggregator has a
 method `close`, the audit calls it after the last round. The module of a TFF
-aggregator has to import TFF at its top.
+aggregator has to import TFF at its top: the command starts TFF's runtime only
+if TFF is imported.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Run:
 
     Args:
       updates: one update per client.
-      examples: number of examples per client, >= 1; None is 1 each.
+      examples: number of examples per client, >= 1; None takes 1 per client.
 
     Raises:
       Refusal: the aggregator raised an exception.
@@ -150,7 +151,7 @@ def flat(update: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def layers(vector: np.ndarray, like: Update) -> Update:
-  """Returns a vector in the form of an update, as float32."""
+  """Returns the update, in float32, that has the coordinates of a vector."""
   ends = np.cumsum([each.size for each in like])[:-1]
   with np.errstate(over='ignore'):
     return [

@@ -3,8 +3,8 @@
 A claim is about released numbers, but accountants bound a mechanism in real
 numbers. Tests show that each attack here succeeds on float32 sums, normals or
 coefficients, even if the accounting in real numbers is right. Each attack must
-fail on the lattice. Each attack takes the arithmetic as an argument, a function
-or an array, so that tests can attack float32.
+fail on sound arithmetic, such as the lattice. Each attack takes the arithmetic
+as an argument, a function or an array, so that tests can attack float32.
 
 | attack       | failure of the arithmetic that the attack finds              |
 |--------------|--------------------------------------------------------------|
@@ -31,8 +31,8 @@ from tff_bandmf.audit import bounds
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 
-# Largest probability with which `tail`, or `low_bits`, succeeds on a sound
-# arithmetic. `summing` and `inverse` never succeed on it.
+# Largest probability with which `tail`, or `low_bits`, succeeds on sound
+# arithmetic. `summing` and `inverse` never succeed on sound arithmetic.
 FALSE_ALARM = 1e-6
 # Largest normal of a float32 generator by Box-Muller whose uniform numbers are
 # at least 1e-7: (-2 ln 1e-7)^(1/2).
@@ -44,8 +44,8 @@ TAIL_DRAWS = 2**30
 # and delta 1e-6.
 LOW_BITS_DIMENSION = 20_000
 LOW_BITS_TRIALS = 200
-# Largest sound distance of `inverse`, in standard deviations of z. An error of
-# this size costs nearly no privacy.
+# Largest distance, in standard deviations of z, at which `inverse` fails. An
+# error of this size costs nearly no privacy.
 _OFF = 2.0**-10
 # Contribution of the attacked client in `summing`, in clips.
 VICTIM = 1 - 2.0**-10
@@ -97,9 +97,9 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
   Equal records bring a running float32 sum to about one clip below a power of
   two, and the victim's record, just below one clip, brings the sum to at least
   this power. Let u be the unit in the last place of sums from this power on.
-  All later records are slightly above u / 2. With the victim each adds u to the
-  rounded sum. Without the victim each adds u / 2, until this sum reaches the
-  power too. [Casacuberta et al., CCS 2022]
+  All later records are slightly above u / 2. With the victim, each of them adds
+  u to the rounded sum. Without the victim, each adds u / 2 until the sum
+  reaches the power too. [Casacuberta et al., CCS 2022]
 
   Args:
     add: function from clipped values, [clients] float32 in clips, to their sum
@@ -158,9 +158,10 @@ def tail(
 ) -> Attack:
   """Returns the number of normals that exceed `TAIL` in magnitude.
 
-  If normals never exceed a limit, a whitened release C R beyond this limit is
-  impossible without the client. The probability of such a release with the
-  client is then a delta that the accounting misses.
+  Let R be the releases if all records but those of one client are zero. Without
+  the client, C R is z. If no normal exceeds a limit, entries of C R beyond it
+  occur only with the client, and their probability is a delta that the
+  accounting misses.
 
   Args:
     beyond: function (draws, threshold) -> number of normals, out of `draws`,
@@ -183,9 +184,8 @@ def tail(
 def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
   """Returns the number of normals of a key beyond a threshold in magnitude.
 
-  The magnitude of a normal falls with the random word from which it is
-  computed; the last bit of the word is the sign. So only small words are turned
-  into normals.
+  A larger random word gives a normal of smaller magnitude; the last bit of the
+  word is the sign. So only small words are turned into normals.
 
   Args:
     key: key of the normals.
@@ -216,9 +216,9 @@ def low_bits(
 
   The victim's record is v = 1 / sqrt(d) in every coordinate, and the release is
   x = v + y. If x is much smaller than v, y is near -v, and so the float32 sum x
-  is a multiple of half a unit in the last place of v. Without the victim x = y
-  has more digits. The score is minus the number of coordinates of x below
-  v / 2 in magnitude that are not such a multiple.
+  is a multiple of u, half a unit in the last place of v. Without the victim,
+  x = y has more digits. The score is -m for m coordinates of x that are below
+  v / 2 in magnitude and no multiple of u.
 
   Args:
     release: function from a sum, [d] float32 in clips, to its release, [d] in
@@ -259,10 +259,11 @@ def inverse(
 ) -> Attack:
   """Returns the distance of C y and z, where y was computed from z.
 
-  The distance is the largest, over rounds, root mean square of C y - z, less
-  half a lattice step; it is at least 0. If y is D^-1 z for another matrix D,
-  the guarantee of y is that of D and not that of C. The sensitivities of
-  D and C can be far apart even if D^-1 and C^-1 are nearly equal.
+  From the root mean square of C y - z in each round, half a lattice step of the
+  round is subtracted. The distance is the largest difference, or 0 if all are
+  negative. If y is D^-1 z for another matrix D, y has the guarantee of D. The
+  sensitivities of D and C can be far apart even if D^-1 and C^-1 are nearly
+  equal.
 
   Args:
     strategy: C.

@@ -1,4 +1,4 @@
-"""Empirical lower bounds on the epsilon of a run, next to the claimed one."""
+"""Empirical lower bounds on the epsilon of a run, next to its claim."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def audit(
   A trial is one coordinate of the update in one run. In one half of the trials
   one client, a canary, takes part in the rounds of the pattern that
   `pattern.worst` finds, and contributes its whole clipping norm to this
-  coordinate. In the other half no client but a known one contributes to the
-  coordinate. These are the two data sets that zero-out adjacency compares. The
+  coordinate. In the other half, only a client whose updates are known
+  contributes to it. Zero-out adjacency compares exactly these two cases. The
   attacker knows C, the pattern and the updates of all clients but the canary,
   and sees the releases of all rounds. Let R be the released sums less the known
   updates, in clipping norms. The attacker computes W = C R, whose noise is
@@ -94,18 +94,19 @@ def audit(
     m^T S^-1 w,  m = sum_i sign_i C[:, i] over the rounds i of the pattern,
 
   where sign_i is the sign of the canary's update in round i. So a canary adds m
-  to w. This score is the best test if the columns of W have covariance S. One
-  half of the trials is used to estimate S and the threshold, and the bounds are
-  computed from the scores of the other half. Because S is estimated, the attack
-  finds noise that is small in one direction, such as noise that repeats.
+  to w. If the columns of W are Gaussian with covariance S, no score gives a
+  better test. S and the threshold are estimated from one half of the trials,
+  and the bounds follow from the scores of the other half. Because S is
+  estimated, the attack finds noise that is small in one direction, such as
+  noise that repeats.
 
   The bounds assume independent trials. No coordinate has two canaries, so
   trials are independent if the noise is independent between coordinates and
   between runs. The attacker does not compare coordinates. If all coordinates of
-  a run have the same noise, all scores with a canary are equal, all scores
-  without a canary are equal, and the attack finds it. If only a few coordinates
-  have the same noise, the attack does not find it, and the confidence of the
-  bounds is smaller than stated.
+  a run have the same noise, all scores with a canary are equal, and all scores
+  without a canary are equal, so the attack finds this error. If only a few
+  coordinates have the same noise, the attack does not find it, and the
+  confidence of the bounds is smaller than stated.
 
   If `make_factory` is given or TensorFlow Federated (TFF) is installed, the
   audit runs TFF's aggregation process, and the caller has to set an execution
@@ -218,8 +219,8 @@ def _filter(
   )
   rounds, trials = centered.shape
   covariance = centered @ centered.T / trials
-  # Weight of the identity. It is larger for fewer trials, whose estimate of S
-  # has a larger error.
+  # Weight of the identity. It is larger for fewer trials, because the estimate
+  # of S then has a larger error.
   share = rounds / (rounds + trials)
   covariance *= 1 - share
   covariance[np.diag_indices(rounds)] += (

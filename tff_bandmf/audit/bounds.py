@@ -1,8 +1,8 @@
 """Lower bounds on epsilon from scores of trials with and without a client.
 
 Trials are independent. In each trial the client took part or did not, and an
-attacker computes a score from the release. For the rates of the test 'score
-above a threshold' every (epsilon, delta) mechanism has
+attacker computes a score from the release. For every (epsilon, delta)-DP
+mechanism, the rates of the test 'score above a threshold' satisfy
 
   TPR <= e^epsilon FPR + delta,   TNR <= e^epsilon FNR + delta.
 
@@ -29,8 +29,8 @@ import scipy.stats
 
 from tff_bandmf import accounting
 
-# Largest value of `least_mu`, which would be infinite for different scores
-# without noise.
+# Largest value of `least_mu`, which would be infinite if scores with different
+# means had no noise.
 _LARGEST_MU = 1e3
 
 
@@ -84,10 +84,10 @@ def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
   """Returns a lower bound on the distance of means, in standard deviations.
 
   Assumption: scores with and without the client are Gaussian and have the same
-  variance. Let s^2 be its pooled estimate with f = m + m' - 2 degrees of
-  freedom, chi2_f and z the quantile functions of chi-square and of the normal
-  distribution, and mean and mean' the averages of `inside` and `outside`. Then
-  each of
+  variance. Let s^2 be the pooled estimate of this variance with f = m + m' - 2
+  degrees of freedom, chi2_f and z the quantile functions of the chi-square and
+  the normal distribution, and mean and mean' the averages of `inside` and
+  `outside`. Then each of
 
     stddev <= s (f / chi2_f(miss / 2))^(1/2)
     mu >= (mean - mean') / stddev - z(1 - miss / 2) (1 / m + 1 / m')^(1/2)
@@ -118,9 +118,9 @@ def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
 def best_threshold(
   inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
 ) -> float:
-  """Returns the one of 201 quantiles with the largest `clopper_pearson` bound.
+  """Returns the threshold with the largest `clopper_pearson` bound.
 
-  The quantiles are those of all scores together, evenly spaced.
+  The candidates are 201 evenly spaced quantiles of all scores together.
   """
   candidates = np.quantile(
     np.concatenate([inside, outside]), np.linspace(0, 1, 203)[1:-1]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
   from tff_bandmf import aggregator
 
 # Norm of a canary's update, in clipping norms. It is larger than 1, so that an
-# audit can find that the aggregation does not clip.
+# audit can find an aggregation that does not clip.
 _SIZE = 16.0
 _CLIENTS_PER_ROUND = 10.0
 _CLIP = 0.5
@@ -96,14 +96,14 @@ def released(
   generator: np.random.Generator,
   on_round: Callable[[], object],
 ) -> np.ndarray:
-  """Returns the sums of a run without a known client, in clipping norms.
+  """Returns the sums of a run, less known updates, in clipping norms.
 
-  Each canary takes part in the rounds of the pattern. Its update is not zero in
-  one coordinate alone, which no other canary has; there it is 16 clipping norms
-  with the sign of the round in the pattern.
-  One known client takes part in every round, and its update is subtracted from
-  the sum. So each of the first `canaries` columns of the result is the
-  contribution of one canary plus noise, and every other column is noise.
+  Each canary takes part in the rounds of the pattern, and has a coordinate of
+  its own. Its update is zero in all other coordinates. In its coordinate, the
+  update is 16 clipping norms, with the sign of the pattern for the round. One
+  known client takes part in every round, and its update is subtracted from the
+  sum. So each of the first `canaries` columns of the result is the contribution
+  of one canary plus noise, and every other column is noise.
 
   Args:
     open_run: function of (dimension, largest number of clients of a round) that

@@ -7,17 +7,17 @@
 | question      | compared with the statement                                  |
 |---------------|--------------------------------------------------------------|
 | `influence`   | how far one client moves the sum, also by NaN or huge values |
-| `sums`        | how far rounding of the sum adds to a client's record        |
+| `sums`        | how much rounding of the sum adds to a client's influence    |
 | `size`        | standard deviation of the noise, by coordinate and by round  |
 | `correlation` | correlation of the noise over rounds and coordinates         |
 | `tails`       | number of large normals                                      |
 | `low_bits`    | last bits of releases with and without a client              |
-| `divisor`     | response to fewer clients, and to other numbers of examples  |
+| `divisor`     | change of a contribution by cohort size and by examples      |
 | `replay`      | second release of a round, for the same and for another sum  |
 
-Each question is a test. A sound aggregator fails it with at most a stated
-probability, the false alarm. An aggregator passes a question only if the test
-could have failed it; else the answer is 'cannot tell'.
+Each question is a test. A sound aggregator, for which the statement is true,
+fails the test with at most a stated probability, the false alarm. An aggregator
+passes only if the test could have failed; else the answer is 'cannot tell'.
 
 | symbol | meaning                                                            |
 |--------|--------------------------------------------------------------------|
@@ -61,14 +61,14 @@ _ROUNDING = 1e-5
 # Largest relative change of a client's contribution that rounding explains.
 _CHANGE = 1e-3
 # Largest relative excess over a clip, and largest relative change of a client's
-# contribution, that a pass may hide.
+# contribution, with which an aggregator may still pass.
 _HIDDEN_EXCESS, _HIDDEN_CHANGE = 0.1, 0.5
 # Shapes of the layers of an update with many coordinates, and largest number of
 # rounds of its runs.
 _MANY_SHAPES = ((1 << 17,), (256, 512))
 _MANY_ROUNDS = 64
-# Binary digits of a grid below a client's value: of common lattices, of float32
-# and of float64.
+# Exponents p of the grids that `_on_grids` tests, the multiples of v 2^-p for a
+# client's value v. Common lattices and float32 have p from 6 to 26, float64 53.
 _DIGITS = np.array([*range(6, 27, 2), 53])
 # Expected number of normals beyond the second threshold of `tails`, out of the
 # least number of draws.
@@ -108,9 +108,9 @@ class Answer:
     statistic: measured number, or a bound on it; NaN or infinite if nothing was
       measured or a released mean is not finite.
     least: least statistic that passes.
-    most: largest statistic that passes. If an upper bound is too weak for a
-      verdict, it is above `most`, and the verdict is 'cannot tell'. For a
-      'fail' by a lower bound, `most` is the limit of this lower bound.
+    most: largest statistic that passes. If an upper bound is above `most`, the
+      verdict is 'cannot tell'. If the statistic is a lower bound, the verdict
+      is 'fail', and `most` is the limit that the bound exceeds.
     unit: unit of the statistic, in words.
     false_alarm: largest probability with which a sound aggregator fails, in
       (0, 1).
@@ -150,8 +150,8 @@ class _Group:
       so clients that only fill a round send a very small one.
     layer: index of the only layer that is not zero; None if all layers have
       equal norms.
-    first: value that replaces the first coordinate, not in clips; None keeps
-      the coordinate.
+    first: value that replaces the first coordinate, in the unit of updates;
+      None keeps the coordinate.
     examples: number of examples that each of these clients states.
   """
 
@@ -165,8 +165,8 @@ class _Group:
 # Lower and upper bound on the norm of the contribution of one client of a
 # group, in clips.
 _Interval = tuple[float, float]
-# Interval of a group that was in no released round. The interval of a group
-# that contributed exactly 0 is equal, but it is another object.
+# Interval of a group that was in no released round. Compare it by `is`: a group
+# that contributed exactly 0 has an equal interval.
 _ABSENT = (0.0, 0.0)
 
 
@@ -197,7 +197,7 @@ class Subject:
       np.linalg.qr(self.random.normal(size=[math.prod(shape), _DIRECTIONS]))[0]
       for shape in _SHAPES
     ]
-    # [direction, layer, d]: an update of norm 1 is zero outside its layer.
+    # [direction, layer, d]: updates of norm 1, each zero outside its layer.
     self._directions = (
       scipy.linalg.block_diag(*bases)
       .reshape(_DIMENSION, len(_SHAPES), _DIRECTIONS)
@@ -281,8 +281,9 @@ class Subject:
       noise: whether the aggregator adds noise.
 
     Returns:
-      Bounds on |c| for each group. All are (0, infinity) if there is no variant
-      without noise, and all are infinite if a released mean is not finite.
+      Bounds on |c| for each group. All are (0, infinity) if `noise` is False
+      and there is no variant without noise. All are (infinity, infinity) if a
+      released mean is not finite.
     """
     groups = [(i, group) for i, each in enumerate(cohorts) for group in each]
     first = [0, *itertools.accumulate(map(len, cohorts))]
@@ -309,7 +310,8 @@ class Subject:
     matrix = matrix[: len(rows), : len(rows)]
     whitened = matrix @ np.reshape(rows, [len(rows), _DIMENSION])
     # Bound on the norm of a vector of one normal per layer. A question has
-    # fewer than 64 intervals, and each may miss with a 64th of the false alarm.
+    # fewer than 64 intervals, and each is wrong with at most a 64th of the
+    # false alarm.
     reach = self.statement.z_stddev * math.sqrt(
       scipy.stats.chi2.isf(self.false_alarm / 64, len(_SHAPES))
     )
@@ -349,8 +351,8 @@ class Subject:
 
     Args:
       question: name of the question.
-      bounds: lower bounds and upper bounds on the number, each by the name of
-        what the clients do.
+      bounds: lower bounds and upper bounds on the number, two dicts; their keys
+        name the behaviour of the clients.
       limits: the answer is 'fail' if a lower bound exceeds the first limit, and
         else 'pass' if no upper bound exceeds the second.
       unit: unit of the number, in words, with braces for 'least' or 'most'.
@@ -429,8 +431,8 @@ def influence(subject: Subject) -> Answer:
     low[name] = max(low[name], one[0], everybody[0])
     # With noise, the upper bound for one attacker is too large to be of use,
     # and the upper bound for a round in which all clients attack replaces it.
-    # An aggregator that clips only the mean as a whole could pass by that round
-    # alone, so the lower bound for one attacker counts too.
+    # In that round, an aggregator that clips only the mean as a whole could
+    # pass, so the lower bound for one attacker counts too.
     high[name] = min(high[name], max(everybody[1], one[0 if noise else 1]))
   return subject.bounded(
     'influence',
@@ -469,8 +471,8 @@ def divisor(subject: Subject) -> Answer:
       low[name] = max(low[name], least, -most)
       largest[name] = max(largest[name], -least, most)
     high = {name: min(high[name], largest[name]) for name in names}
-  # Noise hides the contribution of a single client, so an upper bound on its
-  # change would be too large.
+  # Noise hides the contribution of a single client, so the upper bound on its
+  # change would be too large to be of use.
   del high['one client']
   return subject.bounded(
     'divisor',
@@ -481,12 +483,12 @@ def divisor(subject: Subject) -> Answer:
 
 
 def sums(subject: Subject) -> Answer:
-  """Returns the answer on what rounding adds to the influence of one record.
+  """Returns the answer on the clips that rounding adds to one record.
 
-  The cohort is that of `arithmetic_attacks.summing`. An aggregator without
-  noise adds the cohort with and without the victim's record, and then this
-  record with very small records alone. The statistic is the difference of the
-  first two sums, less the third.
+  Without noise, the aggregator adds three cohorts: the cohort of
+  `arithmetic_attacks.summing` with the victim's record, the same cohort without
+  it, and the victim's record among very small ones. The statistic is the
+  difference of the first two sums, less the third sum.
   """
   statement = subject.statement
   clients = statement.clients_per_round
@@ -515,7 +517,7 @@ def sums(subject: Subject) -> Answer:
 
   measured = excess(add)
   float32 = excess(lambda x: float(np.cumsum(x, dtype=np.float32)[-1]))
-  # Rounding of the mean itself to float32.
+  # Rounding of the mean to float32 can change the statistic by this much.
   most = max(_ROUNDING, clients * 2.0**-23)
   decidable = math.isfinite(measured) and float32 > most
   return subject.answer(
@@ -578,13 +580,13 @@ def _size(subject: Subject, whitened: np.ndarray) -> Answer:
 def _correlation(subject: Subject, whitened: np.ndarray) -> Answer:
   """Returns the answer on the largest correlation in W.
 
-  For the numbers a of a round and b of an earlier round, sum_i a_i b_i / |b| is
-  a standard normal. So is the sum of these products for all pairs of rounds at
-  one distance, divided by the square root of the number of pairs. For two
-  coordinates the first statement holds too.
+  For rows a and b of W, b of an earlier round, <a, b> / |b| is a standard
+  normal. The sum of this number over all m pairs of rows at one distance,
+  divided by m^(1/2), is a standard normal too. For two columns a and b of W,
+  <a, b> / |b| is also a standard normal.
   """
   rounds = len(whitened)
-  # Noise of another size does not count as correlation.
+  # A wrong standard deviation of the noise does not count as correlation.
   scale = float(np.sqrt(np.mean(whitened**2)))
   correlations = {'two rounds': np.zeros(0)}
   if rounds > 1 and 0 < scale < math.inf:
@@ -685,8 +687,8 @@ def _tails(
       are fewer than 120.
     beyond: number of normals beyond each threshold in magnitude.
   """
-  # At the default false alarm, TAIL_DRAWS normals are just enough for a lower
-  # limit of 1 at TAIL if this limit has half of the false alarm.
+  # Half of the default false alarm is just enough for a lower limit of 1 at
+  # TAIL with TAIL_DRAWS normals.
   shares = ((1 / 2, 1 / 6), (1 / 6, 1 / 6))
   tests = []
   for threshold, count, share in zip(thresholds, beyond, shares):
@@ -718,8 +720,8 @@ def _on_grids(means: np.ndarray, value: float, clients: int) -> np.ndarray:
   it is a multiple of half a unit in the last place of v, as in
   `arithmetic_attacks.low_bits`. The noise may be added before or after the
   division by B, or the aggregator may not divide the sum of a single client. So
-  three grids are tested: that of v for B times the release, that of v / B for
-  the release, and that of v for the release. A number counts as
+  three grids are tested: the grid of v for B times the release, the grid of
+  v / B for the release, and the grid of v for the release. A number counts as
   small if it is below a 16th of v, or of v / B, in magnitude.
 
   Args:
@@ -751,7 +753,7 @@ def _low_bits(
     subject: the aggregator.
     without: numbers of small releases without the client's value, as
       `_on_grids` returns them.
-    present: the same numbers of releases with the client's value.
+    present: the same numbers with the client's value.
   """
   fisher = scipy.stats.fisher_exact
   miss = subject.false_alarm / (without.size / 2)
@@ -783,8 +785,8 @@ def replay(subject: Subject) -> Answer:
   too, or repeats its release. Suppose that an aggregator releases two sums. If
   both have the same noise, the difference of the releases is the difference of
   the sums, without noise. If the noise is new, the round costs its epsilon a
-  second time. The statistic is the standard deviation of the noise in this
-  difference, over the standard deviation for independent noise.
+  second time. The statistic is the standard deviation of the noise in the
+  difference of the releases, over the standard deviation for independent noise.
   """
   statement = subject.statement
   left, limits = math.nan, (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Participation patterns for canaries, of nearly the largest sensitivity.
+"""Participation patterns of nearly the largest sensitivity, for canaries.
 
 | symbol | meaning                                                     |
 |--------|-------------------------------------------------------------|
@@ -9,8 +9,8 @@
 Let row t of S be the sum of the updates of round t. If the clipping norm is 1,
 a canary changes C S by sum_{i in pi} s_i C[:, i] in one coordinate. The squared
 norm of this change is s^T X[pi, pi] s, which is at most the squared
-sensitivity. With a pattern of smaller norm, an audit reaches smaller lower
-bounds on epsilon, but these bounds still hold.
+sensitivity. If the norm is smaller than the sensitivity, the lower bounds of an
+audit on epsilon still hold, but they are smaller than they could be.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def worst(
   """Returns a pattern that the schema allows, with large sensitivity.
 
   For each first round, the search takes the longest pattern in which successive
-  rounds are exactly min_sep apart, and chooses the pattern with the largest sum
-  of |X|[pi, pi]. If the schema allows other gaps, the search then moves the
-  rounds of this pattern, one after another, to make the sum larger.
+  rounds are exactly min_sep apart. It chooses the one of these patterns with
+  the largest sum of |X|[pi, pi]. If the schema allows other gaps, the search
+  then moves the rounds of the pattern, one by one, to make the sum larger.
 
   Args:
     matrix: C, [n, n] float64.
@@ -71,10 +71,10 @@ def worst(
   if not participation.evenly_spaced:
     _move_each(weights, chosen, min_sep)
   inner = gram[np.ix_(chosen, chosen)]
-  # The sums from both starts can be equal. Then `max` returns the first signs,
-  # which come from alternating signs. If an aggregator wrongly adds the same
-  # noise in several rounds, an attack can subtract these rounds: the noise
-  # cancels, and alternating contributions remain, but equal ones cancel too.
+  # If both starts lead to equal sums, `max` returns the signs from the
+  # alternating start, which also find an aggregator that wrongly adds the same
+  # noise in two rounds: in the difference of the rounds the noise cancels, and
+  # contributions of opposite signs remain.
   alternating = (-1.0) ** np.arange(len(chosen))
   signs = max(
     (_signs(inner, start) for start in (alternating, alternating**2)),

@@ -59,7 +59,7 @@ def attack(
 
 
 def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
-  """Returns the sum of clipped records of one coordinate, in clips.
+  """Returns the sum of records of one coordinate after clipping, in clips.
 
   Args:
     lattice: lattice of the sum.

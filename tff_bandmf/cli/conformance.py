@@ -14,8 +14,8 @@ import numpy as np
 from tff_bandmf import accounting, errors, strategies
 from tff_bandmf.cli import options, output
 
-# Options of `--aggregator`, as the value `stated`: the statement about the
-# aggregator, and the size of the audit.
+# Options that go with `--aggregator`: the statement about the aggregator, and
+# the size of the audit. A command gets them in one dict, `stated`.
 stated = options.together(
   click.option(
     '--l2-norm-clip',
@@ -87,7 +87,7 @@ def audit(
     who: flags for participation. The sensitivity follows from them if both
       `file` and `noise_multiplier` are given; else they are not used.
     noise_multiplier: standard deviation of z / (clip * sensitivity), or None.
-    stated: values of the options `stated`, by name.
+    stated: maps the names of the options `stated` to their values.
     as_json: whether to print one JSON object.
 
   Raises:

@@ -143,10 +143,10 @@ def noise_server(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
-    # PRIVACY: If the server used a coarser integer lattice than training, its
-    # noise would be smaller than claimed. The server computes the lattice from
-    # the same values as training, and training refuses a folder if the standard
-    # deviation of its noise in lattice steps differs.
+    # PRIVACY: The tape holds noise as numbers of lattice steps. If the steps of
+    # training were smaller than the steps of the server, training would add too
+    # little noise. Both compute the lattice from the same values, and training
+    # refuses a folder if its z has another standard deviation in lattice steps.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
@@ -194,7 +194,7 @@ def noise_server(
           resume=True,
           # PRIVACY: If a server died with noise on disk and no record of it,
           # its key could make the same noise in another folder, for other sums.
-          # The record is on disk before the noise is.
+          # So the record is written to disk before the noise.
           # Guard: noise_server_test.test_key_is_recorded_before_noise_is_made.
           before_noise=use.record,
         )

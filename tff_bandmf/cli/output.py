@@ -224,7 +224,7 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
 
 
 def warn(message: str) -> None:
-  """Prints a warning on standard error, in the form of `errors.invalid`."""
+  """Prints on standard error a warning with the text of `errors.invalid`."""
   click.echo(f'warning: {errors.invalid(message)}', err=True)
 
 

@@ -173,9 +173,9 @@ def _check_rule(plan: plan_lib.Plan, log: str) -> None:
 
 
 def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
-  """Returns the counts of a log of check-ins, by name of the admission rule.
+  """Replays a log of check-ins under admission by min_sep and by budget.
 
-  The two rules are admission by min_sep and admission by budget.
+  Returns {name of the rule: its `arrivals.AdmissionCounts`}.
   """
   from tff_bandmf.cohorts import arrivals as arrivals_lib
   from tff_bandmf.report import participation_log

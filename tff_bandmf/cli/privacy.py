@@ -108,7 +108,8 @@ def _show(
   delta, clip = flags['delta'], flags['clip']
   claim = guarantee.claim(delta)
   output.warn_of_weak(claim.epsilon, delta)
-  # The record begins with these values, the main result of the command.
+  # The record begins with these values, the main result of the command. They
+  # also follow `described`, which has None for them.
   result = {
     'z_stddev': guarantee.z_stddev_per_clip * clip,
     'noise_multiplier': guarantee.noise_multiplier,

@@ -14,7 +14,7 @@ _SCHEMA = 'min_sep=B,max_participations=K'
 
 
 def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
-  """Returns the numbers in a value of the form `_SCHEMA`, by name."""
+  """Returns {name: number} for the value of --what-if, such as `_SCHEMA`."""
   if value is None:
     return None
   remedy = f'give --what-if {_SCHEMA}'
@@ -37,7 +37,7 @@ def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
 
 
 def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
-  """Returns the texts of values NAME=TEXT, by name; the last text counts."""
+  """Returns {NAME: TEXT}; if a name is given twice, the last text counts."""
   notes = {}
   for value in values:
     name, equals, notes[name] = value.partition('=')
@@ -175,8 +175,8 @@ def _check(
   """Raises ValueError if the arguments do not go together.
 
   A report is on runs or on a plan, not both. Only a public report may have
-  several runs. `elsewhere` holds the values that belong to a plan, by name; a
-  public report of runs takes notes too.
+  several runs. `elsewhere` maps the options that belong to a plan to their
+  values; a public report of runs takes notes too.
   """
   if len(run_dirs) > 1 and not public:
     raise errors.value_error(

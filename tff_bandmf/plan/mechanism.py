@@ -19,8 +19,8 @@ class Mechanism:
 
   Attributes:
     family: name of a family of `strategies.FAMILIES`.
-    parameters: values of the family's parameters, by name. Missing parameters
-      are optimised, or several values are compared.
+    parameters: maps the names of the family's parameters to values. Missing
+      parameters are optimised, or several values are compared.
 
   >>> Mechanism('banded', bands=64)
   Mechanism(family='banded', parameters={'bands': 64})

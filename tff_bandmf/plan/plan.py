@@ -108,7 +108,7 @@ class Plan(request_lib.Request):
   def schema(self) -> participation_lib.Participation:
     """The schema that bounds the rounds of each client.
 
-    A `Budget` in the result has its costs under C.
+    A `Budget` is taken from the result, where it has its costs under C.
     """
     if isinstance(self.cohorts, participation_lib.Budget):
       return self.result.guarantee.cohorts.schema
@@ -121,8 +121,8 @@ class Plan(request_lib.Request):
     if self.stands_for is None:
       return planned
     # PRIVACY: This run has fewer clients than the larger run that it simulates,
-    # and less noise by the same ratio, so epsilon of the larger run would be
-    # too small. The noise multiplier is reduced by the ratio.
+    # and less noise by the same ratio. The epsilon of the larger run would be
+    # too small for this run. The noise multiplier is reduced by the ratio.
     # Guard: plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
     share = self.clients_per_round / self.stands_for
     return attrs.evolve(
@@ -152,7 +152,7 @@ class Plan(request_lib.Request):
   def most_clients(self) -> int:
     """The largest number of clients of a round.
 
-    The lattice of the noise has room for the sum of so many clients. A round
+    The lattice of the noise has room for the sum of this many clients. A round
     with a larger sampled cohort is burnt: it releases nothing.
 
     Raises:
@@ -241,9 +241,9 @@ class Plan(request_lib.Request):
       and schema.min_sep is not None
       and not isinstance(schema, participation_lib.Budget)
     ):
-      # PRIVACY: If the number of participations of a client was too small, the
-      # epsilon of these rounds would be too small. `participations` returns the
-      # largest number that the schema allows in these rounds.
+      # PRIVACY: A client may have taken part as often as the schema allows. An
+      # epsilon for fewer participations would be too small. `participations`
+      # returns the largest number that the schema allows in these rounds.
       # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
       most = schema.participations(min(rounds, self.rounds))
       if most < schema.participations(self.rounds):
@@ -256,7 +256,7 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def _shorter(self) -> dict[int, accounting.Guarantee]:
-    """Computed guarantees of `spent`, by number of participations."""
+    """Maps a number of participations to the guarantee in `spent`."""
     return {}
 
   def sweep(
@@ -371,7 +371,7 @@ class Plan(request_lib.Request):
       )
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the numbers of the plan, by JSON key."""
+    """Returns the numbers of the plan under their JSON keys."""
     schema = self.schema
     mean, largest = self.planned_strategy.errors(self.workload)
     scale = self.z_stddev_at_1
@@ -518,7 +518,7 @@ class Plan(request_lib.Request):
     return '\n'.join(lines)
 
   def _error(self) -> str:
-    """Returns the error as text, with that of C = 1 if a schema is enforced."""
+    """Returns the error, next to the error of C = I if a schema is enforced."""
     text = f'rmse {plan_text.rounded_up(self.rmse)} at clip 1'
     if self.sampled is not None:
       return text

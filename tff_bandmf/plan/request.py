@@ -74,9 +74,8 @@ class Request:
       the path of a strategy file or of a `.npy` file of C. A text without a
       suffix is the name of a family.
     memory_copies: largest number of copies of the model that the noise may have
-      in memory, >= 1; None sets no limit. The limit holds if the search
-      compares families or numbers of bands, not for a mechanism that leaves no
-      such choice.
+      in memory, >= 1; None sets no limit. The limit holds only if the search
+      compares families or numbers of bands.
     largest_cohort: largest number of clients of a round, >=
       `clients_per_round`. None takes `clients_per_round` or, for sampled
       cohorts, a size that the cohorts of a run exceed with probability at most
@@ -157,9 +156,9 @@ class Request:
           f'{name}={value}: must be at least clients_per_round={least}; leave '
           'it out'
         )
-    # PRIVACY: The larger run would sample each client with a larger probability
-    # than the plan accounts for, so epsilon of the larger run would be too
-    # small. `stands_for` is refused if cohorts are sampled.
+    # PRIVACY: A larger run with sampled cohorts would draw each client with a
+    # larger probability than the plan accounts for, so its epsilon would be
+    # larger than the plan says. `stands_for` is refused if cohorts are sampled.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
     if self.stands_for is not None and not self.cohorts.is_enforced:
       raise errors.value_error(
@@ -193,9 +192,9 @@ class Request:
   @property
   def coordinates(self) -> Optional[int]:
     """The number of coordinates with noise; None if `dimension` is None."""
-    # PRIVACY: The claim covers the rounding of noise in a number of
-    # coordinates. If a coordinate with noise was left out, epsilon would be too
-    # small. The indicator of an adaptive clip counts as one coordinate.
+    # PRIVACY: The claim covers the rounding of noise in this number of
+    # coordinates. If a coordinate with noise were left out, epsilon would be
+    # too small. The indicator of an adaptive clip counts as one coordinate.
     # Guard: plan_test.test_adaptive_clip_is_a_coordinate_of_the_claim.
     return self.dimension and (
       self.dimension + clips.indicators(self.l2_norm_clip)

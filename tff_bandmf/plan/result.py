@@ -37,7 +37,7 @@ class Result:
       other strategies in the ranking, best first by the `objective` of the
       request. A family has several pairs if the search compared several numbers
       of bands.
-    left_out: dict of reasons, by name of a family that was not compared.
+    left_out: maps the name of a family that was not compared to the reason.
 
   Raises:
     ValueError: the cohorts are sampled, and `clients_per_round` of the request
@@ -52,8 +52,8 @@ class Result:
 
   def __attrs_post_init__(self):
     # PRIVACY: An edited file could have cohort sizes for which the claimed
-    # delta is too small. This line checks the sizes of a result from a file in
-    # the same way as the sizes of a new result.
+    # delta is too small. This line checks the sizes of every result, whether it
+    # is from a file or from a search.
     # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
     _check_sizes(self.request, self.guarantee.cohorts)
 
@@ -227,7 +227,7 @@ def _calibrated(
   Args:
     request: the request of a plan.
     strategy: strategy matrix C.
-    cohorts: cohorts of the request, for its expected cohort size.
+    cohorts: `request.cohorts.for_cohort_size(request.clients_per_round)`.
   """
   if isinstance(cohorts, participation.Budget):
     # `choosing` returns C for all rounds up to the horizon, and `of_run` below

@@ -52,7 +52,7 @@ class TradeOff:
 
   Attributes:
     points: the plans. Plans of the same clients_per_round follow one another;
-      both values are in the order of the arguments of `Plan.sweep`.
+      cohort sizes and epsilons are in the order of arguments of `Plan.sweep`.
     delta: delta of all plans.
   """
 

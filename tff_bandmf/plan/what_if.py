@@ -14,7 +14,7 @@ _SHARES = (0.9, 0.5)
 def epsilons(
   guarantee: accounting.Guarantee, delta: Optional[float]
 ) -> dict[str, Optional[float]]:
-  """Returns the epsilons, by a text that names the difference from the plan.
+  """Returns {text: epsilon}; the text names the difference from the plan.
 
   An epsilon is None if it is not proved.
 

@@ -1,10 +1,9 @@
 """The numbers from which a reader's browser recomputes a claim.
 
-The numbers belong to the claim without amplification, because without
-amplification all runs compose to one Gaussian release. For sampled cohorts,
-the claim without amplification is for the participation schema that every draw
-satisfies. The slack is the part of epsilon and delta that covers finite
-arithmetic.
+The browser recomputes only claims without amplification: one run, or several
+runs together, is then one Gaussian release. For sampled cohorts, the claim
+without amplification is for the participation schema that every draw satisfies.
+The slack is the part of epsilon and delta that covers finite arithmetic.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tff_bandmf.strategies import base
 
 # Values of delta at which a page states epsilon and the slack.
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
-# Largest number of coefficients of C that a page has.
+# Largest number of coefficients of C that a page contains.
 _MOST = 4096
 
 
@@ -28,7 +27,7 @@ def numbers(
   claims: Sequence[tuple[str, Sequence[int], float, Optional[float]]],
   rounded: Optional[Callable[[Optional[float]], Optional[float]]] = None,
 ) -> Optional[_files.JsonObject]:
-  """Returns the input of `browser_check.js`; None if a claim has no proof.
+  """Returns the input of `browser_check.js`; None without noise or proof.
 
   Args:
     runs: pairs of a run's name and its guarantee without amplification.
@@ -67,7 +66,7 @@ def numbers(
 def _points(
   together: accounting.Composition, delta: float
 ) -> list[dict[str, float]]:
-  """Returns the slack at delta, and at each of `DELTAS` with a proved slack."""
+  """Returns the slack at delta and at `DELTAS`, where it is proved."""
   points = []
   for point_delta in dict.fromkeys((delta, *DELTAS)):
     try:
@@ -103,7 +102,7 @@ def _run(name: str, guarantee: accounting.Guarantee) -> _files.JsonObject:
         'z_stddev_per_clip',
       )
     },
-    # Factor >= 1 by which the slack shrinks the noise multiplier.
+    # Factor >= 1 in the noise, which covers the finite precision of C.
     'more_noise': guarantee.noise_multiplier / guarantee.exact_noise,
     'normalized': guarantee.strategy.structure == base.NORMALIZED_TOEPLITZ,
     'series': _series(guarantee.strategy),

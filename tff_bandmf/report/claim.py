@@ -17,9 +17,10 @@ planned makes the sensitivity larger, the noise multiplier smaller, and epsilon
 larger. If a run stopped early, the claim is for the rounds that it started.
 
 For sampled cohorts, this noise multiplier gives the guarantee without
-amplification. The report also makes the amplified claim if the ledger has
-exactly the cohorts that the sampler's key gives. The slack is the part of
-epsilon and delta that covers finite arithmetic.
+amplification. The report also makes the amplified claim, unless no key drew the
+cohorts, the ledger has other cohorts than the key gives, or a sum lacks drawn
+clients. The slack is the part of epsilon and delta that covers finite
+arithmetic.
 """
 
 from __future__ import annotations
@@ -60,8 +61,7 @@ class Claim:
     planned: guarantee for the planned participation.
     held: guarantee that may be claimed without amplification, with the noise of
       `planned`. It is for the planned participation in the rounds that were
-      started or, if clients took part more often, for the observed
-      participation.
+      started or, if `violated`, for planned and observed participation.
     amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
       or if cohorts in the ledger have only the guarantee `held`.
     cohorts: the planned sampled cohorts; None if cohorts are enforced.
@@ -73,9 +73,9 @@ class Claim:
     signed: whether the ledger's chain has the digest of the run's fixed files
       for every round that started.
     delta: delta of the claim, in (0, 1).
-    l2_norm_clip: the clipping norm, > 0; for an adaptive clip, the largest norm
-      in the first round of an update together with its indicator, which says
-      whether the norm of the update is below the clip.
+    l2_norm_clip: the clipping norm, > 0. If it adapts, the bound of the first
+      round on the norm of an update extended by an indicator, a coordinate that
+      says whether the norm of the update is below the clip.
     clients_per_round: divisor of the mean update, > 0.
     planned_rounds: number of rounds that were planned, >= 1; for a `Budget` the
       strategy may have more rounds.
@@ -258,8 +258,8 @@ def figures(
 ) -> dict[str, Optional[float]]:
   """Returns noise multiplier, rho, epsilon at delta and its slack.
 
-  Epsilon and its slack are None without noise, or if so little noise has no
-  proof. Without a guarantee, all values but delta are None.
+  Epsilon and its slack are None without noise, or if nothing is proved about so
+  little noise. Without a guarantee, all values but delta are None.
   """
   values: dict[str, Optional[float]] = {
     **dict.fromkeys(('noise_multiplier', 'rho', *_EPSILON)),
@@ -513,9 +513,9 @@ def _planned(
 def _confirmed(
   sampled: accounting.Guarantee, claim: _files.JsonObject, delta: float
 ) -> accounting.Guarantee:
-  """Returns the guarantee after a check of its bound on delta.
+  """Returns the guarantee after a check of the bound in `claim`, if any.
 
-  The check computes a bound from random samples again, with the same samples.
+  The check computes the bound again, from the same samples if it is random.
   """
   bound = claim.get('bound')
   if bound is not None:
@@ -531,10 +531,10 @@ def _confirmed(
 def _held(
   planned: accounting.Guarantee, observed: ledger.Observed, violated: bool
 ) -> accounting.Guarantee:
-  """Returns the guarantee for the planned participation.
+  """Returns the guarantee for the planned participation in started rounds.
 
-  If the observed participation is worse, the guarantee covers both, by the
-  smaller min_sep and the larger number of participations.
+  If the observed participation is worse, the guarantee is for the smaller
+  min_sep and the larger number of participations of the two.
   """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   started = observed.last_round + 1

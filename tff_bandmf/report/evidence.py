@@ -7,10 +7,10 @@
 | heads of the chain             | `result.json`, every checkpoint in the      |
 |                                | folder                                      |
 | digests of rows, cohort sizes  | every row of `metrics.csv`                  |
-| finished rounds                | started rounds; the noise of each was       |
-|                                | verified                                    |
-| digest, in each round, of the  | plan, strategy, and the fields of           |
-| fixed files                    | `run.json` that may not change              |
+| finished rounds                | started rounds; the record that the noise   |
+|                                | of each round was verified                  |
+| digest of the fixed files,     | plan, strategy, and the fields of           |
+| recorded in each round         | `run.json` that may not change              |
 | digest of the results          | `result.json`                               |
 | attempts of each round         | files with fingerprints of released sums    |
 
@@ -76,9 +76,9 @@ def check_plan(
     clip = clips.from_json(request['l2_norm_clip'])
     sampled = accounting.of_claim(cohorts)
     if sampled is not None:
-      # PRIVACY: a plan may leave the sampling probability to its population and
-      # cohort size. A forger could then write a smaller one into run.json, and
-      # the report would claim a smaller epsilon. It is derived here again.
+      # PRIVACY: a plan need not state the sampling probability. A forger could
+      # then write a smaller one into run.json, for a smaller epsilon. Here the
+      # probability is computed from population and cohort size.
       # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
       sized = sampled.for_cohort_size(request['clients_per_round'])
       cohorts = sized.for_bands(strategy.bands).to_dict()
@@ -89,7 +89,7 @@ def check_plan(
       'noise_multiplier': float(content['noise_multiplier']),
     }
     if planned['stands_for']:
-      # A simulation has the noise of a larger cohort's mean.
+      # A simulation adds to its mean the noise of a larger cohort's mean.
       planned['noise_multiplier'] *= (
         planned['clients_per_round'] / planned['stands_for']
       )
@@ -198,7 +198,7 @@ def verified_ledger(
     f'{run_json.STRATEGY_FILE} was changed after rounds in the ledger',
   )
   # PRIVACY: two sums with the same noise reveal their difference. A ledger is
-  # refused if a round finished twice, and the two results may be different.
+  # refused if a round finished twice with results that may be different.
   # Guard: evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
     not (z_stddev and observed.finished_twice),
@@ -275,8 +275,8 @@ def _check_checkpoints(directory: pathlib.Path, attempts: _Attempts) -> None:
       # The checkpoint before round 0 follows no round.
       continue
     # PRIVACY: a ledger that was replaced or shortened could hide participation.
-    # Such a ledger lacks hashes of its chain that checkpoints have. The hash in
-    # every checkpoint must be in the ledger.
+    # A checkpoint has the hash that the true ledger's chain had after the last
+    # round of the checkpoint. This hash must be in the ledger.
     # Guard: evidence_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
       head in {attempt.head for attempt in attempts.get(before, ())},

@@ -24,7 +24,7 @@ class Pages:
 
   Attributes:
     content: content of the JSON file.
-    figures: matplotlib figures by name.
+    figures: maps the name of a plot to its matplotlib figure.
     NAME: name of the files of the report and of its template, without endings.
   """
 
@@ -82,8 +82,8 @@ def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
   """Returns a number as text, rounded; 'no guarantee' for None.
 
   PRIVACY: a rounded number could state less privacy loss, or more noise, than
-  the computed number. This function rounds only in the direction of `up`, which
-  is up for privacy loss and down for noise.
+  the computed number. This function never rounds to the nearest number. Callers
+  set `up` to False for noise, and keep True for privacy loss.
   Guard: report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
 
   Args:
@@ -121,10 +121,10 @@ def _render(
   The values are escaped if the file `form` is for HTML.
 
   Args:
-    template: name of the template, which selects and orders the content.
+    template: file name of the template; the template selects and orders values.
     form: name of the file of macros for headings and rows, in Markdown or HTML.
     content: content of the report.
-    images: maps the name of a plot to its address.
+    images: maps the name of a plot to the URL of its image.
   """
   return _template(template, form).render(
     {**content, 'content': content, 'images': images, 'form_file': form}

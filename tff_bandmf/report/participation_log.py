@@ -2,8 +2,8 @@
 
 A log has the columns `round`, integers from 0, and `client`, strings or
 integers; a row is one participation. Rows may be in any order, and other
-columns are ignored. In CSV, each line is a row. Nothing is quoted, and the last
-line has a line end too.
+columns are ignored. In CSV, each line after the first is a row. Nothing is
+quoted, and the last line has a line end too.
 
 Clients are identified by 64-bit hashes. Two strings with the same hash count as
 one client, which can only raise the sensitivity. The probability that two of
@@ -58,13 +58,13 @@ class ParticipationLog:
         format.
 
     Raises:
-      ValueError: the file is not a log with these columns.
+      ValueError: the file is not a log with the columns `COLUMNS`.
       OSError: the file cannot be read.
       ImportError: pyarrow is not installed.
     """
     self.path = pathlib.Path(path)
-    # A secret random factor in the hashes keeps an attacker from choosing
-    # strings that collide.
+    # A secret random factor in the hashes keeps an attacker from choosing names
+    # of clients with the same hash.
     self._factor = np.uint64(secrets.randbits(64) | 1)
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
     kinds = set()
@@ -226,7 +226,7 @@ def _refused(
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-  """Returns a bijection of each value that mixes its bits."""
+  """Returns the image of each value under a bijection that mixes its bits."""
   for shift, factor in zip((30, 27), _MIX):
     values = (values ^ (values >> np.uint64(shift))) * factor
   return values ^ (values >> np.uint64(31))
@@ -324,7 +324,7 @@ def _check_names(path: pathlib.Path, names: pa.Array) -> None:
   wrong = pyarrow.compute.match_substring_regex(names, _BAD_NAME)
   # PRIVACY: the names 'a', '"a"' and 'a' with a blank or a NUL would count as
   # different clients with fewer rounds each. A name with a quote, a control
-  # character, or a blank at an end is refused.
+  # character, or a blank at either end is refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if pyarrow.compute.any(wrong).as_py():
     name = names.filter(wrong)[0].as_py()

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 _SIZE = (5.6, 3.6)
 _LABEL, _TICK = 13, 12
-# If a curve has at most this many points, each value is written beside it.
+# If a curve has at most this many points, their values are written beside them.
 _FEW = 3
 _BLUE, _GREY = '#1f5fa8', '#777777'
-# None keeps matplotlib from writing the time and addresses of web pages.
+# None keeps matplotlib from writing the date and web addresses into an SVG.
 _NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 
 

@@ -2,8 +2,8 @@
 
 A public report has only facts of a whitelist. Cohort sizes and numbers of
 clients, which the report of a run states without noise, are not in this list.
-The public report names the few facts that it states without noise. Its numbers
-have three digits: privacy losses are rounded up, and noise is rounded down.
+The public report names the few facts that it states without noise. Privacy
+losses are rounded up to three digits, and noise multipliers are rounded down.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def publish(
   """Returns the public report of runs on the same clients.
 
   Args:
-    sources: the runs; the last run states the owner, the data covered and the
-      parties trusted.
-    notes: statements by a name in `report.NAMED`; they replace the statements
-      of the runs.
+    sources: the runs; the report takes the owner, the covered data and the
+      trusted parties from the last run.
+    notes: maps names in `report.NAMED` to texts; each text replaces the text of
+      the runs.
 
   Raises:
     ValueError: there is no run, a run is given twice, the adjacencies or units
@@ -175,7 +175,7 @@ def three(value: Optional[float], up: bool = True) -> Optional[float]:
   """
   if value is None:
     return None
-  # `repr` is the shortest decimal of the float, so that 1.2 stays 1.2.
+  # `repr` gives the shortest decimal of the float, so 1.2 stays 1.2.
   return float((_UP if up else _DOWN).create_decimal(repr(float(value))))
 
 
@@ -254,9 +254,9 @@ def _recomputed(
 ) -> Optional[_files.JsonObject]:
   """Returns the numbers from which a browser recomputes the claims."""
   runs = report_lib.all_runs(sources)
-  # PRIVACY: if clients broke the plan, the exact numbers of the claim could
-  # show in which rounds one client took part. The public page then leaves out
-  # all these numbers.
+  # PRIVACY: if clients broke the plan, the claim follows from their actual
+  # rounds, and its exact numbers could show the rounds of one client. The
+  # public page then leaves out all these numbers.
   # Guard: public_test.test_exact_numbers_of_what_clients_did_are_not_public.
   if any(claim.violated for _, claim in runs):
     return None

@@ -77,8 +77,8 @@ _ARITHMETIC_ELSEWHERE = (
   'was computed; epsilon and delta hold for noise on the integer lattice of '
   'tff_bandmf. Timing: not checked.'
 )
-# A text longer than this becomes a folded block, because the registry wants no
-# quotes.
+# A text longer than this becomes a folded block, which needs no quotes: the
+# registry wants none.
 _LINE = 60
 
 
@@ -187,7 +187,7 @@ def card(content: Mapping[str, Any]) -> str:
 
 
 def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
-  """Returns the values of the fields, by name; None for a missing statement."""
+  """Returns {name of a field: value}; None for a missing statement."""
   accesses = content['data_accesses']
   digests = '; '.join(
     f'{row["name"]}: strategy {row["strategy_sha256"]}, '

@@ -91,7 +91,7 @@ def from_source(source: source_lib.Source) -> Report:
   accuracies = {numbers['family']: source.accuracy}
   for each in source.compared:
     accuracies[each.name] = each.accuracy
-  # Each point of an amplified curve would need many random samples.
+  # An amplified claim has no curve: each point would need many random samples.
   curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
   adaptive = _adaptive(source)
   plots = {'accuracy.png': plot.accuracy(accuracies)}
@@ -183,7 +183,7 @@ def composed(
   """Returns the guarantee of runs composed with their predecessors.
 
   Predecessors are the earlier runs on the same clients. The result is None if
-  one of these runs guarantees nothing.
+  one of all these runs has no noise, or nothing is proved about them together.
 
   Args:
     sources: the runs, each once.
@@ -212,7 +212,7 @@ def composed(
 def all_runs(
   sources: Sequence[source_lib.Source],
 ) -> list[tuple[str, claim_lib.Claim]]:
-  """Returns names and claims of runs, then of predecessors, each once."""
+  """Returns (name, claim) of each run, then of each predecessor, once."""
   runs = [(source.name, source.claim) for source in sources]
   run_ids = {source.run.run_id for source in sources}
   for source in sources:
@@ -224,7 +224,7 @@ def all_runs(
 
 
 def write(directory: Union[str, os.PathLike]) -> _files.JsonObject:
-  """Writes the report of a run into its directory; returns its content.
+  """Writes a run's report into the run's folder; returns the report's content.
 
   Raises:
     TypeError, ValueError: the errors of `build`; nothing is written.
@@ -280,7 +280,7 @@ def epsilon_curve(
 
   The points have equal distances in epsilon, because delta at a given epsilon
   has a formula, and epsilon at a given delta needs a search. The list is empty
-  without noise.
+  without noise or proof.
   """
   if not guarantee.noise_multiplier:
     return []

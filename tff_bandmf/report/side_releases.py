@@ -44,14 +44,14 @@ def rows(
     directory: folder of the run.
     run: content of `run.json`.
     columns: columns of `metrics.csv`; unknown columns count as without noise.
-    amplified: whether the claim is amplified, so that the report has no counts.
+    amplified: whether the claim is amplified; its report has no counts.
   """
   table = [(run_json.RUN_FILE, 'exact number of clients that may be drawn')]
   if run.train_sha256:
     table.append((run_json.RUN_FILE, 'a digest of the training data'))
-  # PRIVACY: in a run with a constant clip, a column without noise could have
-  # the name of a column that adaptive clips release with noise, and would be
-  # missing here. Such columns are left out only if the clip is adaptive.
+  # PRIVACY: the columns in `metrics.RELEASED` have noise only if the clip is
+  # adaptive. If the clip is constant, a table without these columns would hide
+  # releases without noise. This line leaves them out only for adaptive clips.
   # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
   with_noise = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   table += [

@@ -35,13 +35,13 @@ class Source:
     name: name of the run's folder or of the log; without both, of the plan.
     run: content of `run.json`.
     claim: claim of the run.
-    completed: whether the end of the run was recorded; for training elsewhere
+    completed: whether the end of the run was recorded; for training elsewhere,
       whether the claim has all planned rounds.
     elsewhere: whether training ran outside this library, without a ledger.
     side_releases: releases without noise: objects with `where` and `what`.
     files_sha256: maps the name of a file to its SHA-256.
     before: earlier runs on the same clients: maps run ID to (name, claim).
-    result: metrics of the last model, by name.
+    result: maps the name of a metric to its value for the last model.
     accuracy: pairs (rounds done, validation accuracy in [0, 1]).
     clips: pairs (rounds done, clip) of an adaptive clip.
     compared: runs with which the report compares this run.
@@ -86,7 +86,7 @@ class Source:
 
 
 def of_run(directory: Path) -> Source:
-  """Returns the content of a run's folder.
+  """Returns the input of a report on a run.
 
   Args:
     directory: folder of the run. Its folder `compare/` may have runs that the
@@ -169,7 +169,7 @@ def of_plan(
       the planned participation.
     log_file: participation log, CSV or Parquet; see `participation_log`. None
       takes the participation that the plan states.
-    notes: statements by name, the arguments of `Run.note`.
+    notes: maps the name of an argument of `Run.note` to its value.
 
   Raises:
     ValueError: a file is not a plan or a log, the cohorts of the plan are

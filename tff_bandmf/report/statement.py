@@ -190,7 +190,7 @@ def generator(run: run_json.RunRecord) -> _files.JsonObject:
   """Returns the random generator of the noise, and the origin of its key.
 
   Raises:
-    ValueError: the run names a generator of another release.
+    ValueError: the run names another generator than `GENERATOR`.
   """
   name = run.noise_generator or GENERATOR
   # PRIVACY: the slack is proved for one generator, and another generator could

@@ -31,7 +31,7 @@ _HASHED = (
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions of the packages behind a claim, for `run.json`."""
+  """Returns the versions of Python and of the packages behind a claim."""
   installed = {'python': platform.python_version()}
   for package in _PACKAGES:
     try:
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def file_digests(directory: pathlib.Path) -> dict[str, str]:
-  """Returns the SHA-256 of the files of a run behind its report."""
+  """Returns {file name: SHA-256} of the files that a report is made from."""
   return {
     name: _files.sha256(directory / name)
     for name in _HASHED

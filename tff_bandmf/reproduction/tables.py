@@ -189,9 +189,9 @@ def _banded_rmse(table) -> Iterator[Row]:
 
 def _optimal_bands(table) -> Iterator[Row]:
   rounds, schema = table['rounds'], participation_lib.Single()
-  # The search for a C of many bands is slow, so the optimum over all C, which
-  # has the least error, replaces it. If a C of few bands is better than this
-  # optimum at their noise multipliers, it is better than every C of many bands.
+  # The search for a C of many bands is slow, so the optimum over all C replaces
+  # it. No C has less error. If a C of few bands has the least total below, the
+  # best C of many bands has a larger total.
   dense = optimize.optimize(strategies.Dense.family, rounds, schema)
   rmse = {}
   for bands in (1 << i for i in range(rounds.bit_length())):
@@ -205,7 +205,7 @@ def _optimal_bands(table) -> Iterator[Row]:
     rmse[bands] = math.sqrt(optimized.loss)
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
-      # With more bands, a group has fewer clients than a cohort needs.
+      # With more bands, a group has fewer clients than an expected cohort.
       total = {
         each: error * _cyclic_poisson_sigma(table, epochs, float(epsilon), each)
         for each, error in rmse.items()
