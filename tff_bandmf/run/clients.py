@@ -6,9 +6,9 @@
 
 where m is the number of clients in the cohort, and `history` has the rounds
 below `round_index` in which each client took part. N is the number of clients
-in the population. The cohort is a function of the plan, the key, the seed and
-the arguments of `sample`, so a program that is started again draws the same
-cohorts.
+in the population. The cohort is a function of the plan, the population, the
+sampling key or the seed, and the arguments of `sample`. So a program that is
+started again draws the same cohorts.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def population(clients: Clients) -> np.ndarray:
       'list of indices or strings; give the number, the list, or a ClientData'
     )
   names = np.asarray(identifiers.names(ids))
-  # PRIVACY: a program that lists its clients in another order after a restart
-  # could replay a round with another cohort, and add the same noise to a second
-  # sum. The IDs are sorted, so that the cohorts do not depend on the order.
+  # PRIVACY: samplers draw positions in the list of IDs. If a program listed its
+  # clients in another order after a restart, a replay could draw another
+  # cohort, and add the same noise to a second sum. This line sorts the IDs.
   # Guard: run_test.test_clients_in_another_order_are_drawn_as_before.
   ordered = np.unique(names)
   if len(ordered) < len(names):
@@ -227,7 +227,7 @@ class Cohorts:
       self._cost += (self._cost_of(cohort.indices) or 0) - cost_before
     self._next, self._cohort = cohort.round + 1, None
     if self._prepare is not None and self._next < self._rounds:
-      # `draw` draws this cohort again, and raises the error.
+      # After an error, `draw` draws this cohort again and raises the error.
       with contextlib.suppress(cohorts.CohortError):
         self._cohort = self._draw(self._next)
 

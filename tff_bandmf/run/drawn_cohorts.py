@@ -2,8 +2,8 @@
 
 PRIVACY: Amplification by sampling does not hold against a person who can
 predict or learn the sampled cohorts. The sampling key comes fresh from the
-operating system, is stored in `private/sampling.key`, is used for nothing else,
-and is destroyed when the run has ended.
+operating system, is stored in `private/sampling.key`, and is used for nothing
+else. When the run has ended, the key is destroyed unless `keep_key` is set.
 Guards:
 run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run and
 test_seed_has_no_part_in_sampled_cohorts.
@@ -74,11 +74,12 @@ class SampledCohorts:
     return self._sampler.cohort(round_index)
 
   def check_last(self, ledger: ledger_lib.Ledger, rounds: int) -> None:
-    """Raises ValueError if the ledger's last cohort is not the sampled one.
+    """Raises ValueError if a cohort in the ledger is not the sampled cohort.
 
     Args:
       ledger: ledger of the run.
-      rounds: number of rounds in the ledger.
+      rounds: number of rounds that are over, >= 0. The cohort of the last of
+        these rounds is sampled again and compared.
     """
     last = rounds - 1
     if rounds and not ledger.same_cohort(

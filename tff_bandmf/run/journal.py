@@ -3,8 +3,8 @@
 Before a round runs, the ledger gets the round and its cohort. When the round is
 over, the journal makes three writes, each durable before the next: the end of
 the round to the ledger, a row to `metrics.csv`, and the state after the round
-to a checkpoint. The program gets the results of the round after these writes.
-The head of the ledger's chain is a hash of all events in the ledger. A round
+to a checkpoint. `Round.finish` returns after these writes. The checkpoint also
+has the head of the ledger's chain, a hash of all events in the ledger. A round
 that a crash interrupts is replayed with the same cohort, or is burnt: a burnt
 round is given up and gives no result.
 """
@@ -141,11 +141,10 @@ class Journal:
     if self._checkpoints.latest():
       state, head = self._checkpoints.load(self.next, state)
       attempts = self.ledger.attempts(self.next - 1)
-      # PRIVACY: from a state that does not follow from the rounds in the
-      # ledger, a round could compute a second sum for noise that was used
-      # before. A checkpoint has the head of the ledger's chain at the time of
-      # the checkpoint. In the ledger, the last attempt at the previous round
-      # must have the same head.
+      # PRIVACY: if the state did not follow from the rounds in the ledger, the
+      # next round could compute a second sum for noise that was used before.
+      # A checkpoint stores the head that the ledger's chain had at that moment.
+      # The last attempt at the previous round must have this head.
       # Guard:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
@@ -275,9 +274,9 @@ class Journal:
 
   @contextlib.contextmanager
   def attempting(self, entry: Entry) -> Iterator[None]:
-    """Burns the round if the `with` block has another sum than was released.
+    """Burns the round if the `with` block has a second, different sum.
 
-    This happens if an earlier attempt at the round released a different sum.
+    An earlier attempt released the first sum. Any other error is raised.
     """
     self.check_open(entry)
     try:
@@ -311,8 +310,8 @@ class Journal:
       state: state of the learning process after the round.
       z_stddev: standard deviation of an entry of z, see `NoiseAdder.z_stddev`;
         0 for a plan without noise.
-      cells: public values for the round's row in `metrics.csv`, by name of the
-        column. The values of an adaptive clip may be in `measured` instead.
+      cells: {column: public value} for the round's row in `metrics.csv`. The
+        values of an adaptive clip may be in `measured` instead.
       measured: measurements of the process, in any structure. Measurements
         without noise are written only to `private/`.
       flag: flag of `chain.FLAGS` for the source of the updates; None if this
@@ -367,9 +366,9 @@ class Journal:
       attempt, (None, None)
     )
     row = {'round': t, 'clients': clients, **released, **cells}
-    # PRIVACY: if the row were written before the ledger, a crash between the
-    # two writes could leave a public row of a round whose end the ledger lacks,
-    # and the claim would not count this row. The ledger is written first.
+    # PRIVACY: the ledger's digest of a row shows whether the row was edited. If
+    # the row were written first, a crash could leave a public row without a
+    # digest, and nobody would notice an edit. The ledger is written first.
     # Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
     self.ledger.finish_round(
       t,
@@ -404,7 +403,7 @@ class Journal:
     folder = self._directory / run_json.PRIVATE / 'metrics'
     folder.mkdir(mode=0o700, exist_ok=True)
     values = {name: repr(value) for name, value in numbers.items()}
-    # A power cut may lose this file: no claim and no later round depends on it.
+    # A power cut can lose this file, on which no claim and no round depends.
     _files.write_json(
       folder / f'{t:08d}.json', values, mode=0o600, durable=False
     )
@@ -447,9 +446,9 @@ class Journal:
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
     # PRIVACY: if two different sums get the same noise, the difference of the
     # two releases has no noise. The noise source writes a file with the
-    # fingerprint of each sum that it releases, and the ledger has a fingerprint
-    # for each attempt. If these fingerprints of a round differ, the round is
-    # burnt.
+    # fingerprint of each sum that it releases, and the ledger has the
+    # fingerprint of the sum of each finished attempt. A round with two
+    # different fingerprints is burnt.
     # Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
     # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
     released = {sum_ for _, sum_ in self._position.released(t)}
@@ -459,14 +458,15 @@ class Journal:
   def _incomplete(
     self, t: int, clients: int, attempts: Iterable[int]
   ) -> list[str]:
-    """Returns [] if the sum of each attempt has one update of each client.
+    """Returns [] if each sum has as many updates as its cohort has clients.
 
     Otherwise the result is [INCOMPLETE].
 
     PRIVACY: amplification holds only for cohorts that are sampled at random. If
     a program leaves clients out of a sampled cohort, the amplified epsilon is
     too small. The ledger records that a sum had another number of updates than
-    its cohort has clients. The number of updates stays in `private/`.
+    its cohort has clients. The number itself stays in `private/`, since it has
+    no noise.
     Guards: report_sampling_test.test_cut_cohort_has_no_amplified_claim and
     test_cut_cohort_of_a_burnt_round_counts.
     """

@@ -1,4 +1,4 @@
-"""The object that adds the noise of a run, in TFF's aggregator or outside."""
+"""The object that adds the noise of a run, in TFF or without TFF."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NoiseAdder:
     self._tape = tape
     self._factory: Optional[factory.CorrelatedNoiseFactory] = None
     self._mean: Optional[query.NoisyMean] = None
-    # The round of the last call of `release`, and the clip values of this call.
+    # The round of the last call of `release`, and the clip values it released.
     self._released: tuple[int, dict[str, float]] = -1, {}
     self._process_was_checked = False
 
@@ -76,8 +76,8 @@ class NoiseAdder:
     from tff_bandmf import aggregator
 
     # PRIVACY: the guarantee does not cover values of clients that bypass the
-    # aggregator. A process whose state depends on such values is refused, and
-    # the report names all other such values.
+    # aggregator. If the next state of a process depends on such values, the
+    # process is refused. The report names values that reach other outputs.
     # Guard: run_report_test.test_process_that_passes_the_aggregator_is_refused.
     past = ', '.join(aggregator.check_process(process)) or 'nothing'
     self._process_was_checked = True

@@ -34,8 +34,8 @@ class RunOptions:
   """Statements and metrics that a program adds to a run, and a memory limit.
 
   Attributes:
-    statements: values of `run_json.RunRecord` that replace the values from the
-      plan, by name of the attribute.
+    statements: {attribute of `run_json.RunRecord`: value}; these values replace
+      the values from the plan.
     columns: names of columns that the program adds to `metrics.csv`, which is
       public.
     max_memory_bytes: memory limit of the noise producer in bytes, > 0; None
@@ -53,9 +53,9 @@ class OpenFolder:
 
   Attributes:
     plan: plan that the folder holds.
-    rounds: number of rounds of the run, unless the program gives another number
-      to a loop. The number exceeds `plan.rounds` if the run was opened with a
-      plan of more rounds.
+    rounds: number of rounds of the run, the default of the argument `rounds` of
+      `Run.rounds`, `Run.train` and `Run.train_model`. The number exceeds
+      `plan.rounds` if the run was opened with a plan of more rounds.
     ended: whether the run has ended.
     sampling_key: key by which cohorts are sampled; None for enforced cohorts.
     journal: journal of the run.
@@ -113,9 +113,10 @@ def open_folder(
     run_id, _ = record.bound()
     position = released_sums.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
-      # PRIVACY: a killed program leaves its round open, and the noise of this
-      # round could be added to updates of clients that the ledger lacks. This
-      # line closes the round.
+      # PRIVACY: every aggregation adds the noise of the open round. A killed
+      # program leaves its round open, so this noise could be added to updates
+      # of clients who are not in the ledger's cohort of the round. This line
+      # closes the round.
       # Guard: run_replay_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
     # PRIVACY: the size of a sampled cohort depends on whether a client is in
@@ -147,19 +148,19 @@ def open_folder(
 def _check_ledger(
   directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
 ) -> None:
-  """Raises ValueError if the ledger lacks a released sum or a noted head.
+  """Raises ValueError if the ledger has lost attempts, or never had `head`.
 
   Args:
     directory: folder of the run.
     ledger: open ledger of the run.
-    head: hash at the end of the ledger's chain of events at an earlier time,
-      which the user noted, in hexadecimal; None skips this check.
+    head: value of `Run.ledger_head` that the user noted at an earlier time;
+      None skips this check.
   """
   folder.check_releases(directory, ledger.attempts)
-  # PRIVACY: a folder that was restored to an earlier moment passes every other
-  # check, and the lost rounds would run again, with the same noise and other
-  # sums. The head that the user noted outside of the folder must be in the
-  # ledger's chain.
+  # PRIVACY: a folder whose files were all restored to an earlier moment can
+  # pass every other check. The rounds since that moment would run again, with
+  # the same noise and perhaps other sums. The ledger's chain must have the head
+  # that the user noted outside of the folder.
   # Guard:
   # run_folder_test.test_folder_that_was_restored_lacks_the_head_that_was_noted.
   if head is not None and not (
@@ -207,7 +208,8 @@ def run_record(
     )
   return run_json.RunRecord.from_plan(
     plan,
-    # A Monte Carlo bound states its seed, so that a reader can recompute it.
+    # For a Monte Carlo bound, `bound` has the seed of the samples, by which a
+    # reader can compute the bound again.
     {} if sampled is None else {'bound': plan.result.bound},
     config=plan_json.to_document(plan),
     enforced={

@@ -104,8 +104,8 @@ class Round(journal_lib.Entry):
       state: state of the learning process after the round.
       metrics: numbers without noise, in any structure. The numbers stay in
         `private/`, and the report lists their names.
-      shown: public numbers for the row of the round in `metrics.csv`, by name
-        of the column in `RunOptions.columns`.
+      shown: {column: public number} for the row of the round in `metrics.csv`;
+        the columns are names in `RunOptions.columns`.
 
     Raises:
       ValueError: the round is not open, or released nothing; or `state` is not

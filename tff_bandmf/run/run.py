@@ -67,7 +67,7 @@ class Run:
       ledger: location of the ledger outside of the folder: the path of a SQLite
         file, or a URL postgresql+psycopg2://... The folder `private/` stores
         the URL, which may have a password, and the key by which the ledger
-        hashes identifiers.
+        hashes clients.
       after: folders of earlier runs on the same clients. The report claims the
         guarantee of these runs and this run together.
       moved: whether the folder was moved or restored, and the original folder
@@ -145,7 +145,7 @@ class Run:
       )
 
   def check(self, process: _Process) -> _Process:
-    """Returns a process, after a check of the values that bypass `aggregator`.
+    """Checks a process for values that bypass `aggregator`, and returns it.
 
     Call this method before `rounds` or `round`, whenever the program starts.
     Without the call, the report begins with a warning that the process was not
@@ -432,10 +432,10 @@ class Run:
     return max(self._rounds - self._journal.next, 0)
 
   def _last(self, rounds: Optional[int]) -> int:
-    """Returns the number of rounds of the whole run, for the given argument.
+    """Returns the number of rounds of the whole run.
 
     Args:
-      rounds: argument of `Run.rounds`; None takes the number of the plan.
+      rounds: argument of `Run.rounds`; None takes the rounds of the plan.
 
     Raises:
       ValueError: the strategy of the plan has fewer rounds.
@@ -468,8 +468,8 @@ class Run:
     """Runs the remaining rounds in TFF's own program loop.
 
     The loop is `tff.learning.programs.train_model`; the module
-    `run.train_model` lists the differences. Call this method inside of
-    `runtime.local_runtime(program=True)`.
+    `run.train_model` lists how a run changes this loop. Call this method inside
+    of `runtime.local_runtime(program=True)`.
 
     Args:
       process: learning process with `run.aggregator`.
@@ -575,8 +575,8 @@ class Run:
   def erase_identifiers(self) -> None:
     """Destroys the key of the identifiers in the ledger.
 
-    Afterwards, nobody can find a client in the ledger. The counts and the chain
-    of hashes stay, so that reports can still be made.
+    Afterwards, nobody can find a client in the ledger. Reports can still be
+    made, because the counts and the chain of hashes stay.
 
     Raises:
       ValueError: the run has not ended, and needs the key to admit clients.

@@ -60,8 +60,8 @@ async def train_model(
   initial = await tff.program.materialize_value(process.initialize())
   state = journal.restore(lambda: initial)
   if journal.next == rounds:
-    # No rounds are left. Advancing the iterator still checks the last cohort,
-    # and prepares the check of all sampled cohorts.
+    # No rounds are left. If cohorts are sampled, advancing the iterator still
+    # checks the last cohort, and prepares the check of all cohorts.
     next(source.rounds, None)
     await outputs.release(state, f'training_checkpoint_round_{rounds}')
   else:
@@ -157,7 +157,7 @@ class _Process:
     return unchanged if selected is None else _Output(self, state, *selected)
 
   async def run(self, state, open_round, data):
-    """Returns the output of a round when the round is durable or burnt."""
+    """Returns the output of a round after the round is durable or burnt."""
     with self._journal.attempting(open_round):
       output = await tff.program.materialize_value(
         self._process.next(state, data)
