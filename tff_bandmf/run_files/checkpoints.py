@@ -2,8 +2,8 @@
 
 A checkpoint has three parts: a NumPy archive of the state; the head of the
 ledger's chain, which is the last hash of the chain (32 bytes); and the SHA-256
-of the first two parts (32 bytes). A program that reads ZIP archives ignores the
-bytes after the archive.
+of the first two parts (32 bytes). NumPy can still load the file, since readers
+of ZIP archives ignore the bytes after the archive.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Checkpoints:
 
     Args:
       round_index: index of the round, a result of `latest`.
-      template: any state of the same process; only its structure is used.
+      template: any state of the same process; its numbers are not used.
 
     Raises:
       ValueError: the checkpoint is damaged, or belongs to another model,

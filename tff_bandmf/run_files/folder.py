@@ -1,9 +1,9 @@
 """The folder of a run: the lock, the keys, and the refusal of copies.
 
 One process at a time holds the lock of the folder, the file private/lock. A
-copy of the folder is recognised, since the folder and the keys of the copy have
-other inodes. If two complete copies on two hosts are both opened with `moved`,
-nothing shows that both continue the same run.
+copy of the folder is recognised, since the folder and the keys of the copy do
+not have the inodes of the originals. If two complete copies on two hosts are
+both opened with `moved`, nothing shows that both continue the same run.
 
 The start of a run has six steps, each durable before the next: write the new
 keys; write place.json, which names the host and the inodes of the folder and
@@ -192,8 +192,8 @@ def open_run(
 
   Args:
     directory: folder of the run; this process has its lock.
-    record: content of `run.json` by this program, without the IDs of run and
-      key.
+    record: content of `run.json` that this program gives the run, without the
+      IDs of run and key.
     strategy: strategy matrix C of the plan.
     planned: participation schema of the plan, for the strategy file.
     run_keys: result of `keys`.
@@ -248,8 +248,8 @@ def check_record(
 
   Args:
     directory: folder of the run.
-    record: content of `run.json` by this program, without the IDs of run and
-      key.
+    record: content of `run.json` that this program gives the run, without the
+      IDs of run and key.
   """
   ended = (directory / run_json.RESULT_FILE).exists()
   stored = run_json.RunRecord.read(directory)
@@ -301,10 +301,9 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
   """Raises ValueError if the folder is a copy and `moved` is False."""
   for name in _KEYS:
     path = _path(directory, name)
-    # PRIVACY: in a copy that was made with hard links, the key files have the
-    # inodes of the original key files, so the inodes do not show that the
-    # folder is a copy, and both folders could use one key. A key file with more
-    # than one hard link is refused.
+    # PRIVACY: if a key file has several hard links, a copy and the original
+    # folder may both exist, even if the user gives `moved`. Both folders could
+    # add the same noise to different sums. Such a key file is refused.
     # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
       raise errors.value_error(
@@ -340,10 +339,7 @@ def _read_place(directory: pathlib.Path) -> _files.JsonObject:
 
 
 def _place(directory: pathlib.Path, begun: bool) -> _files.JsonObject:
-  """Returns the content of place.json for this folder.
-
-  A copy of the folder has other inodes.
-  """
+  """Returns the content of place.json for this folder."""
   host = _MACHINE.read_text().strip() if _MACHINE.exists() else ''
   noise, sampling = (_identity(_path(directory, name)) for name in _KEYS)
   return {

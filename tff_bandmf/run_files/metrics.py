@@ -24,7 +24,7 @@ _REMEDY = (
 )
 
 
-# The cells of a row, by name of the column.
+# A row: {name of the column: cell}.
 _Row = Mapping[str, Union[float, str]]
 
 
@@ -90,8 +90,8 @@ class Metrics:
     """Writes the row of a round that ended; the ledger has the row's digest."""
     t = int(row['round'])
     if self._round == t:
-      # The file has a row of this round as a finished round, and the round was
-      # then burnt (given up): the new row replaces the old row.
+      # The round finished and got a row, and was then burnt (given up). The new
+      # row replaces the old row.
       self._lines.pop()
     self._round = t
     self._lines.append(self._line(row))

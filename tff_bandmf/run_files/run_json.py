@@ -116,7 +116,7 @@ class RunRecord:
   None.
 
   Attributes:
-    claim: dict: `Guarantee.to_dict()` with the keys `rounds`, `delta`,
+    claim: dict: `Guarantee.to_dict()`, and the keys `rounds`, `delta`,
       `l2_norm_clip` and `clients_per_round`.
     unit_of_privacy: text: the person or device whose contributions are zeroed
       in a neighbouring data set.
@@ -145,10 +145,10 @@ class RunRecord:
     enforced: dict of `min_sep`, `max_participations` and `by`, a text that
       names the party that enforces both numbers.
     clipped_by: text: party that clips the updates.
-    simulated: dict: guarantee of a run with larger cohorts that this run
-      simulates. The report then claims nothing for a deployment. None if this
+    simulated: dict: cohort size and guarantee of the larger run that this run
+      simulates; the report then claims nothing for a deployment. None if this
       run simulates no other run.
-    versions: dict: version of each package, by name.
+    versions: dict from the name of a package to its version.
     code_sha256: SHA-256 of the code of this package.
     train_sha256: SHA-256 of the training data.
     initial_sha256: SHA-256 of pre-trained initial weights, 64 hexadecimal
@@ -252,7 +252,7 @@ class RunRecord:
 
     Args:
       plan: plan of the run.
-      claim: values that are added to the attribute `claim`, by key.
+      claim: dict that is merged into the attribute `claim`.
       **statements: values of attributes that have a default. The attributes
         without a default follow from the plan, or are set to 'not stated', 'the
         model after every round' or an empty list.
@@ -317,7 +317,7 @@ class RunRecord:
     """Returns the record with new values of attributes that may change.
 
     Args:
-      statements: new values, by name of the attribute.
+      statements: {name of the attribute: new value}.
 
     Raises:
       ValueError: an attribute is not known, is fixed, or has a wrong type.
@@ -461,7 +461,7 @@ def write_result(
 
 
 def result_digest(numbers: dict[str, float]) -> bytes:
-  """Returns the SHA-256 of measured results that the ledger's chain stores."""
+  """Returns the SHA-256 of measured results, for the ledger's chain."""
   return _files.json_digest(numbers)
 
 
@@ -502,7 +502,7 @@ def read_result(
 
 
 def is_head(text: str) -> bool:
-  """Returns whether a text has the form of a head of a ledger's chain."""
+  """Returns whether a text is 64 hexadecimal digits, like a chain's head."""
   return bool(_HEAD.fullmatch(text))
 
 
@@ -522,7 +522,7 @@ def _is_printable(value: _files.Json) -> bool:
 
 
 def _flat(tree: _files.Json, prefix: str = '') -> _files.JsonObject:
-  """Returns the leaves of nested JSON objects, by dotted name."""
+  """Returns {dotted name: leaf} of nested JSON objects."""
   if not isinstance(tree, dict):
     return {prefix: tree}
   return {

@@ -1,4 +1,4 @@
-"""The location of the ledger of a run: in its folder, or in a database."""
+"""The location of a run's ledger: its folder, another file, or a server."""
 
 from __future__ import annotations
 
