@@ -59,7 +59,7 @@ class Event:
     round: index of the round, integer >= 0.
     kind: 'started', 'enforced', 'finished', 'failed', 'abandoned', 'row',
       'drawn', 'not drawn', 'ended', or a flag of `FLAGS`.
-    digest: SHA-256 of the cohort, the files, the released sum, the row or the
+    digest: digest of the cohort, the files, the released sum, the row or the
       results, depending on the kind; None if the kind has no digest, or if the
       digest is not known.
     z_stddev: standard deviation of an entry of z, the noise before C^-1

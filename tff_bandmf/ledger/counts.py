@@ -1,4 +1,7 @@
-"""Counts of rounds, attempts and participation in a ledger or a log."""
+"""Counts of rounds, attempts and participation in a ledger.
+
+A log of cohorts has the same counts, except that it has no attempts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tff_bandmf.ledger import chain
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """The counts of a ledger or of a log.
+  """The counts of a ledger, or of a log of cohorts.
 
   Attributes:
     rounds: number of started rounds. A started round is finished, burnt, both,
@@ -157,9 +160,8 @@ def from_attempts(
     ),
     cohort_sizes=sizes,
     # PRIVACY: a finished attempt whose noise was not measured or tested may
-    # have released a sum with too little noise. A single finished attempt
-    # without a measurement or a test puts its round into `unmeasured` or
-    # `unchecked`.
+    # have released a sum with too little noise. One such attempt is enough to
+    # put its round into `unmeasured` (no measurement) or `unchecked` (no test).
     # Guard: ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
     unmeasured=rounds(
       lambda _, done: any(attempt.z_stddev is None for attempt in done)
@@ -176,9 +178,9 @@ def from_attempts(
         )
       )
     ),
-    # PRIVACY: a program could follow an edited plan in a round that never
-    # finishes, and the clients of this round take part too. This set has the
-    # digest of every started attempt, finished or not.
+    # PRIVACY: an edited plan could govern a round that never finishes, and the
+    # clients of this round took part too. If only finished attempts counted
+    # here, nobody would see the edit. This set has the digest of every attempt.
     # Guard:
     # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
     enforced=frozenset(

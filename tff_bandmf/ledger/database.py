@@ -54,8 +54,8 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
   """Returns (writer, reader), two engines for one database.
 
   A transaction of the writer is on the disk when it ends. A transaction of the
-  reader sees the database at one moment. `dispose` of the writer closes both
-  engines.
+  reader sees the database as it was at one moment. `dispose` of the writer
+  closes both engines.
   """
   if url.get_backend_name() == 'sqlite':
     writer = sa.create_engine(
@@ -153,9 +153,9 @@ def _postgresql_arguments(options: str) -> dict[str, Union[str, int]]:
   """
   milliseconds = 1000 * _SECONDS
   settings = {
-    # PRIVACY: if the setting of the server is off, a power cut could lose the
+    # PRIVACY: if a server had this setting off, a power cut could lose the
     # start of a round that ran, and the claim would not count the clients of
-    # the round. With this setting, every commit waits for the disk.
+    # the round. The setting is on here, so every commit waits for the disk.
     # Guard: ledger_test.test_every_start_is_synced_to_the_disk.
     'synchronous_commit': 'on',
     'statement_timeout': milliseconds,

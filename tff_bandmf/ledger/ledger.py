@@ -57,10 +57,10 @@ class Ledger:
       url: URL of SQLAlchemy, or path of a SQLite file. A database, or a schema
         in a database, holds one ledger.
       create: whether to make a missing ledger.
-      key_file: path of the key by which clients are hashed. The key is made
-        when the first round starts. None stands for private/ledger.key next to
-        the SQLite file; for a database server it stands for no key. Counts can
-        be read without the key.
+      key_file: path of the key by which clients are hashed. A new ledger makes
+        the key when it first hashes clients. None stands for private/ledger.key
+        next to the SQLite file; for a database server it stands for no key.
+        Counts can be read without the key.
 
     Raises:
       ValueError: the ledger is missing, and `create` is False; or the database
@@ -102,8 +102,8 @@ class Ledger:
       if missing and not create:
         raise _missing(url)
       for table in () if missing else tables.TABLES:
-        # A forged table could have a computed column, which returns more bytes
-        # than the file has.
+        # In a forged table, SQLite could compute the values of a column, which
+        # could be far larger than the file and fill the memory.
         columns = sa.inspect(self._reader).get_columns(table)
         if any('computed' in column for column in columns):
           raise _not_a_ledger(url)
@@ -147,10 +147,7 @@ class Ledger:
     return row.run, row.noise_key
 
   def head(self) -> str:
-    """Returns the present head of the chain, in hexadecimal; see `chain`.
-
-    The method `attempts` returns the head after the last event of each attempt.
-    """
+    """Returns the present head of the chain, in hexadecimal; see `chain`."""
     return self._read(tables.row).head.hex()
 
   def has_head(self, head: str) -> bool:
@@ -273,7 +270,7 @@ class Ledger:
     before: int,
     whole: bool = False,
   ) -> history_lib.History:
-    """Returns the history of clients below a round, in the order of `clients`.
+    """Returns each client's history before a round, in the order of `clients`.
 
     The running time depends on the number of `clients` and on the number of
     rounds since the last call, and not on the number of all rounds.
@@ -291,7 +288,7 @@ class Ledger:
     population: _Clients,
     before: int,
   ) -> history_lib.Patterns:
-    """Returns all rounds of each client below a round, in the given order.
+    """Returns each client's rounds before a round, in the given order.
 
     Args:
       population: different indices or strings.
@@ -307,7 +304,7 @@ class Ledger:
   def _index_before(
     self, before: int, whole: bool = False
   ) -> history_lib.IdentifierIndex:
-    """Returns an index of the rounds below `before`, by client.
+    """Returns an index that finds the rounds below `before` of each client.
 
     Args:
       before: index of a round.
@@ -437,9 +434,8 @@ class Ledger:
         )
       last = tables.last_round(connection)
       # PRIVACY: if the plan or the strategy is edited between two rounds, the
-      # claim of neither version holds. The digest of a round must be equal to
-      # the digest of the last started round, so that all rounds have the same
-      # digest.
+      # claim of neither version holds. The digest of these files must be equal
+      # to the digest at the start of the last round.
       # Guard:
       # ledger_test.test_round_cannot_start_with_another_digest_than_the_last.
       if enforced is not None and any(
@@ -521,9 +517,9 @@ class Ledger:
       ValueError: no attempt is open; another result was recorded; `z_stddev`
         is negative or not finite; or the aggregator is at another round.
     """
-    # PRIVACY: if the aggregator is at another round than the ledger, the sum of
-    # this cohort got the noise of that round, and the sum of that round could
-    # get the same noise. The result of the round is refused.
+    # PRIVACY: if the ledger is at round t and the aggregator at round s, the
+    # sum of round t got the noise of round s, and the sum of round s could get
+    # the same noise. The result of round t is refused.
     # Guard:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:

@@ -118,9 +118,10 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
     ValueError: the row is damaged, or has another format.
   """
   query = sa.select(*map(_raw, _LEDGER.c))
-  # PRIVACY: if another process abandoned a round after this process had read
-  # the ledger and before it wrote, the abandoned round could start again, and
-  # add its noise to another sum. This read locks the row first.
+  # PRIVACY: suppose that another process abandons a round between a read and a
+  # write of this process. This process could start the abandoned round again,
+  # and add its noise to another sum. The lock keeps other processes from
+  # writing until the transaction ends.
   # Guard: ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
   if lock:
     query = query.with_for_update()
@@ -148,7 +149,8 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
 def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
   """Returns whether `head` is or was the head of the chain."""
   ledger = row(connection)
-  # The key by which clients are hashed is None until the first round starts.
+  # The head before the first event depends on the key by which clients are
+  # hashed, which is None at first.
   firsts = [
     chain.genesis(ledger.run, ledger.noise_key, key)
     for key in (None, ledger.key)
@@ -326,8 +328,8 @@ def verify(
   added or removed since then.
 
   Returns:
-    Two dicts by the index of a round, rounds ascending: the number of clients,
-    and the attempts.
+    Two dicts whose keys are the indices of rounds, ascending: the number of
+    clients of each round, and the attempts at it.
 
   Raises:
     ValueError: the ledger was changed or is damaged. The message names the
