@@ -22,7 +22,7 @@ A client may take part in round t if c < k and, for c > 0,
 
 An epoch is b rounds. With fixed epochs, a client may skip an epoch if k >=
 ceil(n / b): the rounds of the client are then a subset of a pattern with one
-round in every epoch, and the sensitivity of this pattern is at least as large.
+round in every epoch, and the sensitivity of a pattern also bounds its subsets.
 If k < ceil(n / b), a pattern of the schema has rounds in k consecutive epochs.
 A client may stop after fewer rounds, which are a subset of such a pattern. The
 rounds of a client that skips an epoch between two of its rounds need not be a
@@ -77,8 +77,8 @@ def violations(
   too_often = history.count >= participation.participations(rounds)
   if participation.min_sep is None:
     return np.zeros_like(too_often), too_often
-  # A client without a round has the `last_round` -2^30, which must stay below
-  # the difference. A min_sep above n is replaced by n, which allows the same
+  # The `last_round` of a client without rounds, -2^30, must be below this
+  # difference. So a min_sep above n is replaced by n, which allows the same
   # rounds.
   too_soon = history.last_round > round_index - min(
     participation.min_sep, rounds
@@ -103,9 +103,9 @@ def _over_budget(
       'which a budget needs; use sampler.history(), or '
       'Ledger.past(..., whole=True)'
     )
-  # PRIVACY: a client that was admitted under another C may have rounds that
-  # cost more than the budget under this C. A history with a client above the
-  # budget is refused.
+  # PRIVACY: the earlier rounds of a client that was admitted under another C
+  # can cost more than the budget under this C, and the claim does not cover
+  # such a client. A history with such a client is refused.
   # Guard: budget_test.test_client_of_another_matrix_is_refused.
   if np.any(costs.total(history.rounds) > costs.limit):
     raise errors.value_error(
@@ -144,7 +144,7 @@ class Admission:
     admitted: [number of entries of the cohort] bool, whether the client of each
       entry may take part.
     too_soon: number of entries that were left out because the last round of the
-      client is too close or, with fixed epochs, not a whole number of epochs
+      client is too close or, with fixed epochs, not an allowed number of rounds
       ago. Repeated entries of a client count as too soon.
     too_often: number of other entries that were left out because the client
       took part in k rounds already, or would exceed its budget.

@@ -14,7 +14,7 @@ multiple of b.
 
 If the cohort of some round cannot be filled, `CohortSampler` raises before the
 first round. If counting (see `feasibility`) does not decide whether every
-cohort can be filled, `CohortSampler` draws the cohorts of all rounds once.
+cohort can be filled, it draws the cohorts of all rounds once to find out.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class CohortSampler:
     Clients that may not take part, and repeated clients, are dropped. The
     cohort is uniform, because every draw is uniform over all candidates. If
     many clients may take part, few draws are enough. The result is None if the
-    draws did not fill the cohort.
+    allowed number of draws did not fill the cohort.
     """
     candidates = self._candidates(round_index)
     fitting = np.empty(0, np.int64)

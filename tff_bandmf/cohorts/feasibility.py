@@ -92,7 +92,7 @@ class Demand:
     )
 
   def never(self) -> bool:
-    """Returns whether no way of drawing fills the cohorts of all rounds."""
+    """Returns whether the cohorts of all rounds certainly cannot be filled."""
     b, k = self._schema
     m, n = self.cohort_size, self.rounds
     if self.participation.evenly_spaced:
@@ -103,11 +103,11 @@ class Demand:
     return min(b, n) * m > self.clients or n * m > self.clients * k
 
   def largest(self) -> dict[str, int]:
-    """Returns feasible values of min_sep, cohort_size and rounds, by name.
+    """Returns {name: feasible value} for min_sep, cohort_size and rounds.
 
-    Each is the largest value, up to the present value, for which `surely` is
-    true while the other two keep their present values. If there is no such
-    value, its name is missing.
+    Each value is the largest one, up to the present value, for which `surely`
+    is true if the other two keep their present values. A name without such a
+    value is missing.
     """
     schema = self.participation
     largest = {

@@ -5,7 +5,7 @@ clients with 64-bit identifiers. The rule of a `Budget` needs all rounds of a
 client. The rules of other schemas need only the last round and the number of
 rounds of a client. A chain (`_Chain`) has all rounds: its entries are
 participations, and each entry points to the previous entry of the same client.
-`Patterns` has the methods of `History`, and all rounds of each client.
+`Patterns` holds a chain, and can replace a `History` of a population.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEVER = -(2**30)
 MAX_ROUNDS = 2**30
 # Largest count that 16 bits hold.
 _MOST = 2**16 - 1
-# Number of participations that are indexed at a time, with 50 bytes each.
+# Number of participations that are indexed at a time, at 50 bytes each.
 _BLOCK = 2**24
 # Number of identifiers that are sorted, or looked up, at a time.
 _RANGE = 2**19
@@ -93,7 +93,7 @@ class History:
 
 
 class _Chain:
-  """Participations in order of the rounds, as linked lists of each client.
+  """Participations in order of the rounds, with a linked list of each client.
 
   An entry is a participation, and points to the previous entry of the same
   client. An entry takes 4 bytes.
@@ -231,9 +231,9 @@ class IdentifierIndex:
   The index is a list of parts, each sorted by identifier. New rounds become a
   new part. A part is merged with the next part unless it has at least twice as
   many clients as the next part. So the average time to add a round is about
-  proportional to the size of its cohort, and the time of a look-up to the
-  number of clients that are looked up. A client takes 14 bytes and, if `whole`
-  is set, a participation takes 4 bytes.
+  proportional to the size of its cohort, and the time to look up clients is
+  about proportional to their number. A client takes 14 bytes and, if `whole` is
+  set, a participation takes 4 bytes.
 
   Attributes:
     next: 1 + the last round that was added, integer; 0 before the first round.
@@ -300,7 +300,7 @@ class IdentifierIndex:
     self.next = indices[-1] + 1
 
   def _combine(self, number: int) -> None:
-    """Merges this number of parts, the newest parts, into one part."""
+    """Merges the newest parts, `number` of them, into one part."""
     known, histories = zip(*self._parts[-number:])
     parts = []
     for slices in _ranges(known):
@@ -320,7 +320,7 @@ class IdentifierIndex:
     return sum(len(identifiers) for identifiers, _ in self._parts)
 
   def of(self, clients: np.ndarray) -> History:
-    """Returns the history of clients by int64 identifier, in the same order."""
+    """Returns the history of clients with these int64 identifiers, in order."""
     past = self._last(clients)
     if not self.whole:
       return past
@@ -336,7 +336,7 @@ class IdentifierIndex:
     return Patterns(past.count, past.last_round, copy.deepcopy(self._chain))
 
   def _last(self, clients: np.ndarray) -> History:
-    """Returns the history of clients by identifier, in the same order.
+    """Returns the history of clients, given their identifiers, in this order.
 
     If `whole` is set, `last_round` has the last entries in the chain
     instead.
@@ -344,8 +344,8 @@ class IdentifierIndex:
     past = History.empty(len(clients))
     if self.whole:
       past.last_round[:] = -1
-    # Clients that are neighbours in this order are close to each other in each
-    # part.
+    # In this order, successive look-ups in a part are close to each other, so
+    # the memory that they read is in a cache.
     order = np.argsort(clients)
     for start in range(0, len(order), _RANGE):
       asked = order[start : start + _RANGE]
@@ -405,7 +405,7 @@ def _grouped(
 def _joined(
   parts: Sequence[tuple[np.ndarray, History]],
 ) -> tuple[np.ndarray, History]:
-  """Returns the concatenation of parts, whose identifiers ascend."""
+  """Returns the concatenation of parts with ascending identifiers."""
   clients, histories = zip(*parts)
   return np.concatenate(clients), History(
     np.concatenate([each.last_round for each in histories]),
