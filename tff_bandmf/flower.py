@@ -4,8 +4,8 @@
     FedAvg(weighted_by_key=flower.EQUAL), '~/flower_run', plan, clients=100)
   result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=50)
 
-The strategy belongs into Flower's `ServerApp`; a `ClientApp` stays as it is. If
-a killed program is started again, it continues from the last checkpoint. Server
+The strategy runs in Flower's `ServerApp`; a `ClientApp` needs no change. If a
+killed program is started again, it continues from the last checkpoint. Server
 round t of Flower is round t - 1 of the run.
 
 Flower names a node by a random number, and a node that connects again gets
@@ -53,12 +53,12 @@ except ImportError as error:
     errors.install('flower'),
   ) from error
 
-# Value of `weighted_by_key`, by which all updates have equal weights.
+# Value of `weighted_by_key` that gives all updates equal weights.
 EQUAL = 'equal-weight'
 
 _LOGGER = logging.getLogger('flwr')
 _EVALUATIONS = 'evaluations of the model on clients, without noise'
-# Seconds between two looks at the connected nodes.
+# Seconds between two queries for the connected nodes.
 _PAUSE = 0.2
 
 _Client = Union[int, str]
@@ -113,9 +113,8 @@ class CorrelatedNoise(strategies.Strategy):
       ValueError: `folder` is relative; `strategy` weighs updates or overrides
         `aggregate_train` or `start`; or a public key cannot be read.
     """
-    # PRIVACY: A text such as 'false' from a configuration counts as true in
-    # Python, and 0 as false, so a run could lose its noise by accident. Only
-    # True and False are accepted.
+    # PRIVACY: Python takes 0 or an empty text in a configuration for False, so
+    # a run could lose its noise by accident. Only True and False are accepted.
     # Guard: flower_test.test_switch_that_is_no_bool_is_refused.
     if not isinstance(private, bool):
       raise errors.type_error(
@@ -214,8 +213,8 @@ class CorrelatedNoise(strategies.Strategy):
         if messages:
           # PRIVACY: Metrics that clients evaluate have no noise, so a guarantee
           # that seemed to cover them would be false. Before clients evaluate,
-          # the run notes for its report that such metrics are released, beside
-          # other values that the report already names. Guards:
+          # the run adds these metrics to the releases that its report names.
+          # Guards:
           # flower_test.test_evaluations_of_clients_are_in_the_report and
           # test_evaluations_replace_no_other_statement.
           run.note_side_release(_EVALUATIONS)
@@ -276,9 +275,9 @@ class CorrelatedNoise(strategies.Strategy):
     the round, before the program was killed, released another sum.
     """
     current = self._open()
-    # PRIVACY: If two replies of one node were added, a client could move the
-    # sum by twice the clip. The same holds if one reply counted for several
-    # clients. At most one reply of each node is added, for its client alone.
+    # PRIVACY: If two replies of one node were added, or one reply counted for
+    # two clients, a client could move the sum by twice the clip. At most one
+    # reply of each node is added, for its client alone.
     # Guards: flower_test.test_a_client_has_one_update and
     # test_reply_of_no_node_is_no_update.
     by_node = {
@@ -364,11 +363,11 @@ class CorrelatedNoise(strategies.Strategy):
         yield admitted
 
   def _connected(self, grid: grids.Grid) -> dict[_Client, int]:
-    """Returns the connected clients: name to node ID.
+    """Returns {name of a client: node ID} for the connected clients.
 
     Raises:
       ValueError: too few clients connect before the timeout; `clients` is a
-        number outside of a simulation; or a simulation has more nodes.
+        number outside of a simulation, or below the number of simulated nodes.
     """
     least = (
       self._clients
@@ -396,7 +395,7 @@ class CorrelatedNoise(strategies.Strategy):
       time.sleep(_PAUSE)
 
   def _look(self, grid: grids.Grid) -> dict[_Client, int]:
-    """Returns the clients that are connected now: name to node ID."""
+    """Returns {name of a client: node ID} for the clients connected now."""
     simulated = isinstance(grid, grids.InMemoryGrid)
     if not isinstance(self._clients, int):
       # PRIVACY: A SuperNode that registers itself gets a new key at every
@@ -481,10 +480,10 @@ def _check_strategy(strategy: strategies.FedAvg) -> None:
       f'strategy={name}: is not a FedAvg; use FedAvg or FedProx'
     )
   for method in 'aggregate_train', 'start':
-    # PRIVACY: A run replaces the aggregation and the loop of a strategy. If a
-    # strategy aggregated in its own way, such as by a median, its users would
-    # get a mean instead, and its own loop could use updates without noise. A
-    # strategy that overrides one of them is refused.
+    # PRIVACY: A run replaces `aggregate_train` and `start` of a strategy. A
+    # strategy with a median of its own, for instance, would run with a mean,
+    # and its user would take the guarantee of the mean for one of the median. A
+    # strategy that overrides one of the two methods is refused.
     # Guard: flower_test.test_strategy_that_does_not_average_is_refused.
     if getattr(type(strategy), method) is not getattr(
       strategies.FedAvg, method
@@ -535,7 +534,7 @@ def _key_and_name(line: str) -> tuple[bytes, str]:
 
 
 def _form(weights: Mapping[str, np.ndarray]) -> dict[str, tuple[str, Any]]:
-  """Returns the kind of numbers and the shape of each array."""
+  """Returns {name of an array: (kind of its numbers, its shape)}."""
   return {name: (each.dtype.kind, each.shape) for name, each in weights.items()}
 
 

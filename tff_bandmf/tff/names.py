@@ -2,7 +2,7 @@
 
   from tff_bandmf.tff import names as tff
 
-TFF 0.87 has all these names. In later releases, computations, types, placements
+TFF 0.87 has all the names. In later releases, computations, types, placements
 and the base classes of programs are in the package `federated_language`, where
 a few of them have other names. Aggregators, templates, learning and the local
 runtime stay in TFF. No other module of this library imports either package.
@@ -86,7 +86,7 @@ _ROOT = _Names('', _PACKAGES)
 
 
 def __getattr__(name: str) -> Any:
-  # Python itself looks for names such as `__path__`.
+  # Python itself looks for names such as `__path__`, which this module lacks.
   if name.startswith('__'):
     raise AttributeError(name)
   return getattr(_ROOT, name)

@@ -31,8 +31,8 @@ class WaitPolicy:
     on_slow: function that is called with one line, which names the worker,
       after `notice_seconds` without a result. By default it writes the line to
       standard error.
-    notice_seconds: seconds without a result after which `on_slow` is called,
-      > 0. If `limit_seconds` is not larger, `on_slow` is never called.
+    notice_seconds: seconds without a result after which `on_slow` is called, >
+      0. It is never called if `limit_seconds` is at most `notice_seconds`.
   """
 
   limit_seconds: Optional[float] = None

@@ -18,9 +18,9 @@ from tff_bandmf.tff import runtime, timeouts
 
 
 class Workers:
-  """Connected TFF workers; `connected` returns them.
+  """The TFF workers to which `connected` has connected.
 
-  A worker that exceeded a time limit was given up: it gets no further work.
+  A worker that exceeds a time limit is given up: it gets no further work.
   """
 
   def __init__(
