@@ -409,7 +409,7 @@ class CorrelatedNoise(strategies.Strategy):
         if node.public_key in self._clients
       }
     # PRIVACY: In a deployment, Flower lists nodes in the order of their
-    # connections, which changes. If this order named the clients, a client
+    # connections, which changes. If clients were named by this order, a client
     # could take part more often than the plan allows. In a deployment, a number
     # of clients instead of their keys is refused.
     # Guard: flower_test.test_number_of_clients_outside_a_simulation_is_refused.
@@ -419,8 +419,8 @@ class CorrelatedNoise(strategies.Strategy):
         'node of a deployment gets a new ID when it connects again; give the '
         'public keys of the SuperNodes'
       )
-    # PRIVACY: In a simulation, node IDs are random. If the order of the IDs
-    # named the clients, their names would change after a restart, and a client
+    # PRIVACY: In a simulation, node IDs are random. If clients were named by
+    # the order of the IDs, a restart would change their names, and a client
     # could take part more often than the plan allows. Clients are named by the
     # order in which Flower made the nodes, the order of their partitions.
     # Guard:

@@ -143,8 +143,8 @@ class Journal:
       attempts = self.ledger.attempts(self.next - 1)
       # PRIVACY: if the state did not follow from the rounds in the ledger, the
       # next round could compute a second sum for noise that was used before.
-      # A checkpoint stores the head that the ledger's chain had at that moment.
-      # The last attempt at the previous round must have this head.
+      # A checkpoint has the head of the ledger's chain after the previous
+      # round. In the ledger, the last attempt at that round must have it.
       # Guard:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:

@@ -114,9 +114,9 @@ def open_folder(
     position = released_sums.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
       # PRIVACY: every aggregation adds the noise of the open round. A killed
-      # program leaves its round open, so this noise could be added to updates
-      # of clients who are not in the ledger's cohort of the round. This line
-      # closes the round.
+      # program leaves its round open, so updates of clients whom the ledger
+      # does not have in this round could get this noise, and the claim would
+      # not count them. This line closes the round.
       # Guard: run_replay_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
     # PRIVACY: the size of a sampled cohort depends on whether a client is in

@@ -184,8 +184,8 @@ def open_run(
   """Makes the files of a new run, or checks that the folder holds this run.
 
   PRIVACY: if two runs, or two copies of one run, use the same noise key, they
-  add the same noise to different sums. A key is accepted only for the run for
-  which it was drawn, and only in the folder in which it was drawn.
+  add the same noise to different sums. A key is accepted only for its own run
+  and, unless `moved` is set, only in the folder in which it was drawn.
   Guards: resume_test.test_key_of_another_run_is_refused,
   folder_test.test_copy_without_its_ledger_is_refused,
   test_edited_copy_is_refused and test_copy_is_refused_until_it_is_said_to_move.
