@@ -26,7 +26,8 @@ _MAPS = {
   'federated_map_all_equal',
   'sequence_map',
 }
-# Intrinsics whose result depends on their argument element by element.
+# Intrinsics for which element i of the result depends on element i of the
+# argument only.
 _CARRIERS = {
   'federated_broadcast',
   'federated_max',

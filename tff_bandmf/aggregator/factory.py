@@ -53,8 +53,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     of the sum, where z is the noise before C^-1. `noise_placement`: 'state',
     'tape' or, without noise, 'none'. `noise_checked`: whether the process that
     added the noise measured the standard deviation that the strategy
-    prescribes. `rounds_ahead`, with a tape: number of rounds whose
-    noise is ready, which depends on the duration of rounds.
+    prescribes. `rounds_ahead`, only with a tape: number of rounds whose noise
+    is ready; this number depends on how long rounds take.
   * `released`, only for an adaptive clip: values with noise, which the
     guarantee covers. `l2_norm_clip`: clip of the next round. `fraction`: share
     of updates below the clip of this round.
@@ -413,7 +413,7 @@ def dp_aggregator(
       aggregation.
     measure_clients: whether to measure `not_private`: counts of zeroed and
       clipped updates, which have no noise and are outside the guarantee. It
-      excludes `secure_sum`, with which the server learns only sums.
+      excludes `secure_sum`, since the server would see each client's counts.
 
   Returns:
     A factory for one learning process. Call its `close` when training ends, or
@@ -472,9 +472,9 @@ def dp_aggregator(
       strategy,
       participation,
       noise_multiplier,
-      # PRIVACY: The claim covers the rounding of noise in a number of
-      # coordinates. If a coordinate with noise was left out, epsilon would be
-      # too small. The indicator of an adaptive clip counts as one coordinate.
+      # PRIVACY: Rounding the noise of a coordinate costs privacy. If the claim
+      # left out a coordinate with noise, epsilon would be too small. The
+      # indicator of an adaptive clip counts as one coordinate.
       # Guard:
       # aggregator_adaptive_test.test_claim_is_that_of_a_constant_clip.
       dimension=dimension and dimension + clips.indicators(l2_norm_clip),
