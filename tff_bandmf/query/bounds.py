@@ -114,8 +114,8 @@ class Bounds:
   So two cohorts that differ by the presence of one client have sums that differ
   by at most 2^clip_bits steps in L2 norm. At run time `clip` compares the sums
   of the first line with `squared_bounds`, in exact arithmetic. The second line
-  follows, since `squared_bounds` add up to at most 4^clip_bits. No bound
-  depends on another record. The rule that zeroes a record is constant, so
+  follows, since `squared_bounds` add up to at most 4^clip_bits. The bounds do
+  not depend on other records. The rule that zeroes a record is constant, so
   zeroing costs no privacy and does not raise the sensitivity. Source:
   docs/reference/arithmetic.md, whose proof assumes this bound of the L2 norm.
 
@@ -186,9 +186,9 @@ class Bounds:
 
     Args:
       l2_norm_clip: number > 0, which bounds the norm over all leaves; or a
-        nested structure of such numbers, which matches the outer containers of
-        `record_specs` and whose numbers bound the norms over the leaves below
-        them; or an `AdaptiveClip`.
+        nested structure of numbers > 0 that matches the outer containers of
+        `record_specs`, where each number bounds the norm over the leaves below
+        it; or an `AdaptiveClip`.
       record_specs: nested structure of arrays or of `tf.TensorSpec`, of float
         types.
       clip_bits: integer; the clip is 2^clip_bits steps, see `noise.Lattice`.
@@ -381,7 +381,7 @@ def check_bounds(
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:
-  """Raises if a clipping or zeroing norm is invalid whatever the record.
+  """Raises if a clipping or zeroing norm is invalid for every record.
 
   Args:
     l2_norm_clip: number > 0, nested structure of such numbers, or

@@ -35,8 +35,8 @@ _ROUNDINGS: tuple[Callable[..., np.ndarray], ...] = (np.rint, np.trunc)
 class Clipping(bounds.Bounds):
   """Turns one record into int32 multiples of a step h, with a bounded norm.
 
-  The class `Bounds` has the attributes, the symbols, the formulas and the
-  guarantee.
+  The module `bounds` defines the symbols. Its class `Bounds` has the
+  attributes, the formulas and the guarantee.
   """
 
   def clip(
@@ -91,16 +91,16 @@ class Clipping(bounds.Bounds):
         # PRIVACY: If a sum of squares was rounded, a record with a norm above
         # the clip could pass the test. If float64 computes a sum of squared
         # integers as at most 2^53, the sum is exact in any order. All bounds
-        # are below 2^53.
+        # are below 2^53, so a sum that passes is exact.
         # Guard: noisy_mean_test.test_norm_is_compared_exactly.
         if np.all(squares <= self.squared_bounds):
           break
       else:
         out[:] = 0
     if self.adaptive is not None:
-      # PRIVACY: If the indicator of a zeroed record was not 0, the sum would
-      # depend on whether the client took part. The indicator is 0, so the sum
-      # is the same as without the client.
+      # PRIVACY: A record that becomes zero must count like an absent client. If
+      # its indicator was not 0, the sum would depend on whether the client took
+      # part. The indicator is 0.
       # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
       sign = -1 if np.any(scales < 1.0) else 1
       out[-1] = self.indicator_steps * sign * is_kept

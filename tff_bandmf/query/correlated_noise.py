@@ -72,8 +72,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   round of more than `largest_cohort` clients fails before its release, so that
   no sum wraps around.
 
-  The run has the `accounting.Guarantee` from which `CorrelatedNoiseQuery.of`
-  creates the query, on the assumptions that `get_noised_result` states.
+  `CorrelatedNoiseQuery.of` creates the query from an `accounting.Guarantee`.
+  The run has this guarantee on the assumptions of `get_noised_result`.
 
   The query is pure: everything that changes is in its state and in the files of
   a tape. Call `begin` on an initial state before the first round. A round past
@@ -168,9 +168,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = bounds_lib.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: The claim covers the rounding of noise in a number of
-    # coordinates. For a model with more coordinates, epsilon would be too
-    # small. Such a model is refused.
+    # PRIVACY: Rounding the noise of a coordinate costs privacy, and the claim
+    # includes this cost for a limited number of coordinates. For a larger
+    # model, epsilon would be too small. A larger model is refused.
     # Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:

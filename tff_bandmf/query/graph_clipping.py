@@ -21,7 +21,7 @@ class GraphClipping(bounds.Bounds):
 
   PRIVACY: The bounds of `Bounds` are proved for the operations of
   `Clipping.clip`. With other operations the norm of a record could exceed the
-  clip. Both methods do the same operations in the same order.
+  clip. `GraphClipping.clip` does the same operations in the same order.
   Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
   """
 
@@ -63,9 +63,9 @@ class GraphClipping(bounds.Bounds):
     )
     if self.adaptive is None:
       return clipped
-    # PRIVACY: If the indicator of a zeroed record was not 0, the sum would
-    # depend on whether the client took part. The indicator is 0, so the sum is
-    # the same as without the client.
+    # PRIVACY: A record that becomes zero must count like an absent client. If
+    # its indicator was not 0, the sum would depend on whether the client took
+    # part. The indicator is 0.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
@@ -83,7 +83,8 @@ class GraphClipping(bounds.Bounds):
 
     PRIVACY: If a sum of squares was rounded, a record with a norm above the
     clip could pass the test. If float64 computes a sum of squared integers as
-    at most 2^53, the sum is exact in any order. All bounds are below 2^53.
+    at most 2^53, the sum is exact in any order. All bounds are below 2^53, so a
+    sum that passes is exact.
     Guard: query_test.test_norm_is_compared_exactly.
 
     Args:

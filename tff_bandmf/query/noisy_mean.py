@@ -86,9 +86,9 @@ class NoisyMean:
     )
     dimension = bounds_lib.record_dimension(self.like)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: The claim covers the rounding of noise in a number of
-    # coordinates. For a model with more coordinates, epsilon would be too
-    # small. Such a model is refused.
+    # PRIVACY: Rounding the noise of a coordinate costs privacy, and the claim
+    # includes this cost for a limited number of coordinates. For a larger
+    # model, epsilon would be too small. A larger model is refused.
     # Guard: noisy_mean_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
       guarantee.cost.check_dimension(dimension)
