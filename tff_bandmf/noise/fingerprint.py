@@ -1,12 +1,13 @@
 """A 64-bit fingerprint of a release: a tree of FarmHash64, in NumPy.
 
 A release is a vector of int32. It is cut into rows of 16 int32, and the
-FarmHash64 of the 64 bytes of a row gives two int32. These int32 are the next
-level of the tree, which is cut into rows in the same way, until one row is
-left. Zeros pad the last row of a level. Padding can make releases of different
-lengths equal, so the root is combined with the number of coordinates by
-exclusive or. `tape.graph_reader.fingerprint` returns the same bits: its
-`tf.fingerprint` is FarmHash64 [github.com/google/farmhash, farmhashna].
+FarmHash64 of the 64 bytes of a row gives two int32. The hashes of all rows are
+the next level of the tree, and are cut into rows in the same way. The hash of a
+level of one row is the root. Zeros pad the last row of a level. Padding can
+make releases of different lengths equal, so the fingerprint is the exclusive or
+of the root and the number of coordinates. `tape.graph_reader.fingerprint`
+returns the same bits: its `tf.fingerprint` is FarmHash64
+[github.com/google/farmhash, farmhashna].
 
 In a tree, many rows can be hashed at once and in any order. If FarmHash64
 behaves like a random function, two different releases have the same fingerprint

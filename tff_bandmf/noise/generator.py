@@ -31,14 +31,14 @@ from cryptography.hazmat.primitives.ciphers import algorithms
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 
-# The constant 'expand 32-byte k', and the number of double rounds: quarter
-# rounds of all columns and then of all diagonals [RFC 8439, 2.3].
+# Words of 'expand 32-byte k', and the number of double rounds: each consists
+# of quarter rounds of all columns and then of all diagonals [RFC 8439, 2.3].
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 DOUBLE_ROUNDS = 10
 # Array or tensor of uint32 words, of NumPy, JAX or TensorFlow.
 _Words = Any
-# Number of words in a block of ChaCha20. A caller may ask for coordinates that
-# begin at a multiple of this number.
+# Number of 64-bit words in a block of ChaCha20. The first coordinate for which
+# a caller asks must be a multiple of this number.
 GROUP = 8
 # PRIVACY: If k is small, the distance between values of u is large relative to
 # u, so the tail of z would differ from the normal tail, and rare releases would

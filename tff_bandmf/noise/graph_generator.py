@@ -1,12 +1,10 @@
 """Standard normals from a key as TensorFlow operations.
 
 Only `placements.InState` uses these operations, with the key in TFF's state.
-
-The formulas are those of `generator`, which defines words, k, u and z. The
-words have the same bits as the words of `generator.Generator`. The normals z
-can differ from the generator's normals in their last bits, since Phi^-1 is
-computed by TensorFlow instead of SciPy. A group is eight coordinates that share
-a block of ChaCha20.
+`generator` has the formulas, and defines words, k, u and z. The words here have
+the same bits as the words of `generator.Generator`. The normals z can differ in
+their last bits, since TensorFlow instead of SciPy computes Phi^-1. A group is
+eight coordinates that share a block of ChaCha20.
 """
 
 from __future__ import annotations
@@ -85,9 +83,10 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   words = _words(key, round_index, groups, generator.WORDS)[:count]
   k = tf.cast(tf.bitwise.right_shift(words, tf.ones_like(words)), tf.int64)
   u = (tf.cast(k, tf.float64) + 0.5) * 2.0**-64
-  # PRIVACY: If u always came from one word, no |z| would exceed 9.2, and large
-  # |z| would have too few values, so rare releases would distinguish
-  # neighbours. If the first word is small, a second word makes u finer.
+  # PRIVACY: With one word for each u, no |z| would exceed 9.2, and the values
+  # of large |z| would be far apart. Some rare releases would then be possible
+  # for only one of two neighbours. If the first word is small, a second word
+  # makes u finer.
   # Guard: graph_generator_test.test_small_words_are_extended.
   small = tf.where(k < generator.EXTENDED_BELOW)
   coordinate = small[:, 0]
@@ -109,15 +108,16 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
 def _words(
   key: tf.Tensor, round_index: tf.Tensor, groups: tf.Tensor, stream: int
 ) -> tf.Tensor:
-  """Returns the words of groups of coordinates, [8 groups] uint64.
+  """Returns the words of m groups of coordinates, [8 m] uint64.
 
   Args:
     key: [8] uint32; secret.
     round_index: t, scalar int64.
-    groups: [groups] int64, numbers of the groups.
+    groups: [m] int64, indices of groups; coordinate i is in group i // 8.
     stream: `generator.WORDS` for first words, `EXTENSIONS` for second words.
   """
-  # The lower 32 bits of an int64 come first.
+  # The last bit of the nonce is the stream. `tf.bitcast` puts the lower 32 bits
+  # of an int64 first, so the bytes have the order of `Generator.words`.
   last_bit = tf.constant(-stream << 63, tf.int64)
   nonce = tf.fill(tf.shape(groups), round_index | last_bit)
   counter = tf.bitcast(tf.stack([groups, nonce], 1), tf.uint32)

@@ -30,15 +30,15 @@ from tff_bandmf.noise import key as key_lib
 Array = Any
 _Polynomials = tuple[Sequence[float], Sequence[float]]
 
-# Indices of the columns and then of the diagonals [RFC 8439, 2.3].
+# Indices of the words of each column and then of each diagonal [RFC 8439, 2.3].
 _QUARTERS = (
   *((i, i + 4, i + 8, i + 12) for i in range(4)),
   *((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4)),
 )
 
 # Wichura's PPND16 [AS 241, 1988] approximates Phi^-1 by one rational function
-# for |u - 1/2| <= 0.425, one for r = sqrt(-log u) <= 5 and one for r > 5. Each
-# has a numerator and a denominator, with the highest power first.
+# for |u - 1/2| <= 0.425, one for r = sqrt(-log u) <= 5 and one for r > 5. The
+# tuples have coefficients of numerator and denominator, highest power first.
 _CENTRE = (
   (
     2.5090809287301226727e3,
@@ -107,8 +107,8 @@ _TAIL = (
 )
 # Relative error of the approximation, without rounding, in units of 2^-53.
 _FORMULA_ERROR = 1.7
-# A public key for tests of devices. In row 171, coordinate 34,860 has a second
-# word.
+# A public key for tests of devices. In row 171, coordinate 34,860 needs a
+# second word.
 _KNOWN = key_lib.Key(bytes(range(32)))
 _KNOWN_ROW, _KNOWN_GROUP, _KNOWN_SHAPE = 170, 4352, (2, 4096)
 
@@ -127,14 +127,14 @@ def key_words(key: key_lib.Key) -> np.ndarray:
 
 
 def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
-  """Returns words of ChaCha20, [rows, groups, 8] uint64.
+  """Returns words of ChaCha20, [r, g, 8] uint64.
 
   Args:
     key: [8] uint32; secret.
-    rows: [rows] int64, numbers of the rows.
-    groups: [groups] int64, numbers of the groups.
-    streams: [rows], `generator.WORDS` (first words) or `EXTENSIONS` (second
-      words) for each row.
+    rows: [r] int64, indices of rows of z.
+    groups: [g] int64, indices of groups; coordinate i is in group i // 8.
+    streams: [r], `generator.WORDS` (first words) or `EXTENSIONS` (second words)
+      for each row.
   """
   shape = (len(rows), len(groups))
   group_low, group_high = _halves(groups[None, :])
@@ -174,8 +174,8 @@ def normals(
 
   Args:
     key: [8] uint32; secret.
-    first_row: scalar int64, number of the first row.
-    first_group: scalar int64, number of the first group.
+    first_row: scalar int64, index of the first row.
+    first_group: scalar int64, index of the first group.
     shape: (rows, coordinates), static; the number of coordinates is a multiple
       of 8.
 
@@ -187,14 +187,15 @@ def normals(
   word = words(key, rows, groups, jnp.full(len(rows), generator_lib.WORDS))
   u = (_magnitude(word) + 0.5) * 2.0**-64
   z = _signed(word, inverse(u, jnp, (_CENTRE, _MIDDLE))).reshape(shape)
-  # PRIVACY: If u always came from one word, no |z| would exceed 9.2, and large
-  # |z| would have too few values, so rare releases would distinguish
-  # neighbours. If the first word is small, a second word makes u finer.
+  # PRIVACY: With one word for each u, no |z| would exceed 9.2, and the values
+  # of large |z| would be far apart. Some rare releases would then be possible
+  # for only one of two neighbours. If the first word is small, a second word
+  # makes u finer.
   # Guard: jax_generator_test.test_small_words_are_extended.
   rare = (word >> 1 < generator_lib.EXTENDED_BELOW).any(-1)
 
-  # One group in 2 million needs a second word. The loop extends one such group
-  # at a time.
+  # One group in 2 million needs second words. The loop computes them for one
+  # group at a time.
   def extend(state):
     z, rare = state
     row, group = jnp.divmod(jnp.argmax(rare), len(groups))
@@ -234,8 +235,8 @@ def inverse(
       the tail. Without the tail, u must be at least 2^-36.
   """
   # PRIVACY: If the error of Phi^-1 exceeded `cells.inverse_error`, the slack of
-  # epsilon would be too small. JAX's own inverse reaches 97% of this bound, and
-  # this formula reaches 59%.
+  # epsilon would be too small. JAX's own inverse reaches 97% of this bound, so
+  # this function uses another formula, which reaches 59%.
   # Guard: jax_generator_test.test_inverse_of_the_cdf_errs_less.
   q = u - 0.5
   centre = q * _ratio(parts[0], 0.180625 - q * q)
@@ -265,7 +266,8 @@ def is_exact(device: jax.Device) -> bool:
         _KNOWN_SHAPE,
       )
     )
-  # A long double has a mantissa of 64 bits, and a float64 has one of 53 bits.
+  # A long double has 64 bits of mantissa instead of 53, so the rounding errors
+  # of `exact` are small.
   exact = inverse(u.astype(np.longdouble), np)
   error = np.abs(inverted - exact) * 2**53 + _FORMULA_ERROR * np.abs(inverted)
   allowed = cells.inverse_error(np.abs(inverted))
@@ -277,8 +279,8 @@ def is_exact(device: jax.Device) -> bool:
   )
   both = 2 * cells.inverse_error(np.abs(expected))
   # PRIVACY: If a driver or a compiler reduces precision, the proof does not
-  # cover the noise, and epsilon could be too small. A device is refused if its
-  # error is larger than the proof allows.
+  # cover the noise, and epsilon could be too small. If an error is larger than
+  # the proof allows, the result is False, and the caller refuses the device.
   # Guards: jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
   # test_device_with_other_words_is_not_exact.
   return bool(

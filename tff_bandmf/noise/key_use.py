@@ -1,9 +1,9 @@
 """The record of a key file: which noise was made from it, and in which folder.
 
 For a key file FILE, the record is the file FILE.use with mode 0600 in the same
-folder. A line has a tape ID, a first coordinate, a count and a folder, with one
-space between them. It names the noise that a `bandmf noise-server` makes from
-the key; `tape.folder` defines these words.
+folder. Each line says which noise a `bandmf noise-server` made from the key: a
+tape ID, the first coordinate, the number of coordinates and the folder of the
+tape, with one space between them. `tape.folder` defines tapes.
 While a noise-server computes coordinate i from the key, it holds a lock on byte
 i of the record. The record holds no secret.
 """
@@ -19,17 +19,18 @@ from collections.abc import Iterator
 
 from tff_bandmf import errors
 
-# Offset beyond all coordinates. A process locks it to read or write the lines.
+# Offset beyond all coordinates. A process locks this byte to use the lines.
 _LINES = 2**62
 
 
 class KeyUse:
   """The right of one process to compute some coordinates from a key.
 
-  PRIVACY: Two tapes made from the same key hold the same noise, so the noise
-  cancels in the difference of two releases. A process is refused if another
-  process is computing one of its coordinates, if the key has made noise with
-  another tape ID, or if one of its coordinates was made in another folder.
+  PRIVACY: Two tapes from one key come from the same normals. If two runs used
+  them, an attacker could combine releases so that their noise cancels. A
+  process is refused if another process is computing one of its coordinates, if
+  the key has made noise with another tape ID, or if noise for one of its
+  coordinates was made in another folder.
   Guards:
   noise_server_test.test_second_server_of_a_key_is_refused,
   noise_server_test.test_key_of_another_folder_is_refused.

@@ -37,12 +37,12 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# PRIVACY: If a cell is narrower than this width, its slack exceeds the slack
-# that claims include, so epsilon would be too small. `Lattice.of` makes no such
-# lattice.
+# PRIVACY: If cells are narrower than this width, their slack exceeds the slack
+# that claims include, so epsilon would be too small. `Lattice.of` makes no
+# narrower cells.
 # Guard: lattice_test.test_cells_are_as_wide_as_claims_say.
 _CELL_WIDTH = cells.CELL_WIDTH
-# Largest k: a float64 holds the square of 2^26 steps exactly.
+# Largest k: float64 holds all integers up to 4^k, the squared clip, exactly.
 MOST_CLIP_BITS = 26
 _RANGE = 2**31 - 1
 

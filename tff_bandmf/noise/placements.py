@@ -51,8 +51,8 @@ class InState(Placement):
 class Tape(Placement):
   """A placement in which a thread of this process writes noise to files.
 
-  The thread writes the noise y_t of each round t to a file ahead of round t,
-  which waits for the file if it is late. TFF's server state holds the public ID
+  The thread writes y_t, the noise of round t, to a file before round t. If the
+  file is late, the round waits for it. TFF's server state holds the public ID
   of the noise and no secret. y_t is added to only one sum of one run. The file
   of y_t is removed after a later round was released.
 
@@ -65,15 +65,15 @@ class Tape(Placement):
       difference of two runs with the same key has no noise.
     start_round: round of the state from which a run resumes, >= 0. The run
       needs its own key again, and `initialize` then begins at this round.
-    max_memory_bytes: maximum number of bytes of past noise in memory, > 0. More
-      past noise goes to a file in the folder for temporary files (TMPDIR). The
-      limit has no effect if devices hold past noise. None means no limit.
+    max_memory_bytes: maximum number of bytes of past noise in memory, > 0. If
+      past noise has more bytes, all of it goes to a file in the temporary
+      folder (TMPDIR). The limit does not apply to devices. None means no limit.
     backend: library that computes the noise, one of `stream.BACKENDS`.
     devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
-    position: record of the open round of a run. The noise is that of the open
-      round, even if TFF's state counts another round. None means the round that
-      the state counts.
+    position: record of the open round of a run. The tape gives the noise of the
+      open round, even if TFF's state counts another round. None means the round
+      that the state counts.
   """
 
   directory: Optional[Union[str, os.PathLike]] = None
@@ -103,16 +103,16 @@ class Tape(Placement):
 class Served(Placement):
   """A placement in which one or several `bandmf noise-server`s write the noise.
 
-  The servers have the key. They write a file with the noise of each round ahead
-  of the round, which waits for the file if it is late. A shard is a range of
+  The servers have the key. They write the noise of each round to files before
+  the round. If a file is late, the round waits for it. A shard is a range of
   coordinates, the share of one server.
 
   Attributes:
     folders: folder of the only server, or the folders of all shards in any
       order.
     start_round: round of the state from which a resumed run continues, >= 0.
-    notice_seconds: seconds without the noise of the next round after which a
-      line on standard error names the server that is late, > 0.
+    notice_seconds: number of seconds, > 0. If the noise of the next round is
+      missing for this time, a line on standard error names the late server.
   """
 
   folders: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]]

@@ -81,8 +81,8 @@ class Position:
       self.marks.mkdir(mode=0o700)
       _files.sync(self.directory)
     # PRIVACY: If a power cut lost the mark of a released sum, a second sum
-    # could get the same noise. The sums of the round in the ledger are marked
-    # again before the round is open.
+    # could get the same noise. The ledger has the released sums too, so they
+    # are marked again before the round is open.
     # Guard:
     # run_replay_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
     for other, fingerprint in before:
@@ -91,7 +91,7 @@ class Position:
     self._write(round_index, attempt, clients)
 
   def sync(self) -> None:
-    """Returns after the names of the marks are on the disk."""
+    """Waits until the names of the marks are on the disk."""
     _files.sync(self.marks)
 
   def close(self) -> None:
@@ -128,7 +128,7 @@ class Position:
         path.unlink()
 
   def check(self, round_index: int, updates: int) -> None:
-    """Raises ValueError unless the round is open and may have these updates.
+    """Raises ValueError unless the round is open and allows so many updates.
 
     **Formal guarantee.**
     Assumption: `updates` is the number of updates in the sum. Statement: a sum
@@ -165,11 +165,11 @@ class Position:
     **Formal guarantee.**
     Assumption: all attempts of the run share this folder, every listing of the
     folder shows each file that was created before, and `open` has marked the
-    sums that the ledger knows. Statement: among two different sums with the
-    noise of one round, `mark` returns for at most one, in this process or
-    another, unless their 64-bit fingerprints agree. Source: each call writes
-    its mark before it lists the marks, so of two concurrent calls with
-    different sums at least one sees the mark of the other call and fails.
+    sums that the ledger knows. Statement: of two different sums with the noise
+    of one round, at most one passes `mark`, in this process or another, unless
+    their 64-bit fingerprints agree. Source: each call writes its mark before it
+    lists the marks, so of two concurrent calls with different sums at least one
+    sees the mark of the other call and fails.
 
     Args:
       released: [dimension] int32, S_t + y_t, in lattice steps.

@@ -53,8 +53,8 @@ def check(
   Args:
     parts: the coordinates of y_t, vectors of int32, in lattice steps.
     z_steps: standard deviation of z in lattice steps, > 0.
-    row_norms: [rounds] float64, the norms |row t of C^-1|_2 of all rounds,
-      where C is the strategy matrix. `FALSE_ALARM` is divided among the rounds.
+    row_norms: [rounds] float64, |row t of C^-1|_2 of every round t. Each round
+      may have a false alarm with probability `FALSE_ALARM` / rounds.
     round_index: t, in [0, rounds).
 
   Raises:
@@ -136,8 +136,8 @@ def interval(dimension: int, rounds: int) -> tuple[float, float]:
   """Returns (low, high) bounds on the mean of d squared standard normals.
 
   By Chernoff's bound, exp(-d/2 (a - 1 - ln a)) bounds the probability that the
-  mean exceeds a > 1, and the probability that the mean is below a < 1. Each of
-  the two gets half of `FALSE_ALARM` / rounds.
+  mean exceeds a > 1, and the probability that the mean is below a < 1. At a =
+  low and at a = high this bound is `FALSE_ALARM` / (2 rounds).
 
   >>> [round(bound, 4) for bound in interval(4_000_000, 2000)]
   [0.992, 1.008]

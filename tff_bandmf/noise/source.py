@@ -116,7 +116,7 @@ class NoiseSource(abc.ABC):
   def metrics(
     self, state: State, round_index: tf.Tensor
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns the metrics of a round by name; no metric depends on the noise.
+    """Returns {name: metric} of a round; no metric depends on the noise.
 
     Args:
       state: state of the round.
@@ -218,8 +218,8 @@ class StateSource(NoiseSource):
     v = tf.round(v + mean)
     # PRIVACY: If y_t wrapped around in 32 bits, later rounds would be computed
     # from a wrong y_t, their noise would not be C^-1 z, and epsilon would not
-    # hold. Such a round fails. A wrap-around of S_t + y_t would do no harm: it
-    # is post-processing.
+    # hold. A round with such a y_t fails. S_t + y_t may wrap around, because
+    # that is post-processing.
     # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
     in_range = tf.debugging.Assert(
       tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
@@ -233,9 +233,9 @@ class StateSource(NoiseSource):
       round_index=round_index,
     )
     new_state = collections.OrderedDict(key=state['key'])
-    # PRIVACY: If the memory did not hold the y_t that was added to the sum, the
-    # noise of later rounds would not be C^-1 z, and epsilon would not hold. The
-    # memory gets the rounded y_t.
+    # PRIVACY: If the memory followed from another y_t than the one that was
+    # added to the sum, the noise of later rounds would not be C^-1 z, and
+    # epsilon would not hold. The memory is computed from the rounded y_t.
     # Guard: source_test.test_rounds_are_those_of_the_recursion.
     if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
       gain = tf.gather(table.gain, phase)

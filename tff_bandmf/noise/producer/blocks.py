@@ -32,8 +32,8 @@ import numpy as np
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of consecutive rounds for which one matrix product adds up the weighted
-# rows of the rounds before them in the block.
+# Number of rounds of a group. A block is computed group by group: one matrix
+# product adds the weighted rows of all earlier groups to the rounds of a group.
 _TOGETHER = 16
 # Number of columns of a window that are converted to float64 at a time, so few
 # that they stay in cache.
@@ -72,7 +72,7 @@ class Block(abc.ABC):
     first: first round of the block, >= 0.
     noise_scale: [m] float64, standard deviation of the fresh noise of each
       round in lattice steps, z_steps scale_t.
-    row: first row of a window's ring to which the block writes; 0 for buffers.
+    row: row of a window's ring that the block writes first; 0 for buffers.
   """
 
   first: int
@@ -100,8 +100,8 @@ class Block(abc.ABC):
       work: arrays for intermediate results.
 
     Raises:
-      OverflowError: a value of y does not fit in 32 bits. Without memory, the
-        largest value that z allows does not fit.
+      OverflowError: a value of y does not fit in 32 bits. A block without
+        memory raises even if only the largest possible |y| does not fit.
     """
 
 
@@ -141,9 +141,9 @@ class WindowBlock(Block):
       window: recursion of the strategy matrix C.
       z_steps: standard deviation of z in lattice steps, > 0.
       rounds: the rounds of the block.
-      ring_rows: number of rows of the ring, a multiple of the number of rounds
-        of all blocks but the last, at least `window.memory`; 0 if there is no
-        memory.
+      ring_rows: number of rows of the ring, >= `window.memory`, and a multiple
+        of the number of rounds of a block, apart from a shorter last block; 0
+        if there is no memory.
     """
     first = rounds.start
     scale, near_far, near = window.block(first, len(rounds))
@@ -167,8 +167,7 @@ class WindowBlock(Block):
   ) -> None:
     y, ring = z, memory
     if not len(ring):
-      # Without memory, Y = round(noise_scale * Z), and only the largest
-      # possible value is checked.
+      # Without memory, only the largest possible |y| is checked.
       checked(generator_lib.MOST_DEVIATIONS * self.noise_scale)
       output[:] = np.rint(z, out=y)
       return

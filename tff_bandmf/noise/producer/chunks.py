@@ -20,8 +20,8 @@ from tff_bandmf import errors
 class Chunks:
   """Arrays [rows, coordinates of a chunk] that are zero at first.
 
-  All arrays are in memory, or all are in one file. In a file, `chunks[i]` maps
-  array i into memory as long as the caller holds it.
+  All arrays are in memory, or all are in one file. If they are in a file,
+  `chunks[i]` maps array i into memory as long as the caller holds it.
 
   PRIVACY: Past noise is as secret as the key, and other users could read past
   noise from a file. The file has no name, so other users cannot open it, and

@@ -18,15 +18,15 @@ from tff_bandmf import errors
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise.producer import blocks, makers
 
-# Number of consecutive rounds for which one matrix product adds up the weighted
-# rows of the rounds before them in the block.
+# Number of rounds of a group. A block is computed group by group: one matrix
+# product adds the weighted rows of all earlier groups to the rounds of a group.
 _TOGETHER = 8
 
 
 class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
-  Chunk i belongs to the device whose number is i modulo the number of devices.
+  Chunk i belongs to the device whose index is i modulo the number of devices.
   The device computes the chunk and holds its memory. The host sends the normals
   to the device, and the device returns y of the block. Products are in float64,
   so that products of integers with weights from `recursion.cut` are exact on
@@ -78,7 +78,7 @@ class Devices(makers.Maker):
     """Computes a block of chunk i, and updates the memory of the chunk.
 
     Args:
-      i: number of the chunk.
+      i: index of the chunk.
       block: the block.
 
     Returns:

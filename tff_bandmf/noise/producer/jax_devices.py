@@ -21,20 +21,20 @@ from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of consecutive rounds for which one matrix product adds up the weighted
-# rows of the rounds before them in the block.
+# Number of rounds of a group. A block is computed group by group: one matrix
+# product adds the weighted rows of all earlier groups to the rounds of a group.
 _TOGETHER = 8
 # Maximum bytes of a chunk on a CPU, where it should fit in cache, and on other
 # devices. A chunk of 2^13 coordinates may have more bytes; see `_width`.
 _CPU_BYTES, _BYTES = 2**22, 2**31
-# Maximum number of rows that one expression adds.
+# `_product` adds up to this number of rows without a loop of JAX.
 _UNROLLED = 16
 
 
 class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
-  Chunk i belongs to the device whose number is i modulo the number of devices.
+  Chunk i belongs to the device whose index is i modulo the number of devices.
   The device computes the chunk, and holds its memory and y of the latest block.
   The host copies one row of y at a time. Sums of integers times weights from
   `recursion.cut` are exact in float64, in any order. Other sums add one row
@@ -95,7 +95,7 @@ class Devices(makers.Maker):
     """Starts the computation of a block of chunk i, and updates the memory.
 
     Args:
-      i: number of the chunk.
+      i: index of the chunk.
       block: the block.
 
     Returns:
@@ -128,12 +128,12 @@ class Devices(makers.Maker):
     return output, largest
 
   def draw(self, i: int, first: int, noise_scale: np.ndarray) -> jax.Array:
-    """Returns noise_scale * Z of a chunk, before the device has computed it.
+    """Returns noise_scale * Z of a chunk; the device may still be computing it.
 
     The caller must be in a `with jax_generator.precise()` block.
 
     Args:
-      i: number of the chunk.
+      i: index of the chunk.
       first: first round, >= 0.
       noise_scale: [m] float64, standard deviation of the fresh noise of each
         round in lattice steps.
@@ -276,9 +276,9 @@ def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
   The product is exact if `rows` are integers and `weights` are from
   `recursion.cut`.
   """
-  # PRIVACY: Products in TensorFloat-32 would round the weights, so the noise
-  # would not be C^-1 z, and epsilon would not hold. The highest precision asks
-  # JAX for float64.
+  # PRIVACY: If the device multiplied in TensorFloat-32, the weights would be
+  # rounded, the noise would not be C^-1 z, and epsilon would not hold. The
+  # argument `precision` asks JAX for float64.
   # Guard: jax_devices_test.test_devices_multiply_in_float64.
   return jnp.matmul(
     weights, rows.astype(np.float64), precision=jax.lax.Precision.HIGHEST

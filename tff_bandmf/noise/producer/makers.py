@@ -2,8 +2,8 @@
 
 A block is a group of consecutive rounds, and `blocks` defines Z and y. A chunk
 is a range of coordinates. The host and each device compute one block of one
-chunk at a time. A maker holds the memory: the rows of past rounds from which
-the recursion computes y. A window is a recursion whose memory is a ring of the
+chunk at a time. A maker holds the memory: the rows of past noise from which the
+recursion computes y. A window is a recursion whose memory is a ring of the
 latest rounds.
 """
 
@@ -77,7 +77,7 @@ class Maker(contextlib.AbstractContextManager):
     The block has m rounds, and the chunk has `count` coordinates.
 
     Args:
-      i: number of the chunk.
+      i: index of the chunk.
       block: the block.
       work: arrays for intermediate results. The result is one of these arrays.
     """
@@ -160,8 +160,8 @@ class Host(Maker):
     with self._threads.limit(limits=1, user_api='blas'):
       for i in range(len(self._layout.starts)):
         z = self._draw(i, block, self._work)
-        # Get the arrays inside the loop: an array in a file is mapped into
-        # memory as long as this method uses it.
+        # Get the arrays of one chunk at a time: an array in a file is mapped
+        # into memory as long as this method holds it.
         block.advance(z, self._memory[i], self._rows(i), self._work)
         yield
 

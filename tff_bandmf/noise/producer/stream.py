@@ -9,10 +9,8 @@
 | d       | number of coordinates of a row                                |
 
 A block is a group of consecutive rounds, and a chunk is a range of coordinates.
-Each part of the work computes one block of one chunk. The memory is the rows of
-past rounds from which the recursion computes y; a window (`recursion.Window`)
-is a recursion whose memory is a ring of the latest rounds. Noise is in steps of
-`noise.lattice`.
+Each part of the work computes one block of one chunk. `makers` defines the
+memory and windows. Noise is in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -90,10 +88,10 @@ class Stream:
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
       key: the secret key of z.
-      max_memory_bytes: maximum number of bytes of past noise in memory, > 0.
-        More past noise goes to disk; see `chunks.Chunks`. A few rows of y stay
-        in memory in any case. The limit has no effect if devices hold past
-        noise. None means no limit.
+      max_memory_bytes: maximum number of bytes of past noise in memory, > 0. If
+        past noise has more bytes, all of it goes to disk; see `chunks.Chunks`.
+        A few rows of y stay in memory in any case. The limit does not apply to
+        devices. None means no limit.
       coordinates: the coordinates of y to compute, a range that `shard`
         returns; None means all.
       devices: names of the backend's devices, all of one kind. They hold the
@@ -254,7 +252,7 @@ def _block_rounds(memory: int) -> int:
 
   The ring of a window consists of whole blocks. If the memory has more than 24
   rows, the result is the number in `_BLOCK_ROUNDS` with which the ring has the
-  fewest rows, and the largest of several such numbers.
+  fewest rows. If several numbers give the fewest, the result is the largest.
 
   Args:
     memory: number of rows of the recursion's memory, >= 0.
@@ -276,7 +274,7 @@ def shard(dimension: int, index: int, shards: int) -> range:
 
   Args:
     dimension: d, number of coordinates of y_t, > 0.
-    index: number of the shard, in [0, shards).
+    index: index of the shard, in [0, shards).
     shards: number of shards, > 0. Their numbers of pieces differ by at most 1.
 
   Raises:

@@ -10,8 +10,8 @@ normals z, in steps of `noise.lattice`. A folder holds these files:
   00000003.noise    y_3, the noise of round 3; see `tape.file`
   00000003.reached  a mark: rounds below 3 are refused
   00000003-7-0123456789-0123456789.reached
-                    a mark: rounds below 3 are refused, and so is each sum of
-                    round 3 of another run than 7 or with another fingerprint
+                    a mark: rounds below 3 are refused, and round 3 may release
+                    only the sum of run 7 with this 64-bit fingerprint
   failed            the producer ended early; holds the type of the exception
 
 The producer (`tape.writer`) writes the noise files. The readers (`tape.reader`
@@ -52,7 +52,7 @@ from tff_bandmf import _files, errors
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Seconds between two looks at a folder.
+# Seconds between two polls of a folder.
 POLL_SECONDS = 0.02
 
 DESCRIPTION = 'tape.json'
@@ -422,5 +422,5 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
 
 
 def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a folder that have a name of a tape's file."""
+  """Returns the files of a folder whose names are those of a tape's files."""
   return [path for path in directory.iterdir() if _FILE.fullmatch(path.name)]

@@ -198,8 +198,8 @@ class _Folder:
       tape_file.DAMAGED,
     )
     with tf.control_dependencies([framed]):
-      # If zlib fails, TensorFlow's error message shows the name of this
-      # operation and no other cause.
+      # If zlib fails, TensorFlow's error message shows no cause, but the name
+      # of this operation. So the name states the cause.
       packed = tf.io.decode_compressed(
         contents, 'GZIP', name='noise_tape_the_file_is_damaged'
       )

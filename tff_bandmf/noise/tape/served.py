@@ -1,9 +1,9 @@
-"""The tape that one or several `bandmf noise-server`s write, as readers use it.
+"""The tape that one or several `bandmf noise-server`s write, for its readers.
 
-A noise-server is a process that has the key and writes the noise of some
-coordinates to a folder. The noise is y = C^-1 z for a strategy matrix C and
-normals z, and row t of y is y_t, the noise of round t. `tape.folder` defines
-the files of the folder, such as marks.
+A tape is the stored noise of a run. A noise-server is a process that has the
+key and writes the noise of some coordinates to a folder. The noise is y = C^-1
+z for a strategy matrix C and normals z, and row t of y is y_t, the noise of
+round t. `tape.folder` defines the files of the folder, such as marks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from tff_bandmf import errors
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# A server counts as late after this number of looks without its next round.
+# A server is reported as late if the noise of one round is missing at a check
+# and at this number of checks after it.
 _LOOKS = 5
 
 
 class ServedTape(tape_folder.ReadableTape):
   """The folders of one or several noise-servers as one tape to read.
 
-  The tape has no key. `close` leaves the folders to their servers.
+  The tape has no key. `close` unlocks the folders, and removes no file.
 
   PRIVACY: A second reader could be another run, and the difference of the two
   runs' releases would have no noise. Only one reader can lock a folder, and
@@ -44,7 +45,7 @@ class ServedTape(tape_folder.ReadableTape):
     start_round: int = 0,
     notice_seconds: float = 60.0,
   ):
-    """Opens the folders, and marks `start_round` in them for the servers.
+    """Locks the folders and marks `start_round`: earlier rounds are refused.
 
     Args:
       directories: folders of all shards, in any order.
@@ -52,14 +53,15 @@ class ServedTape(tape_folder.ReadableTape):
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
       start_round: first round to be read, in [0, number of rounds].
-      notice_seconds: seconds without the noise of the next round after which a
-        line on standard error names the server that is late, > 0.
+      notice_seconds: number of seconds, > 0. If the noise of the next round is
+        missing for this time, a line on standard error names the late server.
 
     Raises:
       ValueError: `start_round` is out of range; a folder does not belong to a
-        noise-server, has another reader, holds other noise, or has a mark above
-        `start_round`; a shard is missing; or the folders hold noise of several
-        keys or kinds of device.
+        noise-server, has another reader, holds noise of another strategy,
+        `dimension` or `z_steps`, or has a mark of a round after `start_round`;
+        a shard is missing; or the folders hold noise of several keys or kinds
+        of device.
     """
     tape_folder.check_start(start_round, recursion.rounds)
     self.dimension = dimension
@@ -96,9 +98,10 @@ class ServedTape(tape_folder.ReadableTape):
         self._locks.append(tape_folder.lock_reader(shard.directory))
       for shard in self.shards:
         tape_folder.mark(shard.directory, start_round)
-      # PRIVACY: If a folder were listed before this process writes its mark,
-      # the list could lack the newest marks of another host, and two sums could
-      # get the same noise. The folder is listed after the mark is written.
+      # PRIVACY: On a network file system, a host's list of a folder can lack
+      # the newest marks of another host, so used noise could get into a second
+      # sum. A host that has created a file in a folder sees all earlier files.
+      # So the folder is listed after this process has written its mark.
       # Guard: late_folder_test.test_reader_does_not_open_with_an_old_view.
       for shard in self.shards:
         reached = max(tape_folder.marks(shard.directory))
@@ -167,7 +170,7 @@ def _check(
   z_steps: float,
   dimension: int,
 ) -> None:
-  """Raises ValueError if a folder does not hold the noise of these values."""
+  """Raises ValueError if a folder's noise was not made with these values."""
   for name, expected, actual in (
     ('strategy', recursion.digest, description.strategy),
     ('rounds', recursion.rounds, description.rounds),
@@ -189,7 +192,8 @@ def _check_together(
   """Raises ValueError if the folders are not the shards of one tape."""
   # PRIVACY: If the shards come from two keys, one key may also serve another
   # run, and the difference of the two runs' releases would have no noise in a
-  # shard. Shards of two keys, or of two kinds of device, are refused.
+  # shard. Shards of two keys are refused, and so are shards from two kinds of
+  # device, which may round differently.
   # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
   if len({(each.tape_id, each.device) for each in descriptions}) > 1:
     raise errors.value_error(

@@ -41,9 +41,9 @@ class Tape(tape_folder.ReadableTape):
   While the disk is full, the producer waits, and rounds wait for it.
 
   PRIVACY: A program that resumes from an old server state could repeat a round
-  and add the round's noise to a second sum. After a later round is released,
-  the repeated round is refused, and its noise file is overwritten and removed.
-  Until then TFF may repeat the round with the same sum.
+  and add the round's noise to a second sum. Until a later round is released,
+  TFF may repeat the round, but only with the same sum. After that the round is
+  refused, and its noise file is overwritten and removed.
   Guard: tape_test.test_round_is_gone_after_the_next_one_was_released.
 
   If a killed process left a folder with the same noise, the tape continues in
@@ -53,8 +53,8 @@ class Tape(tape_folder.ReadableTape):
     directory: folder of the tape's one shard.
     description: the content of `tape.json`.
     written: the round after the last written round; at first `start_round`.
-    reached: highest mark that the producer has seen in the folder, >= 0; rounds
-      below it are refused.
+    reached: highest round of a mark that the producer has seen in the folder,
+      >= 0; rounds below it are refused.
     is_full: whether the producer waits for space on the disk.
     error: the exception that ended the producer, or None.
   """
@@ -212,8 +212,9 @@ class Tape(tape_folder.ReadableTape):
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
-    # PRIVACY: If a tape started below the highest mark, a second sum could get
-    # used noise. Such a start is refused, or moved to the mark with `resume`.
+    # PRIVACY: Rounds below the highest mark may have been released. If a tape
+    # wrote such a round, a second sum could get its noise. An earlier start is
+    # refused, or with `resume` moved up to the mark.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
