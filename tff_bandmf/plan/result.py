@@ -227,7 +227,7 @@ def _calibrated(
   Args:
     request: the request of a plan.
     strategy: strategy matrix C.
-    cohorts: `request.cohorts.for_cohort_size(request.clients_per_round)`.
+    cohorts: cohorts of the request, for `clients_per_round` of the request.
   """
   if isinstance(cohorts, participation.Budget):
     # `choosing` returns C for all rounds up to the horizon, and `of_run` below
