@@ -9,18 +9,18 @@ is one JSON line for each run.
 * Membership. The people of the train split are the members, and the people of
   the two other splits are the non-members (`others`). The score of a person is
   the gain: the mean loss per word on the person's sentences under the model
-  before the training, minus that loss under the last model. The attack calls a
-  person a member if the gain exceeds a threshold, which at most a share alpha
-  of the non-members exceed.
+  before the training, minus the same loss under the last model. The attack
+  calls a person a member if the gain exceeds a threshold. At most a share alpha
+  of the non-members exceed this threshold.
 * Exposure [Carlini19], with --planted=M: M people of the train split are
-  chosen. A sentence of random words replaces some of each chosen person's
-  sentences, and the run is trained again in DIR. The planted sentence is ranked
-  among itself and R - 1 references, which are sentences of random words that
-  nobody wrote. The sentence whose loss decreases most has rank 1. A planted
-  sentence of rank r has an exposure of log2(R) - log2(r) bits. If the model was
-  not trained on the sentence, the exposure is log2(e) = 1.4 bits on average.
-  The attack calls a sentence planted if the decrease of its loss exceeds a
-  threshold, which at most a share alpha of the references exceed.
+  chosen. For each of them, a sentence of random words replaces some sentences
+  of the person, and the run is trained again in DIR. The planted sentence is
+  ranked together with R - 1 references, which are sentences of random words
+  that nobody wrote. The sentence whose loss decreases most has rank 1. A
+  planted sentence of rank r has an exposure of log2(R) - log2(r) bits. If the
+  model was not trained on the sentence, the exposure is log2(e) = 1.4 bits on
+  average. The attack calls a sentence planted if the decrease of its loss
+  exceeds a threshold. At most a share alpha of the references exceed it.
 
 Let a test call a non-member a member with probability alpha. If the guarantee
 of the run holds, the test calls a member a member with probability at most
@@ -56,7 +56,7 @@ ALPHAS = (0.01, 0.05)
 _CONFIDENCE = 0.95
 _REFERENCES = 4095  # R - 1 of the module docstring.
 _PLANTED_WORDS = 8  # Number of words of a planted sentence.
-_PLANTED_ROWS = 4  # Number of sentences that a planted sentence replaces.
+_PLANTED_ROWS = 4  # Most sentences of a person that a planted one replaces.
 _BATCH = 256
 
 
@@ -306,7 +306,7 @@ def attack(
   ]
   members = gains(model, before, after, corpus.train)
   if planted is not None:
-    # People with a planted sentence did not write all of their text.
+    # A planted sentence changes a person's gain: leave these people out.
     members = np.delete(members, planted.people)
   others = np.concatenate(
     [

@@ -1,4 +1,4 @@
-"""Draws the clips of adaptive runs, and the noise that changing clips cause.
+"""Draws the clips of adaptive runs, and the noise of their prefix sums.
 
   python -m simulations.clip_paths RUNS --out=DIR
 
@@ -36,15 +36,15 @@ _NAME = 'adaptive_clipping'
 def noise_of_sums(
   strategy: strategies.Strategy, path: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Returns the standard deviations of the noise of prefix sums, by name.
+  """Returns standard deviations of a prefix sum's noise and its two terms.
 
   Args:
     strategy: C.
     path: [rounds] clips S_0, S_1, ....
 
   Returns:
-    [rounds] float64 arrays: `constant` for the noise S_t Xi_t, `moving` for the
-    noise sum_{s<t} (S_{s+1} - S_s) Xi_s, and `total` for the noise of the sum.
+    [rounds] float64 arrays: `constant` for the term S_t Xi_t, `moving` for the
+    term sum_{s<t} (S_{s+1} - S_s) Xi_s, and `total` for the noise of the sum.
   """
   scales = np.asarray(path, np.float64)
   inverse = np.linalg.inv(strategy.matrix())
@@ -139,7 +139,7 @@ def main(runs: pathlib.Path, out: pathlib.Path) -> None:
     if (directory / run_json.RESULT_FILE).exists()
   ]
   draw(clip_paths).savefig(out / f'{_NAME}.png', dpi=110)
-  # The JSON file has the noise of the last round only.
+  # The JSON file has only the noise of the sum of all rounds.
   for run in clip_paths:
     run['noise'] = {name: values[-1] for name, values in run['noise'].items()}
     if not run['adaptive']:

@@ -211,9 +211,9 @@ class Privacy:
       None keeps the clip constant.
     clip_rate: maximum change of the logarithm of an adaptive clip in a round;
       None is 0.2.
-    clip_fraction_weight: weight of the indicator, one more coordinate of an
-      update, from which an adaptive clip estimates the fraction. None is the
-      weight that increases the noise of the updates by 1 %.
+    clip_fraction_weight: weight of one more coordinate of an update, which says
+      whether the norm is below the clip. An adaptive clip estimates the
+      fraction from it. None is the weight that increases the noise by 1 %.
     clip_until: index of the round from which an adaptive clip is constant; None
       lets the clip change until the end.
     zeroing_norm: maximum absolute value of the coordinates of an update. An
@@ -223,8 +223,8 @@ class Privacy:
       the noise of the sum is multiplied by clients_per_round divided by
       simulated_clients_per_round. The guarantee does not hold for this run, and
       its report says so.
-    max_memory_bytes: maximum memory in bytes for past noise; more past noise is
-      stored in a file. None sets no maximum.
+    max_memory_bytes: maximum memory in bytes for past noise. If past noise
+      needs more, all of it is stored in a file. None sets no maximum.
     amplification: 'cyclic-poisson', 'balls-in-bins' with min_sep bins or
       'b-min-sep' to sample cohorts in secret, which amplifies privacy; None to
       enforce `participation` instead.
@@ -400,7 +400,7 @@ class Config:
       raise ValueError(f'privacy.{error}') from None
 
 
-# Class of each table with a fixed set of keys, by the table's name. The table
+# Maps the name of each table with a fixed set of keys to its class. The table
 # `compare` has arbitrary keys.
 GROUPS: dict[str, Any] = {
   name: kind

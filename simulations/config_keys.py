@@ -47,7 +47,7 @@ def _family(name: Any) -> Optional[strategies.Family]:
 
 
 def to_tree(config: config_lib.Config) -> dict[str, Any]:
-  """Returns the experiment as nested tables, in the form of a TOML file."""
+  """Returns the experiment as nested tables, the content of a TOML file."""
   tree = copy.deepcopy(dataclasses.asdict(config))
   tree['privacy'].update(tree['privacy'].pop('parameters'))
   return tree

@@ -52,6 +52,6 @@ def describe(
       'the runs with which this run is compared: each has only its own '
       'guarantee, a run without noise has none, and the guarantees compose',
     ],
-    # The report adds the columns of the metrics and the ledger to this list.
+    # The report adds the ledger and the columns of the metrics to this list.
     'side_releases': ['vocabulary.txt: the words in the order of their ids'],
   }

@@ -17,8 +17,7 @@ class Evaluator:
   """Evaluates weights on the sentences of one split.
 
   The loss is the mean cross-entropy over all targets that are not padding. Each
-  accuracy is a mean over the targets that count for it, by the table of
-  `models.accuracies`.
+  accuracy is a mean over its targets in the table of `models.accuracies`.
   """
 
   def __init__(

@@ -215,7 +215,7 @@ def _check_one_client_a_file(paths: list[str]) -> None:
 
 
 def _check_client_id(place: str, client_id: str) -> None:
-  # TFF's reader puts the id between single quotes into an SQL query.
+  # TFF's reader puts the id, unescaped, between single quotes in an SQL query.
   if not client_id or "'" in client_id or not client_id.isprintable():
     raise _bad_input(
       place,

@@ -9,8 +9,8 @@ times. The time of a kill is random. About half of the kills are between the
 start and the end of a process, the others between its first round and its end.
 After the last resume of a run
 
-  * the cohort and the released sum of every round, and the final model, are
-    equal to the bit to those of the undisturbed run;
+  * the cohort and the released sum of every round, and the final model, are the
+    same, bit for bit, as in the undisturbed run;
   * the ledger has one cohort and one release for each round;
   * metrics and report differ only in times, numbers of attempts, and names.
 
@@ -44,7 +44,7 @@ _PACKAGE = 'absl-py'
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
   """Returns a small experiment with past noise, momentum and adaptive clip.
 
-  With the learning rate schedule, these are all features of a run with state.
+  With the learning rate schedule, these are all features that carry state.
 
   Args:
     corpus: path of the corpus file.
@@ -158,7 +158,7 @@ def train(
 
 
 def _observed(ledger) -> Any:
-  """Returns the content of a ledger that must not depend on kills.
+  """Returns the part of a ledger's content that must not depend on kills.
 
   An interrupted attempt of a round is an event of the ledger's hash chain, so
   the number of failed attempts and the last hash (`head`) are left out.
@@ -275,7 +275,7 @@ def run(
 
   Args:
     directory: folder of the runs.
-    kills: number of runs to kill, each at least once.
+    kills: number of runs to kill.
     rounds: number of rounds of a run.
     instants: generator of the times of kills.
   """
@@ -311,7 +311,7 @@ def run(
   status, seconds = finish(work('whole'))
   if status:
     raise RuntimeError((directory / 'whole.log').read_text())
-  # The file `ledger.key` is created in the first round.
+  # The time of `ledger.key` is the start of the rounds: round 0 creates it.
   before_rounds = (
     directory / 'whole' / 'private' / 'ledger.key'
   ).stat().st_mtime - began

@@ -39,7 +39,7 @@ class Start:
 
   Attributes:
     model: network with the initial weights.
-    statement: text of the report about the origin of the weights.
+    statement: origin of the weights, as text for the report.
     digest: SHA-256 of the weights, in hexadecimal; None for random weights from
       the seed of the configuration.
     after: folder of the earlier run that trained the weights, if this run has
@@ -119,8 +119,7 @@ def _cached(
     model: network with its initial weights.
     clients: clients with public text.
     training: settings with the seed and the number of epochs.
-    network: configuration of `model`. The name of a cached file depends on all
-      of these inputs.
+    network: configuration of `model`.
   """
   key = f'{_VERSION} {network} {training.seed} {training.init_epochs}'
   name = hashlib.sha256(f'{key} {clients.digest()}'.encode()).hexdigest()
@@ -212,9 +211,9 @@ def _after_run(
   same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
   private = record.claim['noise_multiplier'] > 0 and not record.simulated
   # PRIVACY: If an earlier run trained the weights without noise on the clients
-  # of this run, the weights hold data of these clients, which the guarantee of
-  # this run does not cover. Such weights are refused. If the earlier run had
-  # noise, the report composes the guarantees of the two runs.
+  # of this run, the weights could reveal the text of these clients, and the
+  # guarantee of this run would not cover that. Such weights are refused. If the
+  # earlier run had noise, the report composes the guarantees of the two runs.
   # Guard: pretraining_test.test_start_without_noise_on_same_people_is_refused.
   if same and not private and config.privacy.family != config_lib.NO_NOISE:
     raise _unfit(

@@ -86,7 +86,7 @@ _EXPERIMENT_OPTIONS = (
 
 # Default of --round-timeout in seconds, far above the duration of a round.
 _ROUND_SECONDS = 3600.0
-# Number of files that a run may open at once; a small run opens 28 files.
+# Least limit of open files with which a run may start; a small run opens 28.
 _FILES = 64
 
 Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]

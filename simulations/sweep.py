@@ -7,9 +7,9 @@
   1. with seed 0 and each candidate of the server learning rate. The sweep
      chooses the rate with the smallest validation loss, averaged over the last
      fifth of the rounds. If this rate is the smallest or the largest candidate,
-     the sweep also tries the next power of 1.7. A rule of the grid for learning
-     rates is fitted to the candidates of the rule's row, which are not
-     extended. Rows without candidates then get their rates from the rule;
+     the sweep also tries the next power of 1.7. If the grid has a rule for
+     learning rates, the rule is fitted to the best candidate of one row, which
+     gets no more candidates, and gives the rates of rows without candidates;
   2. with the chosen rate and the seeds 1, 2, .... The summary reports the test
      loss of the last model of each of these runs.
 
@@ -22,7 +22,7 @@ choice.
 
 Cells may run on other machines that share DIR. --list prints all unfinished
 cells, with their expected durations and whether they can run now. --cell=NAME
-runs one cell if it is not finished. --results prints the present results as
+runs one cell if it is not finished. --results prints the results so far as
 JSON.
 
 DIR holds the run directories, `logs/`, `summary.md`, `summary.json` and plots.
@@ -183,7 +183,7 @@ def _stopping(running: Mapping[int, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
-  """Locks the directory; raises ValueError if it holds another sweep."""
+  """Locks the directory, so that only one sweep runs in it."""
   lock = directory / 'sweep.lock'
   if lock.exists() and not resume:
     raise errors.value_error(

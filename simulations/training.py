@@ -49,7 +49,7 @@ class TokenizedCorpus:
 
   Attributes:
     path: path of the SQLite file.
-    vocabulary_source: text of the report about the origin of the vocabulary.
+    vocabulary_source: origin of the vocabulary, as text for the report.
     train: clients on which the model is trained.
     validation: clients whose text measures the model during training.
     test: clients whose text measures the final model.
@@ -63,7 +63,7 @@ class TokenizedCorpus:
 
 
 def load_corpus(data: config_lib.Data) -> TokenizedCorpus:
-  """Returns the corpus of an experiment; makes missing files of the corpus.
+  """Returns the corpus of an experiment; creates missing files of the corpus.
 
   Raises:
     OSError: a file is missing and cannot be downloaded.
@@ -260,7 +260,7 @@ def plan(
 
 
 def _train(started, process, config, corpus, validate, stop_after) -> Any:
-  """Returns the model state after the last round, or `stop_after` rounds."""
+  """Returns the state after the last round, or after `stop_after` rounds."""
   training = config.training
   state = started.restore(process.initialize)
   left = started.rounds_left

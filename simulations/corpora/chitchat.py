@@ -6,8 +6,8 @@ A file of the package holds the chats of 1,315 people as JSON:
 
 `sender` is the pseudonym of one person. A client is one person, with all of the
 person's messages in the order of time. Each person is in one split only, so no
-person of the train split is in validation or test. `cached_corpus` returns a
-SQLite file in the form of `corpus_file`.
+person of the train split is in validation or test. `cached_corpus` writes a
+SQLite file with the tables that `corpus_file` describes.
 
 The vocabulary of a model comes from the docstring corpus, which is public. A
 vocabulary counted on the chats would have more of their words, but would reveal
@@ -75,7 +75,7 @@ def read_people(path: str) -> dict[str, list[str]]:
     path: path of the package's file `dataset.json`.
 
   Raises:
-    ValueError: the file does not have the form of the module docstring.
+    ValueError: the file has another structure than the module docstring shows.
   """
   try:
     with open(path, encoding='utf-8') as file:
@@ -161,7 +161,7 @@ def cached_corpus(
   Raises:
     FileNotFoundError: `data_dir` has no `dataset.json`.
     ValueError: the package is missing or has another version, or `dataset.json`
-      does not have the form of the module docstring.
+      has another structure than the module docstring shows.
   """
   source = _dataset(data_dir)
   digest = checksums.sha256(source, progress)

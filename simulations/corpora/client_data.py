@@ -1,7 +1,7 @@
 """The sentences of clients as arrays of token ids, from a corpus file.
 
-A corpus file is a SQLite file in the form of `corpus_file`. TFF tokenises its
-strings in every round. Here a client is tokenised when it is first used, and
+The module `corpus_file` describes corpus files. TFF tokenises their sentences
+in every round. Here a client is tokenised when it is first used, and
 its token ids are written to a second file, the file of ids, which later rounds
 and runs map into memory. So a run starts at once, and uses disk and memory only
 for the clients of its cohorts. Several processes can share the file of ids,
@@ -36,8 +36,8 @@ class TokenizedClients:
     split_name: name of the split in the corpus file.
     client_ids: sorted names of the clients; the index of a client is the
       position of its name.
-    offsets: [num_clients + 1] int64; the rows of client i in `ids` are those
-      from offsets[i] to offsets[i + 1] - 1.
+    offsets: [num_clients + 1] int64; client i has the rows offsets[i] to
+      offsets[i + 1] - 1 of `ids`.
     ids: [num_sentences, sequence_length + 1] int16 or int32 token ids; a row is
       a result of `Vocabulary.encode`. If `source` is not None, the rows of a
       client are zero until the client is tokenised.
@@ -179,8 +179,8 @@ class TokenizedClients:
     """Returns the inputs and the targets of all clients, for evaluation.
 
     Args:
-      max_sentences: maximum number of sentences, which are then spaced evenly;
-        None returns all sentences.
+      max_sentences: maximum number of sentences. If there are more, sentences
+        are taken at equal distances. None returns all sentences.
       progress: whether to draw a progress bar on standard error.
 
     Returns:
@@ -215,7 +215,7 @@ def _flush(ids: np.ndarray) -> None:
 
 
 def _map(path: str, num_rows: int, row_length: int, dtype: type) -> np.ndarray:
-  """Returns the file of ids as an array that is written back to the file."""
+  """Maps the file of ids to an array; changes of the array go to the file."""
   if not num_rows:
     return np.zeros((0, row_length), dtype)
   return np.memmap(path, dtype, 'r+', shape=(num_rows, row_length))
@@ -273,7 +273,7 @@ def load_clients(
 
   Raises:
     FileNotFoundError: `path` is not a file.
-    ValueError: the file has another form or lacks the split, or a number is
+    ValueError: the file is not a corpus file or lacks the split, or a number is
       less than 1.
   """
   _checks.count('sequence_length', sequence_length, '20 is usual')

@@ -1,4 +1,4 @@
-"""Corpus files: SQLite files in the form of TFF's `SqlClientData`.
+"""Corpus files: SQLite files with the tables of TFF's `SqlClientData`.
 
     examples(split_name, client_id, serialized_example_proto)
     client_metadata(client_id, split_name, num_examples)
@@ -6,7 +6,7 @@
 Each row of `examples` holds a serialized `tf.train.Example`, whose feature
 `tokens` is a sentence with single spaces between the words. TFF's StackOverflow
 file, the other corpora of this folder and the files of
-`simulations/import_data.py` have this form.
+`simulations/import_data.py` have these tables.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Content:
 
     Raises:
       FileNotFoundError: `path` is not a file.
-      ValueError: the file has another form, or the file PATH.sha256 states
-        another checksum.
+      ValueError: the file lacks one of the tables, or the file PATH.sha256
+        states another checksum.
     """
     with _open(path) as connection:
       try:

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator
 from typing import Optional
 
-# Maximum length of a sentence, as in TFF's StackOverflow task. Further words
-# are dropped.
+# Maximum number of words of a sentence, as in TFF's StackOverflow task. Further
+# words are dropped.
 MAX_WORDS = 20
 _MIN_WORDS = 3
-# If letters are a smaller share of a sentence without its spaces, the sentence
-# is taken for code or a table.
+# Smallest share of letters in a sentence without its spaces. A sentence with a
+# smaller share is left out: it is probably code or a table.
 _MIN_LETTER_SHARE = 0.7
 
 _PROSE_DIRECTIVES = (
@@ -41,8 +41,8 @@ _LICENCE = re.compile(r'licen[sc]e|copyright|warranties|all rights reserved')
 
 def _prose_lines(docstring: str) -> Iterator[str]:
   """Yields the stripped lines of prose, and '' in place of all other lines."""
-  # Indentation of the line before a literal block, whose lines have a larger
-  # one; None outside of literal blocks.
+  # Indentation of the line that begins the current literal block. The lines of
+  # the block are indented more. None outside of literal blocks.
   block_indent: Optional[int] = None
   in_fence = in_doctest = False
   for line in inspect.cleandoc(docstring).split('\n'):

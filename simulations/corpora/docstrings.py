@@ -12,7 +12,7 @@ sentences: 43% of the test sentences, such as 'a name for the operation
 optional', are also in the train split. So accuracies are higher than on
 StackOverflow.
 
-`cached_corpus` returns a SQLite file in the form of `corpus_file`.
+`cached_corpus` writes the corpus to a file as `corpus_file` describes it.
 """
 
 import ast
@@ -110,7 +110,7 @@ class Client:
 
 
 def _docstrings(definition: _Definition) -> Iterator[str]:
-  """Yields the docstrings of a definition; of a class, with its members'."""
+  """Yields the docstring of a function, or of a class and all its members."""
   docstring = ast.get_docstring(definition, clean=False)
   if docstring:
     yield docstring

@@ -1,7 +1,6 @@
 """The corpora that have a name, such as 'docstrings'.
 
-A module of this folder declares a corpus by assigning it to `CORPUS`. The
-corpus is registered by that alone.
+A module of this folder registers a corpus by assigning it to `CORPUS`.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ class Corpus:
   Attributes:
     name: value of `data.corpus` that selects the corpus.
     find: function from `data.data_dir`, a folder or None, to the path of a
-      SQLite file in the form of `corpus_file`. The function downloads or builds
-      a missing file.
+      SQLite file with the tables that `corpus_file` describes. The function
+      downloads or builds a missing file.
     vocabulary: function from the path of the file, the number of words and
       `data.data_dir` to the vocabulary.
-    vocabulary_source: text of the report about the origin of the vocabulary.
+    vocabulary_source: origin of the vocabulary, as text for the report.
     takes_data_dir: whether `find` and `vocabulary` use `data.data_dir`.
   """
 
@@ -61,7 +60,7 @@ def get(name: str, data_dir: Optional[str] = None) -> Corpus:
 
   Args:
     name: value of `data.corpus`: the name of a corpus, or the path of a SQLite
-      file in the form of `corpus_file`.
+      file with the tables that `corpus_file` describes.
     data_dir: value of `data.data_dir`.
 
   Raises:

@@ -135,8 +135,8 @@ def vocabulary(
 
   Args:
     size: number of words, >= 1; the words with the largest counts are taken.
-    data_dir: folder of `stackoverflow.word_count`, or of `datasets` with this
-      file. If both lack the file, TFF downloads it to `datasets`. None for
+    data_dir: folder that holds `stackoverflow.word_count`, in itself or in its
+      subfolder `datasets`. TFF downloads a missing file to `datasets`. None for
       TFF's folder `~/.tff`.
 
   Raises:

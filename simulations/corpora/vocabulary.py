@@ -32,7 +32,7 @@ class Vocabulary:
   |-----------|----------------------------------------------------|
   | 0         | padding                                            |
   | 1 to V    | words                                              |
-  | V + 1     | out of vocabulary: any word that is not among them |
+  | V + 1     | out of vocabulary: any other word                  |
   | V + 2     | beginning of a sentence                            |
   | V + 3     | end of a sentence                                  |
 
@@ -150,11 +150,11 @@ def count(
 ) -> Vocabulary:
   """Returns the most frequent words of the train split.
 
-  Words of the same count are in the order of their code points. The counts are
+  Words with equal counts are in the order of their code points. The counts are
   cached in a text file, as lines 'word count'.
 
   Args:
-    path: path of a SQLite file in the form of `corpus_file`.
+    path: path of a SQLite file with the tables that `corpus_file` describes.
     size: number of words, >= 1.
     cache_directory: folder of the cached counts; None for the default folder of
       `corpus_file.cache_path`.
@@ -162,8 +162,8 @@ def count(
 
   Raises:
     FileNotFoundError: `path` is not a file.
-    ValueError: the file has another form or fewer than `size` words, or `size`
-      < 1.
+    ValueError: the file lacks the tables or has fewer than `size` words, or
+      `size` < 1.
   """
   _checks.count('vocabulary_size', size, '10000 is usual')
   content = corpus_file.Content.of(path, cache_directory, progress)

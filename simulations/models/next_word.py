@@ -64,7 +64,7 @@ class Accuracy:
 
   Attributes:
     ignored: ids of the targets that do not count.
-    hidden: ids that a prediction never is, whatever their logits.
+    hidden: ids that are never predicted, whatever their logits.
   """
 
   ignored: tuple[int, ...]
@@ -80,8 +80,8 @@ class Accuracy:
       y: [...] int32 targets.
 
     Returns:
-      Two scalar float32 tensors. Only targets that count are among the correct
-      predictions.
+      Two scalar float32 tensors. A correct prediction of a target that does not
+      count is in neither of them.
     """
     shown = np.ones(logits.shape[-1], bool)
     shown[list(self.hidden)] = False

@@ -1,11 +1,10 @@
-"""A small causal transformer with layer norms before the sublayers.
+"""A small causal transformer with layer norms before the sublayers [Xiong20].
 
 The model is made for training with differential privacy. It has no batch norm,
 by which one sentence would depend on another, and no dropout. It has few
-tensors, because one tensor holds a kind of weights of all layers. It has no
-weights for positions: attention scores decrease with distance [Press22]. The
-softmax uses the embedding matrix. The layer norms are before the sublayers
-[Xiong20].
+tensors, because one tensor holds the weights of one kind for all layers. It has
+no weights for positions: attention scores decrease with distance [Press22]. The
+softmax uses the embedding matrix.
 
 [Press22] is Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022; [Xiong20]
 is Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML

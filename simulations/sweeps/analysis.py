@@ -71,7 +71,7 @@ def paired(
 def least_difference(stdev: float, seeds: int) -> float:
   """Returns half the width of the 95 % confidence interval of a mean.
 
-  The interval excludes zero if the absolute value of the mean is larger.
+  The interval excludes zero if the absolute value of the mean exceeds this.
 
   Args:
     stdev: standard deviation of the differences between two mechanisms.
@@ -129,7 +129,7 @@ def curve(points: Sequence[tuple[float, float]]) -> Optional[Curve]:
 
 
 def drift(losses: Sequence[float]) -> float:
-  """Returns the mean of the last tenth, divided by the least loss, minus 1.
+  """Returns the mean of the last tenth of losses over the least loss, minus 1.
 
   Args:
     losses: losses > 0 in the order of the rounds.

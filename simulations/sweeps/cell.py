@@ -1,4 +1,4 @@
-"""One cell of a sweep: a run of a grid's row with one rate and one seed."""
+"""One cell of a sweep: a run of one experiment with one rate and one seed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TUNING_SEED = 0
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """A run of a grid's row with one server learning rate and one seed.
+  """A run of one experiment with one server learning rate and one seed.
 
   Attributes:
-    row: row of the grid.
-    exponent: exponent i of the server learning rate 1.7^i; None takes the rate
-      of the row or of its rule.
+    row: the experiment, a row of the grid.
+    exponent: exponent i of the server learning rate 1.7^i; if None, the row or
+      its rule gives the rate.
     seed: seed, >= 0, of initial weights, cohorts and the order of sentences.
     constant: constant of the row's rule for server learning rates; None if the
       row has no rule, or if the constant is not fitted yet.
@@ -79,11 +79,11 @@ class Result:
     validation: triples (number of rounds done, loss in nats a word, accuracy in
       [0, 1]) on the validation split.
     epsilon: epsilon that the report of the run claims; None without a claim.
-    noise: L, the root mean square over the rounds of the error that the noise
-      causes in one coordinate of a prefix sum of updates, divided by clip and
-      clients per round, >= 0. L is known before the training.
-    momentum_noise: L of the models that the server's momentum and learning
-      rates make of the updates, >= 0.
+    noise: L >= 0, standard deviation, in clips, of the noise in one coordinate
+      of a prefix sum of mean updates, as a root mean square over the rounds. L
+      is known before the training.
+    momentum_noise: L >= 0 of the weighted sums of updates that the server's
+      momentum and learning rate schedule make, in place of prefix sums.
     seconds: duration of all rounds, in seconds; None if the durations are
       secret.
   """
@@ -160,7 +160,7 @@ def _noise(
   config: config_lib.Config,
   workload: workloads.Workload = workloads.PREFIX,
 ) -> float:
-  """Returns L: `Result.noise`, or `Result.momentum_noise` for a workload."""
+  """Returns L for a workload: for prefix sums, it is `Result.noise`."""
   mean_error, _ = strategy.errors(workload)
   clients = config.training.clients_per_round
   return z_stddev_per_clip * mean_error**0.5 / clients
@@ -201,9 +201,9 @@ def run(
   from tff_bandmf.tff import runtime
 
   directory = sweep / cell.name
-  # PRIVACY: If two processes ran in one run directory, they could add the same
-  # noise to two different sums, and the difference would have no noise. This
-  # lock lets one process in and refuses the other.
+  # PRIVACY: If two processes resumed one run, they could add the same noise to
+  # two different sums, and the difference of the two releases would have no
+  # noise. This lock lets one process in and refuses the other.
   # Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
   with _files.locked(log.with_suffix('.lock')):
     config = cell.config()

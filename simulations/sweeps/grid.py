@@ -29,7 +29,7 @@ _RATE = 'training.server_learning_rate'
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One experiment of a file, which runs with several seeds and perhaps rates.
+  """One experiment of a file. A sweep runs it with several seeds and rates.
 
   A file with a single experiment has one row.
 
@@ -43,7 +43,7 @@ class Row:
     tree: the experiment as nested tables; its server learning rate is the
       middle candidate, or the largest rate that the rule may give.
     comments: lines about the experiment, for readers of `toml`.
-    seeds: seeds, >= 1, of the runs by which a sweep tests the row.
+    seeds: seeds, each >= 1, of the test runs of the row in a sweep.
     rule: rule for the server learning rate; None if another setting gives it.
     extensions: maximum number of rates, >= 0, that a search adds at the ends of
       `exponents`.

@@ -9,11 +9,11 @@ mechanism and an epsilon. Its keys are:
 | `base`              | settings of all rows: tables of an experiment, or the |
 |                     | name of a file with a single experiment               |
 | `epsilons`          | list of target epsilons, each > 0                     |
-| `seeds`             | seeds of the runs by which a sweep tests each row,    |
-|                     | each >= 1; [1, 2, 3] by default                       |
+| `seeds`             | seeds of the test runs of each row in a sweep, each   |
+|                     | >= 1; [1, 2, 3] by default                            |
 | `assumed`           | list of settings, such as 'privacy.zeroing_norm',     |
 |                     | whose values the cited papers do not state            |
-| `rule`              | table, optional: the rule of the next section         |
+| `rule`              | table, optional: see the last paragraph               |
 | `corpora.NAME`      | table, optional: settings of the rows of a corpus     |
 | `mechanisms.NAME`   | table: settings of the rows of a mechanism            |
 
@@ -194,7 +194,7 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
 
 
 def seeds(values: list[int]) -> tuple[int, ...]:
-  """Returns the seeds that test a row; the rate search uses seed 0 alone."""
+  """Returns the seeds of test runs, after checks; tuning runs have seed 0."""
   if min(values, default=0) < 1 or len({*values}) < len(values):
     raise errors.value_error(
       f'seeds={values}: must be distinct and at least 1; give seeds like [1, 2]'

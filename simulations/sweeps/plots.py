@@ -1,4 +1,4 @@
-"""The plots of a sweep. A function returns None if no run can be drawn."""
+"""The plots of a sweep. A plot is None if no run can be drawn in it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The order of the cells of a sweep, and the choice of learning rates.
 
-A cell is a run of a grid's row with one server learning rate and one seed. A
-tuning cell searches for the rate of a row that has candidates. A test cell runs
-the row with the chosen rate.
+A row of a grid is one experiment. A cell is one run of a row with one server
+learning rate and one seed. Each tuning cell tries one candidate for the rate of
+its row. A test cell runs the row with the final rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulations.sweeps import cell as sweep_cell
 from simulations.sweeps import grid as grid_lib
 from simulations.sweeps import summary as sweep_summary
 
-# Results of the cells that ended, by the cell's name; None if a cell failed.
+# Maps the name of each cell that ended to its result; None if the cell failed.
 Ended = Mapping[str, Optional[sweep_cell.Result]]
 
 
@@ -26,9 +26,9 @@ def choose_rate(
   """Returns the chosen exponent of the server learning rate, and tuning cells.
 
   The chosen candidate has the least validation loss. If it is the least or the
-  largest candidate, the search adds the next candidate at that end, at most
+  largest candidate, the search adds the next integer at that end, at most
   `row.extensions` times. The exponent is None if the row has no candidates, if
-  a tuning cell has not ended, or if all tuning cells failed.
+  a tuning cell has not ended, or if all tuning cells failed or diverged.
 
   Args:
     row: row of the grid.
@@ -84,7 +84,7 @@ def test_cells(row: grid_lib.Row, ended: Ended) -> list[sweep_cell.Cell]:
 def ready(
   grid: grid_lib.Grid, directory: pathlib.Path
 ) -> tuple[dict[str, sweep_cell.Cell], Ended]:
-  """Returns the unfinished cells whose rate is known, and finished results.
+  """Returns the unfinished cells whose rate is known, and the results so far.
 
   Args:
     grid: experiments of the sweep.
@@ -117,7 +117,7 @@ def startable(
   Args:
     grid: experiments of the sweep.
     ended: results of the cells that ended; they do not start again.
-    running: running cells: tuples (process, cell, cores), by any key.
+    running: maps any key to the (process, cell, cores) of a running cell.
   """
   started = {*ended, *(cell.name for _, cell, _ in running.values())}
   return [
@@ -151,7 +151,7 @@ def all_cells(
 
 
 def _tuned(grid: grid_lib.Grid) -> list[grid_lib.Row]:
-  """Returns the rows that may have tuning cells: rows of rules, then others."""
+  """Returns the rows that may have tuning cells; `Rule.row` comes first."""
   rules = {row.rule.row.name: row.rule.row for row in grid.rows if row.rule}
   return [*rules.values(), *grid.rows]
 

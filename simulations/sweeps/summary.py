@@ -1,7 +1,9 @@
 """The summary of a sweep: tables for readers and programs.
 
-A cell is a run of a grid's row with one server learning rate and one seed. A
-tuning cell searches for the rate; a test cell runs with the chosen rate.
+A cell is one run: one experiment of the grid (a mechanism and an epsilon) with
+one server learning rate and one seed. Each tuning cell tries one candidate for
+the rate, and the candidate with the least validation loss is chosen. A test
+cell runs with the final rate.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ _PAIR_HEADERS = {
   'p_value': 'p',
   'shown': 'shown',
 }
-# Maximum number of points of the validation curve that a summary stores.
+# Maximum number of points that a summary stores of a validation curve.
 _CURVE_POINTS = 26
 
 
@@ -75,7 +77,7 @@ class Outcome:
 
   Attributes:
     cell: cell of the sweep.
-    result: result of the cell; None if it has not ended, or failed.
+    result: result of the cell; None if the cell has not ended, or has failed.
     failed: whether the cell ended without a result.
     taken: whether the cell has the rate that the search chose; True for a test
       cell.
@@ -120,7 +122,7 @@ class Summary:
 
   @classmethod
   def read(cls, text: str) -> Summary:
-    """Returns the summary of a text that `json` returned."""
+    """Parses text that `Summary.json` returned."""
     content = json.loads(text)
     return cls(*(tuple(content[name]) for name in _fields()))
 
@@ -136,7 +138,7 @@ class Summary:
 
   @property
   def tests(self) -> list[dict[str, Any]]:
-    """Returns the test runs, without the runs that search for a rate."""
+    """Returns the runs of test cells."""
     return [run for run in self.runs if not run['search']]
 
   @property
@@ -155,8 +157,8 @@ class Summary:
     """Returns differences in test loss between mechanisms at one epsilon.
 
     For each epsilon, the mechanisms with several seeds are sorted by mean loss,
-    and each mechanism is compared with the next larger loss. Runs without noise
-    are among the mechanisms of every epsilon.
+    and each mechanism is compared with the next one. Runs without noise are
+    among the mechanisms of every epsilon.
     """
     comparisons = []
     rows = [
@@ -215,7 +217,7 @@ class Summary:
     return comparisons
 
   def _losses(self, row: Mapping[str, Any]) -> dict[int, float]:
-    """Returns the test losses of a row by seed."""
+    """Returns {seed: test loss} for the runs of a row."""
     return {
       run['seed']: run['test_loss']
       for run in self.tests
@@ -226,17 +228,18 @@ class Summary:
   @property
   def notes(self) -> list[str]:
     """Returns the notes for readers of the rows."""
-    # PRIVACY: A run that simulates a larger cohort may guarantee less than the
-    # epsilon of its row, and a reader could take this epsilon for the
-    # guarantee. The notes then say that only the claimed epsilon holds.
+    # PRIVACY: If a run simulates a larger cohort, the epsilon of its row is for
+    # that cohort. The run itself claims a larger epsilon, and a reader could
+    # take the smaller one for its guarantee. The notes then say that only the
+    # claimed epsilon holds.
     # Guard: sweep_runs_test.test_row_that_claims_more_says_so.
     more = any(
       (row['claimed_epsilon'] or 0) > _infinite(row['epsilon'])
       for row in self.rows
     )
-    # PRIVACY: A run that simulates a larger cohort may guarantee nothing, and a
-    # reader could take the epsilon of its row for the guarantee. The notes then
-    # say that nothing is guaranteed.
+    # PRIVACY: A run that simulates a larger cohort may claim nothing, and a
+    # reader could take the row's epsilon for its guarantee. The notes then say
+    # that nothing is guaranteed.
     # Guard: sweep_runs_test.test_row_that_claims_nothing_says_so.
     nothing = any(
       row['epsilon'] and row['claimed_epsilon'] is None for row in self.rows
@@ -282,7 +285,7 @@ class Summary:
   def draw(self, directory: pathlib.Path, prefix: str) -> None:
     """Writes PREFIXnoise.png and PREFIXconvergence.png.
 
-    A plot without a run that can be drawn is not written.
+    If a plot would be empty, its file is not written.
 
     Args:
       directory: folder of the plots.
@@ -339,8 +342,8 @@ def _run(
     'test_loss': None if search else _finite(result.test_loss),
     'test_accuracy': None if search else result.test_accuracy,
     'minutes': None if result.seconds is None else result.seconds / 60,
-    # Points [rounds done, loss], one in `step`. Counting from the end keeps the
-    # last point.
+    # Every `step`-th point [rounds done, loss] is stored. Counting from the end
+    # keeps the last point.
     'curve': [
       [done, _finite(round(loss, 4))]
       for done, loss, _ in result.validation[::-1][::step][::-1]
@@ -349,7 +352,7 @@ def _run(
 
 
 def _finite(loss: float) -> Optional[float]:
-  """Returns a loss; None, which JSON can express, if the model diverged."""
+  """Returns a loss; None if it is infinite or NaN, because JSON has neither."""
   return loss if math.isfinite(loss) else None
 
 
@@ -361,8 +364,8 @@ def _row(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     **{
       name: runs[0][name] for name in ('mechanism', 'epsilon', 'rate', 'noise')
     },
-    # A row claims an epsilon only if all of its runs do; the largest holds for
-    # each of them.
+    # If a run of the row claims nothing, the row claims nothing. Otherwise the
+    # largest epsilon holds for all runs.
     'claimed_epsilon': None if None in claims else max(claims),
     'seeds': len(runs),
     'loss_mean': statistics.fmean(losses),
