@@ -252,7 +252,7 @@ def _check_epochs(
 
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
-  """Returns the best Toeplitz coefficients, [b], at equal learning rates."""
+  """Returns the best Toeplitz coefficients, [b], without a rate schedule."""
   easier = solver.Problem(
     problem.rounds, problem.participation, problem.workload.unscheduled
   )

@@ -69,10 +69,10 @@ def optimize_banded_inverse(
     if (
       minimum.evaluations < problem.max_evaluations and not minimum.interrupted
     ):
-      # The first search starts at `BandedInverseSqrt`. It may stop at a c where
-      # the loss has a kink, because the maximum m in the bound of `series`
-      # changes its index. If min_sep is small, C^-1 = I (independent noise) is
-      # a better start, so a second search starts there.
+      # The first search starts at `BandedInverseSqrt`. It may stop at a kink of
+      # the loss, where another entry of c becomes the maximum in the m of
+      # `series`. If min_sep is small, C^-1 = I (independent noise) is a better
+      # start, so a second search starts there.
       other = loss.minimize(
         np.zeros(bands - 1), evaluations=minimum.evaluations
       )

@@ -79,7 +79,7 @@ GAP = strategies.PARAMETERS['gap'].default
 # The same distance for a search whose result is only the start of another
 # search.
 _START_GAP = 1e-3
-# The strategy of X(M) is computed in one of this number of evaluations.
+# Number of evaluations after which the strategy of X(M) is computed again.
 _CHECK_EVERY = 10
 # Below this fraction of the smallest eigenvalue at the start, the square root
 # of an eigenvalue in T is replaced by its tangent. So V - 2 T is finite for an

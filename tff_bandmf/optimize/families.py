@@ -164,7 +164,7 @@ def _best_bands(
 
 
 def stamped(request: _Request) -> solver.Optimized:
-  """Returns the stamped strategy whose block is optimal for `block_rounds`."""
+  """Returns the stamped strategy of the best block of `block_rounds` rounds."""
   rounds = request.needed('block_rounds', request.participation.min_sep)
   parameters = {
     name: value

@@ -54,7 +54,7 @@ class Request(solver.Problem):
 
   @property
   def bands(self) -> int:
-    """The given number of bands, or else min_sep.
+    """The given number of bands; else min_sep, at most `most_bands`.
 
     As long as the bands do not exceed min_sep, more bands never increase the
     loss. With more than min_sep bands, columns of a client's rounds share rows,

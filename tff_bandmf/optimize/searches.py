@@ -1,4 +1,4 @@
-"""The searches that families name as their optimisers."""
+"""Functions that find the best strategies; `Family.optimizer` names them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def banded_toeplitz(request: _Request) -> solver.Optimized:
 
 
 def robust_toeplitz(request: _Request) -> solver.Optimized:
-  """Returns the best Toeplitz C with these bands, tapered from b0 on."""
+  """Finds the best Toeplitz C with `request.bands` bands, then tapers it."""
   b0, bands = request['b0'], request.bands
   _checks.at_most('b0', b0, bands, 'bands', 'min_sep lies in [b0, bands]')
   optimized = _toeplitz(request, bands)
@@ -101,9 +101,10 @@ def _toeplitz(
 def _growing(
   sizes: Iterable[int], find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
-  """Returns the best strategy of the smallest size that is worth its bands.
+  """Tries sizes until a larger one helps too little; returns the best strategy.
 
-  The next size decreases the loss by less than the fraction `_WORTH`.
+  The search stops if the next size decreases the loss by less than the fraction
+  `_WORTH`, if an optimisation does not converge, or after the last size.
 
   Args:
     sizes: numbers of bands, ascending.

@@ -138,8 +138,8 @@ def squared_sensitivity(
   largest = np.arange(len(m))
   # PRIVACY: If rounds of a client may be more than b apart, the leftmost
   # pattern of |c| may have a smaller sum than another pattern, and sens would
-  # be too small. The leftmost pattern of m, which does not increase from b on,
-  # bounds the sums of all patterns.
+  # be too small. m does not increase from lag b on, so its leftmost pattern has
+  # the largest sum, which bounds the sums of all patterns of |c|.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
   if not (falls or participation.evenly_spaced):
     largest[min_sep:] = min_sep + _last_maxima(m[min_sep:])

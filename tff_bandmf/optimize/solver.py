@@ -110,9 +110,9 @@ class Problem:
       strategy: best strategy of the search.
       minimum: result of the solver; None if no solver was needed.
     """
-    # PRIVACY: A search may assume a sensitivity below that of the final C. With
-    # this sensitivity, the loss would promise a smaller error than the noise
-    # for the stated epsilon has. The sensitivity is computed from the final C.
+    # PRIVACY: A search may assume a smaller sensitivity than the final C has.
+    # The loss would then promise a smaller error than the noise for the stated
+    # epsilon causes. So the sensitivity is computed from the final C.
     # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
     sens = sensitivity.sensitivity(strategy, self.participation).value
     return Optimized(
@@ -147,8 +147,8 @@ def minimize(
       so far.
     tolerance: the search has converged if an iteration decreases the value by
       less than this; relative if the value is above 1, else absolute.
-    corrections: number of past gradients that L-BFGS stores; it takes about
-      2 * `corrections` + 5 times the memory of `start`.
+    corrections: number of past gradients that L-BFGS stores; the search takes
+      about 2 * `corrections` + 5 times the memory of `start`.
 
   Raises:
     ValueError: `function` is not finite at `start`.

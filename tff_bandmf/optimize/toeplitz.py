@@ -176,11 +176,10 @@ def optimize_banded_toeplitz(
 
     loss = error * |c|^2
 
-  |c| is the sensitivity if each client takes part once.
-
-  With at most `min_sep` bands the same strategy is optimal under every
-  min-separation schema, because the sensitivity is a multiple of |c|. This is
-  not exact for columns that are cut off at row n.
+  |c| is the sensitivity if each client takes part once. With at most `min_sep`
+  bands the same strategy is optimal under every min-separation schema, because
+  the sensitivity is then a multiple of |c|, up to the effect of columns that
+  are cut off at row n.
 
   Args:
     problem: error to minimise; the search assumes that each client has only

@@ -51,9 +51,9 @@ class BandedToeplitz(toeplitz.BandedC):
 class RobustToeplitz(BandedToeplitz):
   """A banded Toeplitz C for a min_sep that lies somewhere in [b0, bands].
 
-  The coefficients from band b0 on fall to zero linearly. Two columns of one
-  client that are b0 to bands rounds apart overlap only in small coefficients,
-  so the overlap adds little to the sensitivity. [BandMF24, App H]
+  The coefficients from band b0 on are multiplied by factors that fall to zero.
+  Two columns of one client that are b0 to bands rounds apart overlap only in
+  small coefficients, which add little to the sensitivity. [BandMF24, App H]
 
   Attributes:
     rounds: n.

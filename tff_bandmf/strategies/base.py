@@ -19,9 +19,9 @@ from tff_bandmf.strategies import recursion as recursion_lib
 MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
 # Most rounds for which an array of n numbers is allocated.
 MAX_ROUNDS = 100_000_000
-# PRIVACY: Squares of extreme entries underflow to 0 or overflow, so a
-# sensitivity would be 0 or infinite, and float32 noise would be 0 or infinite.
-# `check_entries` refuses a C with entries outside these limits.
+# PRIVACY: Squares of tiny entries underflow to 0, so the sensitivity, and with
+# it the noise, could be 0. Squares of huge entries overflow. `check_entries`
+# refuses a C with entries outside these limits.
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _SMALLEST_DIAGONAL = 1e-30
 _LARGEST_ENTRY = 1e30
@@ -42,15 +42,15 @@ _ENTRIES = 2**22
 class Strategy(abc.ABC):
   """A lower-triangular n x n matrix C with a positive diagonal.
 
-  Round t of a run adds `clip * sigma * (C^-1 Z)[t]` to the clipped sum, with Z
-  iid standard normal, and sigma relative to the sensitivity of C.
+  Round t of a run adds `clip * sigma * (C^-1 Z)[t]` to the clipped sum. Z is
+  iid standard normal; sigma is the noise multiplier times the sensitivity of C.
 
   | symbol | name here       | meaning                                       |
   |--------|-----------------|-----------------------------------------------|
   | n      | `rounds`        | number of rounds that the mechanism supports  |
   | b_hat  | `bands`         | number of diagonals of C up to the last one   |
   |        |                 | with a non-zero entry                         |
-  | p      | `inverse_bands` | number of such diagonals of C^-1              |
+  | p      | `inverse_bands` | the same number for C^-1                      |
   | d      | `buffers`       | number of buffers of a BLT                    |
   | e_t    |                 | squared L2 norm of row t of A C^-1            |
 
@@ -58,7 +58,7 @@ class Strategy(abc.ABC):
     family: name on the command line and in strategy files.
     rounds: n.
     bands: b_hat, the main diagonal included.
-    inverse_bands: p; None if the family has no bound of p below n.
+    inverse_bands: p; None if the family does not limit p.
     buffers: d; None if the family is not a BLT.
     structure: property of C that theorems about the sensitivity use: one of the
       constants from `ANY` to `DECODED_TREE`.
@@ -123,7 +123,7 @@ class Strategy(abc.ABC):
     )
 
   def of_rounds(self, rounds: int) -> Strategy:
-    """Returns a Toeplitz C for another n; any other C unchanged."""
+    """Returns C for another n if C is Toeplitz, and C itself otherwise."""
     del rounds
     return self
 
@@ -160,7 +160,7 @@ class Strategy(abc.ABC):
     return None
 
   def column_sum(self) -> float:
-    """Returns a bound of max_t sum_s |C[t, s]| C^-1[s, s]."""
+    """Returns an upper bound of max_t sum_s |C[t, s]| C^-1[s, s]."""
     check_rounds(self.rounds)
     entries = np.abs(self.band_rows(0, self.rounds))
     return float(np.max(entries.sum(1)) / np.min(entries[:, 0]))
@@ -267,7 +267,7 @@ class Strategy(abc.ABC):
     }
 
   def arrays(self) -> dict[str, np.ndarray]:
-    """Returns the float64 arrays that define C, with `parameters`."""
+    """Returns the float64 arrays that define C together with `parameters`."""
     return {
       name: value
       for name, value in self._fields()
@@ -384,7 +384,7 @@ def series(name: str, values: object) -> np.ndarray:
 def check_bands(
   strategy: Strategy, field: attrs.Attribute, value: Union[int, np.ndarray]
 ) -> None:
-  """Raises ValueError if a number of bands, or a series, exceeds n."""
+  """Raises ValueError if a number of bands, or a series' length, exceeds n."""
   del field
   bands = len(value) if isinstance(value, np.ndarray) else value
   check_few(bands, strategy.rounds)

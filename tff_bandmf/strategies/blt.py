@@ -184,8 +184,7 @@ class BltBuffers(recursion_lib.Buffers):
     # Guard: recursion_test.test_shift_bounds_the_error_of_coarse_cells.
     def largest(weights):
       # y / a and the buffers are weighted sums of z and of rounding errors of
-      # y, divided by a. Each error is then at most half a standard deviation
-      # of z.
+      # y / a, each at most half a standard deviation of z.
       return float(
         recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
         + np.sum(np.abs(weights)) / 2

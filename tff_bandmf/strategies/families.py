@@ -96,8 +96,8 @@ class Memory:
 
   Attributes:
     about: number of model copies as a formula in the parameters.
-    least: function from n to the least number of model copies, over all
-      parameters.
+    least: function from n to the least number of model copies, over all values
+      of the parameters.
   """
 
   about: str
@@ -178,7 +178,7 @@ class Family:
     return values
 
 
-# Parameters of families in several files.
+# Parameters that families in several modules share.
 BANDS = Parameter(
   'bands',
   int,

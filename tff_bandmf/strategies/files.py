@@ -163,7 +163,7 @@ def load(
 
   Returns:
     The strategy, and the schema for which the strategy was made. The schema is
-    None if the file has none, as every `.npy` file.
+    None if the file has none; a `.npy` file never has one.
 
   Raises:
     ValueError: the file is not a strategy file, or has another version.
@@ -246,7 +246,7 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   """Returns the array of a .npy file of `size` bytes."""
   header = _READ_HEADER[np.lib.format.read_magic(stream)]
   shape, _, dtype = header(stream)
-  # NumPy allocates the size that the header states before it reads the numbers.
+  # NumPy allocates the size that the header states, which could fill memory.
   if math.prod(shape) * dtype.itemsize != size - stream.tell():
     raise ValueError('the header states another size than the file has')
   stream.seek(0)
@@ -279,7 +279,7 @@ def _from_header(
     rounds = _checks.count(
       'rounds', header.get('rounds'), f'{path} is damaged: write it again'
     )
-    # Files of families without parameters may lack them.
+    # A file of a family without parameters may lack the key `parameters`.
     strategy = _build(
       family, rounds, header.get('parameters', {}), header['arrays']
     )
@@ -324,7 +324,7 @@ def _build(
   parameters: Mapping[str, _files.Json],
   arrays: Mapping[str, _files.Json],
 ) -> base.Strategy:
-  """Returns the strategy of checked parts.
+  """Returns the strategy that the parts of a file define.
 
   Args:
     family: name of a known family.

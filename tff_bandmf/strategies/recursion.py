@@ -52,8 +52,8 @@ _MANTISSA_BITS, _Y_BITS = 52, 31
 # Bound of |z| plus a rounding error of half its standard deviation: the words
 # of `noise.generator` give |z| <= 13.11. A weighted sum of independent z
 # exceeds 14 of its standard deviations with probability below 2e-44 in one
-# coordinate of a round. `accounting.arithmetic.cells` leaves out this event,
-# and adds 7e-33 to delta for others in the same coordinate.
+# coordinate of a round. `accounting.arithmetic.cells` neglects this, beside the
+# 7e-33 that it adds to delta for large |m| and |y| in the same coordinate.
 MOST_DEVIATIONS = 14.0
 # Largest relative error of one float64 operation.
 UNIT = 2.0**-53
@@ -219,7 +219,7 @@ class Window(Recursion):
     return self._strategy.band_rows(start, stop)
 
   def _uncut(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (scale, readout) of rounds before weights are cut."""
+    """Returns (scale, readout) of rounds, before `cut` rounds the weights."""
     rows = self._rows(start, stop)
     if self.keeps == PAST_U:
       return rows[:, 0], rows[:, 1:]
@@ -290,11 +290,11 @@ class Window(Recursion):
     return variances[self.phase(np.arange(self.rounds))]
 
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
-    """Returns rows of C' of `cut_norm`, for `PAST_Y`."""
-    # PRIVACY: If C is nearly singular, cut weights change the noise much. With
-    # the row norms of the uncut C, noise could exceed its integer range, and a
-    # self-test could accept wrong noise. So the row norms are computed from the
-    # cut weights.
+    """Returns rows of C', defined in `cut_norm`, for `PAST_Y`."""
+    # PRIVACY: If C is nearly singular, rounding the weights by `cut` changes
+    # the noise a lot. If its standard deviations were computed from C, noise
+    # could exceed its integer range, and a self-test could accept wrong noise.
+    # So they are computed from C', which has the rounded weights.
     # Guard: recursion_test.test_row_norms_are_those_of_cut_weights.
     scale, readout = self.weights(start, stop)
     ones = np.ones((stop - start, 1))
@@ -329,7 +329,7 @@ class Window(Recursion):
     return float(np.sqrt(np.max(squares)))
 
   def _change(self, start: int, stop: int) -> np.ndarray:
-    """Returns C[t, t-s] of cut weights minus C[t, t-s] of uncut weights.
+    """Returns C'[t, t-s] - C[t, t-s], where C' is defined in `cut_norm`.
 
     Returns:
       [stop - start, memory] float64, for s = 1, ..., memory.

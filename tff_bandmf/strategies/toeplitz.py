@@ -281,11 +281,11 @@ class BandedInverseC(RationalToeplitz):
       norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(
         np.abs(self.column(self.rounds))
       )
-    # PRIVACY: The first column of the noise's C is 1 / r exactly, but the
-    # sensitivity is computed from c, which float64 rounds, and could be too
-    # small. Let r c = 1 + f. `off` bounds |f|_1, so the relative norm of the
-    # difference c - 1 / r is at most off / (1 - off). The sensitivity is
-    # multiplied by 1 plus this bound.
+    # PRIVACY: C of the noise has the first column 1 / r exactly. The
+    # sensitivity is computed from c, which is 1 / r with rounding errors, and
+    # could be too small. Let r c = 1 + f. `off` bounds |f|_1, so the relative
+    # norm of the difference c - 1 / r is at most off / (1 - off). The
+    # sensitivity is multiplied by 1 plus this bound.
     # Guard: slack_test.test_sensitivity_of_an_inverse_is_rounded_up.
     off = recursion_lib.UNIT * (self.inverse_bands + 8) * norms
     if not off <= 0.5:

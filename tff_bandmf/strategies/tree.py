@@ -121,7 +121,7 @@ class OnlineTree(_OfNodes):
 
     v_0 = 1,   v_j = 1 / (1 + 1 / (2 v_{j-1}))
 
-  and prefix t adds the estimates of the nodes at the set bits of t + 1. The
+  Prefix sum t adds up the estimates of one node for each set bit of t + 1. The
   noise needs one model copy for each level of the tree, about log2(n).
 
   `matrix` returns the C of the noise that `TreeBuffers` computes. X - C^T C is
@@ -241,7 +241,7 @@ class TreeBuffers(recursion_lib.Buffers):
     return self._nodes(local + 1) - self._nodes(local) - 1
 
   def _nodes(self, t: recursion_lib.Index) -> recursion_lib.Index:
-    """Returns the nodes that end before round t, an integer or a tensor."""
+    """Returns the number of nodes that end before round t."""
     return sum(t // 2**h for h in range(self.phases))
 
   @property
