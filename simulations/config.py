@@ -211,9 +211,9 @@ class Privacy:
       None keeps the clip constant.
     clip_rate: maximum change of the logarithm of an adaptive clip in a round;
       None is 0.2.
-    clip_fraction_weight: weight of one more coordinate of an update, which says
-      whether the norm is below the clip. An adaptive clip estimates the
-      fraction from it. None is the weight that increases the noise by 1 %.
+    clip_fraction_weight: weight of the coordinate that an adaptive clip adds to
+      an update. It says whether the norm is below the clip, and the fraction is
+      estimated from it. None is the weight that increases the noise by 1 %.
     clip_until: index of the round from which an adaptive clip is constant; None
       lets the clip change until the end.
     zeroing_norm: maximum absolute value of the coordinates of an update. An

@@ -25,9 +25,10 @@ post-processing of the Gaussian mechanism of C: given past releases and a guess
 of the data, the release of round t is a rounding of z_t plus row t of C times
 the data.
 
-PRIVACY: This proof would not hold if S depended on more than past y, or if C of
-the noise differed from C of the claim. Every recursion here computes S from y
-alone, and tests compare the noise of each recursion with its matrix C.
+PRIVACY: If S depended on more than past y, or if C of the noise differed from C
+of the claim, this proof would fail, and the claimed epsilon could be too small.
+Every recursion here computes S from y alone, and tests compare the noise of
+each recursion with its matrix C.
 Guards: recursion_test.test_memory_follows_from_y_alone and
 test_noise_without_rounding_is_that_of_the_matrix.
 """
@@ -291,10 +292,10 @@ class Window(Recursion):
 
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
     """Returns rows of C', defined in `cut_norm`, for `PAST_Y`."""
-    # PRIVACY: If C is nearly singular, rounding the weights by `cut` changes
-    # the noise a lot. If its standard deviations were computed from C, noise
-    # could exceed its integer range, and a self-test could accept wrong noise.
-    # So they are computed from C', which has the rounded weights.
+    # PRIVACY: The integer range of the noise and the limits of its self-test
+    # follow from `row_norms`. If C is nearly singular, `cut` changes the noise
+    # a lot. With row norms of C, noise could leave the range, and the self-test
+    # could accept wrong noise. So the row norms are computed from C'.
     # Guard: recursion_test.test_row_norms_are_those_of_cut_weights.
     scale, readout = self.weights(start, stop)
     ones = np.ones((stop - start, 1))

@@ -36,7 +36,7 @@ _FIRST_BLOCK = 4096
 _CONVERGED = 1e-12
 # Size of the filter's state below which the rest of a series counts as 0.
 _VANISHED = 1e-100
-# Most rounds for computations of O(n^2), which then take seconds.
+# Most rounds for computations that take O(n^2) time.
 _MAX_QUADRATIC_ROUNDS = 200_000
 
 
