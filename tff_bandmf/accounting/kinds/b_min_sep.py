@@ -75,8 +75,8 @@ _WORDS = 2**64
 # Largest rounds * min_sep for which the tables of `b_min_sep_pairs` fit in
 # memory.
 _MOST_OF_PAIRS = 2**23
-# Number of laws of two copies that a mixture stores. `importance.removes` uses
-# the last four laws again.
+# Number of `Pairs` that a mixture stores; `importance.removes` uses the last
+# four again.
 _MOST_STORED_PAIRS = 4
 # Values of L below this value are computed in logarithms.
 _SMALLEST_RATIO = 1e-290
@@ -202,7 +202,8 @@ class BMinSepMixture(importance.Mixture):
       log_gains: [n, count] float64, the values used in place of l_i.
     """
     with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
-      terms = np.exp(log_gains + self._log_in)
+      terms = log_gains + self._log_in
+      np.exp(terms, out=terms)
       rounds = len(terms)
       ratios = np.empty((rounds + self._b, terms.shape[1]))
       ratios[rounds:] = 1.0
@@ -213,8 +214,8 @@ class BMinSepMixture(importance.Mixture):
         np.multiply(terms[start:stop], later, out=part)
         self._accumulate(part, ratios[stop])
       logs = np.log(self._starts @ ratios[: len(self._starts)])
-    # PRIVACY: An L near the least number of float64 has few correct bits. Delta
-    # would then be wrong, even if L_i increases again for smaller i. A result
+    # PRIVACY: An L_i near the least number of float64 has few correct bits, and
+    # its error stays in the L of smaller i. Delta would be wrong. A result
     # with such an L is computed again in logarithms. In all other results a
     # term that underflows is smaller than a rounding error.
     # Guard: b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
@@ -234,9 +235,9 @@ class BMinSepMixture(importance.Mixture):
       terms: [rounds, count] float64.
       last: [count] float64, L after the last of these rounds.
     """
-    # PRIVACY: If a power of 1 - p underflowed, a term of L that may be the
-    # largest one would be lost, and delta would be wrong. Groups are so short
-    # that no power of 1 - p is below `_SMALLEST_RATIO`.
+    # PRIVACY: If a power of 1 - p underflowed, its term of L would be lost,
+    # although it may be the largest term, and delta would be wrong. Groups are
+    # so short that no power of 1 - p is below `_SMALLEST_RATIO`.
     # Guard: b_min_sep_test.test_long_gaps_do_not_lose_later_rounds.
     longest = int(math.log(_SMALLEST_RATIO) / self._log_out)
     size = min(math.isqrt(len(terms)), longest)

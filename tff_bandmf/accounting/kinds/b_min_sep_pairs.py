@@ -9,7 +9,7 @@ deviation s of z, and let a >= 1 be the parameter of the weight,
 most b bands, so the columns of these rounds share no row, and
 
   t = sum a (a - 1) |c_i|^2 / 2, over i in S and in S',
-      + sum a^2 <c_i, c_k>, over i in S and k in S',
+      + sum a^2 <c_i, c_k>, over i in S and k in S'.
 
 In the second sum, columns of rounds that are b or more apart contribute 0. For
 each round i of one copy, at most one round of the other copy is in [i - b + 1,
@@ -41,6 +41,7 @@ later counts as having taken part in round i < 0. Columns of rounds before round
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -114,14 +115,21 @@ class Pairs:
       self._cumulative /= self._cumulative[-1]
       self._twice = twice / (single + twice)
       # If both copies are eligible from the first row on, neither takes part
-      # before row i with probability e^(survived[0] - survived[i]). If one copy
-      # took part in row i, and the other is eligible from row i + b - v on, the
-      # other does not take part before row i + b - u with probability
-      # e^(left[i, u] - left[i, v]), for u <= v.
-      log_out = math.log1p(-p)
+      # before row i with probability e^(survived[0] - survived[i]).
+      self._log_out = math.log1p(-p)
       self._survived = -np.log(both[: rounds + 1])
-      self._survived -= 2 * log_out * np.arange(rounds + 1)
-      self._left = np.log(one[:rounds]) - log_out * np.arange(b)
+      self._survived -= 2 * self._log_out * np.arange(rounds + 1)
+      self._one = one[:rounds]
+
+  @functools.cached_property
+  def _left(self) -> np.ndarray:
+    """Log survival of one copy, [rows, b] float64; most laws never need it.
+
+    If one copy took part in row i, and the other is eligible from row i + b - v
+    on, the other does not take part before row i + b - u with probability
+    e^(left[i, u] - left[i, v]), for u <= v.
+    """
+    return np.log(self._one) - self._log_out * np.arange(self._one.shape[1])
 
   def draw(
     self, rng: np.random.Generator, count: int
@@ -156,11 +164,15 @@ class Pairs:
     )[self._before :]
 
   def _first(self, at, age, until):
-    """Returns the least u <= age with left[at, u] >= until, by bisection."""
-    low, high = np.zeros_like(age), age.copy()
-    while (low < high).any():
-      middle = (low + high) // 2
-      enough = self._left[at, middle] >= until
-      high = np.where(enough, middle, high)
-      low = np.where(enough, low, np.minimum(middle + 1, high))
-    return low
+    """Returns the least u <= age with left[at, u] >= until; else age.
+
+    left[at, u] increases with u, so this is the largest u <= age with
+    left[at, u - 1] < until. Its bits are found one by one.
+    """
+    left, start = self._left.ravel(), at * self._left.shape[1] - 1
+    least = np.zeros_like(age)
+    for bit in reversed(range(int(age.max(initial=0)).bit_length())):
+      u = least + (1 << bit)
+      below = left.take(start + u, mode='clip') < until
+      least = np.where(below & (u <= age), u, least)
+    return least

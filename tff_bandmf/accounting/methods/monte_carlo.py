@@ -21,6 +21,7 @@ import secrets
 from typing import Optional
 
 import numpy as np
+import threadpoolctl
 
 from tff_bandmf import _checks, _files, errors
 from tff_bandmf.accounting.methods import importance
@@ -32,8 +33,8 @@ ATTEMPTS = 4
 _PILOT_SAMPLES = 5_000
 # Number of float64 values in one chunk, which fits into a processor's cache.
 _CHUNK_ENTRIES = 2**21
-# If delta of one direction is far smaller than delta of the other direction,
-# the number of its samples is divided by this number.
+# A direction whose delta is far below delta of the other direction gets 1 /
+# `_FEWER` of the samples.
 _FEWER = 16
 # Largest eta, in units of 1 / B.
 _LARGEST_ETA = 0.95
@@ -217,10 +218,10 @@ def delta_bound(
     ValueError: a value is out of range.
   """
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
-  # PRIVACY: The bound is proved only if its samples did not choose eta or the
-  # distribution of x. The bound uses the samples `final`, and the choice uses
-  # the samples `pilot`. One of two bounds is too low with a larger probability
-  # than a single bound. Each direction gets half of the failure probability.
+  # PRIVACY: A bound is not proved, and may be too low, if its own samples chose
+  # eta or the distribution of x. So the samples `pilot` choose, and the samples
+  # `final` give the bound. Either of the two directions' bounds may be too low,
+  # so each direction gets half of the failure probability.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
   # test_bound_without_a_hit_is_the_exact_one.
   sequence = np.random.SeedSequence(seed)
@@ -274,10 +275,9 @@ def plans(
     importance.removes(mixture, epsilon),
     [importance.add(mixture, epsilon)],
   ):
-    # PRIVACY: If a direction without samples were left out, the bound of delta
-    # would be too low. A direction needs no samples if its B is below beta or
-    # below the expected bound of the earlier direction. Its bound is then B,
-    # which holds without samples.
+    # PRIVACY: A direction is not sampled if its B is below beta or below the
+    # expected bound of the earlier direction. If it were left out, the bound of
+    # delta could be too low. So its bound is B, which holds without samples.
     # Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
     least = max((mean + margin for _, mean, margin in plans), default=0.0)
     if candidates[0].bound <= max(least, math.exp(-log_term)):
@@ -289,7 +289,7 @@ def plans(
     ]
     margins = []
     for candidate, pilot in zip(candidates, averages):
-      # This eta has the least margin among those below 0.95 / B.
+      # This eta in (0, 0.95 / B] has the least margin.
       square = max(pilot.square, 1e-300)
       eta = min(
         _LARGEST_ETA / candidate.bound,
@@ -314,9 +314,12 @@ def _average(
   """Returns averages over `count` draws of x."""
   chunk = max(1, _CHUNK_ENTRIES // entries)
   sums = np.zeros(3)
-  for start in range(0, count, chunk):
-    x = direction.draw(rng, min(chunk, count - start))
-    sums += x.sum(), x @ x, np.log1p(-direction.eta * x).sum()
+  # The matrix products of a chunk are small: more threads of BLAS take more CPU
+  # time, and round differently for every number of them.
+  with threadpoolctl.threadpool_limits(1, 'blas'):
+    for start in range(0, count, chunk):
+      x = direction.draw(rng, min(chunk, count - start))
+      sums += x.sum(), x @ x, np.log1p(-direction.eta * x).sum()
   return _Average(*(sums / count).tolist())
 
 

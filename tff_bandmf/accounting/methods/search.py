@@ -34,7 +34,8 @@ class Options:
     failure_probability: probability that one of the bounds of all `tries`
       searches is too low.
     seed: seed of all samples, >= 0.
-    tries: number of searches of which the caller claims one result, >= 1.
+    tries: number of searches, each of up to `monte_carlo.ATTEMPTS` bounds, of
+      which the caller claims one result, >= 1.
   """
 
   samples: int
@@ -53,7 +54,7 @@ class Options:
 def _log_excess(
   problem: Problem, delta: float, options: Options
 ) -> Callable[..., float]:
-  """Returns the function (ln x, pilots) -> ln(expected total / `delta`)."""
+  """Returns (ln x, pilots) -> ln(expected `Bound.total` / `delta`)."""
   seed = options.seeds()[0]
   failure = options.failure_probability
   log_term = math.log(2 * options.tries * monte_carlo.ATTEMPTS / failure)
@@ -157,7 +158,9 @@ def attempted(
   seed: int,
   tries: int,
 ) -> monte_carlo.Bound:
-  """Returns one of `tries` bounds; equal arguments give equal bounds.
+  """Returns a bound of delta whose failure probability covers `tries` bounds.
+
+  Equal arguments give equal bounds.
 
   Args:
     mixture: mixture P of the module `importance`.
