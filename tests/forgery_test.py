@@ -27,6 +27,8 @@ from tff_bandmf import report, verify
 from tff_bandmf.accounting.kinds import poisson
 from tff_bandmf.run_files import run_json, run_ledger
 
+pytestmark = pytest.mark.slow
+
 # All of `run.json` that a run may note: whoever can edit the file can as well
 # call run.note. A report.json beside it has its digest, so the verifier refuses
 # even these; without a report they are what the last note said.
@@ -79,7 +81,7 @@ def one_accountant():
 
 @pytest.fixture(
   scope='module',
-  params=['min-sep', pytest.param('cyclic-poisson', marks=pytest.mark.slow)],
+  params=['min-sep', 'cyclic-poisson'],
 )
 def folder(request, tmp_path_factory):
   """Gives a run that ended, with its report and its public report."""
@@ -289,7 +291,6 @@ def _forgeries(folder, scratch):
   yield from _forged_ledger(folder / _LEDGER, scratch)
 
 
-@pytest.mark.slow
 def test_forged_run_is_refused_by_report_and_verifier(
   folder, forged, tmp_path, counts
 ):
@@ -313,7 +314,6 @@ def test_forged_run_is_refused_by_report_and_verifier(
   assert passed['verifier'] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['report.json', 'public.json'])
 def test_forged_report_is_refused(name, folder, tmp_path, counts):
   path, count = tmp_path / name, 0
@@ -330,7 +330,6 @@ def test_harmless_statements_are_those_that_a_run_notes(folder):
   assert {*verify.NOTES} == _NOTES
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['run.json', 'report.json'])
 def test_command_refuses_a_forged_file(name, folder, forged):
   """The exit status is all that a script sees."""

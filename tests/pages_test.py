@@ -47,6 +47,7 @@ def test_links_lead_somewhere(page):
     assert target.exists() or target.with_suffix('.md').exists(), link
 
 
+@pytest.mark.slow
 def test_pictures_are_those_that_their_script_draws():
   spec = importlib.util.spec_from_file_location(
     'pictures', _ROOT / 'docs' / 'pictures.py'

@@ -126,6 +126,7 @@ def test_inverse_of_the_cdf_errs_less():
   assert 0.8 < largest < 1
 
 
+@pytest.mark.slow
 def test_every_term_is_needed():
   plain = cells_lib.Arithmetic
   # Spacing; that of the extension; an edge on either side; the shift.

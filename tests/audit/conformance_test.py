@@ -278,6 +278,7 @@ def test_fault_fails_its_questions_alone(fault):
   assert failed == _FAULTS[fault]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('matrix', [_INDEPENDENT, _BANDED])
 def test_sound_aggregator_passes(matrix):
   make = functools.partial(_Sound, matrix=matrix)

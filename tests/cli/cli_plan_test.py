@@ -61,6 +61,7 @@ def test_sizes_are_checked_before_the_search(run, monkeypatch, flags, message):
   assert status == 2 and message in error
 
 
+@pytest.mark.slow
 def test_probability_of_a_client_follows_from_the_plan(run_json):
   """5 of 120 clients a round, and a client 12 rounds apart."""
   flags = '--amplification b-min-sep --population 120 --mechanism identity'

@@ -21,6 +21,8 @@ from tff_bandmf.noise import key_use
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
 
+pytestmark = pytest.mark.slow
+
 _ROUNDS, _DIMENSION = 3, 5
 
 

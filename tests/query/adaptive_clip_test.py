@@ -167,6 +167,7 @@ def test_client_moves_all_rounds_by_at_most_the_sensitivity():
   assert moved >= (bound * 2**_BITS) ** 2 * 0.999
 
 
+@pytest.mark.slow
 def test_clip_follows_what_is_released():
   """Noise of one more coordinate, the same C, in the unit of the round."""
   adaptive = tff_bandmf.AdaptiveClip(

@@ -15,6 +15,8 @@ from tff_bandmf import (
   verify,
 )
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip('pyarrow')
 
 _STRATEGY = strategies.BandedSqrt(20, 4)

@@ -109,6 +109,7 @@ def test_clients_may_be_text_of_any_type(tmp_path, clients):
   assert _seen(log) == sensitivity.Observed(2, 5, 4, 3, {2: 1, 3: 1})
 
 
+@pytest.mark.slow
 def test_hashes_are_uniform_and_do_not_meet(tmp_path):
   names = [f'client-{i:07d}' for i in range(200_000)]
   log = _written(tmp_path / 'log.csv', [(0, name) for name in names])

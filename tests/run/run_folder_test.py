@@ -169,6 +169,7 @@ def test_folder_that_was_restored_lacks_the_head_that_was_noted(tmp_path):
     assert '\n' not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_report_of_an_open_run_has_the_head_of_its_ledger(tmp_path):
   """The bytes of the file were equal for two runs, and changed when closed."""
   heads = []

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from tff_bandmf import participation, strategies
 
+pytestmark = pytest.mark.slow
+
 _SCHEMAS = (
   None,
   participation.Single(),
@@ -84,7 +86,6 @@ def path(tmp_path):
   return tmp_path / 'strategy'
 
 
-@pytest.mark.slow
 def test_damaged_json_is_read_or_refused(run, path, documents):
   @fuzzing.cases(400)
   @hypothesis.given(fuzzing.json_bytes(documents))
