@@ -79,10 +79,7 @@ def one_accountant():
     yield
 
 
-@pytest.fixture(
-  scope='module',
-  params=['min-sep', 'cyclic-poisson'],
-)
+@pytest.fixture(scope='module', params=['min-sep', 'cyclic-poisson'])
 def folder(request, tmp_path_factory):
   """Gives a run that ended, with its report and its public report."""
   cohorts, epsilon = _KINDS[request.param]
