@@ -373,7 +373,8 @@ def main(
   for directory in runs:
     result = _attack_run(directory.resolve(), planted, out)
     click.echo(json.dumps(result))
-    refuted |= any(each['refuted'] for each in result['membership'])
+    rates = result['membership'] + result.get('exposure', {}).get('rates', [])
+    refuted |= any(each['refuted'] for each in rates)
   sys.exit(int(refuted))
 
 

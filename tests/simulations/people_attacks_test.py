@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import small_chat
+from click import testing
 
 from simulations import attacks, models, pretraining
 from simulations import config as config_lib
@@ -80,6 +81,23 @@ def test_attack_that_refutes_a_guarantee_says_so():
   )
   assert wrong['refuted'] and not right['refuted']
   assert wrong['above_chance'] and right['above_chance']
+
+
+@pytest.mark.parametrize('attack', ['membership', 'exposure', None])
+def test_exit_status_is_1_if_any_attack_refutes(monkeypatch, tmp_path, attack):
+  generator = np.random.default_rng(0)
+  high, low = generator.normal(3, 1, 800), generator.normal(0, 1, 300)
+  rates = {
+    each: attacks.membership(high, low, 2.0 if each == attack else 1 / 3)
+    for each in ('membership', 'exposure')
+  }
+  result = {
+    'membership': rates['membership'],
+    'exposure': {'rates': rates['exposure']},
+  }
+  monkeypatch.setattr(attacks, '_attack_run', lambda *_: result)
+  done = testing.CliRunner().invoke(attacks.main, [str(tmp_path)])
+  assert done.exit_code == (attack is not None)
 
 
 def test_gain_of_a_person_is_that_of_her_words(splits, learnt):
