@@ -5,8 +5,10 @@ silence, and no error shows what the file holds.
 """
 
 import ast
+import contextlib
 import os
 import pathlib
+import resource
 
 import fuzzing
 import hypothesis
@@ -105,6 +107,32 @@ def test_damaged_noise_file_is_not_whole(tape, tmp_path):
     )
 
   check()
+
+
+def test_part_of_a_use_of_a_key_is_refused(tmp_path):
+  """A full disk cut a line; the next one made a line of no folder of it."""
+  path = tmp_path / 'key.use'
+
+  def use(name):
+    found = key_use.KeyUse(tmp_path / 'key', 7, range(5), tmp_path / name)
+    with contextlib.closing(found):
+      found.record()
+
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))
+  try:
+    with pytest.raises(OSError, match='No space left'):
+      use('tape')
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert path.read_bytes() == b''
+  use('tape')
+  with pytest.raises(ValueError, match='has served'):
+    use('other')
+  # A part that a power cut left is refused.
+  path.write_bytes(path.read_bytes()[:-1])
+  with pytest.raises(ValueError, match='is damaged'):
+    use('tape')
 
 
 def test_damaged_use_of_a_key_is_read_or_refused(tmp_path):

@@ -220,7 +220,7 @@ def test_other_cohorts_are_not_amplified(tmp_path, monkeypatch, everybody):
     _train(tmp_path, plan, record=False)
   with run.Run(tmp_path, plan) as mine:
     # The last cohort is looked at when a run goes on.
-    with pytest.raises(ValueError, match='the cohort of round 5 was drawn'):
+    with pytest.raises(ValueError, match='round=5: has another cohort'):
       next(mine.rounds(clients=_CLIENTS), None)
   with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
     ledger.record_drawn(False)

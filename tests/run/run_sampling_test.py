@@ -147,8 +147,39 @@ def test_other_population_is_refused(tmp_path):
     with pytest.raises(ValueError, match='clients=61: are not the population'):
       next(mine.rounds(clients=_CLIENTS + 1))
     others = range(1, _CLIENTS + 1)
-    with pytest.raises(ValueError, match='cohort of round 1 was drawn'):
+    with pytest.raises(ValueError, match='clients=60: are not the clients'):
       next(mine.rounds(clients=others))
+
+
+@pytest.mark.parametrize('cohorts', _KINDS, ids=lambda each: each.name)
+def test_client_in_the_place_of_another_is_refused(tmp_path, cohorts):
+  """One that no round had drawn gave its place, and its draws, to another."""
+  plan, took = _plan(cohorts), set()
+  clients = [f'client {i:02d}' for i in range(_CLIENTS)]
+
+  def train(clients, rounds):
+    with run.Run(tmp_path, plan, keep_key=True) as mine:
+      total = mine.restore(lambda: np.zeros(2))
+      for opened in mine.rounds(clients=clients, rounds=rounds):
+        took.update(opened.cohort.tolist())
+        updates = [np.zeros(2)] * len(opened.cohort)
+        total = total + opened.release(updates, np.zeros(2, np.float32))
+        opened.finish(total)
+
+  train(clients, 2)
+  free = next(client for client in clients if client not in took)
+  others = [f'{each}+' if each == free else each for each in clients]
+  # In the sorted list the others have the places of the clients.
+  assert np.argsort(others).tolist() == np.argsort(clients).tolist()
+  with pytest.raises(ValueError, match='clients=60: are not the clients'):
+    train(others, 3)
+  path = tmp_path / run_json.POPULATION
+  assert path.stat().st_mode & 0o777 == 0o600
+  aside = path.rename(tmp_path / 'aside')
+  with pytest.raises(ValueError, match='clients=60: are not the clients'):
+    train(clients, 3)
+  aside.rename(path)
+  train(clients[::-1], 3)
 
 
 def test_clients_that_come_by_themselves_are_refused(tmp_path):

@@ -11,6 +11,7 @@ i of the record. The record holds no secret.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
@@ -99,6 +100,7 @@ class KeyUse:
     Raises:
       ValueError: since `__init__`, another process has recorded a use that
         excludes this use, or the record was damaged.
+      OSError: the disk is full.
     """
     with self._lines() as lines:
       self._check(lines)
@@ -107,8 +109,15 @@ class KeyUse:
         f'{len(self._coordinates)} {self._directory}'
       )
       if own_line not in lines:
-        os.lseek(self._handle, 0, os.SEEK_END)
-        os.write(self._handle, os.fsencode(own_line) + b'\n')
+        end = os.lseek(self._handle, 0, os.SEEK_END)
+        content = os.fsencode(own_line) + b'\n'
+        # PRIVACY: On a full disk `write` may write only a part of the line. The
+        # next line would continue it, and a server in another folder could use
+        # the key for the same coordinates. A part is removed and refused.
+        # Guard: fuzz_secrets_test.test_part_of_a_use_of_a_key_is_refused.
+        if os.write(self._handle, content) < len(content):
+          os.ftruncate(self._handle, end)
+          raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
         os.fsync(self._handle)
 
   def close(self) -> None:
@@ -147,7 +156,11 @@ class KeyUse:
     self._lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _LINES, 1)
     try:
       content = os.pread(self._handle, os.fstat(self._handle).st_size, 0)
-      yield os.fsdecode(content).splitlines()
+      lines = os.fsdecode(content).splitlines()
+      if content and not content.endswith(b'\n'):
+        # A part of the last line is missing: `_check` refuses an empty line.
+        lines.append('')
+      yield lines
     finally:
       self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _LINES, 1)
 

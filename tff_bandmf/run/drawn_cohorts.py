@@ -11,11 +11,12 @@ test_seed_has_no_part_in_sampled_cohorts.
 
 from __future__ import annotations
 
+import pathlib
 from typing import Union
 
 import numpy as np
 
-from tff_bandmf import accounting, errors
+from tff_bandmf import _files, accounting, errors
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.noise import generator
@@ -73,6 +74,31 @@ class SampledCohorts:
     del history
     return self._sampler.cohort(round_index)
 
+  def check_population(self, path: pathlib.Path, first_start: bool) -> None:
+    """Raises ValueError unless the clients are those of the first start.
+
+    Args:
+      path: file with a fingerprint of all clients, made with the sampling key.
+      first_start: whether no round has started yet; the file is then written.
+    """
+    ids = self._ids.dtype.str.encode() + self._ids.tobytes()
+    fingerprint = f'{self._key.identify(ids):016x}'
+    if first_start:
+      _files.write_json(path, fingerprint, mode=0o600)
+    # PRIVACY: Cohorts are sampled positions in the list of clients. A position
+    # that was in no cohort yet is sampled with a larger probability in the
+    # rounds that are left: in balls in bins, with certainty in the last bin. A
+    # client that got this position after a restart would take part more
+    # probably than the accounting assumes, and delta would be too small. A list
+    # that differs in any client from the list of the first start is refused.
+    # Guard: run_sampling_test.test_client_in_the_place_of_another_is_refused.
+    elif not path.exists() or _files.read_json(path) != fingerprint:
+      raise errors.value_error(
+        f'clients={len(self._ids)}: are not the clients from whom the run '
+        'draws its cohorts; resume with the clients that the run started with. '
+        'Name clients that left, too: an update that does not come is zero'
+      )
+
   def check_last(self, ledger: ledger_lib.Ledger, rounds: int) -> None:
     """Raises ValueError if a cohort in the ledger is not the sampled cohort.
 
@@ -86,9 +112,8 @@ class SampledCohorts:
       last, self._ids[self._sampler.cohort(last)]
     ):
       raise errors.value_error(
-        f'clients={len(self._ids)}: are not the clients from whom the cohort '
-        f'of round {last} was drawn; resume with the clients that the run '
-        'started with'
+        f'round={last}: has another cohort in the ledger than the sampling key '
+        'gives; resume with the files and the code that the run started with'
       )
 
   def as_drawn(self, ledger: ledger_lib.Ledger, rounds: int) -> bool:

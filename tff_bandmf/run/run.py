@@ -229,6 +229,9 @@ class Run:
       plan, self._sampling_key, ids, seed, last
     )
     if isinstance(source, drawn_cohorts.SampledCohorts):
+      source.check_population(
+        self.directory / run_json.POPULATION, not journal.ledger.attempts(0)
+      )
       source.check_last(journal.ledger, journal.next)
       self._as_drawn = functools.partial(
         source.as_drawn, journal.ledger, plan.rounds

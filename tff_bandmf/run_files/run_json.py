@@ -11,6 +11,7 @@ result.json     measured results of the last model, and the head of the ledger's
 private/        files that are never published; mode 0700:
   noise.key       the key of the noise
   sampling.key    the key by which cohorts are sampled
+  population.json a keyed fingerprint of the clients from whom they are sampled
   place.json      the host, and the inodes of the folder and the keys; whether
                   the run has begun
   ledger.key      the key by which the ledger hashes clients
@@ -54,6 +55,7 @@ NEW_KEY = '.new'
 LEDGER_KEY = 'private/ledger.key'
 LEDGER_URL = 'private/ledger.url'
 SAMPLING_KEY = 'private/sampling.key'
+POPULATION = 'private/population.json'
 PLACE = 'private/place.json'
 CHECKPOINTS = 'private/checkpoints'
 # Folder with one file for each released sum, see `noise.released_sums`.
