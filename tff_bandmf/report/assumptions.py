@@ -74,9 +74,9 @@ def rows(
       trainer,
       _UNCHECKED,
     ),
-    # PRIVACY: the claim does not cover a number of rounds, or a noise, that
-    # somebody chose after looking at releases. The report states the assumption
-    # that nobody did so.
+    # PRIVACY: the claim takes the number of rounds and the noise as fixed in
+    # advance. If somebody chose them after looking at releases, it could be
+    # false, and no file shows this. So the report states it as an assumption.
     # Guards: after_test.test_report_claims_the_composition,
     # report_test.test_stopped_run_claims_the_rounds_it_started.
     *(
@@ -140,7 +140,7 @@ def rows(
 def _process(
   claim: claim_lib.Claim, run: run_json.RunRecord, elsewhere: bool
 ) -> str:
-  """Returns how values that bypass the aggregator were checked."""
+  """Returns how it was checked that no value bypasses the aggregator."""
   if claim.observed.examined is None:
     return (
       'no process: the program gave each update to round.release; nobody '
@@ -156,7 +156,7 @@ def _process(
 def _recorded(
   claim: claim_lib.Claim, elsewhere: bool, trainer: str
 ) -> list[tuple[str, str, str]]:
-  """Returns the assumption about the log or ledger, [] if neither exists."""
+  """Returns the assumption about the log or ledger; [] if there is neither."""
   if claim.stated:
     return []
   if elsewhere:

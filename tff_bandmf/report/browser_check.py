@@ -1,7 +1,7 @@
 """The numbers from which a reader's browser recomputes a claim.
 
-The browser recomputes only claims without amplification: one run, or several
-runs together, is then one Gaussian release. For sampled cohorts, the claim
+The browser recomputes only claims without amplification, for which one run, or
+several runs together, are one Gaussian release. For sampled cohorts, the claim
 without amplification is for the participation schema that every draw satisfies.
 The slack is the part of epsilon and delta that covers finite arithmetic.
 """
@@ -27,14 +27,17 @@ def numbers(
   claims: Sequence[tuple[str, Sequence[int], float, Optional[float]]],
   rounded: Optional[Callable[[Optional[float]], Optional[float]]] = None,
 ) -> Optional[_files.JsonObject]:
-  """Returns the input of `browser_check.js`; None without noise or proof.
+  """Returns the input of `browser_check.js`.
+
+  The result is None if a run has no noise, or if a claim has no proved epsilon.
 
   Args:
     runs: pairs of a run's name and its guarantee without amplification.
-    claims: the claims of the page, the leading claim first. A claim has a name,
-      the indices of its runs in `runs`, delta, and the amplified epsilon, which
-      is None if the claim is not amplified.
-    rounded: function that rounds epsilon and rho up; None keeps all digits.
+    claims: the claims of the page; the first is the claim in its row `epsilon`.
+      A claim has a name, the indices of its runs in `runs`, delta, and the
+      amplified epsilon, which is None if the claim is not amplified.
+    rounded: function that rounds epsilon and rho up. If None, they keep all
+      digits.
   """
   if not all(guarantee.noise_multiplier for _, guarantee in runs):
     return None
@@ -66,7 +69,7 @@ def numbers(
 def _points(
   together: accounting.Composition, delta: float
 ) -> list[dict[str, float]]:
-  """Returns the slack at delta and at `DELTAS`, where it is proved."""
+  """Returns the slack at `delta` and `DELTAS`; unproved points are left out."""
   points = []
   for point_delta in dict.fromkeys((delta, *DELTAS)):
     try:

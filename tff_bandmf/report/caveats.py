@@ -10,7 +10,8 @@ from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import statement
 from tff_bandmf.run_files import run_json
 
-# A log shows neither the enforcement nor the noise of training elsewhere.
+# 'Elsewhere' is outside this library. The participation log of such training
+# shows neither how participation was enforced nor which noise was added.
 _ELSEWHERE = (
   'Training ran elsewhere. This report did not enforce the participation, and '
   'did not check the noise or values that bypass the aggregator: the claim is '

@@ -12,15 +12,16 @@
 
   noise_multiplier = z_stddev / (clip * sens(C; b, k))
 
-The noise of a finished run is fixed. So participation that was worse than
-planned makes the sensitivity larger, the noise multiplier smaller, and epsilon
-larger. If a run stopped early, the claim is for the rounds that it started.
+The noise of a finished run is fixed. So if clients took part more often or in
+closer rounds than planned, the sensitivity is larger, the noise multiplier
+smaller, and epsilon larger than planned. If a run stopped early, the claim is
+for the rounds that it started.
 
 For sampled cohorts, this noise multiplier gives the guarantee without
-amplification. The report also makes the amplified claim, unless no key drew the
-cohorts, the ledger has other cohorts than the key gives, or a sum lacks drawn
-clients. The slack is the part of epsilon and delta that covers finite
-arithmetic.
+amplification. The report also makes the amplified claim if a sampling key drew
+the cohorts. It does not if the ledger has other cohorts than the key gives, or
+if a sum lacks drawn clients. The slack is the part of epsilon and delta that
+covers finite arithmetic.
 """
 
 from __future__ import annotations
@@ -67,14 +68,15 @@ class Claim:
     cohorts: the planned sampled cohorts; None if cohorts are enforced.
     seen: guarantee for exactly the participation in the ledger or log; None if
       no client took part.
-    observed: participation in the ledger, or in a log.
+    observed: participation in the run's ledger or, if training ran outside this
+      library, in its participation log.
     violated: whether clients took part more often, or closer together, than
       planned.
     signed: whether the ledger's chain has the digest of the run's fixed files
       for every round that started.
     delta: delta of the claim, in (0, 1).
-    l2_norm_clip: the clipping norm, > 0. If it adapts, the bound of the first
-      round on the norm of an update extended by an indicator, a coordinate that
+    l2_norm_clip: the clipping norm, > 0. If it adapts, the largest norm, in
+      round 0, of an update with its indicator. This is an extra coordinate that
       says whether the norm of the update is below the clip.
     clients_per_round: divisor of the mean update, > 0.
     planned_rounds: number of rounds that were planned, >= 1; for a `Budget` the
@@ -96,7 +98,7 @@ class Claim:
 
   @property
   def budget(self) -> Optional[participation_lib.Budget]:
-    """The planned budget of a client; None for another kind of schema."""
+    """The planned budget of a client; None if the schema is not a `Budget`."""
     schema = self.planned.cohorts.schema
     return schema if isinstance(schema, participation_lib.Budget) else None
 
@@ -116,8 +118,9 @@ class Claim:
 
     Its epsilon is never below the epsilon of `claimed`.
     """
-    # PRIVACY: if a stopped run resumes, its later rounds make epsilon larger.
-    # This guarantee counts all planned rounds of the run.
+    # PRIVACY: if a stopped run resumes, its later rounds make epsilon larger. A
+    # composition that counted only its started rounds would then claim too
+    # little. So this guarantee counts all planned rounds of the run.
     # Guard: after_test.test_unfinished_run_counts_as_planned.
     return self.amplified or (self.held if self.violated else self.planned)
 
@@ -210,10 +213,10 @@ class Claim:
     }
 
   def _counts(self) -> _files.JsonObject:
-    """Returns figures of the observed participation.
+    """Returns numbers about the observed participation.
 
-    The figures are None if the report has to leave them out, or if neither a
-    ledger nor a log shows participation.
+    All but delta are None if the claim is amplified, or if neither a ledger nor
+    a log shows participation.
     """
     observed, seen = self.observed, self.seen
     counts = {
@@ -258,8 +261,8 @@ def figures(
 ) -> dict[str, Optional[float]]:
   """Returns noise multiplier, rho, epsilon at delta and its slack.
 
-  Epsilon and its slack are None without noise, or if nothing is proved about so
-  little noise. Without a guarantee, all values but delta are None.
+  Epsilon and its slack are None if there is no noise, or too little noise for a
+  proof. If `guarantee` is None, all values but delta are None.
   """
   values: dict[str, Optional[float]] = {
     **dict.fromkeys(('noise_multiplier', 'rho', *_EPSILON)),
@@ -284,7 +287,7 @@ def from_run(directory: pathlib.Path) -> Claim:
   noise in `run.json`, which the ledger must confirm; see `evidence`.
 
   Raises:
-    TypeError: a value of `run.json` is not a number.
+    TypeError: a value in `run.json` that must be a number has another type.
     ValueError: a file is missing or damaged, or contradicts another file.
   """
   run = run_json.RunRecord.read(directory)
@@ -315,8 +318,9 @@ def from_run(directory: pathlib.Path) -> Claim:
   run_claim = from_evidence(
     planned,
     observed,
-    # PRIVACY: a round without the digest of the fixed files may have run with
-    # other files. `signed` is true only if every round has this digest.
+    # PRIVACY: a round without the digest of the fixed files in the ledger may
+    # have had another clip or strategy than these files. The report must then
+    # not say that the ledger confirms them: `signed` needs all digests.
     # Guard: report_test.test_what_the_run_held_to_is_checked_in_every_round.
     signed=observed.enforced == {run.enforced_digest(directory)},
     delta=delta,
@@ -329,8 +333,9 @@ def from_run(directory: pathlib.Path) -> Claim:
       'rounds', claim['rounds'], f'restore {run_json.RUN_FILE}'
     ),
   )
-  # PRIVACY: cohorts that no secret key drew may follow a pattern that an
-  # attacker knows. Without a sampling key, this line drops the amplified claim.
+  # PRIVACY: amplification assumes cohorts that an attacker cannot predict.
+  # Cohorts that no secret key drew may follow a pattern that the attacker
+  # knows. If there is no sampling key, this line drops the amplified claim.
   # Guard: report_sampling_test.test_cohorts_that_no_key_drew_are_not_amplified.
   if run.sampling_key_id is None:
     run_claim = dataclasses.replace(run_claim, amplified=None)
@@ -361,15 +366,15 @@ def from_evidence(
     delta: delta of the claim, in (0, 1).
     l2_norm_clip: the clipping norm, > 0, see `Claim`.
     clients_per_round: divisor of the mean update, > 0.
-    planned_rounds: number of planned rounds, >= 1; None takes the strategy's
-      rounds.
+    planned_rounds: number of planned rounds, >= 1; if None, the rounds of the
+      strategy.
   """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if schema.evenly_spaced:
     # PRIVACY: rounds more than b apart can have a larger sensitivity than
-    # rounds exactly b apart, and the figures of a ledger do not show which of
-    # these patterns clients had. The claim is for all patterns of rounds at
-    # least b apart.
+    # rounds exactly b apart. The check below compares only the number and the
+    # least distance of a client's rounds, so it accepts both patterns. The
+    # claim is therefore for all patterns of rounds at least b apart.
     # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
     planned = planned.under(
       participation_lib.MinSep(
@@ -428,14 +433,14 @@ def what_if(
 
     noise_multiplier = z_stddev / (clip * sens(C; b, k))
 
-  The result is not a claim about the run, whose clients may have taken part in
-  another way.
+  The result is not a claim about the run, whose clients may have taken part
+  more often or in closer rounds.
 
   Args:
     directory: folder of the run.
-    min_sep: b, >= 1; None takes the planned b.
-    max_participations: k, >= 1; None takes the planned k or, if the plan has
-      none, the largest k that min_sep allows.
+    min_sep: b, >= 1; if None, the planned b.
+    max_participations: k, >= 1; if None, the planned k or, if the plan has no
+      k, the largest k that min_sep allows.
 
   Raises:
     TypeError: b or k is not an integer.
@@ -481,9 +486,10 @@ def _planned(
     claim.get('apart'),
     claim.get('horizon'),
   )
-  # PRIVACY: epsilon would be too small if its slack were for fewer coordinates
-  # than the run has. The slack is for the dimension in `run.json` or, without a
-  # dimension there, for every model up to a size limit that the run checked.
+  # PRIVACY: the slack grows with the number of coordinates, so a slack for
+  # fewer coordinates than the run has would make epsilon too small. It is for
+  # the dimension in `run.json` or, if that is None, for all models up to a size
+  # limit that the run checked.
   # Guard: report_test.test_slack_is_that_of_the_run.
   guarantee = accounting.Guarantee(
     strategy,
@@ -533,8 +539,8 @@ def _held(
 ) -> accounting.Guarantee:
   """Returns the guarantee for the planned participation in started rounds.
 
-  If the observed participation is worse, the guarantee is for the smaller
-  min_sep and the larger number of participations of the two.
+  If the observed participation is worse, the guarantee takes the smaller of the
+  planned and the observed min_sep, and the larger number of participations.
   """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   started = observed.last_round + 1

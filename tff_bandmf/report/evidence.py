@@ -65,7 +65,7 @@ def check_plan(
 
   Raises:
     ValueError: the plan is damaged, or has another strategy, cohorts, clip or
-      noise.
+      noise than the files of the run.
   """
   path = directory / run_json.PLAN_FILE
   if not path.exists():
@@ -77,8 +77,8 @@ def check_plan(
     sampled = accounting.of_claim(cohorts)
     if sampled is not None:
       # PRIVACY: a plan need not state the sampling probability. A forger could
-      # then write a smaller one into run.json, for a smaller epsilon. Here the
-      # probability is computed from population and cohort size.
+      # then write a smaller one into run.json, and the report would claim a
+      # smaller epsilon. So it is computed from population and cohort size.
       # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
       sized = sampled.for_cohort_size(request['clients_per_round'])
       cohorts = sized.for_bands(strategy.bands).to_dict()
@@ -89,7 +89,8 @@ def check_plan(
       'noise_multiplier': float(content['noise_multiplier']),
     }
     if planned['stands_for']:
-      # A simulation adds to its mean the noise of a larger cohort's mean.
+      # A simulation adds to its mean the noise of a larger cohort's mean, so
+      # the noise of its sum is smaller by the ratio of the cohort sizes.
       planned['noise_multiplier'] *= (
         planned['clients_per_round'] / planned['stands_for']
       )
@@ -108,8 +109,9 @@ def check_plan(
     f'strategy={path}: differs from the strategy in {run_json.STRATEGY_FILE}',
   )
   # PRIVACY: a forger could divide the clip in run.json by ten, multiply the
-  # noise multiplier by ten, and compute every hash again: the report would
-  # claim a tenth of the true mu = 1 / noise_multiplier. The clip, the noise
+  # noise multiplier by ten, and compute every hash again. Their product, the
+  # standard deviation of the noise, stays correct, but the report would claim a
+  # tenth of the true mu = 1 / noise_multiplier. So the clip, the noise
   # multiplier and all other values of the plan must be the same in run.json.
   # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
   for name in sorted(planned.keys() & run.claim.keys() | cohorts.keys()):
@@ -160,8 +162,9 @@ def verified_ledger(
       f'{strategy.rounds}',
     )
     observed = ledger.observed(strategy, schema.costs)
-  # PRIVACY: the ledger of another run could show fewer participations. The IDs
-  # of the run and of its key must be the same in the ledger and in run.json.
+  # PRIVACY: the ledger of another run could show fewer participations than this
+  # run had, and epsilon would be too small. The IDs of the run and of its key
+  # must be the same in the ledger and in run.json.
   # Guard: evidence_test.test_ledger_of_another_run_is_refused.
   _require(
     bound == run.bound(),
@@ -189,16 +192,17 @@ def verified_ledger(
     )
   _check_noise(observed, z_stddev)
   # PRIVACY: a file that was edited after a round could claim another noise or
-  # clip. The ledger has a digest of the files for each round, and the files
-  # must still have this digest.
+  # clip than the round had. If the ledger has a digest of the files for a
+  # round, the files must still have this digest.
   # Guard: evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
     observed.enforced <= {None, run.enforced_digest(directory)},
     f'run={directory / run_json.RUN_FILE}: this file, {run_json.PLAN_FILE} or '
     f'{run_json.STRATEGY_FILE} was changed after rounds in the ledger',
   )
-  # PRIVACY: two sums with the same noise reveal their difference. A ledger is
-  # refused if a round finished twice with results that may be different.
+  # PRIVACY: a round that finishes twice has the same noise both times, and two
+  # sums with the same noise reveal their difference. A ledger is refused if a
+  # round finished twice with results that may be different.
   # Guard: evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
     not (z_stddev and observed.finished_twice),
@@ -220,8 +224,8 @@ def verified_ledger(
       'finished nor burnt, but the run has ended',
     )
     # PRIVACY: a forger could remove clients from the ledger and compute its
-    # chain of hashes again. The last hash of the chain must be equal to the
-    # hash in result.json.
+    # chain of hashes again, and epsilon would be too small. The last hash of
+    # the chain must be equal to the hash in result.json.
     # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
       ended == observed.head,

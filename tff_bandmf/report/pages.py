@@ -50,7 +50,7 @@ class Pages:
     return _render(f'{self.NAME}.j2', 'form.html.j2', self.content, plots)
 
   def files(self) -> dict[str, bytes]:
-    """Returns the content of each file of the report, by the file name."""
+    """Returns {name of the file: its content} for the files of the report."""
     texts = {'md': self.markdown(), 'html': self.html(), 'json': self.json()}
     return {f'{self.NAME}.{end}': text.encode() for end, text in texts.items()}
 
@@ -72,7 +72,7 @@ def signed(content: _files.JsonObject) -> _files.JsonObject:
 
   PRIVACY: a number in the JSON file could be edited, and readers would take it
   for a number of the run. This function stores a digest, with which `verify`
-  finds the edit, unless the digest was replaced too.
+  finds the edit, unless somebody also computed the digest again.
   Guard: forgery_test.test_forged_report_is_refused.
   """
   return {**content, 'content_sha256': _files.json_digest(content).hex()}

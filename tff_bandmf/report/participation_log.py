@@ -1,9 +1,9 @@
-"""Participation logs of training that ran elsewhere: CSV and Parquet.
+"""Participation logs of training outside this library: CSV and Parquet.
 
 A log has the columns `round`, integers from 0, and `client`, strings or
 integers; a row is one participation. Rows may be in any order, and other
 columns are ignored. In CSV, each line after the first is a row. Nothing is
-quoted, and the last line has a line end too.
+quoted, and every line, also the last one, has a line end.
 
 Clients are identified by 64-bit hashes. Two strings with the same hash count as
 one client, which can only raise the sensitivity. The probability that two of
@@ -63,8 +63,8 @@ class ParticipationLog:
       ImportError: pyarrow is not installed.
     """
     self.path = pathlib.Path(path)
-    # A secret random factor in the hashes keeps an attacker from choosing names
-    # of clients with the same hash.
+    # Without this secret random factor, an attacker could choose client names
+    # that have the same hash.
     self._factor = np.uint64(secrets.randbits(64) | 1)
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
     kinds = set()
@@ -117,7 +117,7 @@ class ParticipationLog:
       yield rounds, clients
 
   def cohort_sizes(self) -> dict[int, int]:
-    """Returns the number of clients by round, for rounds with clients."""
+    """Returns {round: number of clients} for the rounds that have clients."""
     rounds, counts = np.unique(self._rounds_of_rows, return_counts=True)
     return dict(zip(rounds.tolist(), counts.tolist()))
 
@@ -157,7 +157,7 @@ class ParticipationLog:
     return column.cast(pa.int32()).to_numpy(zero_copy_only=False)
 
   def _hashes(self, column: pa.Array) -> tuple[np.ndarray, str]:
-    """Returns [m] uint64 hashes of clients, and the type of the clients."""
+    """Returns [m] uint64 hashes of clients, and the type of their names."""
     import pyarrow as pa
 
     if column.null_count:
@@ -305,9 +305,9 @@ def _check_lines(path: pathlib.Path) -> None:
       returns += block.count(b'\r')
       last = block[-1:]
   # PRIVACY: if a damaged file lacks the end of a client ID, the row counts as
-  # another client, and the claim misses a round of the true client. A file is
-  # refused if its last line has no line end, or if its lines end in different
-  # ways.
+  # another client, and the claim misses a round of the true client. Such damage
+  # shows in a last line without a line end, or in lines that end in different
+  # ways. These files are refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if last != b'\n' or returns not in (0, ends):
     raise errors.value_error(
@@ -322,8 +322,9 @@ def _check_names(path: pathlib.Path, names: pa.Array) -> None:
   import pyarrow.compute
 
   wrong = pyarrow.compute.match_substring_regex(names, _BAD_NAME)
-  # PRIVACY: the names 'a', '"a"' and 'a' with a blank or a NUL would count as
-  # different clients with fewer rounds each. A name with a quote, a control
+  # PRIVACY: a damaged byte can turn the name 'a' into '"a"', or into 'a' with a
+  # blank or a NUL. One client would count as several clients with fewer rounds
+  # each, and epsilon would be too small. A name with a quote, a control
   # character, or a blank at either end is refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if pyarrow.compute.any(wrong).as_py():

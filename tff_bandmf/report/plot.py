@@ -16,7 +16,7 @@ _LABEL, _TICK = 13, 12
 # If a curve has at most this many points, their values are written beside them.
 _FEW = 3
 _BLUE, _GREY = '#1f5fa8', '#777777'
-# None keeps matplotlib from writing the date and web addresses into an SVG.
+# With the values None, matplotlib writes no date and web address into an SVG.
 _NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 
 
@@ -126,7 +126,8 @@ def data_uri(figure: Figure) -> str:
     figure.savefig(
       stream, format='svg', transparent=True, metadata=_NO_METADATA
     )
-  # Without this line, a later PNG at another resolution would move the axes.
+  # Without this line, saving a PNG later at another resolution would move the
+  # axes.
   figure.set_layout_engine('none')
   encoded = base64.b64encode(stream.getvalue()).decode()
   return f'data:image/svg+xml;base64,{encoded}'

@@ -256,7 +256,7 @@ def _recomputed(
   runs = report_lib.all_runs(sources)
   # PRIVACY: if clients broke the plan, the claim follows from their actual
   # rounds, and its exact numbers could show the rounds of one client. The
-  # public page then leaves out all these numbers.
+  # public page then has no exact numbers, and no claim is recomputed.
   # Guard: public_test.test_exact_numbers_of_what_clients_did_are_not_public.
   if any(claim.violated for _, claim in runs):
     return None

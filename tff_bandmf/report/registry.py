@@ -77,8 +77,8 @@ _ARITHMETIC_ELSEWHERE = (
   'was computed; epsilon and delta hold for noise on the integer lattice of '
   'tff_bandmf. Timing: not checked.'
 )
-# A text longer than this becomes a folded block, which needs no quotes: the
-# registry wants none.
+# A text with more characters becomes a folded block. The registry wants no
+# quotes, and a folded block needs none.
 _LINE = 60
 
 
@@ -142,7 +142,7 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
 
 
 def missing(values: Mapping[str, Any]) -> list[str]:
-  """Returns the names of `FIELDS` that have no value."""
+  """Returns the names in `FIELDS` whose value in `values` is None."""
   return [name for name in FIELDS if values[name] is None]
 
 
@@ -247,9 +247,9 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
       tuned if all(map(_stated, accesses.values())) else None
     ),
     'implementation.mechanisms': '; '.join(map(_mechanism, content['runs'])),
-    # PRIVACY: training elsewhere may have used floating-point noise that leaks
-    # data, and a record that describes safe arithmetic would be false. The
-    # record of such training says that nobody checked the arithmetic.
+    # PRIVACY: training outside this library may have used floating-point noise
+    # that leaks data, and a record that describes safe arithmetic would be
+    # false. The record of such training says that nobody checked it.
     # Guard: elsewhere_test.test_record_does_not_vouch_for_other_arithmetic.
     'implementation.justification': _ARITHMETIC_ELSEWHERE
     if any(row['elsewhere'] for row in content['runs'])

@@ -53,7 +53,7 @@ _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
 @dataclasses.dataclass(frozen=True)
 class Report(pages.Pages):
-  """The report of a run; figures have the names of `content['plots']`."""
+  """The report of a run; the keys of `figures` are in `content['plots']`."""
 
   NAME: ClassVar[str] = 'report'
 
@@ -63,7 +63,7 @@ class Report(pages.Pages):
     return self.content['formal_statement']
 
   def files(self) -> dict[str, bytes]:
-    """Returns the files of the report, by their names."""
+    """Returns {name of the file: its content} for all files, plots included."""
     images = {name: plot.png(figure) for name, figure in self.figures.items()}
     return {**images, **super().files()}
 
@@ -76,7 +76,7 @@ def build(directory: Union[str, os.PathLike]) -> Report:
       report compares with this run.
 
   Raises:
-    TypeError: a value of `run.json` is not a number.
+    TypeError: a value in `run.json` that must be a number has another type.
     ValueError: the files do not support a claim.
     OSError: a file cannot be read.
   """
@@ -84,14 +84,14 @@ def build(directory: Union[str, os.PathLike]) -> Report:
 
 
 def from_source(source: source_lib.Source) -> Report:
-  """Returns the report of a run, or of training elsewhere."""
+  """Returns the report of a run, or of training outside this library."""
   run, claim = source.run, source.claim
   numbers = claim.to_dict()
   shown = [source, *source.compared] if source.completed else []
   accuracies = {numbers['family']: source.accuracy}
   for each in source.compared:
     accuracies[each.name] = each.accuracy
-  # An amplified claim has no curve: each point would need many random samples.
+  # An amplified claim has no curve: each point could need many random samples.
   curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
   adaptive = _adaptive(source)
   plots = {'accuracy.png': plot.accuracy(accuracies)}
@@ -167,9 +167,9 @@ def from_source(source: source_lib.Source) -> Report:
     'report_code_sha256': code_sha256,
     'train_sha256': run.train_sha256,
     'files_sha256': source.files_sha256,
-    # PRIVACY: a ledger that was edited later could support another claim. The
-    # report states the head of the ledger's hash chain, which is different
-    # after any edit.
+    # PRIVACY: a ledger that was edited after this report could support a
+    # smaller epsilon. An edit changes the head of the ledger's hash chain, so
+    # the report states this head.
     # Guard:
     # run_folder_test.test_report_of_an_open_run_has_the_head_of_its_ledger.
     'ledger_head': claim.observed.head,
@@ -280,12 +280,12 @@ def epsilon_curve(
 
   The points have equal distances in epsilon, because delta at a given epsilon
   has a formula, and epsilon at a given delta needs a search. The list is empty
-  without noise or proof.
+  if there is no noise, or if no epsilon is proved at the first or last delta.
   """
   if not guarantee.noise_multiplier:
     return []
   smallest = guarantee.proved_epsilon(max(delta, _LARGEST_DELTA))
-  # The curve ends at the smallest of these deltas that has a proved epsilon.
+  # The curve ends at the first of these deltas that has a proved epsilon.
   ends = (
     (guarantee.proved_epsilon(each), each)
     for each in (
@@ -307,7 +307,7 @@ def epsilon_curve(
 
 
 def _adaptive(source: source_lib.Source) -> Optional[_files.JsonObject]:
-  """Returns the rule and the path of an adaptive clip; None if constant."""
+  """Returns the rule and the path of the clip; None if it does not adapt."""
   adaptive = source.run.claim.get('adaptive_clip')
   if not adaptive:
     return None
@@ -368,7 +368,7 @@ def _summary(
   source: source_lib.Source,
   together: Optional[_files.JsonObject],
 ) -> str:
-  """Returns the claim in one sentence, or two."""
+  """Returns the claim in a few sentences."""
   leads = (
     'SIMULATED, no claim for a deployment: '
     if source.run.simulated is not None
@@ -381,9 +381,9 @@ def _summary(
       f'{leads}This run added too little noise for a claim: nothing is '
       'proved about its arithmetic.'
     )
-  # PRIVACY: a reader may quote the summary alone, and take its epsilon for the
-  # planned epsilon. If the planned claim does not hold, the summary begins with
-  # a sentence that says so.
+  # PRIVACY: a reader may quote the summary alone, and take the epsilon of this
+  # run for the planned epsilon. If the planned claim does not hold, a sentence
+  # before this epsilon says so.
   # Guard: run_budget_test.test_report_refuses_the_planned_claim.
   leads += statement.BROKEN * source.claim.violated
   leads += statement.UNCHECKED * source.claim.process_unknown

@@ -44,14 +44,15 @@ def rows(
     directory: folder of the run.
     run: content of `run.json`.
     columns: columns of `metrics.csv`; unknown columns count as without noise.
-    amplified: whether the claim is amplified; its report has no counts.
+    amplified: whether the claim is amplified. If True, the report does not
+      state the counts `COUNTS`, and the result leaves them out.
   """
   table = [(run_json.RUN_FILE, 'exact number of clients that may be drawn')]
   if run.train_sha256:
     table.append((run_json.RUN_FILE, 'a digest of the training data'))
   # PRIVACY: the columns in `metrics.RELEASED` have noise only if the clip is
   # adaptive. If the clip is constant, a table without these columns would hide
-  # releases without noise. This line leaves them out only for adaptive clips.
+  # releases without noise. So they are left out only if the clip is adaptive.
   # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
   with_noise = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   table += [

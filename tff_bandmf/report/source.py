@@ -32,12 +32,14 @@ class Source:
   """The input of a report.
 
   Attributes:
-    name: name of the run's folder or of the log; without both, of the plan.
+    name: name of the run's folder; for training elsewhere, name of the log file
+      or, if there is no log, of the plan file.
     run: content of `run.json`.
     claim: claim of the run.
     completed: whether the end of the run was recorded; for training elsewhere,
-      whether the claim has all planned rounds.
-    elsewhere: whether training ran outside this library, without a ledger.
+      whether the claim is for all planned rounds.
+    elsewhere: whether training ran elsewhere: outside this library, without a
+      ledger.
     side_releases: releases without noise: objects with `where` and `what`.
     files_sha256: maps the name of a file to its SHA-256.
     before: earlier runs on the same clients: maps run ID to (name, claim).
@@ -67,8 +69,9 @@ class Source:
     """The guarantee of the run, composed with the earlier runs."""
     claims = {self.run.run_id: self.claim}
     claims.update({name: claim for name, (_, claim) in self.before.items()})
-    # PRIVACY: earlier runs on the same clients add to the privacy loss. Their
-    # guarantees are composed with the guarantee of this run.
+    # PRIVACY: earlier runs on the same clients add to the privacy loss, so the
+    # epsilon of this run alone would be too small. The guarantees of all these
+    # runs are composed.
     # Guard: after_test.test_guarantee_of_a_run_has_those_before_it.
     return accounting.Composition(
       tuple(claim.claimed for claim in claims.values()), tuple(claims)
@@ -93,7 +96,7 @@ def of_run(directory: Path) -> Source:
       report compares with this run.
 
   Raises:
-    TypeError: a value of `run.json` is not a number.
+    TypeError: a value in `run.json` that must be a number has another type.
     ValueError: the files do not support a claim.
     OSError: a file cannot be read.
   """
@@ -131,9 +134,9 @@ def _before(
   directory: pathlib.Path, run: run_json.RunRecord
 ) -> dict[str, tuple[str, claim_lib.Claim]]:
   """Returns all earlier runs on the clients of a run, each once."""
-  # PRIVACY: if two earlier runs in folders of the same name counted as one run,
-  # epsilon would be too small. Each entry of this dict belongs to one run ID,
-  # whatever the name of the folder is.
+  # PRIVACY: two earlier runs can be in folders of the same name. If they
+  # counted as one run, epsilon would be too small. So the keys of this dict are
+  # run IDs, not names.
   # Guard: after_test.test_predecessors_of_one_name_all_count.
   predecessors: dict[str, tuple[str, claim_lib.Claim]] = {}
   named = [(directory, each) for each in run.after or ()]
@@ -162,13 +165,13 @@ def of_plan(
   log_file: Optional[Path] = None,
   notes: Optional[Mapping[str, _files.Json]] = None,
 ) -> Source:
-  """Returns the input of a report on training elsewhere.
+  """Returns the input of a report on training outside this library.
 
   Args:
     plan_file: file that `Plan.save` wrote, with the noise that was added and
       the planned participation.
-    log_file: participation log, CSV or Parquet; see `participation_log`. None
-      takes the participation that the plan states.
+    log_file: participation log, CSV or Parquet; see `participation_log`. If
+      None, the claim is for the participation that the plan states.
     notes: maps the name of an argument of `Run.note` to its value.
 
   Raises:
@@ -195,7 +198,8 @@ def of_plan(
   tells: list[tuple[str, str]] = []
   parts: Iterable[tuple[np.ndarray, np.ndarray]] = ()
   if log_file is None:
-    # Without a log, the claim has all planned rounds, with unknown clients.
+    # Without a log, the claim is for all planned rounds. Their clients are
+    # unknown, so each round gets the size 0.
     sizes = dict.fromkeys(range(plan.rounds), 0)
   else:
     log = participation_log.ParticipationLog(log_file)

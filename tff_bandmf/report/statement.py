@@ -210,7 +210,7 @@ def setting(run: run_json.RunRecord) -> str:
 
 
 def covered(run: run_json.RunRecord) -> str:
-  """Returns the accesses to data that the guarantee counts."""
+  """Returns the accesses to data that the guarantee covers."""
   if run.covered:
     return run.covered
   return _COVERED + _COVERED_CLIP * bool(run.claim.get('adaptive_clip'))
