@@ -5,10 +5,12 @@ import json
 import math
 import os
 import pathlib
+import pwd
 import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from tff_bandmf import report
 from tff_bandmf import verify as verify_lib
 from tff_bandmf.cli import main
 from tff_bandmf.run_files import run_json
+
+pytestmark = pytest.mark.slow
 
 _FILE = pathlib.Path(verify_lib.__file__)
 _FRESH = bool(os.environ.get('BANDMF_FRESH_CASES'))
@@ -42,7 +46,7 @@ def _train(folder, cohorts, after=(), stop=None, **options):
     }
   )
   with tff_bandmf.Run(folder, plan, after=after) as run:
-    weights = np.zeros(3)
+    weights = run.restore(lambda: np.zeros(3))
     clients = plan.sampled.population if plan.sampled else 80
     for round in run.rounds(clients=clients):
       if round.index == stop:
@@ -351,9 +355,97 @@ def test_bad_input_gives_one_line_and_status_2(runs, tmp_path, capsys):
 
 def test_ledger_on_a_database_server_is_said_not_to_be_read(runs, tmp_path):
   shutil.copytree(runs / 'first', tmp_path / 'run')
-  (tmp_path / 'run' / 'ledger.sqlite').unlink()
-  with pytest.raises(ValueError, match='no ledger but SQLite'):
+  ledger = tmp_path / 'run' / 'ledger.sqlite'
+  ledger.unlink()
+  with pytest.raises(ValueError, match='only SQLite is read'):
     verify_lib.verify(tmp_path / 'run')
+  # A file of SQLite that cannot be read is another failure.
+  ledger.write_bytes((runs / 'first' / 'ledger.sqlite').read_bytes()[:5000])
+  with pytest.raises(ValueError, match='Error') as raised:
+    verify_lib.verify(tmp_path / 'run')
+  assert 'only SQLite' not in str(raised.value)
+
+
+# The folder of a run, which a check does not change.
+
+
+@pytest.mark.parametrize('log', [None, b''])
+def test_check_leaves_no_file_behind(log, runs, tmp_path):
+  shutil.copytree(runs / 'first', tmp_path / 'run')
+  if log is not None:
+    (tmp_path / 'run' / 'ledger.sqlite-wal').write_bytes(log)
+  before = sorted(tmp_path.rglob('*'))
+  verify_lib.verify(tmp_path / 'run')
+  assert sorted(tmp_path.rglob('*')) == before
+
+
+def test_folder_that_cannot_be_written_is_checked(runs):
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder)
+    shutil.copytree(runs / 'first', path / 'run')
+    for each in (path, path / 'run'):
+      each.chmod(0o555)
+    root = os.geteuid() == 0
+    if root:  # Permissions do not bind root.
+      os.seteuid(pwd.getpwnam('nobody').pw_uid)
+    try:
+      assert not os.access(path / 'run', os.W_OK, effective_ids=True)
+      verify_lib.verify(path / 'run')
+    finally:
+      if root:
+        os.seteuid(0)
+      for each in (path, path / 'run'):
+        each.chmod(0o755)
+
+
+def test_events_that_are_only_in_the_write_ahead_log_are_read(runs, tmp_path):
+  """SQLite would pass over them if it took the file for immutable."""
+  folder = tmp_path / 'run'
+  shutil.copytree(runs / 'first', folder)
+  database = sqlite3.connect(folder / 'ledger.sqlite')
+  database.execute('pragma journal_mode = wal')
+  last = 'from bandmf_events where round = 11'
+  rows = database.execute(f'select * {last}').fetchall()
+  database.execute(f'delete {last}')
+  database.commit()
+  database.execute('pragma wal_checkpoint(truncate)')
+  marks = ', '.join('?' * len(rows[0]))
+  database.executemany(f'insert into bandmf_events values ({marks})', rows)
+  database.commit()
+  before = sorted(folder.iterdir())
+  assert folder / 'ledger.sqlite-wal' in before
+  verify_lib.verify(folder)
+  assert sorted(folder.iterdir()) == before
+  shutil.copytree(folder, tmp_path / 'cut')
+  database.close()
+  (tmp_path / 'cut' / 'ledger.sqlite-wal').unlink()
+  with pytest.raises(AssertionError, match='lacks its last events'):
+    verify_lib.verify(tmp_path / 'cut')
+
+
+# Runs of which there is nothing to verify, or not yet.
+
+
+@pytest.mark.parametrize('options', [{}, {'delta': None}], ids=str)
+def test_run_without_noise_has_no_claim_to_check(options, tmp_path, capsys):
+  folder = tmp_path / 'run'
+  silent = {'epsilon': None, 'noise_multiplier': 0.0, 'mechanism': 'identity'}
+  _train(folder, tff_bandmf.MinSep(4), **silent, **options)
+  assert main.main(['verify', str(folder)]) == 1
+  out, _ = capsys.readouterr()
+  assert 'added no noise: there is no claim to check' in out
+  assert 'VERIFIED' not in out
+
+
+def test_report_of_earlier_rounds_is_to_be_written_again(tmp_path):
+  folder, path = tmp_path / 'run', tmp_path / 'run' / 'report.json'
+  _train(folder, tff_bandmf.MinSep(4), stop=3)
+  early = path.read_text()
+  _train(folder, tff_bandmf.MinSep(4))
+  verify_lib.verify(folder)
+  path.write_text(early)
+  with pytest.raises(AssertionError, match='=.*: .*run bandmf report again'):
+    verify_lib.verify(folder)
 
 
 def test_command_prints_one_json_object(runs, tmp_path, capsys):
@@ -381,7 +473,6 @@ runpy.run_path({path!r}, run_name='__main__')
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 10), reason='names of the library')
 @pytest.mark.parametrize('edited', [False, True])
 def test_copied_file_runs_alone(edited, runs, tmp_path):
@@ -717,7 +808,6 @@ def test_amplified_epsilon_that_is_too_small_does_not_hold(runs, tmp_path):
     verify_lib.verify(tmp_path / 'run')
 
 
-@pytest.mark.slow
 def test_random_bytes_are_never_verified_with_a_smaller_epsilon(runs, tmp_path):
   """Nor do they give a traceback."""
   shutil.copytree(runs / 'first', tmp_path / 'run')

@@ -2,7 +2,6 @@
 
     python verify.py RUN_DIR        prints each step, VERIFIED and an epsilon
     python verify.py public.json    checks that the figures of a report agree
-
 The file needs Python 3.9 or later and NumPy. A run releases C^-1 (C G + Z): row
 t of G is the sum of the clipped updates of round t, C is lower triangular, and
 Z has independent normals of deviation z; the clip is 1. One unit of privacy
@@ -27,9 +26,9 @@ NOTES = '''unit_of_privacy data not_covered side_releases population process
   clients_left tuning model_selection pre_training key_after owner contact date
   model intended_use region sector highest_client title'''.split()  # Editable.
 OPEN = 'horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta'
-def require(condition, line):
+def require(condition, line, kind=AssertionError):
   if not condition:
-    raise AssertionError(line)
+    raise kind(line)
 def same(name, value, other, where):
   numbers = {type(value), type(other)} <= {int, float}
   close = numbers and math.isclose(value, other, rel_tol=SAME)
@@ -57,8 +56,7 @@ COLUMNS = {
   'banded-inverse': lambda p, n: p['inverse_coefficients'],
   'banded-inverse-sqrt': lambda p, n: power(-0.5, p['inverse_bands']),
   'banded-inverse-fractional': lambda p, n: power(
-    -p['alpha'], p['inverse_bands']),
-}
+    -p['alpha'], p['inverse_bands'])}
 def tree(arity, n):  # (C^T C)[s, t] counts complete nodes above s and t.
   gram, t = 0, np.arange(n)
   for size in [arity**j for j in range(n.bit_length()) if arity**j <= n]:
@@ -282,11 +280,13 @@ def sha(content):
     content = json.dumps(content, sort_keys=True).encode()
   return hashlib.sha256(content).digest()
 def read_ledger(path, ids):  # Returns events by round, cohorts, head.
-  database = sqlite3.connect(path.resolve().as_uri() + '?mode=ro', uri=True)
-  about, rows, stored = (sorted(database.execute(f'select * from bandmf_{x}'))
-                         for x in ('ledger', 'events', 'rounds'))
-  database.close()
-  (about,) = about  # row, format, IDs: run, noise key, name key; events, head
+  require(path.exists(), f'{path}: is missing; only SQLite is read', ValueError)
+  wal = pathlib.Path(f'{path}-wal')  # `immutable` writes no file, reads no WAL.
+  still = '' if wal.exists() and wal.stat().st_size else '&immutable=1'
+  database = sqlite3.connect(f'{path.as_uri()}?mode=ro{still}', uri=True)
+  [about], rows, stored = (sorted(database.execute(f'select * from bandmf_{x}'))
+                           for x in ('ledger', 'events', 'rounds'))
+  database.close()  # about: row, format, run, noise key, name key, events, head
   require(about[:4] == (0, 3, *ids), 'ledger: is of another run than run.json')
   head, events = sha(['bandmf ledger', *about[1:5]]), {e[1]: [] for e in rows}
   for i, (_, t, kind, digest, z, tested, _) in enumerate(rows):
@@ -328,7 +328,7 @@ def read_json(path, *names):
 def check_ledger(folder, run, say):  # Each round must follow run.json.
   claim = run['claim']
   ids = [int(run[name], 16) for name in ('run_id', 'noise_key_id')]
-  events, cohorts, head = read_ledger(folder / 'ledger.sqlite', ids)
+  events, cohorts, head = read_ledger((folder / 'ledger.sqlite').resolve(), ids)
   if ended := (folder / 'result.json').exists():
     result = json.loads((folder / 'result.json').read_bytes())
     same('ledger_head', result.pop('ledger_head'), head, 'the ledger ends with')
@@ -385,12 +385,13 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     same(key, claim.get(key), value, 'plan.json has')
   z = claim['noise_multiplier'] * claim['sensitivity']
   same('z_stddev_per_clip', claim['z_stddev_per_clip'], z, 'its factors make')
+  require(z, f'{folder}: the run added no noise: there is no claim to check')
   cohorts, kinds = check_ledger(folder, run, say)
   for name, digest in report.get('files_sha256', {}).items():
-    same(name, sha((folder / name).read_bytes()).hex(), digest, 'reported is')
+    same(name, sha((folder / name).read_bytes()).hex(), digest, 'differs from '
+         'its report; if the run went on, run bandmf report again; that has')
   n, own, upper = len(cohorts), {'delta': delta}, math.inf
-  if not 0 < n <= len(whole):
-    raise ValueError(f'rounds={n}: 1 to {len(whole)} can be checked')
+  require(0 < n <= len(whole), f'rounds={n}: 1 to {len(whole)}', ValueError)
   gaps = filter(planned.__contains__, ('apart', 'groups', 'bins', 'min_sep'))
   gap = next(filter(None, map(claim.get, gaps)), strategy['rounds'])
   units, size = claim['clients_per_unit'], claim['dimension'] or 1
@@ -485,8 +486,7 @@ def verify(path, say=lambda line: None):
   except AssertionError:
     raise
   except Exception as error:  # A damaged file can raise any exception.
-    line = f'path={path}: cannot be checked, {type(error).__name__} {error}' + (
-      '; no ledger but SQLite is read' * isinstance(error, sqlite3.Error))
+    line = f'path={path}: cannot be checked, {type(error).__name__} {error}'
     raise ValueError(' '.join(line.split())[:300]) from error
 def verdict(result):
   unseen = __doc__[__doc__.index('Not checked'):]
