@@ -80,14 +80,14 @@ class Run:
 
   Attributes:
     like: an update of zeros.
-    state: state before the next round; None for a function.
+    state: state before the next round; None if `has_state` is False.
     has_state: whether the audit sees the state of the aggregator.
   """
 
   def __init__(
     self, aggregator: Any, like: Update, on_round: Callable[[], object]
   ):
-    """Creates the process of a factory, if it is one, and the first state."""
+    """Creates the first state, after the process if a factory is given."""
     self.like = like
     self._on_round = on_round
     if hasattr(aggregator, 'create'):
@@ -117,7 +117,7 @@ class Run:
 
     Args:
       updates: one update per client.
-      examples: number of examples per client, >= 1; None takes 1 per client.
+      examples: number of examples per client, >= 1; if None, 1 per client.
 
     Raises:
       Refusal: the aggregator raised an exception.

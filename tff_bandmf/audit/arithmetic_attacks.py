@@ -11,7 +11,7 @@ as an argument, a function or an array, so that tests can attack float32.
 | `summing`    | one client moves a sum by more than its clip                 |
 | `tail`       | very large normals are too rare or too frequent              |
 | `low_bits`   | the last bits of a release show whether a client took part   |
-| `inverse`    | the noise is that of another C                               |
+| `inverse`    | the noise is D^-1 z for another matrix D than C              |
 
 C is the strategy, z is the matrix of standard normals, and y = C^-1 z is the
 noise of the releases R, in standard deviations of z.
@@ -98,8 +98,8 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
   two, and the victim's record, just below one clip, brings the sum to at least
   this power. Let u be the unit in the last place of sums from this power on.
   All later records are slightly above u / 2. With the victim, each of them adds
-  u to the rounded sum. Without the victim, each adds u / 2 until the sum
-  reaches the power too. [Casacuberta et al., CCS 2022]
+  u to the rounded sum. Without the victim, each adds u / 2 until the sum also
+  reaches the power. [Casacuberta et al., CCS 2022]
 
   Args:
     add: function from clipped values, [clients] float32 in clips, to their sum
@@ -261,9 +261,9 @@ def inverse(
 
   From the root mean square of C y - z in each round, half a lattice step of the
   round is subtracted. The distance is the largest difference, or 0 if all are
-  negative. If y is D^-1 z for another matrix D, y has the guarantee of D. The
-  sensitivities of D and C can be far apart even if D^-1 and C^-1 are nearly
-  equal.
+  negative. If y is D^-1 z for a matrix D that is not C, y has the guarantee of
+  D. The sensitivities of D and C can be far apart even if D^-1 and C^-1 are
+  nearly equal.
 
   Args:
     strategy: C.

@@ -127,7 +127,7 @@ def audit(
       or `query.NoisyMean` with the parameters of `guarantee` and a key from the
       operating system.
     seed: seed of the canaries' coordinates and of the known client's updates,
-      >= 0; None draws a seed.
+      >= 0; if None, it is drawn.
     on_round: function that is called after every round.
 
   Raises:

@@ -45,9 +45,9 @@ def clopper_pearson(
 
   The bound is
 
-    max(log((TPR_low - delta) / FPR_high), log((TNR_low - delta) / FNR_high))
+    max(0, log((TPR_low - delta) / FPR_high), log((TNR_low - delta) / FNR_high))
 
-  or 0 if this is negative or a logarithm is not defined. _low and _high are
+  where a logarithm that is not defined is left out. _low and _high are
   exact binomial bounds on the four rates, and each is wrong with probability at
   most `miss` / 4. A bound near epsilon needs about 100 e^epsilon trials.
 

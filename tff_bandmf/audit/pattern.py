@@ -44,8 +44,8 @@ def worst(
 
   For each first round, the search takes the longest pattern in which successive
   rounds are exactly min_sep apart. It chooses the one of these patterns with
-  the largest sum of |X|[pi, pi]. If the schema allows other gaps, the search
-  then moves the rounds of the pattern, one by one, to make the sum larger.
+  the largest sum of |X|[pi, pi]. If the schema also allows larger gaps, the
+  search then moves the rounds of the pattern, one by one, to increase this sum.
 
   Args:
     matrix: C, [n, n] float64.

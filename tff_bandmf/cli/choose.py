@@ -23,7 +23,7 @@ _COLUMNS = (
 
 
 def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
-  """Returns the families of a comma-separated value; all of them for None."""
+  """Returns the families of a comma-separated value; all if it is None."""
   if value is None:
     return tuple(strategies.FAMILIES)
   return tuple(
@@ -125,8 +125,9 @@ def _sampled(
   """Returns the cohorts of cyclic Poisson sampling.
 
   Raises:
-    ValueError: the flags ask for another amplification; give --min-sep,
-      --participation, --apart or --horizon; or lack --max-participations.
+    ValueError: `amplification` is not cyclic-poisson; or the flags give
+      --min-sep, --participation, --apart or --horizon, or lack
+      --max-participations.
   """
   if amplification != accounting.CyclicPoisson.name:
     raise errors.value_error(

@@ -1,7 +1,7 @@
 """The entry point of `bandmf`, which prints errors and returns exit statuses.
 
-Exit status: 0 done, 1 a claim did not hold, 2 bad input (one line on standard
-error, no traceback), 130 interrupted.
+Exit status: 0 done, 1 a claim, comparison or search failed, 2 bad input (one
+line on standard error, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
   """Returns the exit status of `bandmf` with these arguments.
 
   Args:
-    arguments: arguments after the name of the program; None takes
+    arguments: arguments after the name of the program; if None,
       `sys.argv[1:]`.
   """
   arguments = list(sys.argv[1:] if arguments is None else arguments)

@@ -143,10 +143,11 @@ def noise_server(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
-    # PRIVACY: The tape holds noise as numbers of lattice steps. If the steps of
-    # training were smaller than the steps of the server, training would add too
-    # little noise. Both compute the lattice from the same values, and training
-    # refuses a folder if its z has another standard deviation in lattice steps.
+    # PRIVACY: The tape holds noise as numbers of lattice steps. If a lattice
+    # step were smaller in training than in the server, training would add too
+    # little noise. Both compute the lattice by the same function, and training
+    # refuses a folder unless `z_steps`, the standard deviation of z in lattice
+    # steps, is the same in the folder as in training.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
@@ -192,9 +193,9 @@ def noise_server(
           start_round=flags['start_round'],
           ahead_bytes=flags['ahead_bytes'],
           resume=True,
-          # PRIVACY: If a server died with noise on disk and no record of it,
-          # its key could make the same noise in another folder, for other sums.
-          # So the record is written to disk before the noise.
+          # PRIVACY: If a server died with noise on disk and no record of its
+          # folder, a new server with the same key could make the same noise in
+          # another folder, for other sums. The record is written before noise.
           # Guard: noise_server_test.test_key_is_recorded_before_noise_is_made.
           before_noise=use.record,
         )

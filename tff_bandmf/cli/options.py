@@ -243,7 +243,7 @@ class Participants:
   def schema(
     self, stored: Optional[participation_lib.Participation] = None
   ) -> participation_lib.Participation:
-    """Returns the schema that the flags give, or without flags `stored`.
+    """Returns the schema that the flags give, or `stored` if none is given.
 
     PRIVACY: If the command assumed that a client takes part once, and clients
     took part again, there would be too little noise. If neither flags nor a
@@ -285,7 +285,7 @@ class Participants:
     stored: Optional[participation_lib.Participation] = None,
     population: Optional[int] = None,
   ) -> Union[participation_lib.Participation, accounting.Sampled]:
-    """Returns the cohorts that the flags give, or without flags `stored`.
+    """Returns the cohorts that the flags give, or `stored` if none is given.
 
     Sampled cohorts need no schema: their rule implies one.
 

@@ -31,7 +31,7 @@ DID_NOT_HOLD = 1
 FIRST_LINE = 2.0
 _NEXT_LINES = 10.0
 
-# A claim with a larger epsilon or a larger delta gets a warning.
+# A claim with an epsilon or a delta above these limits gets a warning.
 _LARGEST_EPSILON = 20.0
 _LARGEST_DELTA = 1e-3
 
@@ -134,7 +134,8 @@ def describe(
 
   `mean_error` and `max_error` are the mean and the largest squared error of the
   rounds, for noise C^-1 z with z of standard deviation 1. `rmse` and `max_rmse`
-  are roots of these errors for a clip and a noise multiplier of 1.
+  are their square roots for z of standard deviation `sensitivity`, which is z
+  for a clip and a noise multiplier of 1.
   """
   if isinstance(participation, participation_lib.Budget):
     participation = sensitivity_lib.budget.completed(participation, strategy)

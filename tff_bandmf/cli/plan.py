@@ -175,7 +175,7 @@ def _check_rule(plan: plan_lib.Plan, log: str) -> None:
 def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
   """Replays a log of check-ins under admission by min_sep and by budget.
 
-  Returns {name of the rule: its `arrivals.AdmissionCounts`}.
+  Returns {name of the rule: values of its `arrivals.AdmissionCounts`}.
   """
   from tff_bandmf.cohorts import arrivals as arrivals_lib
   from tff_bandmf.report import participation_log

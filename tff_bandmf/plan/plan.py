@@ -98,9 +98,9 @@ class Plan(request_lib.Request):
 
   @property
   def planned_strategy(self) -> strategies.Strategy:
-    """The strategy matrix C of the planned rounds, to which errors apply.
+    """The strategy matrix C for the planned rounds; errors are for this C.
 
-    For a `Budget`, `strategy` is C of all rounds up to the horizon.
+    For a `Budget`, `strategy` is C for all rounds up to the horizon.
     """
     return self.result.planned_strategy
 
@@ -108,7 +108,7 @@ class Plan(request_lib.Request):
   def schema(self) -> participation_lib.Participation:
     """The schema that bounds the rounds of each client.
 
-    A `Budget` is taken from the result, where it has its costs under C.
+    A `Budget` is taken from the result, where it has the costs of rounds for C.
     """
     if isinstance(self.cohorts, participation_lib.Budget):
       return self.result.guarantee.cohorts.schema
@@ -121,8 +121,8 @@ class Plan(request_lib.Request):
     if self.stands_for is None:
       return planned
     # PRIVACY: This run has fewer clients than the larger run that it simulates,
-    # and less noise by the same ratio. The epsilon of the larger run would be
-    # too small for this run. The noise multiplier is reduced by the ratio.
+    # and its sums have less noise by the same ratio. The epsilon of the larger
+    # run would be too small. The noise multiplier is reduced by the ratio.
     # Guard: plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
     share = self.clients_per_round / self.stands_for
     return attrs.evolve(
@@ -176,7 +176,7 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def rmse(self) -> float:
-    """The root mean square error of a coordinate over all rounds, at clip 1.
+    """The root mean square error of a coordinate over all rounds, for clip 1.
 
     A coordinate is an entry of A C^-1 Z, where A is the matrix of the workload,
     in the unit of a sum of updates.
@@ -202,7 +202,7 @@ class Plan(request_lib.Request):
     such sum. Real updates have many directions, and need a ratio far below 1.
 
     Args:
-      dimension: number of coordinates of the model; None returns None.
+      dimension: number of coordinates of the model; if None, so is the result.
     """
     if dimension is None:
       return None
@@ -219,7 +219,7 @@ class Plan(request_lib.Request):
     The noise is the planned noise. A key names the difference from the plan: a
     min_sep that is 10 % or 50 % smaller, rounded down, or one more
     participation. A value is None if no epsilon is proved. The result is empty
-    for a `Budget`, for sampled cohorts, without noise, and without a delta.
+    if cohorts are sampled or a `Budget`, or if the plan has no noise or delta.
     """
     return what_if.epsilons(self.guarantee, self.delta)
 
@@ -256,7 +256,7 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def _shorter(self) -> dict[int, accounting.Guarantee]:
-    """Maps a number of participations to the guarantee in `spent`."""
+    """Cache of `spent`: maps a number of participations to the guarantee."""
     return {}
 
   def sweep(
@@ -272,11 +272,11 @@ class Plan(request_lib.Request):
     JSON and a figure.
 
     Args:
-      clients_per_round: cohort sizes to compare; empty takes the plan's size.
-      epsilon: epsilons to compare; empty takes the plan's epsilon.
-      population: number of clients in the population. The result then marks
-        cohorts of an enforced schema that this population cannot fill. None
-        marks no cohorts.
+      clients_per_round: cohort sizes to compare; if empty, the plan's size.
+      epsilon: epsilons to compare; if empty, the plan's epsilon.
+      population: number of clients in the population. The result marks cohorts
+        of an enforced schema that this population cannot fill. If None, no
+        cohorts are marked.
 
     Raises:
       ValueError: the plan has no delta, neither the plan nor the argument has
@@ -288,8 +288,8 @@ class Plan(request_lib.Request):
       raise errors.value_error(
         f'{name}=None: a comparison needs epsilon and delta; plan with both'
       )
-    # The norm leaves out the indicator of an adaptive clip, which `rmse`
-    # includes.
+    # `rmse` has the factor for the indicator of an adaptive clip, so this norm
+    # leaves the indicator out.
     norm = clips.norm(clips.layers(self.l2_norm_clip))
     points = []
     for clients in clients_per_round or (self.clients_per_round,):
@@ -434,7 +434,7 @@ class Plan(request_lib.Request):
     """Returns a warning if `noise_to_signal` is above 1, else None.
 
     Args:
-      dimension: number of coordinates of the model; None returns None.
+      dimension: number of coordinates of the model; if None, so is the result.
     """
     ratio = self.noise_to_signal(dimension)
     if ratio is None or ratio <= 1:

@@ -179,7 +179,7 @@ def _mechanism(written: Any, strategy: strategies.Strategy) -> Any:
     strategy: the strategy in the file, for the planned rounds.
 
   Raises:
-    TypeError: the request names another strategy.
+    TypeError: the request names another strategy than the file has.
   """
   if isinstance(written, str):
     return written

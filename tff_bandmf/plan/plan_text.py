@@ -22,7 +22,8 @@ def cohorts(
 
   Args:
     request: the request of the plan.
-    cohorts: the cohorts of the plan's guarantee, in which no value is missing.
+    cohorts: the cohorts of the plan's guarantee, with values that the search
+      added, such as a sampling probability.
   """
   (_, kind), *values = cohorts.to_dict().items()
   text = ' '.join(
@@ -75,6 +76,8 @@ def clip(
   adaptive: clips.AdaptiveClip, guarantee: accounting.Guarantee, clients: int
 ) -> str:
   """Returns the rule of an adaptive clip, and the noise of its fraction.
+
+  The fraction of a round is the share of updates below the clip, with noise.
 
   Args:
     adaptive: the clip of the plan.

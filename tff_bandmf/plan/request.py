@@ -73,26 +73,26 @@ class Request:
       `memory_copies`; or the name of a family, a `Mechanism`, a strategy, or
       the path of a strategy file or of a `.npy` file of C. A text without a
       suffix is the name of a family.
-    memory_copies: largest number of copies of the model that the noise may have
-      in memory, >= 1; None sets no limit. The limit holds only if the search
-      compares families or numbers of bands.
+    memory_copies: largest number of vectors of past noise in memory, each of
+      the model's size, >= 0; None for no limit. The limit holds only if the
+      search compares families or numbers of bands.
     largest_cohort: largest number of clients of a round, >=
-      `clients_per_round`. None takes `clients_per_round` or, for sampled
+      `clients_per_round`. If None, it is `clients_per_round` or, for sampled
       cohorts, a size that the cohorts of a run exceed with probability at most
       1e-24.
-    zeroing_norm: norm above which an update becomes zero, > 0. None zeroes no
-      finite update.
+    zeroing_norm: norm above which an update becomes zero, > 0. If None, no
+      finite update becomes zero.
     workload: linear map from released sums to models: prefix sums or momentum.
     objective: 'mean' or 'max': whether strategies are optimised and ranked by
-      the mean or by the largest error of a round.
-    dimension: number of coordinates of the model, >= 1. With None, the claim
+      the mean or by the largest error of the rounds.
+    dimension: number of coordinates of the model, >= 1. If None, the claim
       covers every model with at most 2^33 pairs (round, coordinate) that a
       client can influence.
     clients_per_unit: largest number of clients of one unit of privacy, such as
       the devices of a person, >= 1. Each client follows `cohorts`.
     stands_for: number of clients in a round of a larger run that this run
-      simulates, >= `clients_per_round`. Then `epsilon` and `delta` are the
-      claim of the larger run. None simulates no larger run.
+      simulates, >= `clients_per_round`; `epsilon` and `delta` are then the
+      claim of the larger run. None if this run simulates no larger run.
 
   Raises:
     TypeError: a value has a wrong type.

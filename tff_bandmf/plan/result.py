@@ -34,9 +34,9 @@ class Result:
       the request has `stands_for`, this is the guarantee of the larger run that
       the plan simulates.
     runners_up: pairs (family, root mean square error for a clip of 1) of the
-      other strategies in the ranking, best first by the `objective` of the
-      request. A family has several pairs if the search compared several numbers
-      of bands.
+      ranked strategies that were not chosen, best first by the `objective` of
+      the request. A family has several pairs if the search compared several
+      numbers of bands.
     left_out: maps the name of a family that was not compared to the reason.
 
   Raises:
@@ -61,7 +61,7 @@ class Result:
   def planned_strategy(self) -> strategies.Strategy:
     """C for the planned rounds.
 
-    For a `Budget`, C of `guarantee` may have more rounds.
+    For a `Budget`, C of `guarantee` may have more rounds than planned.
     """
     strategy = self.guarantee.strategy
     if isinstance(self.request.cohorts, participation.Budget):
@@ -70,7 +70,7 @@ class Result:
 
   @property
   def bound(self) -> Optional[_files.JsonObject]:
-    """The claim as a JSON object, with its slack; None without a claim."""
+    """The claim with its slack, as JSON; None if the request has no claim."""
     if self.request.epsilon is None or self.request.delta is None:
       return None
     return dataclasses.asdict(self.guarantee.claim(self.request.delta))
@@ -227,7 +227,8 @@ def _calibrated(
   Args:
     request: the request of a plan.
     strategy: strategy matrix C.
-    cohorts: cohorts of the request, for `clients_per_round` of the request.
+    cohorts: `request.cohorts`, as `for_cohort_size` returns them for
+      `request.clients_per_round`.
   """
   if isinstance(cohorts, participation.Budget):
     # `choosing` returns C for all rounds up to the horizon, and `of_run` below

@@ -33,9 +33,9 @@ class Point:
     z_stddev: standard deviation of z, in the unit of the updates.
     error: root mean square error of one coordinate of the model by the noise
       alone, in the unit of the updates.
-    feasible: False if it is certain that the population cannot fill the cohort
-      of every round of an enforced schema, else True; None if the population is
-      unknown.
+    feasible: None if the population is unknown; False if a schema is enforced
+      under which the population is certainly too small to fill all cohorts;
+      else True.
   """
 
   clients_per_round: int

@@ -20,7 +20,7 @@ def epsilons(
 
   Args:
     guarantee: guarantee for the planned cohorts.
-    delta: delta of the claim; None returns {}.
+    delta: delta of the claim; if None, the result is {}.
   """
   if delta is None or not guarantee.noise_multiplier:
     return {}

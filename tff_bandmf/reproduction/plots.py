@@ -13,7 +13,7 @@ from tff_bandmf import accounting, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
-# Size of the drawn matrices, small enough to see single entries.
+# Rounds and min_sep of the drawn matrices; so few that single entries are seen.
 _PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16
 # Setting of [BandMF23, Table 2].
 _ROUNDS, _MIN_SEP, _DELTA = 2052, 342, 1e-6

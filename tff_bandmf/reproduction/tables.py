@@ -34,7 +34,7 @@ class Row:
     row: name of the number in the table.
     published: number in the publication, as printed.
     ours: number computed here.
-    difference: ours - published, divided by `published` unless `absolute`.
+    difference: ours - published, divided by |published| unless `absolute`.
     tolerance: largest absolute value of `difference` that passes.
     absolute: whether `difference` is absolute, in the unit of the number.
   """
@@ -189,9 +189,9 @@ def _banded_rmse(table) -> Iterator[Row]:
 
 def _optimal_bands(table) -> Iterator[Row]:
   rounds, schema = table['rounds'], participation_lib.Single()
-  # The search for a C of many bands is slow, so the optimum over all C replaces
-  # it. No C has less error. If a C of few bands has the least total below, the
-  # best C of many bands has a larger total.
+  # The search for the best C of many bands is slow, so `dense`, the best of all
+  # C, replaces it. The error of `dense` is at most the error of that C. So if
+  # few bands have the least total below, many bands have no smaller total.
   dense = optimize.optimize(strategies.Dense.family, rounds, schema)
   rmse = {}
   for bands in (1 << i for i in range(rounds.bit_length())):
@@ -205,7 +205,7 @@ def _optimal_bands(table) -> Iterator[Row]:
     rmse[bands] = math.sqrt(optimized.loss)
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
-      # With more bands, a group has fewer clients than an expected cohort.
+      # If bands * epochs > rounds, a group is smaller than an expected cohort.
       total = {
         each: error * _cyclic_poisson_sigma(table, epochs, float(epsilon), each)
         for each, error in rmse.items()
