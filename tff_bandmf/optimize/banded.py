@@ -17,8 +17,8 @@ The largest error is minimised by the method of multipliers on
   v_t = w_t e_t^(p-1) / sum_s w_s e_s^(p-1)
 
 After each minimisation v replaces w, and p grows from 1 to 256. If C minimises
-loss(.; w, p), it also minimises sum_t v_t e_t, because both functions have
-parallel gradients, e_t is convex in X, and X ranges over a convex set. So
+loss(.; w, p), it also minimises sum_t v_t e_t, because both gradients at C are
+parallel, e_t is convex in X, and X ranges over a convex set. So
 
   sum_t v_t e_t <= least possible max(e) <= max(e)
 
@@ -94,8 +94,8 @@ def optimize_banded(
     bands: number of bands of C, at most n and at most min_sep.
     equal_column_norms: whether all columns of C must have norm 1. If not, only
       the squared norms of the columns of a client's rounds must have sum 1. The
-      loss is then slightly smaller, and the schema must have fixed epochs. If a
-      client has only one round, both conditions are the same.
+      loss is then slightly smaller than with norm 1, but the schema must have
+      fixed epochs. For one round of a client, both conditions are the same.
 
   Raises:
     ValueError: a value is out of range, or two values contradict each other.
@@ -109,8 +109,8 @@ def optimize_banded(
   base.check_few(base.count_bands(bands), rounds)
   k = schema.participations(rounds)
   solver.check_separated(bands, schema.min_sep)
-  # Columns with the same index modulo `groups` form a set of norm 1; one client
-  # has the columns of `sets` sets.
+  # Columns with the same index modulo `groups` form a set, and their squared
+  # norms have sum 1. One client has the columns of `sets` sets.
   if equal_column_norms or k == 1:
     groups, sets = rounds, k
   else:
@@ -120,10 +120,10 @@ def optimize_banded(
   columns = np.where(inside, toeplitz_start, 0.0)
   columns /= np.linalg.norm(columns, axis=1, keepdims=True)
   if groups == rounds:
-    # Columns are scaled to norm 1 later, so their norms here are free. A step
-    # changes the direction of a column in inverse proportion to its squared
-    # norm. The curvature of the loss by column j grows with n - j, so earlier
-    # columns get larger norms.
+    # Columns are scaled to norm 1 later, so their norms here are free. A change
+    # of the parameters turns a column in inverse proportion to its squared
+    # norm. The curvature of the loss by column j grows with n - j, so the norm
+    # decreases with j.
     columns *= np.sqrt(np.arange(rounds, 0, -1) / rounds)[:, None]
 
   # The parameters are the rows of Z in C = Z T, where T is the Toeplitz matrix
@@ -252,7 +252,7 @@ def _check_epochs(
 
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
-  """Returns the best Toeplitz coefficients, [b], without a rate schedule."""
+  """Returns the best Toeplitz coefficients, [b], for a constant rate."""
   easier = solver.Problem(
     problem.rounds, problem.participation, problem.workload.unscheduled
   )
@@ -332,7 +332,7 @@ class Loss:
   Attributes:
     log_weights: [n] float64, log w.
     power: p.
-    least: least log max(e) so far, if `keep_best` is set.
+    least: least log max(e) so far; infinity if `keep_best` is not set.
     best: parameters with this log max(e); empty if there are none yet.
   """
 
@@ -435,7 +435,7 @@ def _search_max(
       weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
       lower_bound = np.log(weights @ np.exp(log_e))
       # The lower bound holds only at a minimum of the loss of this stage. So
-      # the decrease of the loss in this stage must be small, too.
+      # the decrease of the loss in this stage is added to the gap.
       converged = bool(
         loss.least - lower_bound + before - minimum.value <= _GAP
       )

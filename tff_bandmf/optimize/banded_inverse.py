@@ -70,9 +70,9 @@ def optimize_banded_inverse(
       minimum.evaluations < problem.max_evaluations and not minimum.interrupted
     ):
       # The first search starts at `BandedInverseSqrt`. It may stop at a kink of
-      # the loss, where another entry of c becomes the maximum in the m of
-      # `series`. If min_sep is small, C^-1 = I (independent noise) is a better
-      # start, so a second search starts there.
+      # the loss, because the sensitivity of `series` contains maxima over
+      # entries of c. If min_sep is small, C^-1 = I (independent noise) is a
+      # better start, so a second search starts there.
       other = loss.minimize(
         np.zeros(bands - 1), evaluations=minimum.evaluations
       )

@@ -57,7 +57,7 @@ _LARGEST_LAST = 2.0
 # Lower bound of n lambda_1, and upper bound of lambda_1.
 _SLOWEST = 1e-6
 _FASTEST = 10.0
-# A smaller relative decrease of the loss counts as 0.
+# A relative decrease of the loss below this value counts as 0.
 NO_GAIN = 1e-10
 # Number of values that are tried for a new pair of decays.
 _STARTS = 8
@@ -127,7 +127,7 @@ class _Decays:
     )
     by_among = by_logs[:, None] / self.among
     by_other_among = by_other_logs[:, None] / self.other_among
-    # The diagonal terms of both sums cancel.
+    # In sum(1) - sum(0) of a matrix, the diagonal terms cancel.
     by_theta = by_between.sum(1) - by_among.sum(1) + by_among.sum(0)
     by_other = (
       -by_between.sum(0) - by_other_among.sum(1) + by_other_among.sum(0)
@@ -177,9 +177,9 @@ class _Powers:
 
   Attributes:
     values: [d, exponents] float64, the powers of the decays.
-    slopes: [d, exponents] float64, derivatives of the powers by lambda, or by
-      theta_hat_d in the row of theta_hat_d, which has no lambda because it may
-      be 0 or negative.
+    slopes: [d, exponents] float64, derivatives of the powers by lambda. Only
+      theta_hat_d has no lambda, because it may be 0 or negative; its row has
+      the derivatives by theta_hat_d.
   """
 
   values: np.ndarray
@@ -220,7 +220,7 @@ class _Series:
       rounds: n.
       scales: [d] float64.
       rates: [d] float64, lambda of the decays; [d - 1] if `last` is given.
-      last: the last decay if it is given without a lambda, else None.
+      last: the last decay, if it has no lambda; None if all decays have one.
     """
     self._scales = scales
     self._rounds = rounds
@@ -280,8 +280,8 @@ def optimize_blt(
   Args:
     problem: error to minimise; `max_evaluations` limits the search from each
       start.
-    buffers: largest number of buffers, >= 1; each needs one model copy. Fewer
-      buffers are used if more do not reduce the loss.
+    buffers: largest number of buffers, >= 1, each of the model's size. Fewer
+      buffers are used if a further buffer does not reduce the loss.
     worth: least relative decrease of the loss for which a buffer is added.
 
   Raises:
@@ -296,7 +296,7 @@ def optimize_blt(
   """
   _checks.count('buffers', buffers, 'give the number of buffers')
   rounds, is_toeplitz = problem.rounds, problem.workload.is_toeplitz
-  if rounds == 1:  # All BLTs are C = 1.
+  if rounds == 1:  # Every BLT of one round is C = 1.
     return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
   def loss(problem):

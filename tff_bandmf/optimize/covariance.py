@@ -22,9 +22,9 @@ Since T_k y_k = z_k - H_k y_{k-1}, with N_k = T_k^-1 H_k and P_{-1} = 0,
   G_k = D_k + N_{k+1}^T G_{k+1} N_{k+1}
   dT_k = -2 T_k^-T G_k P_k,  dH_k = 2 T_k^-T G_k N_k P_{k-1}
 
-Only the recursions of P and G are sequential, and all operations are matrix
-products. The time is O(n M^2) and the memory is O(n M); [BandMF24, Alg 3] takes
-O(n^2 m) time.
+Only the recursions of P and G are sequential, and nearly all operations are
+matrix products. The time is O(n M^2) and the memory is O(n M);
+[BandMF24, Alg 3] takes O(n^2 m) time.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ with equality in the first bound iff X is
 The search minimises V - 2 T, which is convex in M; the gradient of 2 T is X(M).
 X(M) is then changed to meet the constraints exactly. The least loss is between
 T^2 / V and the loss of the C of this X. A result has converged only if the two
-numbers agree up to a relative gap. [MultiEpoch23] maximises the same dual by
-other steps. The parameters of M (`dense_multipliers`), the weights w for the
-max error, and the gap of an exactly feasible C are from this project. For one
+numbers agree up to a relative gap. [MultiEpoch23] maximises the same dual with
+another algorithm. The parameters of M (`dense_multipliers`), the weights w for
+the max error, and the gap of a feasible C are from this project. For one
 participation M is diagonal, and the fixed point of [SingleEpoch22] is
 m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2).
 
@@ -37,11 +37,12 @@ the largest sum of d over a pattern, the rounds of one client. The result is the
 optimum of the following strategies:
 
 - One participation: all strategies.
-- Fixed epochs with every client in every epoch: all strategies. M is 0 between
-  rounds of different clients. A block of M with all diagonal entries equal to u
-  is u times a matrix of inner products of unit vectors, which are contributions
-  that a client can make. So tr(M X) <= V for all X, and columns that are not
-  orthogonal cannot reduce the loss.
+- Fixed epochs with every client in every epoch: all strategies. M has one block
+  for each pattern, and is 0 outside of the blocks. All diagonal entries of a
+  block have the same value u, so the block is u times a matrix of inner
+  products of unit vectors. A client can contribute these vectors, so
+  tr(M X) <= V for all X, and columns that are not orthogonal cannot reduce the
+  loss.
 - Fixed epochs with fewer participations than epochs: strategies whose columns
   for the rounds of one client are orthogonal.
 - Min-separation: strategies with at most min_sep bands or, if
@@ -85,8 +86,8 @@ _CHECK_EVERY = 10
 # of an eigenvalue in T is replaced by its tangent. So V - 2 T is finite for an
 # indefinite M, and its gradient leads to a positive definite M.
 _FLOOR = 1e-8
-# Smaller eigenvalues of W, relative to the largest, are raised to this ratio in
-# the first guess of M.
+# Least ratio of an eigenvalue of W to the largest one. In the first guess of M,
+# eigenvalues with a smaller ratio are raised to it.
 _SMALLEST_EIGENVALUE = 1e-14
 # Factors of the off-diagonal entries of X. They are tried in this order until X
 # is positive definite.
@@ -290,8 +291,8 @@ def optimize_dense(
       ends, at least 0.
 
   Returns:
-    The strategy. It has converged if it is proved that none of the strategies
-    in "Optimality" has a loss smaller by more than `gap`, relatively.
+    The strategy. It has converged if its loss is proved to be at most 1 + `gap`
+    times the loss of every strategy in "Optimality".
 
   Raises:
     ValueError: there are so many rounds that a matrix would not fit in memory.
@@ -331,9 +332,9 @@ def optimize_dense(
   schema = problem.participation
   count = schema.participations(problem.rounds)
   if not schema.evenly_spaced and count > 1:
-    # Fixed epochs have fewer patterns. An M for them is valid for
-    # min-separation, too, and a better start. From a diagonal M the search with
-    # momentum may end without convergence, 20 % above the best loss.
+    # Fixed epochs have fewer patterns than min-separation. An M for them is
+    # also an M for min-separation, and a better start than a diagonal M, from
+    # which the search with momentum may end 20 % above the best loss.
     fixed = participation_lib.FixedEpoch(
       schema.separation(problem.rounds), count
     )
@@ -341,8 +342,8 @@ def optimize_dense(
     guess = search(_Dual(start, _START_GAP)).multipliers()
   dual = search(_Dual(of_mean, gap, guess))
   if problem.objective == solver.MAX:
-    # The search starts from the optimum for the mean error, so its result is at
-    # least as good.
+    # The search starts from the optimum for the mean error, and its result is
+    # never worse than that optimum.
     mean, dual = dual, _Dual(problem, gap, guess)
     dual.start[: len(mean.start)] = mean.parameters
     dual.offer(mean.strategy)

@@ -40,11 +40,12 @@ def optimize(
     participation: schema under which the sensitivity is computed.
     workload: workload under which the error is computed.
     objective: `MEAN` or `MAX` over the per-query errors.
-    noise_copies: largest number of copies of the model that the noise may have
-      in memory, >= 0; None for no limit.
+    noise_copies: maximum number of vectors of past noise in memory, each of the
+      model's size, >= 0; None for no limit.
     callback: function that is called during the search with the best loss so
       far; None for no calls.
-    **parameters: parameters of the family; None lets the search choose.
+    **parameters: parameters of the family; if one is None, the search chooses
+      it.
 
   Raises:
     TypeError: a parameter has a wrong type.
@@ -171,7 +172,9 @@ def stamped(request: _Request) -> solver.Optimized:
     for name, value in request.parameters.items()
     if request.family.parameter(name) is None
   }
-  # A client takes part at most once within a block of min_sep rounds.
+  # In min_sep rounds a client takes part at most once. If `block_rounds` is
+  # given and larger, another block may be better, but `evaluated` computes the
+  # loss for the schema of the request.
   optimized = optimize(
     request['block_family'],
     min(rounds, request.rounds),

@@ -20,8 +20,8 @@ class Request(solver.Problem):
     family: declaration of the family of strategies.
     parameters: given parameters of the family, checked; the search chooses all
       other parameters.
-    noise_copies: largest number of copies of the model that the noise may have
-      in memory, >= 0; None for no limit.
+    noise_copies: maximum number of vectors of past noise in memory, each of the
+      model's size, >= 0; None for no limit.
   """
 
   family: strategies.Family = attrs.field(kw_only=True)

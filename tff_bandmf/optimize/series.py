@@ -51,11 +51,11 @@ from tff_bandmf.optimize import solver
 # Largest number of rounds with learning rates, which need n x n matrices.
 _MOST_SCHEDULED_ROUNDS = 4096
 # Powers p of the norm that replaces the maximum over rounds; the norm exceeds
-# the maximum by a factor of at most n^(1 / p). There is one search for each p,
-# which starts at the result for the smaller p, because a search with only a
-# large p converges slowly.
+# the maximum by a factor of at most n^(1 / p). There is one search for each p.
+# The search for the large p starts at the result for the small p, because it
+# converges slowly from other starts.
 _NORMS = (100.0, 1e4)
-# A smaller decrease of the log loss counts as 0.
+# A decrease of the log loss below this value counts as 0.
 _NO_GAIN = 1e-10
 
 # Function from the gradients by c and r to the gradient by the parameters.
@@ -136,10 +136,10 @@ def squared_sensitivity(
   min_sep = participation.separation(rounds)
   m = np.abs(column)
   largest = np.arange(len(m))
-  # PRIVACY: If rounds of a client may be more than b apart, the leftmost
-  # pattern of |c| may have a smaller sum than another pattern, and sens would
-  # be too small. m does not increase from lag b on, so its leftmost pattern has
-  # the largest sum, which bounds the sums of all patterns of |c|.
+  # PRIVACY: The code below computes sens for the rounds 0, b, 2 b, .... If c is
+  # not monotone and rounds of a client may be more than b apart, sens may be
+  # larger for other rounds. m >= |c| does not increase from lag b on. So the
+  # rounds 0, b, ... have the largest sens for m, and it bounds sens for c.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
   if not (falls or participation.evenly_spaced):
     largest[min_sep:] = min_sep + _last_maxima(m[min_sep:])
@@ -188,7 +188,8 @@ class Objective:
       falls: whether c is known to be positive and to decrease from c_1 on.
 
     Raises:
-      ValueError: the workload has learning rates and too many rounds.
+      ValueError: the workload has a learning rate schedule, and there are too
+        many rounds.
     """
     rounds, workload = problem.rounds, problem.workload
     is_mean = problem.objective == solver.MEAN
@@ -258,7 +259,8 @@ class Objective:
     Args:
       start: [parameters] float64, start of the search.
       bounds: (low, high) of each parameter; None means no bounds.
-      evaluations: number of earlier evaluations, which the result includes.
+      evaluations: number of evaluations before this search; it is added to the
+        number in the result.
     """
     problem = self._problem
     for norm in self._norms:

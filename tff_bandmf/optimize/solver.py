@@ -111,8 +111,8 @@ class Problem:
       minimum: result of the solver; None if no solver was needed.
     """
     # PRIVACY: A search may assume a smaller sensitivity than the final C has.
-    # The loss would then promise a smaller error than the noise for the stated
-    # epsilon causes. So the sensitivity is computed from the final C.
+    # The loss, error * sens^2, would then be below the squared error under the
+    # noise that a given epsilon needs. So sens is computed from the final C.
     # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
     sens = sensitivity.sensitivity(strategy, self.participation).value
     return Optimized(

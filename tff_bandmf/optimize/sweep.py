@@ -45,7 +45,7 @@ def sweep(
   not converged.
 
   Args:
-    request: error to minimise; its callback is called after every evaluation.
+    request: error to minimise; its callback is called after every finite loss.
     build: function from x to a strategy.
     low: least x.
     high: largest x, > `low`.

@@ -19,9 +19,10 @@ from tff_bandmf.strategies import recursion as recursion_lib
 MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
 # Most rounds for which an array of n numbers is allocated.
 MAX_ROUNDS = 100_000_000
-# PRIVACY: Squares of tiny entries underflow to 0, so the sensitivity, and with
-# it the noise, could be 0. Squares of huge entries overflow. `check_entries`
-# refuses a C with entries outside these limits.
+# PRIVACY: The sensitivity is computed from squares of entries of C. Squares of
+# tiny entries underflow to 0, and the sensitivity and the noise could be 0.
+# Squares of huge entries overflow, and the sensitivity is infinite or NaN.
+# `check_entries` refuses a C with a diagonal or an entry beyond these limits.
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _SMALLEST_DIAGONAL = 1e-30
 _LARGEST_ENTRY = 1e30
@@ -62,8 +63,8 @@ class Strategy(abc.ABC):
     buffers: d; None if the family is not a BLT.
     structure: property of C that theorems about the sensitivity use: one of the
       constants from `ANY` to `DECODED_TREE`.
-    goes_on: whether a run may continue past round n, because the family defines
-      a Toeplitz C of few bands or buffers for every number of rounds.
+    goes_on: whether a run may continue past round n. This needs a family that
+      defines a Toeplitz C of few bands or buffers for every number of rounds.
   """
 
   if TYPE_CHECKING:
@@ -116,14 +117,14 @@ class Strategy(abc.ABC):
       C^-1[t, t - s], and 0 where t < s.
 
     Raises:
-      ValueError: C^-1 has more than a few bands.
+      ValueError: `inverse_bands` is None.
     """
     raise errors.value_error(
       f'family={self.family}: has no inverse of few bands; use band_rows'
     )
 
   def of_rounds(self, rounds: int) -> Strategy:
-    """Returns C for another n if C is Toeplitz, and C itself otherwise."""
+    """Returns C for n = `rounds` if C is Toeplitz, and C itself otherwise."""
     del rounds
     return self
 
@@ -150,7 +151,7 @@ class Strategy(abc.ABC):
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> Optional[recursion_lib.Buffers]:
-    """Returns a recursion with a few buffers; None for families without one.
+    """Returns a recursion with a few buffers; None if the family has none.
 
     Args:
       rounds: number of rounds of the run; the buffers are reset every n rounds.
@@ -193,7 +194,7 @@ class Strategy(abc.ABC):
     returns and C the exact one.
 
     Raises:
-      ValueError: rounding errors are too large for any such bound.
+      ValueError: rounding errors are so large that no bound is proved.
     """
     return 0.0
 
@@ -251,7 +252,7 @@ class Strategy(abc.ABC):
     return entries[:, first - (start - self.bands + 1) :]
 
   def series(self) -> Optional[_files.JsonObject]:
-    """Returns the numbers that define a Toeplitz C of any n, else None.
+    """Returns the numbers that define a Toeplitz C for every n, or None.
 
     The numbers are coefficients of C or of C^-1, or parameters of the family.
     A reader can build C from them without this library.

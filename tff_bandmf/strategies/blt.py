@@ -177,14 +177,14 @@ class BltBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def shift(self) -> float:
-    # PRIVACY: Rounding errors of y / a and of the buffers shift the noise by an
-    # amount that depends on past releases, so the distribution of the noise
-    # differs from the claimed one. This method bounds the shift, and the
-    # accountant adds its cost to epsilon.
+    # PRIVACY: float64 rounds y / a and the buffers. The rounding errors depend
+    # on past releases and shift the noise, so an epsilon for exact arithmetic
+    # would be too small. This method bounds the shift, and the accountant adds
+    # the cost of the bound to epsilon.
     # Guard: recursion_test.test_shift_bounds_the_error_of_coarse_cells.
     def largest(weights):
       # y / a and the buffers are weighted sums of z and of rounding errors of
-      # y / a, each at most half a standard deviation of z.
+      # y / a. Each of these errors is at most half a standard deviation of z.
       return float(
         recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
         + np.sum(np.abs(weights)) / 2
@@ -204,10 +204,11 @@ class BltBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def cut_norm(self) -> float:
-    # PRIVACY: float64 rounds the powers of theta, so C of the noise differs
-    # from the C whose sensitivity is claimed. If the powers cancel in C, their
+    # PRIVACY: The noise has the C of exact powers of theta, and its sensitivity
+    # may exceed the sensitivity of the C with powers rounded to float64. The
+    # accountant adds a bound of the difference. If powers cancel in C, their
     # errors are large relative to C, and a bound relative to C would be too
-    # small. So this bound of the difference adds up the norms of all powers.
+    # small. So this bound adds up the norms of all powers.
     # Guard: recursion_test.test_column_of_a_blt_is_within_its_bound.
     sizes = np.abs(self._blt.omega) / np.sqrt(1 - self._blt.theta**2)
     roundings = self._period + self.memory + 8

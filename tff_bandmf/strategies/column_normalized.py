@@ -17,11 +17,11 @@ from tff_bandmf.strategies import recursion as recursion_lib
 class ColumnNormalized(base.Strategy):
   """C D^-1, D the diagonal of the column norms of a Toeplitz C.
 
-  The columns of C end at row n - 1, so the last columns have smaller norms, and
-  their rounds need less noise: (C D^-1)^-1 z = D (C^-1 z) scales the noise of
-  each round by one number. C D^-1 is not Toeplitz, so theorems about the
-  sensitivity of Toeplitz matrices do not apply to it. For DP-CGD with scaled
-  columns there is a separate theorem.
+  The columns of C end at row n - 1, so the last columns have smaller norms than
+  the first, and their rounds need less noise: (C D^-1)^-1 z = D (C^-1 z) scales
+  the noise of each round by one number. C D^-1 is not Toeplitz, so theorems
+  about the sensitivity of Toeplitz matrices do not apply to it. For DP-CGD with
+  scaled columns there is a separate theorem.
 
   Attributes:
     toeplitz: C.
@@ -72,8 +72,8 @@ class ColumnNormalized(base.Strategy):
     with np.errstate(over='ignore', invalid='ignore'):
       norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds) ** 2))[::-1]
     # PRIVACY: If the norm of a column overflowed to infinity, the scaled column
-    # would be 0, and the sensitivity would leave out its round. This check
-    # refuses norms that overflow.
+    # would be 0. The sensitivity would not count the round of this column, and
+    # would be too small. This check refuses norms that overflow.
     # Guard: strategies_test.test_column_norm_that_overflows_is_refused.
     if not np.all(np.isfinite(norms)):
       raise errors.value_error(

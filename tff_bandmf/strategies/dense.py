@@ -78,9 +78,10 @@ class Dense(base.Strategy):
 def lower_factor(gram: np.ndarray) -> np.ndarray:
   """Returns the lower-triangular C with C^T C = X.
 
-  PRIVACY: The Cholesky factor C of X has C C^T = X, so a sensitivity computed
-  from X could be too small for this C. This function factors X with its rows
-  and columns reversed, and reverses the factor. Then C^T C = X.
+  PRIVACY: The sensitivity of C depends on C^T C. A Cholesky factor C of X has
+  C C^T = X instead, so a sensitivity for X could be too small for it. This
+  function factors X with its rows and columns reversed, and reverses the
+  factor. Then C^T C = X.
   Guard: strategies_test.test_lower_factor_has_this_gram.
 
   Args:

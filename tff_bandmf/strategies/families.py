@@ -41,8 +41,8 @@ class Parameter:
     sweep: (low, high), the range of the search for the best value if the user
       gives no value; None if the parameter is not searched for.
     default: value that is used if the user gives no value and `sweep` is None.
-      If `default` is None, too, the family's optimiser chooses the value, and
-      a family without an optimiser requires one from the user.
+      If `sweep` and `default` are None, the family's optimiser chooses the
+      value. A family without an optimiser then needs a value from the user.
     required: whether the user must give a value even if the family has an
       optimiser.
     field: name of the field of the family's class; by default `name`, with an
@@ -67,7 +67,7 @@ class Parameter:
     """Returns `value` converted to the parameter's type.
 
     Raises:
-      TypeError: `value` has another type.
+      TypeError: `value` cannot be converted to this type.
       ValueError: `value` is out of range.
     """
     about = self.about.split('  ')[0].rstrip('.')
@@ -95,9 +95,10 @@ class Memory:
   """The memory that a family's noise needs.
 
   Attributes:
-    about: number of model copies as a formula in the parameters.
-    least: function from n to the least number of model copies, over all values
-      of the parameters.
+    about: number of vectors of past noise, each of the model's size, as a
+      formula in the parameters.
+    least: function from n to the least of these numbers, over all values of the
+      parameters.
   """
 
   about: str
@@ -154,13 +155,13 @@ class Family:
     return BANDS in self.parameters or getattr(self.kind, 'bands', 0) == 1
 
   def checked(self, given: Mapping[str, object]) -> dict[str, Value]:
-    """Returns the parameters that are not None, by name, after checks.
+    """Returns {name: checked value} for the given values that are not None.
 
     Args:
       given: values by the name of the parameter or of its field.
 
     Raises:
-      TypeError: a value has another type.
+      TypeError: a value has a wrong type.
       ValueError: the family does not take a parameter, or a value is out of
         range.
     """

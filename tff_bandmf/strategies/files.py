@@ -82,7 +82,7 @@ def save(
     optimized: JSON object with notes of the optimiser for readers.
 
   Raises:
-    ValueError: `path` has another ending.
+    ValueError: `path` has neither ending.
     OSError: the folder does not exist or cannot be written.
   """
   path = check_path(path)
@@ -111,7 +111,7 @@ def from_document(
     path: path of the file that holds `content`, for messages.
 
   Raises:
-    ValueError: `content` is not a strategy, or has another version.
+    ValueError: `content` is not a strategy, or its version is not `VERSION`.
   """
   path = pathlib.Path(path)
   try:
@@ -166,7 +166,7 @@ def load(
     None if the file has none; a `.npy` file never has one.
 
   Raises:
-    ValueError: the file is not a strategy file, or has another version.
+    ValueError: the file is not a strategy file of version `VERSION`.
     OSError: the file cannot be read.
   """
   path = pathlib.Path(path)
@@ -297,7 +297,7 @@ def _participation(
   """Returns the schema of a file.
 
   PRIVACY: If a part of a schema were ignored, the schema that is read could
-  allow fewer participations than the schema that was written, and its
+  allow fewer participations than the schema that was written, and the
   sensitivity would be too small. This function refuses a schema unless `save`
   would write it in the same way.
   Guard: strategies_test.test_file_with_another_schema_is_refused.

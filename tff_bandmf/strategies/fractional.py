@@ -1,4 +1,4 @@
-"""Toeplitz C from powers of (1 - x), where c(x) = sum_j c_j x^j.
+"""Toeplitz C with first column c, where c(x) = sum_j c_j x^j is a power.
 
 The series of the prefix sum is (1 - x)^-1.
 

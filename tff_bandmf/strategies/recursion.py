@@ -20,15 +20,14 @@ in units of lattice steps:
 | BLT                | `BUFFERS`: a decayed sum of y    | theta * S_t + y_t   |
 | online tree        | `BUFFERS`: the noise of a node   | sums of S_t and y_t |
 
-S is a function of the rounded past y. This makes a run of rounded releases
-post-processing of the Gaussian mechanism of C: given past releases and a guess
-of the data, the release of round t is a rounding of z_t plus row t of C times
-the data.
+S is a function of the rounded past y. So rounded releases are post-processing
+of the Gaussian mechanism of C: given past releases and a guess of the data, the
+release of round t is a rounding of z_t plus row t of C times the data.
 
-PRIVACY: If S depended on more than past y, or if C of the noise differed from C
-of the claim, this proof would fail, and the claimed epsilon could be too small.
-Every recursion here computes S from y alone, and tests compare the noise of
-each recursion with its matrix C.
+PRIVACY: This proof assumes that S depends on past y only, and that the noise
+has the C whose sensitivity is computed. Otherwise the claimed epsilon could be
+too small. Every recursion here computes S from y alone, and tests compare its
+noise with C^-1 z.
 Guards: recursion_test.test_memory_follows_from_y_alone and
 test_noise_without_rounding_is_that_of_the_matrix.
 """
@@ -50,11 +49,11 @@ BUFFERS = 'buffers'
 
 # Bits of the fraction of a float64, and of |y|.
 _MANTISSA_BITS, _Y_BITS = 52, 31
-# Bound of |z| plus a rounding error of half its standard deviation: the words
-# of `noise.generator` give |z| <= 13.11. A weighted sum of independent z
-# exceeds 14 of its standard deviations with probability below 2e-44 in one
-# coordinate of a round. `accounting.arithmetic.cells` neglects this, beside the
-# 7e-33 that it adds to delta for large |m| and |y| in the same coordinate.
+# Bound of |z| plus a rounding error, in standard deviations of z: the words of
+# `noise.generator` give |z| <= 13.11, and the error is at most 0.5. A weighted
+# sum of independent z exceeds 14 of its standard deviations with probability
+# below 2e-44 in one coordinate of a round. `accounting.arithmetic.cells` does
+# not add this to delta: for the same coordinate it adds 7e-33, which is larger.
 MOST_DEVIATIONS = 14.0
 # Largest relative error of one float64 operation.
 UNIT = 2.0**-53
@@ -192,8 +191,8 @@ class Window(Recursion):
     C of few bands:      y_t = (z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
     C^-1 of few bands:   y_t = C^-1[t, t] z_t + sum_{s>=1} C^-1[t, t-s] u_{t-s}
 
-  where u_t is z_t plus the rounding error of y_t, divided by scale_t. The
-  weights of each round may differ.
+  where u_t is z_t + (rounding error of y_t) / scale_t. The weights may differ
+  from round to round.
   """
 
   def __init__(self, strategy: Any, period: int):
@@ -293,9 +292,10 @@ class Window(Recursion):
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
     """Returns rows of C', defined in `cut_norm`, for `PAST_Y`."""
     # PRIVACY: The integer range of the noise and the limits of its self-test
-    # follow from `row_norms`. If C is nearly singular, `cut` changes the noise
-    # a lot. With row norms of C, noise could leave the range, and the self-test
-    # could accept wrong noise. So the row norms are computed from C'.
+    # follow from `row_norms`. The noise has the matrix C'. If C is nearly
+    # singular, rows of C^-1 and of C'^-1 have very different norms. With the
+    # norms for C, noise could overflow the range, and the self-test could
+    # accept wrong noise. So the norms are computed from C'.
     # Guard: recursion_test.test_row_norms_are_those_of_cut_weights.
     scale, readout = self.weights(start, stop)
     ones = np.ones((stop - start, 1))
@@ -312,7 +312,7 @@ class Window(Recursion):
       float(np.max(np.abs(readout).sum(1) / scale))
       for scale, readout in self._pieces()
     )
-    # u_t is z_t plus the rounding error of y_t; `MOST_DEVIATIONS` bounds both.
+    # `MOST_DEVIATIONS` bounds u_t, z_t plus a rounding error, in units of z.
     error = MOST_DEVIATIONS * UNIT * ((self.memory + _BLOCK) * most + 3)
     return error * (1 + most * self._strategy.column_sum())
 

@@ -281,8 +281,8 @@ class BandedInverseC(RationalToeplitz):
       norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(
         np.abs(self.column(self.rounds))
       )
-    # PRIVACY: C of the noise has the first column 1 / r exactly. The
-    # sensitivity is computed from c, which is 1 / r with rounding errors, and
+    # PRIVACY: The noise has the C whose first column is exactly 1 / r. The
+    # computed c is 1 / r with rounding errors, so a sensitivity computed from c
     # could be too small. Let r c = 1 + f. `off` bounds |f|_1, so the relative
     # norm of the difference c - 1 / r is at most off / (1 - off). The
     # sensitivity is multiplied by 1 plus this bound.
@@ -422,7 +422,8 @@ def _errors_to_the_limit(
   memory = max(len(top), len(bottom))
   state = np.zeros(memory - 1)
   total = bottom.sum()
-  # NaN for no limit: comparisons with NaN fail, so every term is added up.
+  # NaN if there is no limit: then no term counts as converged, and every term
+  # is added up.
   limit = top.sum() / total if total > 0 else np.nan
   weighted = squares = 0.0
   done, block = 0, _FIRST_BLOCK

@@ -122,7 +122,8 @@ class OnlineTree(_OfNodes):
     v_0 = 1,   v_j = 1 / (1 + 1 / (2 v_{j-1}))
 
   Prefix sum t adds up the estimates of one node for each set bit of t + 1. The
-  noise needs one model copy for each level of the tree, about log2(n).
+  noise needs about log2(n) vectors of the model's size, at most one for each
+  level of the tree.
 
   `matrix` returns the C of the noise that `TreeBuffers` computes. X - C^T C is
   positive semi-definite, because the decoded sums are computed from the noisy
@@ -251,7 +252,7 @@ class TreeBuffers(recursion_lib.Buffers):
   def step(self, phase: int) -> recursion_lib.Step:
     update = np.zeros((self.memory, self.memory))
     gain = np.zeros(self.memory)
-    # Lower nodes are reset, and higher nodes keep their noise.
+    # S_h is reset for h < `phase`, and does not change for h > `phase`.
     above = np.arange(phase + 1, self.memory)
     update[above, above] = 1.0
     if phase < self.memory:
