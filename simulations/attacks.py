@@ -56,7 +56,7 @@ ALPHAS = (0.01, 0.05)
 _CONFIDENCE = 0.95
 _REFERENCES = 4095  # R - 1 of the module docstring.
 _PLANTED_WORDS = 8  # Number of words of a planted sentence.
-_PLANTED_ROWS = 4  # Most sentences of a person that a planted one replaces.
+_PLANTED_ROWS = 4  # Most sentences of a person that the planted one replaces.
 _BATCH = 256
 
 
@@ -107,7 +107,8 @@ def membership(
     ends `low` and `high` of the confidence interval of the true positive rate;
     the `bound` at alpha; `refuted`, whether low > bound(a); and `above_chance`,
     whether low > a. Here a is the upper end of the confidence interval of the
-    false positive rate. If `refuted`, the guarantee is wrong.
+    false positive rate. If `refuted`, the guarantee is wrong, or an interval
+    does not contain its rate by chance.
   """
   rates = []
   for alpha in ALPHAS:
@@ -306,7 +307,7 @@ def attack(
   ]
   members = gains(model, before, after, corpus.train)
   if planted is not None:
-    # A planted sentence changes a person's gain: leave these people out.
+    # The planted sentence changes the gain of its person, who is left out.
     members = np.delete(members, planted.people)
   others = np.concatenate(
     [

@@ -36,7 +36,7 @@ _NAME = 'adaptive_clipping'
 def noise_of_sums(
   strategy: strategies.Strategy, path: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Returns standard deviations of a prefix sum's noise and its two terms.
+  """Returns standard deviations of the noise of prefix sums and of its terms.
 
   Args:
     strategy: C.

@@ -35,9 +35,9 @@ class Data:
     data_dir: folder with the files of 'stackoverflow' or 'chitchat'. If it is
       None, TFF downloads 'stackoverflow', and 'chitchat' is read from its
       Python package.
-    vocabulary_file: file with one word a line, most frequent first. None takes
-      TFF's word counts for 'stackoverflow', the words of 'docstrings' for
-      'chitchat', and the words of the train split for any other corpus.
+    vocabulary_file: file with one word a line, most frequent first. If None,
+      the words come from TFF's word counts for 'stackoverflow', from the corpus
+      'docstrings' for 'chitchat', else from the train split.
     vocabulary_size: number of words, >= 1, not counting special ids such as
       padding.
     max_sentences_per_client: maximum number of sentences of a client, >= 1;
@@ -197,41 +197,43 @@ class Privacy:
     participation: 'min-sep' enforces min_sep and max_participations. 'budget'
       allows a client any rounds with at most the sensitivity of
       max_participations rounds that are min_sep apart.
-    apart: minimum separation, in [1, min_sep], that 'budget' enforces; None is
-      1.
+    apart: minimum separation, in [1, min_sep], that 'budget' enforces; 1 if
+      None.
     horizon: maximum number of rounds to which a run with 'budget' may be
-      extended, >= rounds. None is 10 * rounds for a family whose matrix can be
-      continued, else rounds.
+      extended, >= rounds. If None, 10 * rounds for a family that defines its
+      matrix for every number of rounds, else rounds.
     epsilon: target epsilon of the whole run, > 0.
     delta: delta of the guarantee, in (0, 1).
     l2_norm_clip: maximum L2 norm of an update, > 0. An adaptive clip has this
       value in the first round.
     clip_quantile: target fraction of updates whose norm is below the clip. An
-      adaptive clip changes from round to round until the fraction is reached.
-      None keeps the clip constant.
-    clip_rate: maximum change of the logarithm of an adaptive clip in a round;
-      None is 0.2.
-    clip_fraction_weight: weight of the coordinate that an adaptive clip adds to
-      an update. It says whether the norm is below the clip, and the fraction is
-      estimated from it. None is the weight that increases the noise by 1 %.
-    clip_until: index of the round from which an adaptive clip is constant; None
-      lets the clip change until the end.
+      adaptive clip rises after a round whose fraction is below the target, and
+      falls after a round whose fraction is above it. If None, the clip is
+      constant.
+    clip_rate: change of the logarithm of an adaptive clip in a round, divided
+      by the distance of the fraction from clip_quantile; 0.2 if None.
+    clip_fraction_weight: weight of a coordinate that an adaptive clip adds to
+      each update: whether the norm is below the clip. The fraction is estimated
+      from these coordinates. If None, the weight increases the noise by 1 %.
+    clip_until: index of the round from which an adaptive clip is constant. If
+      None, the clip changes until the end.
     zeroing_norm: maximum absolute value of the coordinates of an update. An
-      update with a larger coordinate is replaced by zero. None sets no maximum.
+      update with a larger coordinate is replaced by zero. If None, there is no
+      maximum.
     simulated_clients_per_round: cohort size of a larger run that this run
       simulates, or None. The guarantee is calibrated for the larger run, and
       the noise of the sum is multiplied by clients_per_round divided by
       simulated_clients_per_round. The guarantee does not hold for this run, and
-      its report says so.
+      the report of this run says so.
     max_memory_bytes: maximum memory in bytes for past noise. If past noise
-      needs more, all of it is stored in a file. None sets no maximum.
+      needs more, all of it is stored in a file. If None, there is no maximum.
     amplification: 'cyclic-poisson', 'balls-in-bins' with min_sep bins or
       'b-min-sep' to sample cohorts in secret, which amplifies privacy; None to
       enforce `participation` instead.
     sampling_prob: probability in (0, 1]. With 'b-min-sep', a client takes part
       with this probability in each round that min_sep allows. With
       'cyclic-poisson', a client takes part with this probability in each round
-      of its group. None derives the probability from clients_per_round.
+      of its group. If None, it is computed from clients_per_round.
   """
 
   family: str

@@ -20,7 +20,7 @@ def changed(
 ) -> config_lib.Config:
   """Returns the experiment with new values for some keys, and no comparisons.
 
-  If the changes name another family, parameters that this family does not take
+  If the changes give a new family, parameters that the new family does not take
   are removed.
 
   Args:
@@ -57,7 +57,7 @@ def from_tree(tree: dict[str, Any]) -> config_lib.Config:
   """Returns the experiment of a parsed TOML file, after checks.
 
   Raises:
-    ValueError: an unknown or missing key, or a value out of range.
+    ValueError: a key is unknown or missing, or a value is out of range.
   """
   offers = {
     key: f'{group}.{key}' for group in config_lib.GROUPS for key in _keys(group)

@@ -7,8 +7,8 @@ drop out. Every round uses the sampler and the ledger of real training, but does
 not train a model. The selected clients are also written to a raw log, a file of
 plain numbers. From the raw log alone, `count` computes the separation and the
 number of participations of clients, without the code of the ledger. The output
-is one JSON line. The exit status is 1 if the figures of `count` differ from the
-figures of the ledger, or violate the participation schema.
+is one JSON line. The exit status is 1 if the result of `count` differs from the
+ledger, or violates the participation schema.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
 def simulate(
   sampler: cohorts.CohortSampler, directory: pathlib.Path
 ) -> dict[str, Any]:
-  """Returns the figures of the ledger and of the raw log, and durations.
+  """Returns participation by the ledger and by the raw log, and durations.
 
   Args:
     sampler: sampler that selects the cohorts of all rounds.
@@ -74,7 +74,7 @@ def simulate(
     ledger states; `counted`, the result of `count`; `dropped_share`, the share
     of selected clients that drop out; the durations of selecting a cohort
     (`sample_ms`) and of recording it (`record_ms`), means over the rounds; and
-    other figures of the simulation.
+    numbers, sizes and durations of the whole simulation.
   """
   began = time.perf_counter()
   history = cohorts.History.empty(sampler.clients)

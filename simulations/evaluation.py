@@ -32,7 +32,7 @@ class Evaluator:
       model: network whose weights are evaluated.
       clients: clients of the validation or test split.
       sentences: maximum number of sentences, >= 1. If the split has more, the
-        evaluated sentences are spaced evenly. None evaluates all sentences.
+        evaluated sentences are spaced evenly. If None, all are evaluated.
     """
     self._x, self._y = clients.arrays(sentences)
     self._accuracies = models.accuracies(clients.vocabulary.num_ids)

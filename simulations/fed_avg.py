@@ -100,16 +100,17 @@ def build(
   has trained. Clipped updates are int32 multiples of the aggregator's lattice
   step, so the sum of all records does not depend on the division into groups.
 
-  PRIVACY: If a client influenced the training of another client of its group,
-  or if two clients were clipped together, one client could change the sum by
-  more than the clip. Every client starts from the server's weights, and its
-  update is clipped and rounded before it is added to other updates.
+  PRIVACY: The guarantee assumes that one client changes the sum by at most the
+  clip. A client could change it by more if it influenced the training of other
+  clients of its group, or if two clients were clipped together. Every client
+  starts from the server's weights, and its update is clipped and rounded before
+  it is added to other updates.
   Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip and
   test_groups_sum_to_what_tff_gives.
 
   Args:
-    model: network whose logits at a word do not depend on later words or
-      padding, because the padding after a batch's longest sentence is removed.
+    model: network. Its logits at a word must not depend on later words or
+      padding, because padding after the longest sentence of a batch is removed.
     sequence_length: length of the rows of x and of y in words, >= 1.
     client_optimizer: optimiser of a client, initialised anew for each client;
       a client trains for one epoch.
@@ -117,7 +118,7 @@ def build(
     model_aggregator: aggregator that clips the update of a client and adds up
       the records of groups; it must not be used in another process.
     batch_size: number of sentences in one step of a client, >= 1.
-    workers: workers that train the groups; None trains them in TFF's context.
+    workers: workers that train the groups; if None, TFF's context trains them.
 
   Returns:
     A process whose data in a round is the result of `group_datasets`. Its
@@ -330,8 +331,9 @@ def _train_group(
       parallel_iterations=1,
     )
     update = tf.nest.map_structure(tf.subtract, start, trained)
-    # PRIVACY: An update whose norm exceeds the clip would change the sum by
-    # more than the clip. Each update is clipped before it is added to the sum.
+    # PRIVACY: The guarantee assumes that one client changes the sum by at most
+    # the clip. The norm of an update may exceed the clip. So each update is
+    # clipped before it is added to the sum.
     # Guard: fed_avg_test.test_client_moves_the_sum_by_its_clip.
     total = tf.nest.map_structure(tf.add, total, clipping.clip(update, *scales))
     counts = tf.nest.map_structure(

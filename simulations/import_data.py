@@ -204,7 +204,7 @@ def _encodable(place: str, text: str) -> str:
 def _check_one_client_a_file(paths: list[str]) -> None:
   # PRIVACY: If a link gave a file a second name, the text of one person would
   # become two clients, and the guarantee for one client would not cover the
-  # person. A folder with such a link is refused.
+  # person. A folder in which two names lead to one file is refused.
   # Guard: import_data_test.test_file_with_two_names_is_refused.
   names: dict[tuple[int, int], str] = {}
   for path in paths:

@@ -5,8 +5,9 @@
 Every run is a small `training.run` in its own process, on the docstrings of one
 package. One run, the undisturbed run, is never killed. All other runs have the
 noise key of the undisturbed run, and are killed (SIGKILL) once or several
-times. The time of a kill is random. About half of the kills are between the
-start and the end of a process, the others between its first round and its end.
+times. The time of a kill is random. About half of the times are drawn between
+the start and the end of a process, the others between the start of its first
+round and its end.
 After the last resume of a run
 
   * the cohort and the released sum of every round, and the final model, are the
@@ -44,7 +45,8 @@ _PACKAGE = 'absl-py'
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
   """Returns a small experiment with past noise, momentum and adaptive clip.
 
-  With the learning rate schedule, these are all features that carry state.
+  These three and the learning rate schedule are all features whose state a
+  resumed run must restore.
 
   Args:
     corpus: path of the corpus file.
@@ -327,7 +329,7 @@ def run(
       if status != signal.SIGKILL:
         break
       killed += 1
-      # With probability 0.3 the resumed process is killed, too.
+      # With probability 0.3 the loop goes on, and kills the resumed process.
       if instants.random() < 0.7:
         status, _ = finish(work(name))
         break

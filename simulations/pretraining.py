@@ -42,8 +42,8 @@ class Start:
     statement: origin of the weights, as text for the report.
     digest: SHA-256 of the weights, in hexadecimal; None for random weights from
       the seed of the configuration.
-    after: folder of the earlier run that trained the weights, if this run has
-      noise and is on the same clients; () otherwise.
+    after: folder of the earlier run that trained the weights, if that run has a
+      guarantee and is on the clients of this run; () otherwise.
   """
 
   model: models.Model
@@ -64,8 +64,8 @@ def start(
   Raises:
     OSError: a file is missing.
     ValueError: the run of `training.init` has not ended, has another model or
-      other words, or was trained on the clients of this experiment without a
-      guarantee.
+      other words than this experiment, or has no guarantee but used the clients
+      of this experiment, which has noise.
   """
   training = config.training
   model = models.build(config.model, vocabulary.num_ids, training.seed)
@@ -210,10 +210,11 @@ def _after_run(
   weights = last_weights(directory, model)
   same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
   private = record.claim['noise_multiplier'] > 0 and not record.simulated
-  # PRIVACY: If an earlier run trained the weights without noise on the clients
-  # of this run, the weights could reveal the text of these clients, and the
-  # guarantee of this run would not cover that. Such weights are refused. If the
-  # earlier run had noise, the report composes the guarantees of the two runs.
+  # PRIVACY: If an earlier run without a guarantee trained the weights on the
+  # clients of this run, the weights could reveal the text of these clients, and
+  # the guarantee of this run would not cover that. A run with noise refuses
+  # these weights. If the earlier run has a guarantee, the report composes the
+  # guarantees of the two runs.
   # Guard: pretraining_test.test_start_without_noise_on_same_people_is_refused.
   if same and not private and config.privacy.family != config_lib.NO_NOISE:
     raise _unfit(
@@ -245,7 +246,8 @@ def last_weights(
     model: network of the run.
 
   Raises:
-    ValueError: the run has another model, or a damaged checkpoint.
+    ValueError: the run has another model than `model`, or a checkpoint is
+      damaged.
   """
   saved = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
   leaves = _arrays(checkpoints.read(saved[-1])[0]) if saved else []

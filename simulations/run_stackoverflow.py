@@ -210,11 +210,11 @@ def train_all(
     runs: result of `planned_runs`.
     resume: whether to continue the runs that exist.
     workers: 'host:port,...', addresses of the workers that train the clients;
-      None trains the clients in the TFF context of this process.
-    stop_after: number of rounds, >= 1, after which this call stops each run;
-      None trains until the end.
+      if None, the clients train in the TFF context of this process.
+    stop_after: number of rounds, >= 1, after which this call stops each run; if
+      None, all rounds are run.
     round_timeout: maximum number of seconds that a worker may take for its part
-      of a round.
+      of a round; None for no limit.
     **run_options: arguments `moved` and `keep_key` of `tff_bandmf.Run`.
 
   Returns:
@@ -391,7 +391,7 @@ def main(**given: Any) -> None:
 
 
 def speed(name: str, rows: list[dict[str, str]]) -> list[str]:
-  """Returns a line with the median duration of a round; [] without durations.
+  """Returns [a line with the median duration of a round], or [] if unknown.
 
   Args:
     name: name of the run.

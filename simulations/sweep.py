@@ -4,21 +4,22 @@
 
 `simulations/sweeps/grid_file.py` defines a grid. Each row of the grid runs
 
-  1. with seed 0 and each candidate of the server learning rate. The sweep
-     chooses the rate with the smallest validation loss, averaged over the last
-     fifth of the rounds. If this rate is the smallest or the largest candidate,
-     the sweep also tries the next power of 1.7. If the grid has a rule for
-     learning rates, the rule is fitted to the best candidate of one row, which
-     gets no more candidates, and gives the rates of rows without candidates;
+  1. with seed 0 and each candidate of the server learning rate, if there are
+     several. The sweep chooses the rate with the smallest validation loss,
+     averaged over the last fifth of the rounds. If this rate is the smallest or
+     the largest candidate, the sweep also tries the next power of 1.7. A grid
+     may have a rule for learning rates, which names a row and candidates for
+     this row. The sweep fits the constant of the rule to the best of these
+     candidates, and tries no further powers of 1.7. The rule then gives the
+     rate of each row that has noise and no candidates;
   2. with the chosen rate and the seeds 1, 2, .... The summary reports the test
      loss of the last model of each of these runs.
 
 Each run is called a cell. It has its own process, TFF worker, run directory,
 report and log, and its noise is calibrated for the settings of its row. A cell
 that fails does not stop the other cells. --resume continues after any crash,
-and runs failed cells again. The guarantee in a report is for one run only. The
-runs that choose the rate use the same clients, and no guarantee covers the
-choice.
+and runs failed cells again. The guarantee in a report is for one run only. All
+runs of a row use the same clients, and no guarantee covers the chosen rate.
 
 Cells may run on other machines that share DIR. --list prints all unfinished
 cells, with their expected durations and whether they can run now. --cell=NAME
@@ -53,8 +54,8 @@ from tff_bandmf import _files, errors
 
 # Maximum duration of a cell's clean-up after SIGTERM, before SIGKILL.
 _STOP_SECONDS = 30
-# Assumed duration of a cell per client and round. It is replaced by a measured
-# duration once a cell has finished.
+# Assumed duration of a cell per client and round, in seconds. After a cell has
+# finished, its measured duration is used instead.
 _SECONDS_PER_CLIENT = 0.008
 
 

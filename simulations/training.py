@@ -169,8 +169,8 @@ def run(
     resume: whether to continue a run that exists in the folder.
     strategy: result of `find_strategy`; None to call `find_strategy`. A resumed
       run uses the strategy in its folder instead.
-    workers: workers that train the clients; None trains them in TFF's context.
-      The result is the same.
+    workers: workers that train the clients; if None, TFF's context trains them,
+      with the same result.
     stop_after: number of rounds after which this call stops, >= 1. If rounds
       are left, the call returns None, and a later call with `resume` continues.
     **run_options: arguments `moved` and `keep_key` of `tff_bandmf.Run`.

@@ -10,8 +10,8 @@ person of the train split is in validation or test. `cached_corpus` writes a
 SQLite file with the tables that `corpus_file` describes.
 
 The vocabulary of a model comes from the docstring corpus, which is public. A
-vocabulary counted on the chats would have more of their words, but would reveal
-what people wrote.
+vocabulary counted on the chats would fit them better, but would reveal what
+people wrote.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def cached_corpus(
 
   Raises:
     FileNotFoundError: `data_dir` has no `dataset.json`.
-    ValueError: the package is missing or has another version, or `dataset.json`
-      has another structure than the module docstring shows.
+    ValueError: the package is missing or not of version `PACKAGE_VERSION`, or
+      `dataset.json` has another structure than the module docstring shows.
   """
   source = _dataset(data_dir)
   digest = checksums.sha256(source, progress)

@@ -148,7 +148,7 @@ class TokenizedClients:
     Args:
       client_index: position in `client_ids`.
       seed: integer >= 0. The order of the sentences is a function of (seed,
-        round_index, client_index). None takes the order of the file.
+        round_index, client_index). If None, it is the order of the file.
       round_index: index of the training round.
 
     Returns:
@@ -179,8 +179,8 @@ class TokenizedClients:
     """Returns the inputs and the targets of all clients, for evaluation.
 
     Args:
-      max_sentences: maximum number of sentences. If there are more, sentences
-        are taken at equal distances. None returns all sentences.
+      max_sentences: maximum number of sentences. If the split has more, the
+        returned sentences are spaced evenly. If None, all are returned.
       progress: whether to draw a progress bar on standard error.
 
     Returns:
@@ -302,7 +302,7 @@ def load_clients(
     cached = corpus_file.cache_path(path, cache_directory, name)
     if not os.path.exists(cached):
       with _files.replacing(cached) as temporary:
-        # The file is sparse: a block takes disk space once it is written.
+        # The file is sparse: a block takes disk space only after a write to it.
         os.truncate(temporary, shape[0] * shape[1] * np.dtype(dtype).itemsize)
         if not corpus_file.finds_clients(connection):
           _tokenize_all(connection, clients(str(temporary)), progress)

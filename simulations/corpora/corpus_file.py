@@ -68,8 +68,8 @@ class Content:
 
     Raises:
       FileNotFoundError: `path` is not a file.
-      ValueError: the file lacks one of the tables, or the file PATH.sha256
-        states another checksum.
+      ValueError: the file lacks one of the tables, or its checksum is not the
+        checksum in PATH.sha256.
     """
     with _open(path) as connection:
       try:

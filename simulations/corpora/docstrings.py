@@ -7,7 +7,7 @@ with the docstrings of its methods, or one top-level function. Its text is the
 set of the distinct sentences in these docstrings.
 
 A client with the same text as an earlier client is dropped; TensorFlow and
-TensorFlow Probability have generated copies. Different clients still share
+TensorFlow Probability have generated copies of files. Different clients share
 sentences: 43% of the test sentences, such as 'a name for the operation
 optional', are also in the train split. So accuracies are higher than on
 StackOverflow.
@@ -197,7 +197,7 @@ def read_clients(
     first one is returned.
 
   Raises:
-    ValueError: a package is missing, lacks a file or has another version.
+    ValueError: a package is missing, lacks a file or has a wrong version.
   """
   files = [
     (package, *paths)
@@ -294,8 +294,8 @@ def cached_corpus(
     progress: whether to draw progress bars on standard error while building.
 
   Raises:
-    ValueError: a package is missing, lacks a file or has another version, or
-      the clients have another checksum. No file is written then.
+    ValueError: a package is missing, lacks a file or has a wrong version, or
+      the clients do not have the expected checksum. No file is written then.
   """
   if directory is None:
     directory = str(_files.cache_directory())

@@ -110,8 +110,8 @@ def _download(path: str) -> None:
 
   directory = os.path.dirname(path)
   os.makedirs(directory, exist_ok=True)
-  # TFF writes under the final name, and takes the rest of an interrupted
-  # download for a complete file. So TFF downloads to a temporary folder.
+  # TFF writes under the final name, and takes the incomplete file of an
+  # interrupted download for complete. So it downloads to a temporary folder.
   with tempfile.TemporaryDirectory(dir=directory) as temporary:
     try:
       tff.simulation.datasets.stackoverflow.load_data(cache_dir=temporary)
@@ -141,7 +141,7 @@ def vocabulary(
 
   Raises:
     OSError: the file is missing and cannot be downloaded.
-    ValueError: the file has fewer words.
+    ValueError: the file has fewer than `size` words.
   """
   directory = data_dir or _default_directory()
   for folder in (directory, os.path.join(directory, 'datasets')):

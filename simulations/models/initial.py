@@ -33,7 +33,7 @@ def softmax_bias(num_ids: int) -> np.ndarray:
   """
   bias = -np.log(np.arange(num_ids) + 2.0)
   # Out-of-vocabulary and the end of a sentence get the frequency of the second
-  # word. Padding and the beginning are never targets and get the least one.
+  # word. Padding and the beginning are never targets and get the least value.
   bias[-3] = bias[-1] = bias[2]
   bias[0] = bias[-2] = bias.min()
   return bias

@@ -93,7 +93,7 @@ def logits(
     weights: result of `initial_weights`, or trained weights of these shapes.
     x: [batch, time] int32 token ids.
     positions: [count, 2] int64 pairs (sentence, time) whose logits are
-      returned; None returns all logits.
+      returned; if None, all logits are returned.
 
   Returns:
     [batch, time, num_ids] float32; [count, num_ids] if `positions` is given.
@@ -106,9 +106,9 @@ def logits(
   zero = tf.zeros([tf.shape(x)[0], lstm_size])
   peephole = tf.zeros([lstm_size])
   # BlockLSTM is one fused operation for all time steps, so the graph of a
-  # client has no loop over them. BlockLSTMV2 cannot be used: TensorFlow gives
-  # it the gradient of BlockLSTM, which is wrong because the gates of
-  # BlockLSTMV2 have another order.
+  # client has no loop over them. BlockLSTMV2 cannot be used: its gates have
+  # another order than the gates of BlockLSTM, but TensorFlow computes its
+  # gradient as if the order were the same.
   hidden = tf.raw_ops.BlockLSTM(
     seq_len_max=tf.shape(x, out_type=tf.int64)[1],
     x=embedded,

@@ -1,10 +1,10 @@
 """A small causal transformer with layer norms before the sublayers [Xiong20].
 
 The model is made for training with differential privacy. It has no batch norm,
-by which one sentence would depend on another, and no dropout. It has few
-tensors, because one tensor holds the weights of one kind for all layers. It has
-no weights for positions: attention scores decrease with distance [Press22]. The
-softmax uses the embedding matrix.
+so the logits of a sentence depend on no other sentence, and no dropout. It has
+few tensors, because one tensor holds the weights of one kind for all layers. It
+has no weights for positions: attention scores decrease with distance [Press22].
+The softmax uses the embedding matrix.
 
 [Press22] is Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022; [Xiong20]
 is Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML
@@ -22,9 +22,9 @@ from simulations import config as config_lib
 from simulations.models import initial, next_word
 
 _NORM_EPSILON = 1e-6
-# Attention score of positions that a query must not use. If a row has only
-# padding, these are all positions, and infinite scores would make the softmax
-# of the row NaN.
+# Attention score of positions that a query must not use. In a row with nothing
+# but padding, a query must not use any position, and infinite scores would make
+# the softmax of the row NaN.
 _HIDDEN_SCORE = -1e9
 
 
@@ -114,7 +114,7 @@ def logits(
     weights: result of `initial_weights`, or trained weights of these shapes.
     x: [batch, time] int32 token ids.
     positions: [count, 2] int64 pairs (sentence, time) whose logits are
-      returned; None returns all logits.
+      returned; if None, all logits are returned.
 
   Returns:
     [batch, time, num_ids] float32; [count, num_ids] if `positions` is given.

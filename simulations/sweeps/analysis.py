@@ -71,7 +71,8 @@ def paired(
 def least_difference(stdev: float, seeds: int) -> float:
   """Returns half the width of the 95 % confidence interval of a mean.
 
-  The interval excludes zero if the absolute value of the mean exceeds this.
+  The interval excludes zero if the absolute value of the mean exceeds the
+  returned number.
 
   Args:
     stdev: standard deviation of the differences between two mechanisms.
@@ -88,7 +89,7 @@ def pooled(stdevs: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """The curve loss = a + b log(L) + c log(L)^2, fitted by least squares.
+  """A curve fitted by least squares: loss = a + b log(L) + c log(L)^2.
 
   L is the error that the noise causes, `Result.noise` of `sweeps/cell.py`.
 
@@ -129,7 +130,7 @@ def curve(points: Sequence[tuple[float, float]]) -> Optional[Curve]:
 
 
 def drift(losses: Sequence[float]) -> float:
-  """Returns the mean of the last tenth of losses over the least loss, minus 1.
+  """Returns r - 1, where r is (mean of the last tenth of losses) / least loss.
 
   Args:
     losses: losses > 0 in the order of the rounds.

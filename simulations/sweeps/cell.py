@@ -54,7 +54,7 @@ class Cell:
 
     Args:
       noise: `Result.noise` of the experiment, from which the row's rule
-        computes the server learning rate; 0 takes the largest rate.
+        computes the server learning rate; if it is 0, the largest rate is used.
     """
     config = self.row.config(
       None if self.exponent is None else grid_lib.rate(self.exponent)
@@ -78,12 +78,12 @@ class Result:
     test_accuracy: accuracy of the last model on the test split, in [0, 1].
     validation: triples (number of rounds done, loss in nats a word, accuracy in
       [0, 1]) on the validation split.
-    epsilon: epsilon that the report of the run claims; None without a claim.
+    epsilon: epsilon that the report of the run claims; None if it claims none.
     noise: L >= 0, standard deviation, in clips, of the noise in one coordinate
       of a prefix sum of mean updates, as a root mean square over the rounds. L
       is known before the training.
-    momentum_noise: L >= 0 of the weighted sums of updates that the server's
-      momentum and learning rate schedule make, in place of prefix sums.
+    momentum_noise: L >= 0 for weighted sums in place of prefix sums, with the
+      weights of the server's momentum and learning rate schedule.
     seconds: duration of all rounds, in seconds; None if the durations are
       secret.
   """
@@ -203,7 +203,7 @@ def run(
   directory = sweep / cell.name
   # PRIVACY: If two processes resumed one run, they could add the same noise to
   # two different sums, and the difference of the two releases would have no
-  # noise. This lock lets one process in and refuses the other.
+  # noise. With this lock, the second process waits for the end of the first.
   # Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
   with _files.locked(log.with_suffix('.lock')):
     config = cell.config()

@@ -1,6 +1,6 @@
 """Reads experiments from files: single experiments, and grids of many rows.
 
-  --config=FILE        the experiment of a file with a single one
+  --config=FILE        the experiment of a file with a single experiment
   --config=FILE:ROW    the experiment of one row of a grid
 
 `simulations/sweeps/grid_file.py` lists the keys of a grid.
@@ -44,7 +44,7 @@ class Row:
       middle candidate, or the largest rate that the rule may give.
     comments: lines about the experiment, for readers of `toml`.
     seeds: seeds, each >= 1, of the test runs of the row in a sweep.
-    rule: rule for the server learning rate; None if another setting gives it.
+    rule: rule for the server learning rate; None if no rule gives the rate.
     extensions: maximum number of rates, >= 0, that a search adds at the ends of
       `exponents`.
   """
@@ -63,10 +63,10 @@ class Row:
     """Returns the checked experiment.
 
     Args:
-      rate: server learning rate, > 0; None takes the rate of `tree`.
+      rate: server learning rate, > 0; if None, the rate of `tree`.
 
     Raises:
-      ValueError: an unknown or missing key, or a value out of range.
+      ValueError: a key is unknown or missing, or a value is out of range.
     """
     tree = copy.deepcopy(self.tree)
     if rate is not None:

@@ -31,10 +31,10 @@ A table `corpora.NAME` or `mechanisms.NAME` holds tables of an experiment and:
 |                     |           | 1.7^i, or a list of candidates [i, ...];  |
 |                     |           | a corpus overrides a mechanism            |
 
-If a setting has several values, the value of --set is used; otherwise the value
-of the mechanism, the corpus or `base`, in this order. A table whose keys are
-epsilons (0.5 in quotes) is replaced by its value for the epsilon of the row. A
-mechanism with the name of a strategy family has that family, unless it sets
+If a setting is given several times, --set overrides the mechanism, which
+overrides the corpus, which overrides `base`. A table whose keys are epsilons
+(0.5 in quotes) is replaced by its value for the epsilon of the row. A mechanism
+with the name of a strategy family has that family, unless it sets
 `privacy.family`. A mechanism without noise, such as `none`, has one row, and
 the row has no epsilon. If a row has several candidates, its experiment has the
 middle candidate, and a sweep (`simulations/sweep.py`) searches for the best.
@@ -146,8 +146,8 @@ def parts(file: File, folder: str) -> Iterator[tuple[str, str, float, Layers]]:
     folder: folder that a file name in `base` is relative to.
 
   Raises:
-    ValueError: an unknown key, a name that cannot be a part of a folder's name,
-      or an epsilon that is not positive.
+    ValueError: a key is unknown, a name cannot be a part of a folder's name, or
+      an epsilon is not positive.
   """
   tree = file.base
   if isinstance(tree, str):
@@ -184,7 +184,7 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
     name: name of the table for error messages; '' for the whole grid.
 
   Raises:
-    ValueError: an unknown or missing key, or a value of a wrong type.
+    ValueError: a key is unknown or missing, or a value has a wrong type.
   """
   if isinstance(table, dict):
     tables.check_keys(

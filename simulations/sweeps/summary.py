@@ -229,17 +229,17 @@ class Summary:
   def notes(self) -> list[str]:
     """Returns the notes for readers of the rows."""
     # PRIVACY: If a run simulates a larger cohort, the epsilon of its row is for
-    # that cohort. The run itself claims a larger epsilon, and a reader could
-    # take the smaller one for its guarantee. The notes then say that only the
-    # claimed epsilon holds.
+    # the larger cohort. The run guarantees only a larger epsilon, and a reader
+    # could take the row's epsilon for the guarantee of the run. The notes then
+    # say that only the claimed epsilon is guaranteed.
     # Guard: sweep_runs_test.test_row_that_claims_more_says_so.
     more = any(
       (row['claimed_epsilon'] or 0) > _infinite(row['epsilon'])
       for row in self.rows
     )
-    # PRIVACY: A run that simulates a larger cohort may claim nothing, and a
-    # reader could take the row's epsilon for its guarantee. The notes then say
-    # that nothing is guaranteed.
+    # PRIVACY: A run that simulates a larger cohort may have no guarantee, and a
+    # reader could take the row's epsilon for the guarantee of the run. The
+    # notes then say that nothing is guaranteed.
     # Guard: sweep_runs_test.test_row_that_claims_nothing_says_so.
     nothing = any(
       row['epsilon'] and row['claimed_epsilon'] is None for row in self.rows
@@ -365,7 +365,7 @@ def _row(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
       name: runs[0][name] for name in ('mechanism', 'epsilon', 'rate', 'noise')
     },
     # If a run of the row claims nothing, the row claims nothing. Otherwise the
-    # largest epsilon holds for all runs.
+    # largest claimed epsilon holds for all runs.
     'claimed_epsilon': None if None in claims else max(claims),
     'seeds': len(runs),
     'loss_mean': statistics.fmean(losses),
