@@ -119,8 +119,8 @@ class Claim:
     Its epsilon is never below the epsilon of `claimed`.
     """
     # PRIVACY: if a stopped run resumes, its later rounds make epsilon larger. A
-    # composition that counted only its started rounds would then claim too
-    # little. So this guarantee counts all planned rounds of the run.
+    # composition that counted only its started rounds would give too small an
+    # epsilon. So this guarantee counts all planned rounds of the run.
     # Guard: after_test.test_unfinished_run_counts_as_planned.
     return self.amplified or (self.held if self.violated else self.planned)
 
@@ -319,8 +319,9 @@ def from_run(directory: pathlib.Path) -> Claim:
     planned,
     observed,
     # PRIVACY: a round without the digest of the fixed files in the ledger may
-    # have had another clip or strategy than these files. The report must then
-    # not say that the ledger confirms them: `signed` needs all digests.
+    # have had another clip or strategy than these files, and the report must
+    # not say that the ledger confirms them. `signed` is true only if every
+    # round has this digest.
     # Guard: report_test.test_what_the_run_held_to_is_checked_in_every_round.
     signed=observed.enforced == {run.enforced_digest(directory)},
     delta=delta,
@@ -487,9 +488,9 @@ def _planned(
     claim.get('horizon'),
   )
   # PRIVACY: the slack grows with the number of coordinates, so a slack for
-  # fewer coordinates than the run has would make epsilon too small. It is for
-  # the dimension in `run.json` or, if that is None, for all models up to a size
-  # limit that the run checked.
+  # fewer coordinates than the run has would make epsilon too small. This slack
+  # is for the dimension in `run.json` or, if that is None, for all models up to
+  # a size limit that the run checked.
   # Guard: report_test.test_slack_is_that_of_the_run.
   guarantee = accounting.Guarantee(
     strategy,

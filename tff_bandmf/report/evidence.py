@@ -175,9 +175,9 @@ def verified_ledger(
     highest = run.highest_client
     if highest is None:
       highest = run.population - 1
-    # PRIVACY: a client outside of the population may be a person with two IDs,
-    # and then this person took part more often than the ledger shows. A ledger
-    # with more clients or larger indices than the population is refused.
+    # PRIVACY: a client outside of the population may be a second ID of a person
+    # in it, who then took part more often than the ledger shows for one ID. A
+    # ledger with more clients or larger indices than the population is refused.
     # Guards: report_test.test_client_beyond_the_population_is_refused and
     # run_rounds_test.test_run_of_any_ids_is_reported.
     _require(
@@ -296,8 +296,8 @@ def _check_metrics(
 ) -> None:
   digests = metrics.digests(directory)
   for t, digest in digests.items():
-    # PRIVACY: a ledger that lacks a round would understate the sensitivity.
-    # Every row of the metrics must belong to a round in the ledger.
+    # PRIVACY: a ledger that lacks a round gives too small a sensitivity, and so
+    # epsilon. Every row of the metrics must belong to a round in the ledger.
     # Guards: evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused
     # and test_flipped_bit_of_metrics_is_refused.
     _require(

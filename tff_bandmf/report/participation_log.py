@@ -128,9 +128,9 @@ class ParticipationLog:
       largest_cohort: largest number of clients of a round, >= 1.
     """
     for t, clients in self.cohort_sizes().items():
-      # PRIVACY: a sum of more clients than planned could overflow the integers
-      # of the plan, so the plan's claim does not cover it. Such logs are
-      # refused.
+      # PRIVACY: a sum of more clients than the plan allows could overflow the
+      # integers of the noise, and the plan's claim does not cover an overflow.
+      # A log with such a round is refused.
       # Guard:
       # elsewhere_test.test_cohort_that_the_plan_has_no_room_for_is_refused.
       if clients > largest_cohort:
@@ -270,8 +270,8 @@ def _batches(path: pathlib.Path) -> Iterator[pa.RecordBatch]:
       path,
       read_options=csv.ReadOptions(block_size=_BATCH_BYTES),
       # PRIVACY: a CSV reader that knows quotes joins all rows between two
-      # quotes into one value, and the participations of these rows would be
-      # missing. For this reader, a quote is an ordinary character.
+      # quotes into one value, so participations would be missing and epsilon
+      # would be too small. For this reader, a quote is an ordinary character.
       # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
       parse_options=csv.ParseOptions(
         quote_char=False, ignore_empty_lines=False
@@ -322,10 +322,10 @@ def _check_names(path: pathlib.Path, names: pa.Array) -> None:
   import pyarrow.compute
 
   wrong = pyarrow.compute.match_substring_regex(names, _BAD_NAME)
-  # PRIVACY: a damaged byte can turn the name 'a' into '"a"', or into 'a' with a
-  # blank or a NUL. One client would count as several clients with fewer rounds
-  # each, and epsilon would be too small. A name with a quote, a control
-  # character, or a blank at either end is refused.
+  # PRIVACY: the names 'a', '"a"' and 'a' with a blank or a NUL may mean one
+  # client. They would count as several clients with fewer rounds each, and
+  # epsilon would be too small. A name with a quote, a control character, or a
+  # blank at either end is refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if pyarrow.compute.any(wrong).as_py():
     name = names.filter(wrong)[0].as_py()
