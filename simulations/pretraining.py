@@ -246,8 +246,7 @@ def last_weights(
     model: network of the run.
 
   Raises:
-    ValueError: the run has another model than `model`, or a checkpoint is
-      damaged.
+    ValueError: the run does not have this model, or a checkpoint is damaged.
   """
   saved = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
   leaves = _arrays(checkpoints.read(saved[-1])[0]) if saved else []

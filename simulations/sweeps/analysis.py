@@ -71,8 +71,7 @@ def paired(
 def least_difference(stdev: float, seeds: int) -> float:
   """Returns half the width of the 95 % confidence interval of a mean.
 
-  The interval excludes zero if the absolute value of the mean exceeds the
-  returned number.
+  The interval excludes zero if |mean| exceeds the returned number.
 
   Args:
     stdev: standard deviation of the differences between two mechanisms.

@@ -44,8 +44,7 @@ def optimize(
       model's size, >= 0; None for no limit.
     callback: function that is called during the search with the best loss so
       far; None for no calls.
-    **parameters: parameters of the family; if one is None, the search chooses
-      it.
+    **parameters: parameters of the family; None if the search is to choose.
 
   Raises:
     TypeError: a parameter has a wrong type.

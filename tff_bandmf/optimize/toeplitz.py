@@ -98,7 +98,7 @@ class _Settled:
   and v = 0. A prime is the derivative by rho at fixed s. The gradient needs no
   derivative of s, where K s = p. For this, E is written with 2 p^T s - s^T K s
   in place of p^T s, and with the additional term y^T (p - K s), where
-  y = -v K^-1 dT/ds. Its value stays the same, and its derivative by s is 0.
+  y = -v K^-1 dT/ds. The value of E stays the same; its derivative by s is 0.
   """
 
   def __init__(self, rounds: int, objective: str, h: np.ndarray):
@@ -217,8 +217,7 @@ def optimize_banded_toeplitz(
     start = np.concatenate([[1.0], minimum.x])
     strategy = strategies.BandedToeplitz(problem.rounds, start)
     value = problem.error(strategy) * float(start @ start)
-    # If the closed form is not exact, d has not vanished at n, and all terms
-    # must be added up.
+    # If the closed form is not exact, the next loss adds up all terms.
     exact = bands == 1 or abs(minimum.value / value - 1) <= _EXACT
     if exact or minimum.interrupted or evaluations >= problem.max_evaluations:
       break

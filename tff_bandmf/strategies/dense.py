@@ -80,8 +80,7 @@ def lower_factor(gram: np.ndarray) -> np.ndarray:
 
   PRIVACY: The sensitivity of C depends on C^T C. A Cholesky factor C of X has
   C C^T = X instead, so a sensitivity for X could be too small for it. This
-  function factors X with its rows and columns reversed, and reverses the
-  factor. Then C^T C = X.
+  function reverses rows and columns of X and of its factor. Then C^T C = X.
   Guard: strategies_test.test_lower_factor_has_this_gram.
 
   Args:

@@ -1,6 +1,7 @@
-"""Toeplitz C with first column c, where c(x) = sum_j c_j x^j is a power.
+"""Toeplitz C from the series of powers, such as (1 - x)^(-1/2).
 
-The series of the prefix sum is (1 - x)^-1.
+c is the first column of C, and c(x) = sum_j c_j x^j. The series of the prefix
+sum is (1 - x)^-1.
 
 | class                  | c(x)                     | terms of the series used |
 |------------------------|--------------------------|--------------------------|

@@ -422,8 +422,7 @@ def _errors_to_the_limit(
   memory = max(len(top), len(bottom))
   state = np.zeros(memory - 1)
   total = bottom.sum()
-  # NaN if there is no limit: then no term counts as converged, and every term
-  # is added up.
+  # NaN if there is no limit; then no term counts as converged.
   limit = top.sum() / total if total > 0 else np.nan
   weighted = squares = 0.0
   done, block = 0, _FIRST_BLOCK
