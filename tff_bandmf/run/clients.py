@@ -40,7 +40,7 @@ class HasClientIds(Protocol):
     """IDs of the clients, all different."""
 
 
-# The number of clients, their indices or IDs, or an object that lists them.
+# A number of clients, a list of indices or IDs, or an object with `client_ids`.
 Clients = Union[int, Sequence[Union[int, str]], np.ndarray, HasClientIds]
 
 
@@ -95,9 +95,9 @@ def population(clients: Clients) -> np.ndarray:
       'list of indices or strings; give the number, the list, or a ClientData'
     )
   names = np.asarray(identifiers.names(ids))
-  # PRIVACY: samplers draw positions in the list of IDs. If a program listed its
-  # clients in another order after a restart, a replay could draw another
-  # cohort, and add the same noise to a second sum. This line sorts the IDs.
+  # PRIVACY: samplers draw positions in the list of IDs. If its order differed
+  # after a restart, a replayed round could get a different cohort, and thus a
+  # second sum with the same noise. This line sorts the list.
   # Guard: run_test.test_clients_in_another_order_are_drawn_as_before.
   ordered = np.unique(names)
   if len(ordered) < len(names):
@@ -166,7 +166,7 @@ class Cohorts:
       rounds: number of rounds of the run.
       prepare: function of (index of a round, IDs of its cohort) that returns
         the data of the cohort. A second thread calls the function one round
-        ahead. None prepares no data.
+        ahead. If None, no data is prepared.
       schema: participation schema of the plan.
     """
     self._schema = schema
@@ -188,7 +188,7 @@ class Cohorts:
     self._thread.shutdown()
 
   def draw(self, t: int) -> tuple[np.ndarray, Callable[[], Any]]:
-    """Returns the IDs of the cohort of round t, and a function for its data.
+    """Returns the cohort of round t (IDs), and a function that gives its data.
 
     Raises:
       ValueError: a client of an earlier round is missing from the population,
@@ -200,10 +200,11 @@ class Cohorts:
     return self._cohort.ids, self._cohort.data
 
   def _draw(self, t: int) -> _Cohort:
-    # PRIVACY: the history in memory lacks the rounds of earlier processes, and
-    # rounds of clients that came by themselves. The clients of these rounds
-    # could be drawn again earlier than the schema allows. If round t does not
-    # follow the last round in memory, the history is read from the ledger.
+    # PRIVACY: `started` adds only cohorts that this object drew to the history
+    # in memory. The history lacks the rounds of earlier processes, and rounds
+    # whose clients checked in (`Run.round`), so these clients could be drawn
+    # again earlier than the schema allows. If round t does not follow the last
+    # round in memory, the history is read from the ledger.
     # Guards: run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:
@@ -218,7 +219,10 @@ class Cohorts:
     return _Cohort(t, indices, ids, data)
 
   def started(self) -> None:
-    """Adds the drawn cohort to the history, once the ledger has the cohort."""
+    """Adds the drawn cohort to the history; call it after `Journal.start`.
+
+    If there is a function `prepare`, the next cohort is drawn here.
+    """
     cohort = self._cohort
     assert cohort is not None
     cost_before = self._cost_of(cohort.indices)
@@ -227,7 +231,7 @@ class Cohorts:
       self._cost += (self._cost_of(cohort.indices) or 0) - cost_before
     self._next, self._cohort = cohort.round + 1, None
     if self._prepare is not None and self._next < self._rounds:
-      # After an error, `draw` draws this cohort again and raises the error.
+      # If no cohort can be drawn, `draw` tries again and raises the error.
       with contextlib.suppress(cohorts.CohortError):
         self._cohort = self._draw(self._next)
 

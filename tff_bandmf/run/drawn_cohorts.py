@@ -1,9 +1,10 @@
-"""Cohorts that a run samples with a secret key, and a check of the ledger.
+"""Cohorts that a run samples with a secret key, and comparisons with them.
 
-PRIVACY: Amplification by sampling does not hold against a person who can
-predict or learn the sampled cohorts. The sampling key comes fresh from the
-operating system, is stored in `private/sampling.key`, and is used for nothing
-else. When the run has ended, the key is destroyed unless `keep_key` is set.
+PRIVACY: Amplification by sampling does not hold against a person who knows the
+sampled cohorts, and a person with the sampling key can compute all cohorts. The
+operating system generates this key for one run. The key is used for nothing
+else, and only the owner of the folder can read it, in `private/sampling.key`.
+When the run has ended, the key is destroyed unless `keep_key` is set.
 Guards:
 run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run and
 test_seed_has_no_part_in_sampled_cohorts.
@@ -41,11 +42,11 @@ class SampledCohorts:
       ids: [N] IDs of the clients in the population, ascending.
 
     Raises:
-      ValueError: the plan is for a population of another size.
+      ValueError: N is not the size of the plan's population.
     """
     # PRIVACY: If the population has another size than in the plan, the sampled
-    # cohorts do not have the distribution that the accounting assumes. A
-    # population of another size is refused.
+    # cohorts do not have the distribution that the accounting assumes, and the
+    # claim could be false. A population of another size is refused.
     # Guard: run_sampling_test.test_other_population_is_refused.
     if cohorts.population != len(ids):
       raise errors.value_error(
@@ -68,29 +69,30 @@ class SampledCohorts:
 
     Args:
       round_index: t, >= 0.
-      history: earlier rounds of each client, which do not change the cohort;
-        samplers of enforced cohorts have the same argument.
+      history: earlier rounds of each client. They are not used here; samplers
+        of enforced cohorts need this argument.
     """
     del history
     return self._sampler.cohort(round_index)
 
   def check_population(self, path: pathlib.Path, first_start: bool) -> None:
-    """Raises ValueError unless the clients are those of the first start.
+    """Raises ValueError unless the run began with the same clients.
 
     Args:
       path: file with a fingerprint of all clients, made with the sampling key.
-      first_start: whether no round has started yet; the file is then written.
+      first_start: whether no round has started yet. If True, the file is
+        written, and nothing is compared.
     """
     ids = self._ids.dtype.str.encode() + self._ids.tobytes()
     fingerprint = f'{self._key.identify(ids):016x}'
     if first_start:
       _files.write_json(path, fingerprint, mode=0o600)
-    # PRIVACY: Cohorts are sampled positions in the list of clients. A position
-    # that was in no cohort yet is sampled with a larger probability in the
-    # rounds that are left: in balls in bins, with certainty in the last bin. A
-    # client that got this position after a restart would take part more
-    # probably than the accounting assumes, and delta would be too small. A list
-    # that differs in any client from the list of the first start is refused.
+    # PRIVACY: Cohorts are sampled positions in the list of clients. If a
+    # position was in no cohort yet, the remaining rounds can have it with a
+    # larger probability: in balls in bins, the last bin certainly has it. A
+    # client that got this position after a restart would take part with a
+    # larger probability than the accounting assumes, and delta would be too
+    # small. A list that differs from the list of the first start is refused.
     # Guard: run_sampling_test.test_client_in_the_place_of_another_is_refused.
     elif not path.exists() or _files.read_json(path) != fingerprint:
       raise errors.value_error(
@@ -100,12 +102,12 @@ class SampledCohorts:
       )
 
   def check_last(self, ledger: ledger_lib.Ledger, rounds: int) -> None:
-    """Raises ValueError if a cohort in the ledger is not the sampled cohort.
+    """Raises ValueError if the last cohort in the ledger was not sampled.
 
     Args:
       ledger: ledger of the run.
       rounds: number of rounds that are over, >= 0. The cohort of the last of
-        these rounds is sampled again and compared.
+        these rounds is sampled again and compared with the ledger.
     """
     last = rounds - 1
     if rounds and not ledger.same_cohort(
@@ -121,7 +123,7 @@ class SampledCohorts:
     sampler = self._new_sampler()
     # PRIVACY: The amplified guarantee does not hold if a cohort was chosen
     # instead of sampled. This method samples all cohorts again and compares
-    # them with the ledger.
+    # them with the ledger. If one differs, the report claims no amplification.
     # Guard: run_sampling_test.test_cohort_that_differs_voids_the_claim.
     return all(
       ledger.same_cohort(t, self._ids[sampler.cohort(t)]) for t in range(rounds)

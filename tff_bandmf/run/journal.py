@@ -143,8 +143,8 @@ class Journal:
       attempts = self.ledger.attempts(self.next - 1)
       # PRIVACY: if the state did not follow from the rounds in the ledger, the
       # next round could compute a second sum for noise that was used before.
-      # A checkpoint has the head of the ledger's chain after the previous
-      # round. In the ledger, the last attempt at that round must have it.
+      # A checkpoint has the head that the ledger's chain had after the round
+      # before `next`. The last attempt at this round must have the same head.
       # Guard:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
@@ -212,9 +212,9 @@ class Journal:
     clip is read with all its digits from `metrics.csv`. The ledger has digests
     of the rows of this file, which show whether a row was changed.
 
-    PRIVACY: a replay with another clip would add the same noise to another sum,
-    and the difference of the two releases would have no noise. A replay uses
-    the clip that the first attempt used.
+    PRIVACY: a replay with another clip than the first attempt would add the
+    same noise to a different sum, and the difference of the two releases would
+    have no noise. All attempts take the clip that the round before released.
     Guard: run_clip_test.test_adaptive_clip_goes_on_after_a_kill.
     """
     if not self._released:
@@ -263,9 +263,9 @@ class Journal:
   def check_open(self, entry: Entry) -> None:
     """Raises ValueError unless `entry` is the open round."""
     self.check_folder()
-    # PRIVACY: an update that is released after the end of its round would be a
-    # participation in a later round, and the ledger would not count this
-    # participation. A round that has ended releases nothing.
+    # PRIVACY: an aggregation adds the noise of the open round. If an ended
+    # round could aggregate, its clients would take part in a later round, whose
+    # cohort in the ledger may lack them. Only the open round is accepted.
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
@@ -276,7 +276,8 @@ class Journal:
   def attempting(self, entry: Entry) -> Iterator[None]:
     """Burns the round if the `with` block has a second, different sum.
 
-    An earlier attempt released the first sum. Any other error is raised.
+    An earlier attempt released the first sum. If the round is burnt, an error
+    of the block is dropped; otherwise the error is raised.
     """
     self.check_open(entry)
     try:
@@ -314,8 +315,8 @@ class Journal:
         values of an adaptive clip may be in `measured` instead.
       measured: measurements of the process, in any structure. Measurements
         without noise are written only to `private/`.
-      flag: flag of `chain.FLAGS` for the source of the updates; None if this
-        source was not checked.
+      flag: `chain.DIRECT` or `chain.EXAMINED`; None if the learning process of
+        the round was not checked.
 
     Raises:
       ValueError: the round is not open, released nothing, or had different sums
@@ -335,9 +336,9 @@ class Journal:
         'make the process with model_aggregator=run.aggregator, and run it '
         'once in each round'
       )
-    # PRIVACY: if two attempts at a round had different sums, the state may
-    # follow from the second sum, which has the same noise as the first sum. The
-    # end of a round with two different sums is refused.
+    # PRIVACY: two different sums of a round have the same noise, so their
+    # difference has no noise. The first sum may have been released, and the
+    # state may follow from the second sum. The end of such a round is refused.
     # Guard: run_replay_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
       raise errors.value_error(
@@ -403,7 +404,7 @@ class Journal:
     folder = self._directory / run_json.PRIVATE / 'metrics'
     folder.mkdir(mode=0o700, exist_ok=True)
     values = {name: repr(value) for name, value in numbers.items()}
-    # A power cut can lose this file, on which no claim and no round depends.
+    # A power cut can lose this file. No claim and no round depends on it.
     _files.write_json(
       folder / f'{t:08d}.json', values, mode=0o600, durable=False
     )
@@ -464,9 +465,9 @@ class Journal:
 
     PRIVACY: amplification holds only for cohorts that are sampled at random. If
     a program leaves clients out of a sampled cohort, the amplified epsilon is
-    too small. The ledger records that a sum had another number of updates than
-    its cohort has clients. The number itself stays in `private/`, since it has
-    no noise.
+    too small. The ledger flags each round with a sum that had another number of
+    updates than its cohort has clients, and the report then claims no
+    amplification. The number itself stays in `private/`: it has no noise.
     Guards: report_sampling_test.test_cut_cohort_has_no_amplified_claim and
     test_cut_cohort_of_a_burnt_round_counts.
     """

@@ -44,12 +44,14 @@ class NoiseAdder:
       from tff_bandmf import aggregator
 
       plan = self._plan
-      # PRIVACY: with less noise than in the plan, the claim does not hold. The
-      # factory gets its noise multiplier, clip and strategy from the plan.
+      # PRIVACY: with another noise multiplier, clip or strategy than in the
+      # plan, the noise could be too small for the claim. The factory gets all
+      # three from the plan.
       # Guards: run_test.test_noise_is_that_of_the_plan and
       # test_noise_of_units_of_several_is_that_of_the_plan.
       self._factory = aggregator.dp_aggregator(
-        # The factory multiplies this number by the sensitivity of one client.
+        # The factory multiplies this product by the sensitivity of one client,
+        # but a unit of privacy may have `clients_per_unit` clients.
         plan.guarantee.noise_multiplier * plan.clients_per_unit,
         plan.clients_per_round,
         l2_norm_clip=plan.l2_norm_clip,
@@ -76,8 +78,8 @@ class NoiseAdder:
     from tff_bandmf import aggregator
 
     # PRIVACY: the guarantee does not cover values of clients that bypass the
-    # aggregator. If the next state of a process depends on such values, the
-    # process is refused. The report names values that reach other outputs.
+    # aggregator. A process whose next state depends on such values is refused.
+    # If such values reach outputs except the next state, the report names them.
     # Guard: run_report_test.test_process_that_passes_the_aggregator_is_refused.
     past = ', '.join(aggregator.check_process(process)) or 'nothing'
     self._process_was_checked = True
@@ -115,7 +117,7 @@ class NoiseAdder:
     if self._mean is None:
       plan = self._plan
       # PRIVACY: with another clip or noise multiplier than in the plan, the
-      # claim does not hold. `NoisyMean` gets both values from the plan.
+      # noise could be too small. `NoisyMean` gets both values from the plan.
       # Guard: run_test.test_release_is_that_of_the_aggregator.
       self._mean = query.NoisyMean(
         plan.guarantee,
@@ -128,10 +130,10 @@ class NoiseAdder:
     return self._mean
 
   def released(self, t: int) -> dict[str, float]:
-    """Returns the clip values that `release` of round t computed with the mean.
+    """Returns the values of the adaptive clip that `release` of round t gave.
 
-    The names are those in `metrics.RELEASED`. The result is {} if the clip is
-    constant, or if the aggregator made the release.
+    The keys are names in `metrics.RELEASED`. The result is {} if the clip is
+    constant, or if TFF's aggregator, and not `release`, ran round t.
     """
     last, values = self._released
     return values if last == t else {}
@@ -154,13 +156,14 @@ class NoiseAdder:
     return self._plan.warning(query.record_dimension(specs))
 
   def flag(self, t: int) -> Optional[str]:
-    """Returns the flag of `chain.FLAGS` for the source of the updates.
+    """Returns DIRECT or EXAMINED of `chain` for round t.
 
-    The result is None if a process that was not checked made the release.
+    The result is None if a learning process that was not checked ran the round.
     """
     # PRIVACY: a learning process may release a mean of updates that bypasses
-    # the aggregator and its noise. The flag of each round in the ledger says
-    # whether the process was checked for values that bypass the aggregator.
+    # the aggregator and its noise, and the claim does not cover this mean. The
+    # ledger flags each round whose process was checked for such values. If a
+    # round with a process lacks the flag, the report begins with a warning.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     if self._released[0] == t:
       return chain.DIRECT
@@ -195,9 +198,9 @@ class NoiseAdder:
 def _at_most(clients: int, updates: Iterable[_Update]) -> Iterator[_Update]:
   """Yields the updates; raises ValueError if there are more than clients."""
   for i, update in enumerate(updates):
-    # PRIVACY: if there are more updates than clients in the ledger's cohort,
-    # the claim does not count the client of some update. The release is
-    # refused.
+    # PRIVACY: the claim counts one update of each client in the ledger's
+    # cohort. With more updates than clients, some update would not be counted,
+    # and the true epsilon could exceed the claim. The release is refused.
     # Guard: run_test.test_more_updates_than_clients_are_refused.
     if i >= clients:
       raise errors.value_error(

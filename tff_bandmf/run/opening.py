@@ -38,8 +38,8 @@ class RunOptions:
       the values from the plan.
     columns: names of columns that the program adds to `metrics.csv`, which is
       public.
-    max_memory_bytes: memory limit of the noise producer in bytes, > 0; None
-      takes the default of `placements.Tape`.
+    max_memory_bytes: memory limit of the noise producer in bytes, > 0. If None,
+      the default of `placements.Tape` holds.
   """
 
   statements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -57,7 +57,8 @@ class OpenFolder:
       `Run.rounds`, `Run.train` and `Run.train_model`. The number exceeds
       `plan.rounds` if the run was opened with a plan of more rounds.
     ended: whether the run has ended.
-    sampling_key: key by which cohorts are sampled; None for enforced cohorts.
+    sampling_key: key by which cohorts are sampled; None for enforced cohorts,
+      or if the run has ended.
     journal: journal of the run.
     noise_adder: adds the noise of the run. After the end of the run it has a
       new random key, which no round uses.
@@ -88,7 +89,8 @@ def open_folder(
     if ledger is not None:
       run_ledger.set_location(directory, ledger)
     ended = (directory / run_json.RESULT_FILE).exists()
-    # An ended run adds no noise and draws no cohort, so it takes a random key.
+    # An ended run adds no noise and draws no cohort, and its keys may be
+    # destroyed. It gets a random noise key, which nothing uses.
     keys = (
       folder.Keys(key_lib.Key.from_entropy())
       if ended
@@ -114,9 +116,10 @@ def open_folder(
     position = released_sums.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
       # PRIVACY: every aggregation adds the noise of the open round. A killed
-      # program leaves its round open, so updates of clients whom the ledger
-      # does not have in this round could get this noise, and the claim would
-      # not count them. This line closes the round.
+      # program leaves its round open. An aggregation before the next round
+      # could give this noise to updates of clients whom the ledger does not
+      # have in the open round, and the claim would not count these clients.
+      # This line closes the round.
       # Guard: run_replay_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
     # PRIVACY: the size of a sampled cohort depends on whether a client is in
@@ -148,19 +151,19 @@ def open_folder(
 def _check_ledger(
   directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
 ) -> None:
-  """Raises ValueError if the ledger has lost attempts, or never had `head`.
+  """Raises ValueError if the ledger lost a release, or never had `head`.
 
   Args:
     directory: folder of the run.
     ledger: open ledger of the run.
-    head: value of `Run.ledger_head` that the user noted at an earlier time;
-      None skips this check.
+    head: value of `Run.ledger_head` that the user noted at an earlier time. If
+      None, only the releases are checked.
   """
   folder.check_releases(directory, ledger.attempts)
   # PRIVACY: a folder whose files were all restored to an earlier moment can
   # pass every other check. The rounds since that moment would run again, with
-  # the same noise and perhaps other sums. The ledger's chain must have the head
-  # that the user noted outside of the folder.
+  # the same noise and perhaps different sums. If the user noted a head of the
+  # ledger's chain outside of the folder, a ledger without it is refused.
   # Guard:
   # run_folder_test.test_folder_that_was_restored_lacks_the_head_that_was_noted.
   if head is not None and not (
@@ -197,8 +200,8 @@ def run_record(
       'epsilon': epsilon,
     }
     # PRIVACY: a reader could take the epsilon of the simulated larger run for a
-    # claim about this run. The report states these two sentences as the setting
-    # of the run.
+    # claim about this run. The report shows these sentences, which say that
+    # this run has no guarantee.
     # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
     setting = (
       f'SIMULATED: {plan.clients_per_round} clients a round stand for '
@@ -208,7 +211,7 @@ def run_record(
     )
   return run_json.RunRecord.from_plan(
     plan,
-    # For a Monte Carlo bound, `bound` has the seed of the samples, by which a
+    # For a Monte Carlo bound, `bound` has the seed of the samples, so that a
     # reader can compute the bound again.
     {} if sampled is None else {'bound': plan.result.bound},
     config=plan_json.to_document(plan),
@@ -256,8 +259,8 @@ def _predecessors(
       )
     record = run_json.RunRecord.read(earlier)
     for name in ('clients_per_unit', 'adjacency'):
-      # A report cannot state one claim for two runs that differ in one of these
-      # values, so this run is refused before its first round.
+      # No claim for both runs together can be stated if they differ in one of
+      # these values, so this run is refused before its first round.
       value = record.claim.get(name, claim[name])
       if value != claim[name]:
         raise errors.value_error(
@@ -319,7 +322,7 @@ def _load_or_save_plan(
 def _check_more_rounds(
   directory: pathlib.Path, stored: plan_lib.Plan, rounds: int
 ) -> None:
-  """Raises ValueError if a run with a `Budget` cannot have so many rounds."""
+  """Raises ValueError if a run with a `Budget` cannot go on to `rounds`."""
   horizon = stored.strategy.rounds
   if rounds > horizon:
     raise errors.value_error(

@@ -39,8 +39,8 @@ class Round(journal_lib.Entry):
   A round has the attributes of `Entry` and the following two.
 
   Attributes:
-    refused: number of clients that came by themselves and were not admitted,
-      integer >= 0.
+    refused: number of clients that checked in (see `Run.round`) and were left
+      out, integer >= 0.
     data: data of the cohort, the result of the argument `prepare` of
       `Run.rounds`; None without `prepare`.
   """
@@ -62,8 +62,7 @@ class Round(journal_lib.Entry):
       noise_adder: adds the noise of the run.
       index: index of the round, integer >= 0.
       cohort: [number of clients] IDs of the clients that take part.
-      refused: number of clients that came by themselves and were not admitted,
-        integer >= 0.
+      refused: number of clients that checked in and were left out, >= 0.
       data: function that returns the data of the cohort.
     """
     super().__init__(index, cohort)
@@ -108,8 +107,8 @@ class Round(journal_lib.Entry):
         the columns are names in `RunOptions.columns`.
 
     Raises:
-      ValueError: the round is not open, or released nothing; or `state` is not
-        a state after the round.
+      ValueError: the round is not open, released nothing, or is burnt; or
+        `state` is not a state after the round.
     """
     cells = {**(shown or {}), **self._noise_adder.released(self.index)}
     self._journal.finish(
@@ -147,10 +146,10 @@ class Round(journal_lib.Entry):
       self.index, len(self.cohort), updates, like, clip
     )
     # PRIVACY: the caller may publish this mean. After a power cut before
-    # `finish`, the replay of the round could then add the same noise to a
-    # second sum, and the second mean minus the first mean has no noise. A file
-    # with a fingerprint of the first sum is on the disk before this method
-    # returns the mean. The replay must have a sum with the same fingerprint.
+    # `finish`, the replay of the round could add the same noise to a second
+    # sum, and the difference of the two means would have no noise. A file with
+    # a fingerprint of the first sum is on the disk before this method returns
+    # the mean. A replay whose sum has another fingerprint is refused.
     # Guard: run_replay_test.test_mark_is_on_the_disk_before_the_mean.
     self._journal.sync()
     return mean

@@ -61,9 +61,9 @@ class Run:
       directory: folder of the run.
       plan: plan of the run. If the folder holds a run, this plan must be the
         plan in the folder. Only a plan with a `Budget` may have another number
-        of rounds: more than the plan in the folder, up to the horizon. The run
-        then continues for these rounds, with the noise and the claim in the
-        folder.
+        of rounds: more than the plan in the folder, up to its `horizon`. The
+        run then continues up to this number of rounds, with the noise and the
+        claim in the folder.
       ledger: location of the ledger outside of the folder: the path of a SQLite
         file, or a URL postgresql+psycopg2://... The folder `private/` stores
         the URL, which may have a password, and the key by which the ledger
@@ -75,16 +75,16 @@ class Run:
       keep_key: whether the keys of the noise and of sampling are kept after the
         end of the run.
       ledger_head: value that the attribute `ledger_head` had at an earlier
-        time, 64 hexadecimal digits. Note the value outside of the folder. A
-        folder that was restored to an earlier state is refused. None skips this
-        check.
-      options: statements and metrics that a program adds to the run; None adds
-        nothing.
+        time, 64 hexadecimal digits. Note the value outside of the folder. If
+        the folder was restored to a state before this time, it is refused. If
+        None, this is not checked.
+      options: statements and metrics that a program adds to the run, and a
+        memory limit. If None, nothing is added, and the default limit holds.
 
     Raises:
       ValueError: the folder is in use, is a copy, or holds another run; the run
-        in the folder has ended, and `plan` has more rounds; or the ledger never
-        had `ledger_head`.
+        in the folder has ended, and `plan` has more rounds than its plan; or
+        the ledger never had `ledger_head`.
     """
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
@@ -134,8 +134,9 @@ class Run:
     self._noise_adder.close()
     if self._ended and not self._keep_key:
       # PRIVACY: a person with the noise key can subtract the noise from the
-      # model, and a person with the sampling key learns the cohorts. Both keys
-      # are destroyed when the run has ended.
+      # model. With the sampling key a person can compute the cohorts, which
+      # amplification assumes to be secret. Both keys of an ended run are
+      # destroyed, unless the user wants to keep them.
       # Guard:
       # run_report_test.test_key_ends_with_the_run_and_the_report_says_so.
       _files.wipe(self.directory / run_json.NOISE_KEY)
@@ -174,8 +175,8 @@ class Run:
 
     Args:
       initialize: function that returns the first state of the process, any
-        structure of arrays. This method always calls the function, since it
-        needs the structure.
+        structure of arrays. This method always calls the function, since a
+        checkpoint does not store the structure.
 
     Raises:
       ValueError: the checkpoint is damaged, belongs to another process, or
@@ -206,10 +207,10 @@ class Run:
         guarantee does not depend on the seed.
       prepare: function of (index of a round, IDs of its cohort) that returns
         the attribute `data` of the round. A second thread calls the function
-        one round ahead. None prepares no data.
+        one round ahead. If None, no data is prepared.
       rounds: number of rounds of the whole run, at most the number of rounds of
-        the plan or, for a `Budget`, its `horizon`; None takes the number of
-        rounds of the plan.
+        the plan or, for a `Budget`, its `horizon`. If None, it is the number
+        of rounds of the plan.
 
     Raises:
       ValueError: too few clients may take part to fill a cohort, a round was
@@ -250,9 +251,9 @@ class Run:
         )
         cohorts.started()
         self._budget_left = cohorts.budget_left
-        # PRIVACY: the sum of more than `most_clients` clients could overflow
-        # int32, and the guarantee does not cover such a sum. A round with a
-        # larger cohort is burnt and releases nothing.
+        # PRIVACY: the sum of the updates of more than `most_clients` clients
+        # could overflow int32, and the guarantee does not cover such a sum. A
+        # round with more clients is burnt and releases nothing.
         # Guard:
         # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
         if len(cohort) > plan.most_clients:
@@ -270,29 +271,30 @@ class Run:
   def round(
     self, *, cohort: Sequence[Union[int, str]]
   ) -> Iterator[rounds_lib.Round]:
-    """Yields the next round, with a cohort of clients that came by themselves.
+    """Yields the next round, for clients that checked in.
 
-    Such clients check in, and are not drawn from a list. A round that ends
-    without `finish`, for instance by a crash, is given up (burnt). A replay is
-    not possible, since the same clients will not come again.
+    The run does not draw these clients from a list: a client checks in when it
+    is ready to take part. A round that ends without `finish`, for instance by a
+    crash, is given up (burnt). A replay is not possible, since the same clients
+    will not check in again.
 
     Args:
-      cohort: IDs of the clients that came. The round leaves out the clients
-        that the schema does not admit to this round, and has at most the first
-        `plan.most_clients` admitted clients. A client that comes under a new ID
-        counts as a new client, since the run has no list of all clients for a
-        comparison.
+      cohort: IDs of the clients that checked in. The round leaves out the
+        clients that the schema does not admit to this round, and has at most
+        the first `plan.most_clients` admitted clients. A client that checks in
+        under a new ID counts as a new client, since the run has no list of all
+        clients for a comparison.
 
     Raises:
       ValueError: the run has no rounds left, or its cohorts are sampled.
     """
     plan, journal = self._plan, self._journal
-    # PRIVACY: clients that came by themselves need not be in the population
-    # that an earlier call of `rounds` stated, and the report would then state
-    # too small a population. This line removes the statement.
+    # PRIVACY: clients that checked in need not be in the population that an
+    # earlier call of `rounds` stated, and the report would then state too small
+    # a population. This line removes the statement.
     # Guard: run_rounds_test.test_clients_that_no_list_had_can_be_reported.
     self.note(population=None, highest_client=None)
-    # PRIVACY: clients that came by themselves were not sampled at random, so an
+    # PRIVACY: clients that checked in were not sampled at random, so an
     # amplified epsilon would be too small. A plan with sampled cohorts is
     # refused.
     # Guard: run_sampling_test.test_clients_that_come_by_themselves_are_refused.
@@ -304,8 +306,8 @@ class Run:
       )
     while journal.ledger.attempts(journal.next):
       # PRIVACY: an interrupted round may have released a sum. The clients of
-      # this round do not come again, so a replay would add the same noise to
-      # another sum. The interrupted round is burnt.
+      # this round do not check in again, so a replay would add the same noise
+      # to the sum of different clients. The interrupted round is burnt.
       # Guard:
       # run_replay_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
       journal.burn(journal.next)
@@ -403,10 +405,10 @@ class Run:
         yield rounds_lib.Done(t, open_round.cohort, state, output.metrics)
 
   def _warn(self, done: Optional[rounds_lib.Round] = None) -> None:
-    """Warns once on standard error of too much noise, or of zero updates.
+    """Warns on standard error of too much noise, or of zero updates, once each.
 
     Args:
-      done: a round that was just finished; None warns only of the noise.
+      done: a round that was just finished. If None, only the noise is checked.
     """
     lines = {'noise': self._noise_adder.warning}
     if done is not None and done.without_effect:
@@ -438,17 +440,17 @@ class Run:
     """Returns the number of rounds of the whole run.
 
     Args:
-      rounds: argument of `Run.rounds`; None takes the rounds of the plan.
+      rounds: argument of `Run.rounds`.
 
     Raises:
-      ValueError: the strategy of the plan has fewer rounds.
+      ValueError: `rounds` is below 1, or exceeds the rounds of the strategy.
     """
     plan = self._plan
     if rounds is None:
       return self._rounds
     # PRIVACY: the claim covers only the rounds of the strategy, and in a later
-    # round a client could take part once more. A larger number of rounds is
-    # refused.
+    # round a client could take part more often than the claim counts. A number
+    # of rounds beyond the strategy is refused.
     # Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
     if not 0 < rounds <= plan.strategy.rounds:
       raise errors.value_error(
@@ -590,8 +592,8 @@ class Run:
         'of the run, and without the key every client would look new; call '
         'run.record(...) after the last round'
       )
-    # PRIVACY: a person with the key can compute the identifier of a client and
-    # look it up in the ledger. This line destroys the key.
+    # PRIVACY: a person with the key and the ledger can learn in which rounds a
+    # client took part. This line destroys the key.
     # Guard: run_report_test.test_identifiers_can_be_erased.
     _files.wipe(self.directory / run_json.LEDGER_KEY)
 

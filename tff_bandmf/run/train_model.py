@@ -5,8 +5,8 @@
 | saves states in the background, some     | a round is durable, in the ledger |
 | rounds late, with the position in the    | and as a checkpoint, before the   |
 | data                                     | program has its result            |
-| selects clients without regard to        | the run draws the cohorts, from   |
-| earlier rounds                           | its ledger                        |
+| selects clients without regard to        | the run draws the cohorts, as its |
+| earlier rounds                           | plan says                         |
 | releases the whole training state        | releases model weights alone      |
 | can discard a round and run it again     | has no such option                |
 | releases metrics by a task that may fail | raises the failure                |
@@ -53,7 +53,7 @@ async def train_model(
       without noise, after each round. The key of each release is the number of
       rounds that are over.
     evaluation_manager: manager that TFF's `train_model` asks to evaluate the
-      model; None evaluates nothing.
+      model. If None, nothing is evaluated.
     evaluation_periodicity: number of rounds, or time, between evaluations.
   """
   outputs = _WeightsManager(process, model_output_manager)
@@ -61,7 +61,8 @@ async def train_model(
   state = journal.restore(lambda: initial)
   if journal.next == rounds:
     # No rounds are left. If cohorts are sampled, advancing the iterator still
-    # checks the last cohort, and prepares the check of all cohorts.
+    # checks the population and the last cohort, and gives `Run.record` the
+    # function that checks all cohorts.
     next(source.rounds, None)
     await outputs.release(state, f'training_checkpoint_round_{rounds}')
   else:
@@ -142,7 +143,7 @@ class RoundSource(
 
 
 class _Process:
-  """A learning process that makes a round durable before TFF has its output."""
+  """A learning process whose rounds are durable before TFF has their output."""
 
   def __init__(self, process, journal, metrics_manager):
     self.get_model_weights = process.get_model_weights
@@ -152,7 +153,7 @@ class _Process:
     self._metrics_manager = metrics_manager
 
   def next(self, state, selected):
-    """Returns the output of a round, or a reference to it."""
+    """Returns a reference to the output, or the old state of a burnt round."""
     unchanged = tff.learning.templates.LearningProcessOutput(state, {})
     return unchanged if selected is None else _Output(self, state, *selected)
 
@@ -164,10 +165,10 @@ class _Process:
       )
     if self._journal.is_burnt(open_round.index):
       return self.next(state, None)
-    # PRIVACY: if a crash came after a manager released the output of a round
-    # and before the ledger had the end of this round, the restarted round could
-    # add the same noise to a different sum. The round is durable before any
-    # manager gets its output.
+    # PRIVACY: if a crash came after a release manager got the output of a round
+    # and before the ledger had the end of this round, the replay could add the
+    # same noise to a different sum. The round is durable before any manager
+    # gets its output.
     # Guard: train_model_test.test_round_is_durable_before_it_is_released.
     open_round.finish(output.state, output.metrics)
     if self._metrics_manager is not None:
@@ -232,8 +233,9 @@ class _WeightsManager(tff.program.ReleaseManager):
     if self._manager is None:
       return
     try:
-      # PRIVACY: the guarantee covers the model weights, and the training state
-      # holds other values too. Only the weights are released.
+      # PRIVACY: TFF's program passes the whole training state to this manager.
+      # The guarantee covers the model weights, and a release of other values in
+      # the state would have no guarantee. Only the weights are released.
       # Guard: train_model_test.test_weights_alone_are_released.
       weights = await tff.program.materialize_value(
         self._process.get_model_weights(value)
