@@ -58,8 +58,8 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
   Only the owner can write to files that the block makes. This function removes
   partly written files that a killed process left.
 
-  PRIVACY: two processes with one noise key would add the same noise to
-  different sums. Only one process at a time gets the lock.
+  PRIVACY: two processes that run rounds with the same noise key could add the
+  same noise to different sums. Only one process at a time gets the lock.
   Guard: resume_test.test_directory_has_one_process_at_a_time.
 
   Args:
@@ -127,9 +127,10 @@ def _in_use(directory: pathlib.Path) -> ValueError:
 
 def refuse_existing(directory: pathlib.Path) -> None:
   """Raises ValueError if the folder holds a run, or remains of a run."""
-  # PRIVACY: with the sampling key of an earlier run, the next run would have
-  # the same cohorts, but amplification assumes that nobody can predict the
-  # cohorts. A folder with a key of an earlier run is refused.
+  # PRIVACY: with the noise key of an earlier run, a new run would add the same
+  # noise to different sums. With the sampling key of an earlier run, a person
+  # who knows the earlier cohorts could predict the new ones, and amplification
+  # would not hold. A folder with a key of an earlier run is refused.
   # Guard: starts_test.test_key_of_draws_that_outlived_its_run_is_refused.
   for name in (
     run_json.RUN_FILE,
@@ -270,10 +271,10 @@ def check_releases(
   """
   for path in (directory / run_json.RELEASED).glob('*-*-*-*'):
     t, attempt = map(int, path.name.split('-')[:2])
-    # PRIVACY: SQLite drops the end of a damaged write-ahead log silently, and a
-    # round that the ledger then lacks could start again with another cohort.
-    # Every release of a sum leaves a file in private/released. For each such
-    # file, the ledger must have the attempt.
+    # PRIVACY: SQLite drops the end of a damaged write-ahead log silently. A
+    # round that the ledger has lost could start again with a different cohort,
+    # and add the same noise to a second sum. Every release of a sum leaves a
+    # file in private/released. The ledger must have the attempt of each file.
     # Guard: run_folder_test.test_ledger_that_lost_its_last_commits_is_refused.
     if attempt > len(attempts(t)):
       raise errors.value_error(
@@ -301,9 +302,10 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
   """Raises ValueError if the folder is a copy and `moved` is False."""
   for name in _KEYS:
     path = _path(directory, name)
-    # PRIVACY: if a key file has several hard links, a copy and the original
-    # folder may both exist, even if the user gives `moved`. Both folders could
-    # add the same noise to different sums. Such a key file is refused.
+    # PRIVACY: if a key file has several hard links, the original folder may
+    # still have this file, even if the user states with `moved` that it is
+    # gone. Both folders could add the same noise to different sums. Such a key
+    # file is refused.
     # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
       raise errors.value_error(
@@ -313,7 +315,7 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
       )
   # PRIVACY: a folder and its copy would each continue the run with the same
   # key, and add the same noise to different sums. Only the folder in which the
-  # key was drawn may continue, or a folder that was opened with `moved`.
+  # key was drawn, or a folder that was once opened with `moved`, may continue.
   # Guards: folder_test.test_copy_is_refused_until_it_is_said_to_move and
   # test_key_in_another_place_is_refused.
   if not moved and _read_place(directory) != _place(directory, begun):

@@ -60,8 +60,8 @@ class Metrics:
     for t, line in lines.items():
       attempts = ledger.attempts(t)
       # PRIVACY: a round that the ledger has lost would run again, and could add
-      # the same noise to another sum. A row of a round that the ledger lacks
-      # shows that the ledger was rolled back, and is an error.
+      # the same noise to a second, different sum. If the ledger lacks the round
+      # of a row, the ledger was rolled back. This is an error.
       # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
       if not attempts:
         raise errors.value_error(

@@ -11,7 +11,7 @@ result.json     measured results of the last model, and the head of the ledger's
 private/        files that are never published; mode 0700:
   noise.key       the key of the noise
   sampling.key    the key by which cohorts are sampled
-  population.json a keyed fingerprint of the clients from whom they are sampled
+  population.json a keyed fingerprint of the clients that can be sampled
   place.json      the host, and the inodes of the folder and the keys; whether
                   the run has begun
   ledger.key      the key by which the ledger hashes clients
@@ -72,11 +72,11 @@ ALL_ZERO = (
   'released noise alone'
 )
 
-# Values of `run.json` that `RunRecord.with_key` computes: the first from the
-# noise key and the fixed values, the second from the noise key alone.
+# Values that `RunRecord.with_key` computes: `run_id` from the noise key and the
+# values that may not change, `noise_key_id` from the noise key alone.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
-# Values that describe code. If a run has ended, no round runs again, so a
-# program with other code may open the run, and these values are not compared.
+# Values that describe code. An ended run has no more rounds, so a program with
+# different code may open it, and these values are not compared.
 _CODE_KEYS = ('versions', 'code_sha256')
 _PARTS = {
   'claim': (
@@ -123,9 +123,9 @@ class RunRecord:
     unit_of_privacy: text: the person or device whose contributions are zeroed
       in a neighbouring data set.
     population: number of clients that may be drawn, plus number of clients that
-      have left, >= 0; None if clients come by themselves.
-    highest_client: highest client index, >= -1; -1 if clients are strings. None
-      stands for `population` - 1.
+      have left, >= 0; None if no cohort was drawn from a list of clients.
+    highest_client: highest client index, >= -1; -1 if clients are strings. If
+      None, the highest index is `population` - 1.
     data: text: name of the training data.
     released: text: values that the guarantee covers.
     not_covered: list of texts: accesses to data that the guarantee does not
@@ -133,7 +133,7 @@ class RunRecord:
     side_releases: list of texts: values that are released without noise.
     config: configuration of the experiment; no report shows it.
     clients_left: upper bound on the number of clients that took part and have
-      left the population, >= 0; None stands for 0.
+      left the population, >= 0; 0 if None.
     setting: sentence: the parties that the guarantee trusts.
     covered: sentence: accesses to data that the guarantee covers.
     noise_key: sentence: source of the noise key.
@@ -148,8 +148,8 @@ class RunRecord:
       names the party that enforces both numbers.
     clipped_by: text: party that clips the updates.
     simulated: dict: cohort size and guarantee of the larger run that this run
-      simulates; the report then claims nothing for a deployment. None if this
-      run simulates no other run.
+      simulates; None if this run simulates no other run. The report of a run
+      that simulates claims nothing for a deployment.
     versions: dict from the name of a package to its version.
     code_sha256: SHA-256 of the code of this package.
     train_sha256: SHA-256 of the training data.
@@ -299,9 +299,9 @@ class RunRecord:
     return attrs.evolve(
       self,
       # PRIVACY: an edited record could claim a smaller epsilon than the run
-      # has. The run ID depends on all values that may not change and on the
-      # noise key, so nobody without the key can compute the ID of an edited
-      # record.
+      # has. The run ID is a keyed hash of all values that may not change. So
+      # nobody without the noise key can compute the ID of an edited record, and
+      # `folder.open_run` refuses a record with a wrong ID.
       # Guard: folder_test.test_edited_copy_is_refused.
       run_id=f'{key.identify(content):016x}',
       noise_key_id=f'{key.identify(b""):016x}',

@@ -1,4 +1,4 @@
-"""The location of a run's ledger: its folder, another file, or a server."""
+"""The ledger of a run, in the run's folder, another file, or a server."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def open_ledger(
   Raises:
     ValueError: the ledger is missing or damaged; see `Ledger`.
   """
-  # This import is late, since it loads SQLAlchemy, which the report of a log
-  # without a ledger does not need.
+  # This import is here since it loads SQLAlchemy. A report on training outside
+  # of this library, which has no ledger, does not need SQLAlchemy.
   from tff_bandmf.ledger import ledger as ledger_lib
 
   path = directory / run_json.LEDGER_URL
