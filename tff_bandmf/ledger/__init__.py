@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> _Any:
-  # This import is late: it loads SQLAlchemy, which only an open ledger needs.
+  # This import is here since it loads SQLAlchemy, which only `Ledger` needs.
   if name != 'Ledger':
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   from tff_bandmf.ledger import ledger

@@ -9,7 +9,7 @@
 
 The values in h_{-1} are defined in `genesis`. The event that starts a round has
 the digest of the round's cohort. A person who knows h_i can test whether a
-ledger has exactly the events e_0 .. e_i and their cohorts.
+ledger begins with the events e_0 .. e_i and has their cohorts.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Attempt:
   """One attempt at a round.
 
   Attributes:
-    outcome: 'started', 'finished' or 'failed'; or 'abandoned' for the entry
-      that follows the attempts at an abandoned round.
+    outcome: 'started', 'finished' or 'failed'. The attempts at an abandoned
+      round are followed by one more entry, with the outcome 'abandoned'.
     z_stddev: standard deviation of an entry of z, see `Event`; None if it is
       not known, or if the attempt did not finish.
     result: digest of the released sum; None if it is not known.
@@ -157,7 +157,7 @@ def link(head: bytes, index: int, event: Event) -> bytes:
     event: event e_i.
   """
   # PRIVACY: if the hash left out a value of an event, somebody could change
-  # this value and hide participation. The hash covers every value of the event.
+  # this value and hide participation. The hash covers all values of the event.
   # Guard: chain_test.test_any_change_of_a_row_is_refused.
   return _sha256(
     [
@@ -214,9 +214,8 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
         result[-1], flags=result[-1].flags | {event.kind}, head=head.hex()
       )
     elif event.kind in (DRAWN, NOT_DRAWN) and result and not is_open:
-      # `head` does not change, since a checkpoint after this attempt has the
-      # head before this event. After one event 'not drawn', `drawn` stays
-      # False.
+      # `head` stays the head before this event, since a checkpoint after this
+      # attempt has that head. After one event 'not drawn', `drawn` stays False.
       result[-1] = dataclasses.replace(
         result[-1], drawn=event.kind == DRAWN and result[-1].drawn is not False
       )

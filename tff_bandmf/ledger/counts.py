@@ -1,6 +1,6 @@
 """Counts of rounds, attempts and participation in a ledger.
 
-A log of cohorts has the same counts, except that it has no attempts.
+The log of training outside of this library has these counts, but no attempts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tff_bandmf.ledger import chain
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """The counts of a ledger, or of a log of cohorts.
+  """The counts of a ledger, or of a participation log.
 
   Attributes:
     rounds: number of started rounds. A started round is finished, burnt, both,
@@ -38,14 +38,13 @@ class Observed:
       is not known.
     unchecked: indices of the rounds with a finished attempt whose noise was not
       tested by the program that added the noise.
-    finished_twice: indices of the rounds that finished more than once without
-      proof that all these attempts released the same sum.
-    enforced: digests of the plan and other files that the attempts followed,
-      one for each different set of files; None is among them if an attempt has
-      no digest. Entries 'abandoned' do not count.
+    finished_twice: indices of the rounds with several finished attempts whose
+      digests of the sum differ or are not known.
+    enforced: the different values of `Attempt.enforced`, which include None if
+      an attempt has no digest. Entries 'abandoned' do not count.
     drawn: whether all cohorts are equal to the cohorts that the sampling key
-      gives; None if nobody compared the cohorts since the last round.
-    head: head of the ledger's chain, in hexadecimal; None for a log.
+      gives; None if nobody compared the cohorts since the last attempt.
+    head: head of the ledger's chain, in hexadecimal; None without a ledger.
     incomplete: indices of all rounds, including burnt rounds, with an attempt
       whose sum did not have one update of each client.
     examined: whether the learning process was checked in all finished attempts
@@ -96,7 +95,7 @@ class Observed:
 
 
 def from_log(sizes: dict[int, int], log: sensitivity.Observed) -> Observed:
-  """Returns the counts of a log, which has cohorts but no attempts.
+  """Returns the counts of a participation log.
 
   Args:
     sizes: dict from the index of a round to its number of clients.
@@ -178,9 +177,9 @@ def from_attempts(
         )
       )
     ),
-    # PRIVACY: an edited plan could govern a round that never finishes, and the
-    # clients of this round took part too. If only finished attempts counted
-    # here, nobody would see the edit. This set has the digest of every attempt.
+    # PRIVACY: clients count as having taken part even if their round never
+    # finishes, and such a round could follow an edited plan. If only finished
+    # attempts counted here, nobody would see the edit. All attempts count.
     # Guard:
     # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
     enforced=frozenset(
@@ -189,10 +188,10 @@ def from_attempts(
       for attempt in tried
       if attempt.outcome != chain.ABANDONED
     ),
-    # PRIVACY: the amplified guarantee holds only if every cohort was sampled,
-    # and a comparison with the sampling key does not cover later rounds. The
-    # value is False if one comparison failed, and True only if a comparison
-    # succeeded after the last attempt.
+    # PRIVACY: the amplified guarantee holds only if every cohort was sampled. A
+    # comparison with the sampling key does not cover later rounds, and a later
+    # comparison must not hide an earlier failure. The value is False if one
+    # comparison failed, and True only if one succeeded after the last attempt.
     # Guard: ledger_test.test_verdict_is_of_all_rounds_or_none.
     drawn=False if False in verdicts else (verdicts or [None])[-1],
     # PRIVACY: an attempt that failed or was burnt may have released a sum that

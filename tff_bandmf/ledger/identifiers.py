@@ -50,7 +50,7 @@ _CHUNK = 2**15
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Identifiers:
-  """The hash function of one ledger, whose key `repr` does not show.
+  """The keyed hash function of one ledger; `repr` does not show the key.
 
   Attributes:
     secret: key of the hashes, 16 bytes.
@@ -128,7 +128,7 @@ class Identifiers:
     return np.frombuffer(digests, '<i8').astype(np.int64)
 
   def indices(self, identifiers: np.ndarray) -> np.ndarray:
-    """Returns the indices of clients by their identifiers, [m] int64.
+    """Returns the indices of the clients with these identifiers, [m] int64.
 
     For the identifier of a string, the result is a meaningless number, which
     may be negative.
@@ -167,7 +167,7 @@ class Identifiers:
 
 
 def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
-  """Returns the names of clients in the same order: all indices or strings.
+  """Returns the names of clients in order: all indices, or all strings.
 
   Args:
     clients: indices (any kind of integer, at least 0) or strings, in a list, a

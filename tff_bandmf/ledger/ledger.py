@@ -58,9 +58,9 @@ class Ledger:
         in a database, holds one ledger.
       create: whether to make a missing ledger.
       key_file: path of the key by which clients are hashed. A new ledger makes
-        the key when it first hashes clients. None stands for private/ledger.key
-        next to the SQLite file; for a database server it stands for no key.
-        Counts can be read without the key.
+        the key when it first hashes clients. If None, the file is
+        private/ledger.key next to the SQLite file, and a ledger in a database
+        server has no key. Counts can be read without the key.
 
     Raises:
       ValueError: the ledger is missing, and `create` is False; or the database
@@ -90,10 +90,10 @@ class Ledger:
       missing = tables.TABLES - existing
       if 'bandmf_attempts' in existing:
         raise tables.other_format(1)
-      # PRIVACY: if a new ledger replaced a damaged ledger, the clients of the
-      # damaged ledger could take part again earlier than the schema allows. A
-      # SQLite file with other tables is refused, and a database with only some
-      # tables of a ledger is refused.
+      # PRIVACY: if empty tables replaced lost tables of a ledger, the clients
+      # of the ledger could take part again earlier than the schema allows. A
+      # database with only some tables of a ledger is refused, and a SQLite file
+      # that has only tables of another kind is refused.
       # Guard: ledger_test.test_database_of_something_else_is_refused.
       if missing and (
         missing < tables.TABLES or existing and isinstance(url, pathlib.Path)
@@ -199,9 +199,9 @@ class Ledger:
 
     Args:
       round_index: index of the round.
-      population: clients that may be in the cohort. None stands for all indices
-        up to the highest client index in the ledger. With a `range`, the
-        running time does not depend on the size of the population.
+      population: clients that may be in the cohort. If None, they are all
+        indices up to the highest client index in the ledger. For None or a
+        `range`, the time does not depend on the size of the population.
 
     Raises:
       ValueError: a client of the cohort is not in the population.
@@ -319,7 +319,7 @@ class Ledger:
     # the index lacks are read from the ledger.
     # Guard: admission_test.test_past_is_that_of_every_round_before.
     if self._index.next > before:
-      # The index has later rounds than the result may have.
+      # The index has rounds from `before` on, so a new index is made.
       self._index = history_lib.IdentifierIndex(self._index.whole)
     self._index.record(self._cohorts(before, self._index.next))
     return self._index
@@ -332,8 +332,8 @@ class Ledger:
     """Returns the counts of the ledger, computed only from its tables.
 
     Args:
-      strategy: strategy matrix C; None without one. With C, the counts include
-        the sensitivity of C for the rounds in which the clients took part.
+      strategy: strategy matrix C. If given, the counts include the sensitivity
+        of C for the rounds in which the clients took part.
       costs: costs of a `Budget` under C; None for another schema.
 
     Raises:
@@ -395,7 +395,7 @@ class Ledger:
         started rounds.
       cohort: all selected clients, also clients that drop out later.
       enforced: digest of the plan and other files that this round follows; see
-        `RunRecord.enforced_digest`. None records no digest.
+        `RunRecord.enforced_digest`. If None, no digest is recorded.
 
     Raises:
       TypeError: a client is neither an index nor a string, or the cohort has
@@ -448,9 +448,9 @@ class Ledger:
           'run was started with'
         )
       if recorded is None:
-        # PRIVACY: a new cohort for a round below the last started round is
-        # chosen without regard to the later rounds, so it may break the schema.
-        # Such a cohort is refused.
+        # PRIVACY: if a round below the last started round began now, its
+        # cohort would be chosen without regard to the later rounds, and could
+        # break the schema. The start of such a round is refused.
         # Guard: ledger_test.test_round_below_a_started_one_cannot_start.
         if round_index <= last:
           raise errors.value_error(
@@ -769,7 +769,7 @@ def _digest(
 def _failure(
   round_index: int, attempts: list[chain.Attempt]
 ) -> list[chain.Event]:
-  """Returns a list with the failure of an open attempt; [] without it."""
+  """Returns a list with the failure of the open attempt; [] if none is open."""
   if attempts and attempts[-1].outcome == chain.STARTED:
     return [chain.Event(round_index, chain.FAILED)]
   return []

@@ -120,8 +120,8 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
   query = sa.select(*map(_raw, _LEDGER.c))
   # PRIVACY: suppose that another process abandons a round between a read and a
   # write of this process. This process could start the abandoned round again,
-  # and add its noise to another sum. The lock keeps other processes from
-  # writing until the transaction ends.
+  # and add the noise of this round to a second sum. The lock keeps all other
+  # processes from writing until the transaction ends.
   # Guard: ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
   if lock:
     query = query.with_for_update()
@@ -149,8 +149,8 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
 def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
   """Returns whether `head` is or was the head of the chain."""
   ledger = row(connection)
-  # The head before the first event depends on the key by which clients are
-  # hashed, which is None at first.
+  # The head before the first event depends on the fingerprint of the key by
+  # which clients are hashed. This fingerprint is None at first.
   firsts = [
     chain.genesis(ledger.run, ledger.noise_key, key)
     for key in (None, ledger.key)
@@ -433,8 +433,9 @@ def _identifiers(content: object) -> np.ndarray:
   packed = _content(content, 'cohort')
   _require(len(packed) % 8 == 0, 'cohort')
   identifiers = np.frombuffer(packed, '<i8')
-  # PRIVACY: if identifiers repeat or are out of order, the participation is
-  # counted wrong. A cohort whose identifiers do not increase is refused.
+  # PRIVACY: participation is counted for identifiers that are different and
+  # ascending. For others, the counts could be too small. A cohort whose
+  # identifiers do not increase is refused.
   # Guard: fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
   _require(bool(np.all(identifiers[1:] > identifiers[:-1])), 'cohort')
   return identifiers
