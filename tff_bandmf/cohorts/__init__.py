@@ -2,7 +2,7 @@
 
 | name            | purpose                                                   |
 |-----------------|-----------------------------------------------------------|
-| `admit`         | selects from clients that came by themselves              |
+| `admit`         | selects from clients that checked in                      |
 | `CohortSampler` | draws cohorts                                             |
 | `History`       | last round and number of rounds of each client            |
 | `Patterns`      | all rounds of each client, for a budget                   |

@@ -1,8 +1,8 @@
 """The rule by which a participation schema admits a client to a round.
 
 `violations` applies the rule to clients. `admit` applies the rule to a cohort
-of clients that came by themselves. The sensitivity of a strategy bounds the
-effect of every pattern that the rule allows.
+of clients that checked in, and were not drawn from a list. The sensitivity of a
+strategy bounds the effect of every pattern that the rule allows.
 
 | symbol | name here     | meaning                                        |
 |--------|---------------|------------------------------------------------|
@@ -77,7 +77,7 @@ def violations(
   too_often = history.count >= participation.participations(rounds)
   if participation.min_sep is None:
     return np.zeros_like(too_often), too_often
-  # The `last_round` of a client without rounds, -2^30, must be below this
+  # The `last_round` of a client without rounds, -2^30, must not exceed this
   # difference. So a min_sep above n is replaced by n, which allows the same
   # rounds.
   too_soon = history.last_round > round_index - min(
@@ -103,9 +103,9 @@ def _over_budget(
       'which a budget needs; use sampler.history(), or '
       'Ledger.past(..., whole=True)'
     )
-  # PRIVACY: the earlier rounds of a client that was admitted under another C
-  # can cost more than the budget under this C, and the claim does not cover
-  # such a client. A history with such a client is refused.
+  # PRIVACY: if a client was admitted under a different C, its earlier rounds
+  # can cost more than the budget under this C, and the claim would not cover
+  # the client. A history with such a client is refused.
   # Guard: budget_test.test_client_of_another_matrix_is_refused.
   if np.any(costs.total(history.rounds) > costs.limit):
     raise errors.value_error(
@@ -146,8 +146,8 @@ class Admission:
     too_soon: number of entries that were left out because the last round of the
       client is too close or, with fixed epochs, not an allowed number of rounds
       ago. Repeated entries of a client count as too soon.
-    too_often: number of other entries that were left out because the client
-      took part in k rounds already, or would exceed its budget.
+    too_often: number of entries that are not too soon and were left out because
+      the client took part in k rounds already, or would exceed its budget.
   """
 
   admitted: np.ndarray
@@ -164,9 +164,9 @@ def admit(
 ) -> Admission:
   """Returns which clients of a cohort may take part in a round.
 
-  Use this function for clients that came by themselves. Call it before you
-  record the round or release a value of the round. Record only the admitted
-  clients, `cohort[admitted]`.
+  Use this function for clients that checked in. Call it before you record the
+  round or release a value of the round. Record only the admitted clients,
+  `cohort[admitted]`.
 
   **Formal guarantee.** Assumption: every cohort of the run passes through
   `admit`, with the history of all earlier rounds, and only `cohort[admitted]`
@@ -204,7 +204,8 @@ def admit(
     )
   too_soon, too_often = violations(participation, rounds, round_index, history)
   # PRIVACY: a client that is twice in a cohort would contribute two clipped
-  # updates to one sum. Only the first entry of a client can be admitted.
+  # updates to one sum, but the sensitivity counts one. Only the first entry of
+  # a client can be admitted.
   # Guard: admission_test.test_client_that_is_there_twice_is_admitted_once.
   repeated = np.ones(len(cohort), bool)
   repeated[np.unique(cohort, return_index=True)[1]] = False

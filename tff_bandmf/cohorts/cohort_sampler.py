@@ -12,9 +12,9 @@ A cohort is drawn uniformly from the available clients that the rule of
 (mod b) are drawn, so that the difference of any two rounds of a client is a
 multiple of b.
 
-If the cohort of some round cannot be filled, `CohortSampler` raises before the
-first round. If counting (see `feasibility`) does not decide whether every
-cohort can be filled, it draws the cohorts of all rounds once to find out.
+If the cohort of some round cannot be filled, the constructor of `CohortSampler`
+raises. If counting (see `feasibility`) does not decide whether every cohort can
+be filled, the constructor draws the cohorts of all rounds once to find out.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import admission, feasibility
 from tff_bandmf.cohorts import history as history_lib
 
-# In populations up to this size, `sample` checks every client.
+# If a round may draw from at most this many clients, `sample` checks them all.
 _LARGE = 2**17
 _MAX_BATCH = 2**18
-# Largest number of draws as a share of the population. With more draws, it
-# would be faster to check every client.
+# Largest number of draws as a share of the clients from which a round may draw.
+# With more draws, it would be faster to check every client.
 _DRAWN_SHARE = 1 / 32
 
 

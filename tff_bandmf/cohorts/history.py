@@ -120,7 +120,7 @@ class _Chain:
       rounds: indices of the rounds, larger than all rounds in the chain.
       sizes: number of participations in each round.
       before: [sum of sizes] int32, index of the previous entry of the same
-        client, for each new entry; -1 for a first entry.
+        client, for each new entry; -1 for the client's first entry.
     """
     size = self.size
     if size + len(before) > _MOST_ENTRIES:
@@ -320,7 +320,7 @@ class IdentifierIndex:
     return sum(len(identifiers) for identifiers, _ in self._parts)
 
   def of(self, clients: np.ndarray) -> History:
-    """Returns the history of clients with these int64 identifiers, in order."""
+    """Returns the history of clients by int64 identifier, in the same order."""
     past = self._last(clients)
     if not self.whole:
       return past
@@ -338,8 +338,8 @@ class IdentifierIndex:
   def _last(self, clients: np.ndarray) -> History:
     """Returns the history of clients, given their identifiers, in this order.
 
-    If `whole` is set, `last_round` has the last entries in the chain
-    instead.
+    If `whole` is set, `last_round` has the last entry of each client in the
+    chain instead of the last round.
     """
     past = History.empty(len(clients))
     if self.whole:
