@@ -1,1 +1,1 @@
-"""TFF's names, its runtime and its worker processes."""
+"""TFF's API for several releases of TFF, a runtime, and remote workers."""

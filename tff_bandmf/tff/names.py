@@ -1,11 +1,11 @@
-"""TFF's names, each from the package that has it, for use instead of `tff`.
+"""TFF's functions and types, for use with TFF 0.87 and with later releases.
 
   from tff_bandmf.tff import names as tff
 
-TFF 0.87 has all the names. In later releases, computations, types, placements
-and the base classes of programs are in the package `federated_language`, where
-a few of them have other names. Aggregators, templates, learning and the local
-runtime stay in TFF. No other module of this library imports either package.
+In releases after 0.87, computations, types, placements and the base classes of
+programs are in the package `federated_language`, where a few of them have other
+names. Aggregators, templates, learning and the local runtime stay in TFF. No
+other module of this library imports either package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 from tff_bandmf import errors
 
-# Names of TFF 0.87 and their names in later releases.
+# Names in TFF 0.87 that are different in later releases, and the later names.
 _RENAMED = {
   'types.structure_from_tensor_type_tree': (
     'tensorflow.structure_from_tensor_type_tree'
@@ -52,10 +52,10 @@ _IS_OLD = _HAS_TFF and len(_PACKAGES) == 1
 
 
 class _Names:
-  """The names under one path, such as `types.`, in TFF and its packages.
+  """The names under one path in the installed packages.
 
   Args:
-    path: path of the names, which ends with a dot; empty for the packages.
+    path: path of the names, such as 'types.'; '' for names without a path.
     modules: modules that may have the names, in the order of the search.
   """
 

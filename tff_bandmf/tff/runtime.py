@@ -69,9 +69,9 @@ def worker(
   the values in it.
 
   Args:
-    concurrency: number of computations that can run at once, >= 1; None means
-      the number of cores.
-    log: file for the worker's output; None discards the output.
+    concurrency: number of computations that can run at once, >= 1. If None, it
+      is the number of cores.
+    log: file for the worker's output. If None, the output is discarded.
 
   Raises:
     RuntimeError: the worker did not start.
@@ -113,9 +113,9 @@ def local_runtime(
   computations fail until another context is set.
 
   Args:
-    concurrency: number of computations that can run at once, >= 1; None means
-      the number of cores.
-    log: file for the worker's output; None discards the output.
+    concurrency: number of computations that can run at once, >= 1. If None, it
+      is the number of cores.
+    log: file for the worker's output. If None, the output is discarded.
     program: whether the context is for a federated program, such as
       `tff.learning.programs.train_model`, in which computations return
       references.

@@ -1,9 +1,9 @@
 """Time limits for results of a worker.
 
 A worker whose process was stopped, or whose machine swaps, sends nothing and
-keeps its connection open. A program that waits for its result would wait for
-ever, without a message. A `WaitPolicy` writes a message after a minute, and can
-set a limit after which the wait ends with an error:
+keeps its connection open. A program that waits for the worker's result would
+wait for ever, without a message. A `WaitPolicy` writes a message after a
+minute. It can set a limit: a longer wait ends with an error.
 
   WaitPolicy(limit_seconds=600)   # message after 1 minute, error after 10
 """
@@ -26,13 +26,12 @@ class WaitPolicy:
   """Time limits for one computation of a worker.
 
   Attributes:
-    limit_seconds: seconds without a result after which the wait ends with an
-      error, > 0; None sets no limit.
-    on_slow: function that is called with one line, which names the worker,
-      after `notice_seconds` without a result. By default it writes the line to
-      standard error.
-    notice_seconds: seconds without a result after which `on_slow` is called, >
-      0. It is never called if `limit_seconds` is at most `notice_seconds`.
+    limit_seconds: longest time without a result, in seconds, > 0. A longer wait
+      ends with an error. If None, there is no limit.
+    on_slow: function of one line of text, which names the worker. The default
+      writes the line to standard error.
+    notice_seconds: time without a result, in seconds, > 0; then `on_slow` is
+      called. If `limit_seconds` is not larger, `on_slow` is never called.
   """
 
   limit_seconds: Optional[float] = None

@@ -98,8 +98,8 @@ def connected(
 
   Args:
     addresses: addresses 'host:port', all different.
-    wait_policy: time limits for a result. A worker that exceeds them gets no
-      further work.
+    wait_policy: time limits for a result. A worker that exceeds the limit gets
+      no further work.
 
   Raises:
     ValueError: an address is not 'host:port', or occurs twice.
