@@ -17,12 +17,12 @@ the sum of the clipped records of round t, and coordinate i of z_t is z[t, i].
   round     S_t + y_t; each y_t is added to one sum only      tape/reader.py
             S_t + y_t in TFF's graph                          source.py
 
-S_t, y_t and their sum are integers, in steps of `lattice`. A user chooses with
-a value of `placements` where noise comes from. `self_test` tests y_t in the
-round that adds y_t to S_t. `released_sums` records which round of a run is
-open, and `key_use` ensures that a key file serves one run.
+S_t, y_t and their sum are integers, in steps of `lattice`. A value of
+`placements` says where the noise of a run comes from. `self_test` tests y_t in
+the round that adds y_t to S_t. `released_sums` records which round of a run may
+be released next, and `key_use` ensures that a key file serves one run.
 `placements.InState` uses neither blocks nor a tape: `graph_generator` computes
-z in TFF's graph, and TFF's state holds past y.
+z in TFF's graph, and TFF's state holds the key and past noise.
 """
 
 from tff_bandmf.noise.key import Key

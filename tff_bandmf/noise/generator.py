@@ -40,9 +40,10 @@ _Words = Any
 # Number of 64-bit words in a block of ChaCha20. The first coordinate for which
 # a caller asks must be a multiple of this number.
 GROUP = 8
-# PRIVACY: If k is small, the distance between values of u is large relative to
-# u, so the tail of z would differ from the normal tail, and rare releases would
-# distinguish neighbours. Below this k, a second word makes u finer.
+# PRIVACY: With one word for each u, no |z| would exceed 9.2, and the possible
+# values of large |z| would be far apart. Some rare releases would be possible
+# with a client and impossible without it. Below this k, a second word makes u
+# finer, so that |z| can reach 13.
 # Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 
@@ -95,7 +96,7 @@ class Generator:
         f'row={row} must be in [0, 2^63); use noise.Stream'
       )
     # PRIVACY: If two z came from one word, they would be equal, and an attacker
-    # could combine releases so that their noise cancels. The nonce has separate
+    # could combine releases so that the noise cancels. The nonce has separate
     # bits for the row, the group of coordinates and the stream, so two z never
     # share a word.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.

@@ -2,9 +2,9 @@
 
 Only `placements.InState` uses these operations, with the key in TFF's state.
 `generator` has the formulas, and defines words, k, u and z. The words here have
-the same bits as the words of `generator.Generator`. The normals z can differ in
-their last bits, since TensorFlow instead of SciPy computes Phi^-1. A group is
-eight coordinates that share a block of ChaCha20.
+the same bits as the words of `generator.Generator`. The normals z can differ
+from the generator's normals in their last bits, since SciPy computes Phi^-1
+there. A group is eight coordinates that share a block of ChaCha20.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def fresh_key_words() -> tf.Tensor:
 
   The key is 32 bytes of /dev/urandom on the machine that runs the graph.
   TensorFlow reads the file as lines, so no byte of the key is 10 or 13. The
-  other 254 values are uniform, so the key has 255.6 bits.
+  other 254 values are uniform, so the key has 255.6 bits of entropy.
   """
   # PRIVACY: TensorFlow's own random numbers start from a seed of 32 bits, so an
-  # attacker could try all seeds. The operating system draws the key instead.
+  # attacker could find the key. The operating system draws the key instead.
   # Guard: graph_generator_test.test_fresh_keys_differ_and_come_from_the_system.
   lines = tf.data.TextLineDataset('/dev/urandom', buffer_size=256)
   text = tf.strings.reduce_join(lines.batch(64).take(1).get_single_element())
@@ -83,10 +83,10 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   words = _words(key, round_index, groups, generator.WORDS)[:count]
   k = tf.cast(tf.bitwise.right_shift(words, tf.ones_like(words)), tf.int64)
   u = (tf.cast(k, tf.float64) + 0.5) * 2.0**-64
-  # PRIVACY: With one word for each u, no |z| would exceed 9.2, and the values
-  # of large |z| would be far apart. Some rare releases would then be possible
-  # for only one of two neighbours. If the first word is small, a second word
-  # makes u finer.
+  # PRIVACY: With one word for each u, no |z| would exceed 9.2, and the possible
+  # values of large |z| would be far apart. Some rare releases would be possible
+  # with a client and impossible without it. If the first word is small, a
+  # second word makes u finer, so that |z| can reach 13.
   # Guard: graph_generator_test.test_small_words_are_extended.
   small = tf.where(k < generator.EXTENDED_BELOW)
   coordinate = small[:, 0]

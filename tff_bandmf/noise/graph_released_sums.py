@@ -58,7 +58,7 @@ class GraphPosition:
     clients = self._numbers(round_index)[3]
     # PRIVACY: If a sum has more updates than the recorded cohort has clients,
     # the ledger lacks a participation, and epsilon would not count it. The
-    # round fails before its release.
+    # graph fails before it releases such a sum.
     # Guard: run_test.test_more_updates_than_clients_are_refused_with_tff.
     return tf.debugging.Assert(
       tf.cast(updates, tf.int64) <= clients,
@@ -119,9 +119,10 @@ class GraphPosition:
     )
     numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
     numbers = tf.ensure_shape(numbers, [4])
-    # PRIVACY: While no round is open, the ledger lacks the clients of an
-    # aggregation, and epsilon would not count a release of their updates. The
-    # graph fails unless a round of this run is open.
+    # PRIVACY: Epsilon counts only clients whom the ledger has, and the ledger
+    # can lack the clients of an aggregation while no round is open. A release
+    # of their updates would not be counted. The graph fails unless a round of
+    # this run is open.
     # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
     is_open = tf.debugging.Assert(
       tf.equal(numbers[0], self.position.run) & (numbers[1] >= 0),

@@ -6,8 +6,8 @@ inverse of the normal CDF, has a smaller error than SciPy's formula, so the
 normals can differ from the generator's normals in their last bits. A group is
 eight coordinates that share a block of ChaCha20.
 
-`words` and `normals`, and `inverse` with `jax.numpy`, compute in 64 bits and
-must run within `precise`.
+`words` and `normals`, and `inverse` with `jax.numpy`, compute in 64 bits. They
+must run in the context `precise()`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
   group_low, group_high = _halves(groups[None, :])
   row_low, row_high = _halves(rows[:, None])
   # PRIVACY: Two z from one word would be equal, and an attacker could combine
-  # releases so that their noise cancels. The nonce has separate bits for the
+  # releases so that the noise cancels. The nonce has separate bits for the
   # row, the group of coordinates and the stream, so two z never share a word.
   # Guard: jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
   row_high |= streams[:, None].astype(np.uint32) << 31
@@ -187,10 +187,10 @@ def normals(
   word = words(key, rows, groups, jnp.full(len(rows), generator_lib.WORDS))
   u = (_magnitude(word) + 0.5) * 2.0**-64
   z = _signed(word, inverse(u, jnp, (_CENTRE, _MIDDLE))).reshape(shape)
-  # PRIVACY: With one word for each u, no |z| would exceed 9.2, and the values
-  # of large |z| would be far apart. Some rare releases would then be possible
-  # for only one of two neighbours. If the first word is small, a second word
-  # makes u finer.
+  # PRIVACY: With one word for each u, no |z| would exceed 9.2, and the possible
+  # values of large |z| would be far apart. Some rare releases would be possible
+  # with a client and impossible without it. If the first word is small, a
+  # second word makes u finer, so that |z| can reach 13.
   # Guard: jax_generator_test.test_small_words_are_extended.
   rare = (word >> 1 < generator_lib.EXTENDED_BELOW).any(-1)
 
@@ -234,9 +234,10 @@ def inverse(
     parts: coefficients of the rational functions for the centre, the middle and
       the tail. Without the tail, u must be at least 2^-36.
   """
-  # PRIVACY: If the error of Phi^-1 exceeded `cells.inverse_error`, the slack of
-  # epsilon would be too small. JAX's own inverse reaches 97% of this bound, so
-  # this function uses another formula, which reaches 59%.
+  # PRIVACY: The slack in epsilon is for errors of Phi^-1 of at most
+  # `cells.inverse_error`. With larger errors the stated epsilon would be too
+  # small. The error of JAX's own inverse reaches 97% of this bound, and the
+  # error of the formula that this function uses reaches 59%.
   # Guard: jax_generator_test.test_inverse_of_the_cdf_errs_less.
   q = u - 0.5
   centre = q * _ratio(parts[0], 0.180625 - q * q)
@@ -278,9 +279,9 @@ def is_exact(device: jax.Device) -> bool:
     _KNOWN_SHAPE[1],
   )
   both = 2 * cells.inverse_error(np.abs(expected))
-  # PRIVACY: If a driver or a compiler reduces precision, the proof does not
-  # cover the noise, and epsilon could be too small. If an error is larger than
-  # the proof allows, the result is False, and the caller refuses the device.
+  # PRIVACY: If a driver or a compiler reduces precision, the errors can exceed
+  # the errors for which epsilon is proved, and epsilon could be too small. In
+  # this case the result is False, and the caller refuses the device.
   # Guards: jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
   # test_device_with_other_words_is_not_exact.
   return bool(

@@ -92,8 +92,8 @@ class Key:
     fingerprint confirms a right guess.
 
     Args:
-      subject: bytes for which the fingerprint is made; other bytes give another
-        fingerprint of the same key.
+      subject: bytes that say what the fingerprint is for. Two subjects give two
+        different fingerprints of the same key.
     """
     digest = hashlib.blake2b(
       subject, key=self.secret, digest_size=8, person=b'tff_bandmf id'

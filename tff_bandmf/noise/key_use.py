@@ -20,7 +20,8 @@ from collections.abc import Iterator
 
 from tff_bandmf import errors
 
-# Offset beyond all coordinates. A process locks this byte to use the lines.
+# Offset beyond all coordinates. A process locks this byte before it reads or
+# writes the lines.
 _LINES = 2**62
 
 
@@ -28,10 +29,10 @@ class KeyUse:
   """The right of one process to compute some coordinates from a key.
 
   PRIVACY: Two tapes from one key come from the same normals. If two runs used
-  them, an attacker could combine releases so that their noise cancels. A
-  process is refused if another process is computing one of its coordinates, if
-  the key has made noise with another tape ID, or if noise for one of its
-  coordinates was made in another folder.
+  the two tapes, an attacker could combine their releases so that the noise
+  cancels. A process that asks for coordinates is refused if another process is
+  computing some of them, if the key has made noise with another tape ID, or if
+  noise of some of them was made in another folder.
   Guards:
   noise_server_test.test_second_server_of_a_key_is_refused,
   noise_server_test.test_key_of_another_folder_is_refused.
@@ -55,7 +56,7 @@ class KeyUse:
     coordinates: range,
     directory: pathlib.Path,
   ):
-    """Takes the right, until `close` is called or the process ends.
+    """Takes the right; it lasts until `close` is called or the process ends.
 
     Args:
       key_file: path of the key file.
@@ -112,8 +113,9 @@ class KeyUse:
         end = os.lseek(self._handle, 0, os.SEEK_END)
         content = os.fsencode(own_line) + b'\n'
         # PRIVACY: On a full disk `write` may write only a part of the line. The
-        # next line would continue it, and a server in another folder could use
-        # the key for the same coordinates. A part is removed and refused.
+        # next line would continue this part, so the record would lack this use,
+        # and a server in another folder could use the key for the same
+        # coordinates. The part is removed, and the call fails.
         # Guard: fuzz_secrets_test.test_part_of_a_use_of_a_key_is_refused.
         if os.write(self._handle, content) < len(content):
           os.ftruncate(self._handle, end)
@@ -121,7 +123,7 @@ class KeyUse:
         os.fsync(self._handle)
 
   def close(self) -> None:
-    """Gives up the right; the caller must not call it twice."""
+    """Gives up the right; `close` must not be called twice."""
     os.close(self._handle)
 
   def _check(self, lines: list[str]) -> None:

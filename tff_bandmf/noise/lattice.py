@@ -13,7 +13,8 @@
 | D      |                  | diag(C[t, t])                                    |
 
 Sums are 32-bit integers, so they are exact in any order if no value leaves the
-range:
+range of 32 bits. This holds if y is within 12 of its standard deviations and,
+for every row of C^-1 D,
 
   B 2^k + 12 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
@@ -37,9 +38,9 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# PRIVACY: If cells are narrower than this width, their slack exceeds the slack
-# that claims include, so epsilon would be too small. `Lattice.of` makes no
-# narrower cells.
+# PRIVACY: The stated epsilon includes the slack for cells of this width.
+# Narrower cells have more slack, so the stated epsilon would be too small.
+# `Lattice.of` makes no cell narrower than this width.
 # Guard: lattice_test.test_cells_are_as_wide_as_claims_say.
 _CELL_WIDTH = cells.CELL_WIDTH
 # Largest k: float64 holds all integers up to 4^k, the squared clip, exactly.
@@ -73,13 +74,13 @@ class Lattice:
   ) -> Lattice:
     """Returns the finest lattice that fits a run.
 
-    A lattice fits if no value of the run is out of range, k <= 26 and, with
-    noise, every cell has a width in [2^-17, 1] in units of s.
+    A lattice fits if no value of the run is out of range, 2 `dimension`^(1/2)
+    <= 2^k <= 2^26 and, with noise, every cell's width is in [2^-17, 1] times s.
 
     **Formal guarantee.**
     Assumption: each record has a norm of at most 2^k steps, a round has at most
     B records, and no coordinate of y exceeds 12 of its standard deviations
-    (`slack_delta` includes the probability that a coordinate does). Statement:
+    (`slack_delta` includes the probability that one exceeds them). Statement:
     no sum leaves 32 bits, and every cell has a width in [2^-17, 1] in units of
     s, for which the `slack_epsilon` and `slack_delta` of a claim hold. Source:
     docs/reference/arithmetic.md, Theorem 2.
@@ -114,8 +115,9 @@ class Lattice:
       )
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if z_stddev_per_clip:
-      # PRIVACY: If a cell is wider than s, the proof of the slack does not
-      # cover it, and epsilon could be too small. Such a lattice is refused.
+      # PRIVACY: The slack in epsilon is proved for cells of at most the width
+      # s. With wider cells, the stated epsilon could be too small. A lattice
+      # with a wider cell is refused.
       # Guard: lattice_test.test_cells_wider_than_a_deviation_are_refused.
       least = max(least, math.ceil(-math.log2(min_scale * z_stddev_per_clip)))
     if most < least:

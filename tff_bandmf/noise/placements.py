@@ -36,8 +36,8 @@ class InState(Placement):
   """A placement that keeps the key and past noise in TFF's server state.
 
   The state passes between processes by value in every round, which takes 20 to
-  40 ms for each MB. So this placement is for small models, and for runtimes
-  whose workers share no file system with this process. Every call of
+  40 ms for each MB. So this placement is for small models. It works even if the
+  runtime's workers share no file system with this process. Every call of
   `initialize` draws a new key in the worker process that runs `initialize`. A
   person who has a copy of the state can subtract the noise, so a copy is as
   secret as the key. Programs such as `tff.learning.programs.train_model`
@@ -58,22 +58,24 @@ class Tape(Placement):
 
   Attributes:
     directory: private folder of the files, on a file system that all processes
-      that run rounds share. None makes a temporary folder, in memory if
+      that run rounds share. If None, a temporary folder is made, in memory if
       possible.
-    key: secret key of the noise; the caller keeps it to resume a run. None
-      draws a key from the operating system. A key serves one run: the
-      difference of two runs with the same key has no noise.
-    start_round: round of the state from which a run resumes, >= 0. The run
-      needs its own key again, and `initialize` then begins at this round.
+    key: secret key of the noise; the caller keeps it to resume a run. If None,
+      the operating system draws a key. A key serves one run: the difference of
+      the releases of two runs with the same key has no noise.
+    start_round: round of the state from which a run resumes, >= 0; 0 for a new
+      run. A resumed run needs the key of its earlier rounds, and `initialize`
+      returns the state of this round.
     max_memory_bytes: maximum number of bytes of past noise in memory, > 0. If
       past noise has more bytes, all of it goes to a file in the temporary
-      folder (TMPDIR). The limit does not apply to devices. None means no limit.
+      folder (TMPDIR). None means no limit; the memory of `devices` never has
+      one.
     backend: library that computes the noise, one of `stream.BACKENDS`.
     devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
     position: record of the open round of a run. The tape gives the noise of the
-      open round, even if TFF's state counts another round. None means the round
-      that the state counts.
+      open round, even if TFF's state counts another round. If None, the tape
+      gives the noise of the round that the state counts.
   """
 
   directory: Optional[Union[str, os.PathLike]] = None

@@ -41,7 +41,7 @@ OTHER_SUM = (
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-  """The open round of one run, and the marks of the sums that it released.
+  """The open round of one run, and the marks of the run's released sums.
 
   Attributes:
     directory: private folder that holds the files.
@@ -81,8 +81,8 @@ class Position:
       self.marks.mkdir(mode=0o700)
       _files.sync(self.directory)
     # PRIVACY: If a power cut lost the mark of a released sum, a second sum
-    # could get the same noise. The ledger has the released sums too, so they
-    # are marked again before the round is open.
+    # could get the same noise. The ledger also has the sum's fingerprint, so
+    # the mark is written again before the round is open.
     # Guard:
     # run_replay_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
     for other, fingerprint in before:
@@ -128,31 +128,32 @@ class Position:
         path.unlink()
 
   def check(self, round_index: int, updates: int) -> None:
-    """Raises ValueError unless the round is open and allows so many updates.
+    """Raises ValueError unless the round is open and allows this many updates.
 
     **Formal guarantee.**
-    Assumption: `updates` is the number of updates in the sum. Statement: a sum
-    of another round, or with more updates than the recorded cohort has clients,
-    is refused before the release. The check counts updates; it cannot tell
-    which client sent an update.
+    Assumption: `updates` is the number of updates in the sum. Statement: the
+    sum of a round that is not open, or with more updates than the recorded
+    cohort has clients, is refused before the release. The check counts updates;
+    it cannot tell which client sent an update.
 
     Args:
       round_index: round t of the sum, >= 0.
       updates: number of updates in the sum, >= 0.
 
     Raises:
-      ValueError: this round is not open, or there are too many updates.
+      ValueError: this round is not open, or the sum has too many updates.
     """
     run, open_round, _, clients = self._numbers()
-    # PRIVACY: While a round is not open, the ledger can lack its clients, and
-    # epsilon would not count a release of their updates. The call fails unless
-    # this round of this run is open.
+    # PRIVACY: Epsilon counts only clients whom the ledger has, and the ledger
+    # can lack the clients of a round that is not open. A release of their
+    # updates would not be counted. The call fails unless this round of this run
+    # is open.
     # Guard: run_replay_test.test_position_of_another_run_is_refused.
     if run != self.run or open_round == _CLOSED or open_round != round_index:
       raise errors.value_error(f'round={round_index}: {NOT_OPEN}')
     # PRIVACY: If a sum has more updates than the recorded cohort has clients,
-    # the ledger lacks a participation, and epsilon would not count it. The
-    # round fails before its release.
+    # the ledger lacks a participation, and epsilon would not count it. Such a
+    # sum is refused before its release.
     # Guard: run_replay_test.test_position_of_another_run_is_refused.
     if updates > clients:
       raise errors.value_error(f'updates={updates}: {MORE_UPDATES} {clients}')
@@ -166,7 +167,7 @@ class Position:
     Assumption: all attempts of the run share this folder, every listing of the
     folder shows each file that was created before, and `open` has marked the
     sums that the ledger knows. Statement: of two different sums with the noise
-    of one round, at most one passes `mark`, in this process or another, unless
+    of one round, at most one passes `mark` in all processes together, unless
     their 64-bit fingerprints agree. Source: each call writes its mark before it
     lists the marks, so of two concurrent calls with different sums at least one
     sees the mark of the other call and fails.

@@ -21,8 +21,8 @@ from tff_bandmf import errors
 if TYPE_CHECKING:
   import tensorflow as tf
 
-# Bound on the probability that a correct run fails the test in some round;
-# slack_delta includes it.
+# Bound on the probability that a correct run fails the test in some round; the
+# `slack_delta` of a claim includes it.
 FALSE_ALARM = 1e-24
 # Number of coordinates whose squares are added up at once.
 _PIECE = 1 << 13
@@ -69,9 +69,9 @@ def check(
       piece = part[start : start + _PIECE].astype(np.float64)
       squares += float(piece @ piece)
   # PRIVACY: If the standard deviation of y_t were smaller than planned, the
-  # stated epsilon would be too small. A round whose sample deviation does not
-  # fit fails. A person who knows the sample deviation could tell S_t from other
-  # sums, so the message does not contain it.
+  # stated epsilon would be too small. If the sample deviation does not fit, the
+  # round fails. A person who knows the sample deviation could tell S_t from
+  # other sums, so the message does not contain the sample deviation.
   # Guard: self_test_test.test_noise_of_another_deviation_is_refused.
   if not _is_sound(
     math.sqrt(squares / dimension),

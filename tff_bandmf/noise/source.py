@@ -33,8 +33,8 @@ from tff_bandmf.noise import (
 from tff_bandmf.noise.tape import graph_reader, opened
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Maximum of `StateSource.bytes_passed`. If more than 1.9 GB pass between
-# processes, TFF's local runtime fails or retries for ever.
+# Maximum of `StateSource.bytes_passed`, with a margin: if more than 1.9 GB pass
+# between processes, TFF's local runtime fails or retries for ever.
 _MAX_STATE_BYTES = 1_800_000_000
 # The run ID of a state that `begin` did not create.
 _NOBODY = 0
@@ -109,8 +109,8 @@ class NoiseSource(abc.ABC):
       round_index: t, scalar int64.
       total: [dimension] int32, S_t in lattice steps.
       counts: [2] integers: the number of updates in the total, and the number
-        of all-zero updates among them. Only a source with a
-        `released_sums.Position` uses the counts; it needs them.
+        of all-zero updates among them. A source with a `released_sums.Position`
+        needs the counts; all other sources ignore them.
     """
 
   def metrics(
@@ -173,7 +173,7 @@ class StateSource(NoiseSource):
 
   @staticmethod
   def bytes_passed(recursion: recursion_lib.Recursion, dimension: int) -> int:
-    """Returns the bytes of M_t, of the table and of the row norms of C^-1.
+    """Returns the size in bytes of M_t, the table and the row norms of C^-1.
 
     These arrays pass between processes in every round. The key adds 32 bytes.
     """
@@ -218,8 +218,8 @@ class StateSource(NoiseSource):
     v = tf.round(v + mean)
     # PRIVACY: If y_t wrapped around in 32 bits, later rounds would be computed
     # from a wrong y_t, their noise would not be C^-1 z, and epsilon would not
-    # hold. A round with such a y_t fails. S_t + y_t may wrap around, because
-    # that is post-processing.
+    # hold. A round whose y_t needs more than 32 bits fails. S_t + y_t may wrap
+    # around, because this is post-processing of the exact sum.
     # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
     in_range = tf.debugging.Assert(
       tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
@@ -233,9 +233,9 @@ class StateSource(NoiseSource):
       round_index=round_index,
     )
     new_state = collections.OrderedDict(key=state['key'])
-    # PRIVACY: If the memory followed from another y_t than the one that was
-    # added to the sum, the noise of later rounds would not be C^-1 z, and
-    # epsilon would not hold. The memory is computed from the rounded y_t.
+    # PRIVACY: The rounded y_t is added to the sum. If the memory were computed
+    # from y_t before rounding, the noise of later rounds would not be C^-1 z,
+    # and epsilon would not hold. The memory is computed from the rounded y_t.
     # Guard: source_test.test_rounds_are_those_of_the_recursion.
     if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
       gain = tf.gather(table.gain, phase)

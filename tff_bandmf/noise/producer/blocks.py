@@ -39,7 +39,7 @@ _TOGETHER = 16
 # that they stay in cache.
 _PIECE = 512
 # PRIVACY: If |y| exceeded this bound, y could wrap around in 32 bits, the noise
-# would not be C^-1 z, and epsilon would not hold. Such a block fails.
+# would not be C^-1 z, and epsilon would not hold. A block with such a y fails.
 # Guard: stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
 
@@ -70,8 +70,8 @@ class Block(abc.ABC):
 
   Attributes:
     first: first round of the block, >= 0.
-    noise_scale: [m] float64, standard deviation of the fresh noise of each
-      round in lattice steps, z_steps scale_t.
+    noise_scale: [m] float64, z_steps scale_t for each round t: the standard
+      deviation of noise_scale * Z in lattice steps.
     row: row of a window's ring that the block writes first; 0 for buffers.
   """
 
@@ -100,8 +100,8 @@ class Block(abc.ABC):
       work: arrays for intermediate results.
 
     Raises:
-      OverflowError: a value of y does not fit in 32 bits. A block without
-        memory raises even if only the largest possible |y| does not fit.
+      OverflowError: a value of y does not fit in 32 bits or, in a block without
+        memory, the largest possible |y| does not fit.
     """
 
 
@@ -172,9 +172,9 @@ class WindowBlock(Block):
       output[:] = np.rint(z, out=y)
       return
     mean = self._mean_of_past(ring, work)
-    # PRIVACY: If later rounds were not computed from the y that the released
-    # sums contain, the noise would not be C^-1 z, and epsilon would not hold.
-    # Later rounds are computed from the rounded y.
+    # PRIVACY: Released sums contain the rounded y. If later rounds were
+    # computed from y before rounding, the noise would not be C^-1 z, and
+    # epsilon would not hold. They are computed from the rounded y.
     # Guard: stream_test.test_noise_is_that_of_the_recursion.
     fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):

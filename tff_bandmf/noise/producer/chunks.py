@@ -24,9 +24,9 @@ class Chunks:
   `chunks[i]` maps array i into memory as long as the caller holds it.
 
   PRIVACY: Past noise is as secret as the key, and other users could read past
-  noise from a file. The file has no name, so other users cannot open it, and
-  the system removes the file at `close`, or when the process ends.
-  The bytes on the disk are not overwritten.
+  noise from a file. The file has no name, so other users cannot open it. The
+  system removes the file at `close` or when the process ends, but does not
+  overwrite the bytes on the disk.
   Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
   """
 
@@ -45,7 +45,7 @@ class Chunks:
       dtype: type of the arrays' elements.
       max_memory_bytes: maximum number of bytes in memory, > 0. If the arrays
         need more, all go to a file in the folder for temporary files (TMPDIR).
-        None keeps the arrays in memory.
+        If None, the arrays are in memory.
 
     Raises:
       OSError: the disk has too little space for the file.

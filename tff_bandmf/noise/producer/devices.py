@@ -136,9 +136,9 @@ def _window(
         for s in range(start, r):
           mean[r] += near[r, s] * fed[s]
         y.append(tf.round(z[r] + mean[r]))
-        # PRIVACY: If later rounds were not computed from the y that the
-        # released sums contain, the noise would not be C^-1 z, and epsilon
-        # would not hold. Later rounds are computed from the rounded y.
+        # PRIVACY: Released sums contain the rounded y. If later rounds were
+        # computed from y before rounding, the noise would not be C^-1 z, and
+        # epsilon would not hold. They are computed from the rounded y.
         # Guard: devices_test.test_devices_make_the_noise_of_the_host.
         fed.append(y[r] if feeds_y else (y[r] - mean[r]) / scale[r])
     return tf.stack(y), tf.stack(fed)
@@ -193,10 +193,10 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
       )
   chosen = [by_name[name] for name in devices]
   kinds = {device.device_type for device in chosen}
-  # PRIVACY: If a run resumes with fewer or more devices, some chunks move to
-  # another device, which computes past noise again. If the new device rounded
-  # differently, past noise would not be the released noise, and epsilon would
-  # not hold. Devices of several types are refused.
+  # PRIVACY: If a run resumes with fewer or more devices, some chunks move from
+  # one device to another, which computes past noise again. If these two devices
+  # rounded differently, past noise would not be the released noise, and epsilon
+  # would not hold. Devices of several types are refused.
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(

@@ -27,7 +27,7 @@ _TOGETHER = 8
 # Maximum bytes of a chunk on a CPU, where it should fit in cache, and on other
 # devices. A chunk of 2^13 coordinates may have more bytes; see `_width`.
 _CPU_BYTES, _BYTES = 2**22, 2**31
-# `_product` adds up to this number of rows without a loop of JAX.
+# If there are at most this many rows, `_product` adds them without a JAX loop.
 _UNROLLED = 16
 
 
@@ -81,7 +81,7 @@ class Devices(makers.Maker):
     self._y.clear()
 
   def advance(self, block: blocks.Block) -> Iterator[None]:
-    # `_start` returns at once; each device computes its chunks in this order.
+    # `_start` returns at once; each device computes its chunks one by one.
     parts = [self._start(i, block) for i in range(len(self._layout.starts))]
     self._first_row = block.row
     self._y = [output for output, _ in parts]
@@ -104,8 +104,8 @@ class Devices(makers.Maker):
       largest: scalar, max |y|.
     """
     layout, device = self._layout, self._devices[i % len(self._devices)]
-    # `precise` makes JAX compute in 64 bits. This setting must not last beyond
-    # a `yield`, where the caller may use JAX.
+    # `precise` makes JAX compute in 64 bits. The setting ends before `advance`
+    # yields, because the caller may then use JAX for other computations.
     with jax_generator.precise(), jax.default_device(device):
       z = self.draw(i, block.first, block.noise_scale)
       memory = self._memories[i]
@@ -211,9 +211,9 @@ def _window(memory, z, far, near, scale, row):
       for s in range(r):
         m += weights[r, s] * fed[s]
       y.append(jnp.rint(noise[r] + m))
-      # PRIVACY: If later rounds were not computed from the y that the released
-      # sums contain, the noise would not be C^-1 z, and epsilon would not hold.
-      # Later rounds are computed from the rounded y.
+      # PRIVACY: Released sums contain the rounded y. If later rounds were
+      # computed from y before rounding, the noise would not be C^-1 z, and
+      # epsilon would not hold. They are computed from the rounded y.
       # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
       fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
     return tuple(
@@ -276,9 +276,9 @@ def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
   The product is exact if `rows` are integers and `weights` are from
   `recursion.cut`.
   """
-  # PRIVACY: If the device multiplied in TensorFloat-32, the weights would be
-  # rounded, the noise would not be C^-1 z, and epsilon would not hold. The
-  # argument `precision` asks JAX for float64.
+  # PRIVACY: If JAX chose a faster and less precise product, such as
+  # TensorFloat-32, the weights would be rounded, the noise would not be C^-1 z,
+  # and epsilon would not hold. `precision` asks for the most precise product.
   # Guard: jax_devices_test.test_devices_multiply_in_float64.
   return jnp.matmul(
     weights, rows.astype(np.float64), precision=jax.lax.Precision.HIGHEST
@@ -330,9 +330,9 @@ def check(device: jax.Device) -> None:
   weights = recursion_lib.cut(weights, np.abs(weights).sum(1).max())
   with jax_generator.precise(), jax.default_device(device):
     product = np.asarray(jax.jit(_exact_product)(weights, rows))
-  # PRIVACY: If a library computes float64 products from shorter numbers, the
-  # noise is not C^-1 z, and epsilon does not hold. A device whose product is
-  # not exact is refused.
+  # PRIVACY: If a library computes float64 products from numbers with fewer
+  # bits, the noise is not C^-1 z, and epsilon does not hold. A device that
+  # computes a wrong product or inexact normals is refused.
   # Guard: jax_devices_test.test_device_that_is_not_exact_is_refused.
   if not np.array_equal(product, weights @ rows) or not (
     jax_generator.is_exact(device)
@@ -351,8 +351,7 @@ def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
 
   Args:
     names: names such as 'gpu:0'. An empty sequence means all devices that
-      `jax.local_devices` lists: those of JAX's default platform in this
-      process.
+      `jax.local_devices` lists: the devices of JAX's default platform.
 
   Raises:
     ValueError: JAX does not see a device, or the devices are of several kinds.
@@ -365,10 +364,10 @@ def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
         f'{" ".join(by_name)}'
       )
   chosen = tuple(by_name[name] for name in names or by_name)
-  # PRIVACY: If a run resumes with fewer or more devices, some chunks move to
-  # another device, which computes past noise again. If the new device rounded
-  # differently, past noise would not be the released noise, and epsilon would
-  # not hold. Devices of several kinds are refused.
+  # PRIVACY: If a run resumes with fewer or more devices, some chunks move from
+  # one device to another, which computes past noise again. If these two devices
+  # rounded differently, past noise would not be the released noise, and epsilon
+  # would not hold. Devices of several kinds are refused.
   # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   kinds = {each.device_kind for each in chosen}
   if len(kinds) > 1:

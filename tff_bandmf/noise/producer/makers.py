@@ -122,8 +122,8 @@ class Host(Maker):
       layout: sizes of the memory and of the chunks.
       generator: generator of the normals of the key.
       max_memory_bytes: maximum number of bytes of past noise in memory, > 0,
-        see `chunks.Chunks`; None means no limit. If y of the latest block is
-        not a part of past noise, y has a second limit of this size.
+        see `chunks.Chunks`; None means no limit. If past noise does not contain
+        y of the latest block, this y may take as many bytes again.
 
     Raises:
       OSError: the disk has too little space for past noise.
@@ -131,7 +131,8 @@ class Host(Maker):
     """
     super().__init__(layout, generator)
     self._work = blocks.Workspace()
-    # BLAS gets one thread: its waiting threads would take time from other work.
+    # BLAS gets one thread. With several, threads that wait for work would take
+    # processor time from the rest of the program.
     self._threads = threadpoolctl.ThreadpoolController()
     # If the memory is a ring of past y, a block writes its y to the ring.
     self._in_ring = (

@@ -52,11 +52,11 @@ class Stream:
   ones. With a window of past y (`recursion.PAST_Y`) the weighted sums of past y
   are exact, so y has the same bits for every choice of blocks and chunks, and
   for every device that gets the same normals. The host computes the normals for
-  NumPy and TensorFlow. JAX computes normals whose last bits can differ. All
-  recursions except a window of past y add float64 numbers, in an order that
-  depends only on the block and the chunk. Their y has the same bits only on one
-  machine and kind of device. If the last bit of a sum or of a normal differs,
-  the rounding of rare coordinates can differ.
+  NumPy and TensorFlow. JAX computes its own normals, whose last bits can differ
+  from the host's. All recursions except a window of past y add float64 numbers,
+  in an order that depends only on the block and the chunk. Their y has the same
+  bits only on one machine and kind of device. If the last bit of a sum or of a
+  normal differs, the rounding of rare coordinates can differ.
 
   Attributes:
     recursion: recursion that computes y from z, for the strategy matrix C.
@@ -90,8 +90,8 @@ class Stream:
       key: the secret key of z.
       max_memory_bytes: maximum number of bytes of past noise in memory, > 0. If
         past noise has more bytes, all of it goes to disk; see `chunks.Chunks`.
-        A few rows of y stay in memory in any case. The limit does not apply to
-        devices. None means no limit.
+        A few rows of y stay in memory in any case. The memory of `devices` has
+        no limit. None means no limit.
       coordinates: the coordinates of y to compute, a range that `shard`
         returns; None means all.
       devices: names of the backend's devices, all of one kind. They hold the

@@ -5,8 +5,8 @@ coordinates of y_t; see `tape.folder`. A file is in the gzip format [RFC 1952].
 The uncompressed bytes, `packed` in the code, are little-endian: 6 int64
 (`MAGIC`, `VERSION`, tape ID, round, first coordinate, `count`), then `count`
 int32, the coordinates of y_t as multiples of the lattice step. These bytes are
-stored without compression in blocks of 65,535 bytes [RFC 1951, 3.2.4]. The
-frame of a file is the gzip header and the headers of the blocks; `count`
+stored without compression in blocks of up to 65,535 bytes [RFC 1951, 3.2.4].
+The frame of a file is the gzip header and the headers of the blocks; `count`
 determines the frame and the size of the file. The CRC-32 and the length of
 `packed` end the file. A reader compares the size, the frame and the six int64
 with the values that it expects, and zlib compares the CRC-32 and the length
@@ -136,9 +136,9 @@ def unpack(
   if len(content) != size(count):
     raise ValueError(SIZE)
   positions, values = frame(count)
-  # PRIVACY: zlib checks the CRC only if the gzip frame is intact, so a damaged
-  # frame could lead to wrong noise. The frame is compared byte by byte before
-  # zlib reads the file.
+  # PRIVACY: Epsilon holds only for undamaged noise, and zlib is sure to check
+  # the CRC only if the gzip frame is intact. A damaged frame could lead to
+  # wrong noise. So the frame is compared byte by byte before zlib reads it.
   # Guard: tape_release_test.test_damaged_file_is_refused.
   if not np.array_equal(np.frombuffer(content, np.uint8)[positions], values):
     raise ValueError(DAMAGED)

@@ -29,8 +29,8 @@ The folder of a `bandmf noise-server` also holds this file:
   reader            locked by the only process that may read the folder
 
 When a noise-server stops, its folder keeps `lock`, `reader`, `tape.json` and
-the highest marks, so that no later run gets noise that was used. When any other
-tape is closed, all files of the tape are removed.
+the highest marks, so that no later run gets noise that was used. When a tape
+that no noise-server wrote is closed, all files of the tape are removed.
 """
 
 from __future__ import annotations
@@ -276,13 +276,13 @@ def prepare(directory: pathlib.Path) -> int:
 
   Raises:
     ValueError: TensorFlow cannot list a folder with this name, or the folder
-      belongs to another user, holds other files or is locked.
+      belongs to another user, holds files that belong to no tape, or is locked.
     OSError: the folder cannot be made or changed.
   """
   check_name(directory)
   directory.mkdir(mode=0o700, parents=True, exist_ok=True)
   # PRIVACY: If another user owns the folder, that user can read and replace the
-  # noise, even if root writes the noise. Such a folder is refused.
+  # noise, even if root writes the noise. Another user's folder is refused.
   # Guard: fuzz_secrets_test.test_folder_of_another_user_is_refused.
   if {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
     raise _refused(directory, 'belongs to another user', 'choose another path')

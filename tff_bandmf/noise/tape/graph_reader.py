@@ -154,7 +154,7 @@ class _Folder:
     self._name = digits(round_index, 8)
 
   def y(self, timeout_seconds: float) -> tf.Tensor:
-    """Returns y_t of the folder's shard, [count] int32, once it is on disk.
+    """Waits until y_t of this folder is on disk; returns it, [count] int32.
 
     Args:
       timeout_seconds: seconds to wait for the file, > 0.
@@ -189,9 +189,9 @@ class _Folder:
     with tf.control_dependencies([sized]):
       unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
     positions, values = tape_file.frame(count)
-    # PRIVACY: zlib checks the CRC only if the gzip frame is intact, so a
-    # damaged frame could lead to wrong noise. The frame is compared byte by
-    # byte before zlib reads the file.
+    # PRIVACY: Epsilon holds only for undamaged noise, and zlib is sure to check
+    # the CRC only if the gzip frame is intact. A damaged frame could lead to
+    # wrong noise. So the frame is compared byte by byte before zlib reads it.
     # Guard: tape_release_test.test_damaged_file_is_refused.
     framed = self._check(
       tf.reduce_all(tf.equal(tf.gather(unpacked, positions), values)),
@@ -240,7 +240,7 @@ class _Folder:
     unused = self._check(reached <= self._round_index, tape_folder.REMOVED)
     here = tf.equal(numbers, self._round_index)
     # PRIVACY: If two runs read the same y_t, the difference of their releases
-    # has no noise. A round with a mark of another run is refused.
+    # has no noise. A round that another run has marked is refused to this run.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
     own = self._check(~tf.reduce_any(others), tape_folder.OTHER_RUN)

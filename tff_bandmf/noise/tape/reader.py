@@ -113,7 +113,7 @@ class _Folder:
   def y(
     self, tape_id: int, shard: tape_folder.Shard, timeout_seconds: float
   ) -> np.ndarray:
-    """Returns y_t of the folder's shard, [count] int32, once it is on disk.
+    """Waits until y_t of this folder is on disk; returns it, [count] int32.
 
     Args:
       tape_id: ID of the noise.
@@ -150,7 +150,7 @@ class _Folder:
       raise self._refused(tape_folder.REMOVED)
     here = [mark for mark in marks if mark.round == self._round and mark.run]
     # PRIVACY: If two runs read the same y_t, the difference of their releases
-    # has no noise. A round with a mark of another run is refused.
+    # has no noise. A round that another run has marked is refused to this run.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     if any(mark.run != self._run for mark in here):
       raise self._refused(tape_folder.OTHER_RUN)

@@ -29,10 +29,10 @@ class ServedTape(tape_folder.ReadableTape):
 
   The tape has no key. `close` unlocks the folders, and removes no file.
 
-  PRIVACY: A second reader could be another run, and the difference of the two
-  runs' releases would have no noise. Only one reader can lock a folder, and
-  only the round that was released last can be released again, by the same run
-  and with the same sum.
+  PRIVACY: If two runs read one folder, they would add the same noise, and the
+  difference of their releases would have no noise. Only one reader at a time
+  can lock a folder. A later reader can repeat only the round that was released
+  last, and only as the same run and with the same sum.
   Guard: served_tape_test.test_second_reader_is_refused.
   """
 
@@ -190,10 +190,10 @@ def _check_together(
   dimension: int,
 ) -> None:
   """Raises ValueError if the folders are not the shards of one tape."""
-  # PRIVACY: If the shards come from two keys, one key may also serve another
-  # run, and the difference of the two runs' releases would have no noise in a
-  # shard. Shards of two keys are refused, and so are shards from two kinds of
-  # device, which may round differently.
+  # PRIVACY: All shards of a run have one key. A shard with a different key may
+  # belong to a second run, and the difference of the two runs' releases would
+  # have no noise in this shard. Shards of two keys are refused. Shards from two
+  # kinds of device are refused because the kinds may round differently.
   # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
   if len({(each.tape_id, each.device) for each in descriptions}) > 1:
     raise errors.value_error(

@@ -41,9 +41,9 @@ class Tape(tape_folder.ReadableTape):
   While the disk is full, the producer waits, and rounds wait for it.
 
   PRIVACY: A program that resumes from an old server state could repeat a round
-  and add the round's noise to a second sum. Until a later round is released,
-  TFF may repeat the round, but only with the same sum. After that the round is
-  refused, and its noise file is overwritten and removed.
+  with a second sum, and the difference of the two releases would have no noise.
+  Until a later round is released, only the same sum may be released again.
+  After that the round is refused, and its noise is overwritten and removed.
   Guard: tape_test.test_round_is_gone_after_the_next_one_was_released.
 
   If a killed process left a folder with the same noise, the tape continues in
@@ -72,10 +72,10 @@ class Tape(tape_folder.ReadableTape):
     """Prepares the folder and starts the producer.
 
     Args:
-      directory: folder of the tape, made with mode 0700 if it is missing. A
-        tape with another ID that an ended process left there is removed, unless
-        a noise-server wrote it. None makes a temporary folder, in memory if
-        there is space, and removes abandoned temporary tapes.
+      directory: folder of the tape, made if it is missing. If an ended process
+        left a tape with a different ID there, it is removed, unless `resume` is
+        set or a noise-server wrote it. If None, a temporary folder is made, in
+        memory if there is space, and abandoned temporary tapes are removed.
       noise_stream: rows y_t of all coordinates or of one shard.
       start_round: first round to write, in [0, number of rounds]. The tape
         computes earlier rounds but does not write them.
@@ -84,17 +84,17 @@ class Tape(tape_folder.ReadableTape):
       resume: whether to continue the tape that an ended process left in
         `directory`. The tape then starts at the highest mark or at
         `start_round`, whichever is later. When it is closed, it leaves the
-        marks in the folder for the next process. If the folder holds another
-        tape, the folder is refused.
+        highest marks in the folder for the next process. If the folder holds a
+        tape with a different `description`, the folder is refused.
       before_noise: function that is called once, when the folder is accepted
         and before the producer writes noise. If it raises an error, no noise is
         written, and the error is passed on.
 
     Raises:
-      ValueError: a value is out of range; or the folder holds other files, has
-        a live producer, belongs to another user, holds another tape that must
-        not be removed, or has a mark above `start_round` although `resume` is
-        not set.
+      ValueError: a value is out of range; or the folder holds files that belong
+        to no tape, has a live producer, belongs to another user, holds another
+        tape that must not be removed, or has a mark above `start_round`
+        although `resume` is not set.
       OSError: a folder or a file cannot be made.
     """
     self.dimension, self.z_steps = noise_stream.dimension, noise_stream.z_steps
@@ -160,10 +160,9 @@ class Tape(tape_folder.ReadableTape):
     self._stop.set()
     self._thread.join()
     if self.directory.is_dir() and self._resume:
-      # PRIVACY: If no mark stayed, the noise-server could be started again with
-      # the same key from round 0, perhaps for another run, and two sums would
-      # get the same noise. The description and the highest mark stay in the
-      # folder.
+      # PRIVACY: If no mark stayed, a noise-server with the same key could start
+      # again at round 0 in this folder, and two sums could get the same noise.
+      # The description and the highest mark stay in the folder.
       # Guard: noise_server_test.test_server_that_was_stopped_continues.
       self._remove_read_rounds()
       tape_folder.wipe(self.directory, keep=True)
@@ -212,9 +211,9 @@ class Tape(tape_folder.ReadableTape):
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
-    # PRIVACY: Rounds below the highest mark may have been released. If a tape
-    # wrote such a round, a second sum could get its noise. An earlier start is
-    # refused, or with `resume` moved up to the mark.
+    # PRIVACY: Rounds below the highest mark may have been released. If the tape
+    # wrote the noise of such a round again, a second sum could get this noise.
+    # A start below the mark is refused, or with `resume` moved to the mark.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
@@ -274,14 +273,14 @@ class Tape(tape_folder.ReadableTape):
       self._remove_read_rounds()
 
   def _wait_for_room(self, round_index: int) -> bool:
-    """Waits for room; returns False if the tape is closed meanwhile."""
+    """Waits for room for a round; returns False if the tape is closed first."""
     while round_index >= self._remove_read_rounds() + self._ahead:
       if self._stop.wait(tape_folder.POLL_SECONDS):
         return False
     return not self._stop.is_set()
 
   def _remove_read_rounds(self) -> int:
-    """Removes files and marks below the highest mark, and returns that mark."""
+    """Returns the highest marked round; removes all files of earlier rounds."""
     reached = max(tape_folder.marks(self.directory), default=self.reached)
     while self.reached < reached:
       _files.wipe(tape_folder.noise_path(self.directory, self.reached))
