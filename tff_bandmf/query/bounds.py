@@ -37,7 +37,7 @@ from tff_bandmf.noise import lattice
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
 # An adaptive clip stays within this factor of its first value, so it is finite.
 _MOST_SCALE = 2.0**64
-# An exponent of larger magnitude moves every clip to an end of its range.
+# An exponent beyond +- this number moves every clip to an end of its range.
 _MOST_EXPONENT = 2 * math.log(_MOST_SCALE)
 FLOATS = ('bfloat16', 'float16', 'float32', 'float64')
 # `next_clip` computes e^y as (e^x)^(2^_SQUARINGS) with x = y / 2^_SQUARINGS. It
@@ -99,9 +99,9 @@ class Bounds:
 
   Rounding lengthens x_g by about d_g h^2 / (24 clip_g), which the radius r_g
   takes into account. If a rounded record is too long nevertheless, its entries
-  are truncated towards zero instead. Entries below h / 2 become 0. So if h is
-  near the largest step that is allowed, clip_g / (2 d_g^(1/2)), a record of
-  many small equal entries becomes zero.
+  are truncated towards zero instead. Entries below h / 2 become 0. So with the
+  largest step that is allowed, clip_g / (2 d_g^(1/2)), a group of equal entries
+  becomes zero if its norm is below clip_g / 4.
 
   **Formal guarantee.** Assumption: the argument `scale` of `clip` is 1, or
   depends only on earlier releases. Then for every record, of any float type and
@@ -124,7 +124,7 @@ class Bounds:
   indicator: one coordinate, whose clip is beta / 2 times the clip of all other
   groups. The indicator is `indicator_steps` if no group of the record was
   scaled down, -`indicator_steps` if a group was scaled down, and 0 if the
-  record becomes zero.
+  record is not finite or its norm is above zeroing_norm.
 
   The method `of` creates instances of the subclasses.
 
@@ -134,8 +134,8 @@ class Bounds:
     dimensions: d_g of every group, integers >= 0.
     groups: index of the group of every leaf, in the order of dm-tree.
     clip_bits: integer; the clip of all groups together is 2^clip_bits steps.
-    zeroing_norm: float > 0 in the unit of the records; a record with a larger
-      norm becomes zero. None means that no finite record becomes zero.
+    zeroing_norm: float > 0 in the unit of the records; a record whose norm
+      exceeds this number becomes zero. None means no limit.
     zeroing_norm_order: order of the norm that `zeroing_norm` bounds, over all
       leaves: 2, or math.inf for the largest magnitude.
     adaptive: rule that changes the clip; None for a constant clip.
@@ -152,7 +152,7 @@ class Bounds:
   def __post_init__(self):
     # PRIVACY: If clip_bits was above `lattice.MOST_CLIP_BITS`, float64 would
     # round sums of squares, and a record with a norm above the clip could pass
-    # the comparison with `squared_bounds`. Such a clip_bits is refused.
+    # the comparison with `squared_bounds`. A larger clip_bits is refused.
     # Guard: query_test.test_norm_is_compared_exactly.
     if self.clip_bits > lattice.MOST_CLIP_BITS:
       raise errors.value_error(
@@ -163,8 +163,8 @@ class Bounds:
       self.clips, self.dimensions, self.squared_bounds
     ):
       least = max(2 * math.sqrt(dimension), 4)
-      # This check protects accuracy and not privacy: rounding would make most
-      # entries of such a group zero, and noise would dominate the group.
+      # This check protects accuracy and not privacy: if the clip of a group had
+      # fewer than `least` steps, rounding would make many entries zero.
       if dimension and bound < least**2:
         raise errors.value_error(
           f'l2_norm_clip={clip}: is {math.sqrt(bound):.3g} steps of the '
@@ -192,8 +192,8 @@ class Bounds:
       record_specs: nested structure of arrays or of `tf.TensorSpec`, of float
         types.
       clip_bits: integer; the clip is 2^clip_bits steps, see `noise.Lattice`.
-      zeroing_norm: float > 0; a record with a larger norm becomes zero. None
-        means that no finite record becomes zero.
+      zeroing_norm: float > 0; a record whose norm exceeds this number becomes
+        zero. None means no limit.
       zeroing_norm_order: order of the norm that `zeroing_norm` bounds: 2, or
         math.inf for the largest magnitude.
 
@@ -217,9 +217,9 @@ class Bounds:
     except (TypeError, ValueError):
       groups = []
     specs = tree.flatten(record_specs)
-    # PRIVACY: `tree` silently skips leaves that have no clip. Such leaves would
-    # have no bound, and the noise could be too small. Every leaf must have a
-    # group.
+    # PRIVACY: `tree` silently skips leaves that have no clip. These leaves
+    # would have no bound, and the noise could be too small. If a leaf has no
+    # group, the clip is refused.
     # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
     if len(groups) != len(specs):
       raise errors.value_error(
@@ -258,9 +258,9 @@ class Bounds:
   def squared_bounds(self) -> list[int]:
     """Largest sum of q_i^2 of each group, in squared steps.
 
-    PRIVACY: If these bounds were rounded up, the norm of a record of several
-    groups could exceed the clip. The bounds are fractions that are rounded
-    down, so their sum is at most 4^clip_bits.
+    PRIVACY: The noise is for records of a squared norm of at most 4^clip_bits.
+    If these bounds were rounded up, their sum, and so a record, could exceed
+    this limit. The exact bounds are fractions, and they are rounded down.
     Guard: query_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
     """
     squares = [fractions.Fraction(clip) ** 2 for clip in self.clips]
@@ -271,9 +271,9 @@ class Bounds:
   def indicator_steps(self) -> int:
     """Magnitude of the indicator of a record, in steps.
 
-    PRIVACY: With an indicator above its bound, the norm of a record could
-    exceed the clip. The magnitude is rounded down, so the norm of the indicator
-    and the other groups together is at most 2^clip_bits steps.
+    PRIVACY: The noise is for records of a norm of at most 2^clip_bits steps,
+    and the indicator is a part of the record. With an indicator above its
+    bound, the record could exceed this limit. The magnitude is rounded down.
     Guards:
     adaptive_clip_test.test_client_moves_all_rounds_by_at_most_the_sensitivity,
     adaptive_clip_test.test_audit_finds_noise_without_delta.
@@ -292,7 +292,7 @@ class Bounds:
     """Returns 1 / h at a scale, a number or a scalar tensor.
 
     TensorFlow's optimiser replaces a division by a constant by a product with
-    the inverse of the constant. So NumPy must multiply by this inverse too.
+    its inverse. So NumPy multiplies by the inverse, to get the same bits.
     """
     step = self.step * scale
     with np.errstate(divide='ignore'):
@@ -300,7 +300,7 @@ class Bounds:
 
   @functools.cached_property
   def initial(self) -> float:
-    """Adaptive clip of the first round, without the indicator."""
+    """S_0, the adaptive clip of the first round, without the indicator."""
     return clips_lib.norm(self.clips[:-1])
 
   def fraction(self, released: Any, clients_per_round: float) -> Any:
@@ -344,8 +344,8 @@ class Bounds:
     factor = factor + _SERIES[-1]
     for _ in range(_SQUARINGS):
       factor = factor * factor
-    # PRIVACY: With an infinite or NaN clip the integers of a record would have
-    # no bound. The next clip is within a finite factor of the first clip.
+    # PRIVACY: With an infinite clip a record would have no bound, and the noise
+    # could be too small. The next clip stays within a constant factor of S_0.
     # Guard: adaptive_clip_test.test_scale_stays_finite.
     return clip(
       last * factor, self.initial / _MOST_SCALE, self.initial * _MOST_SCALE
@@ -381,7 +381,7 @@ def check_bounds(
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:
-  """Raises if a clipping or zeroing norm is invalid for every record.
+  """Raises if a clipping or zeroing norm is invalid, whatever the records are.
 
   Args:
     l2_norm_clip: number > 0, nested structure of such numbers, or

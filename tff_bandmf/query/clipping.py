@@ -57,8 +57,8 @@ class Clipping(bounds.Bounds):
     that fails the test becomes zero.
 
     PRIVACY: If a record was longer than the clip, the noise would be too small.
-    The norm of every record is computed after rounding, and a record that is
-    too long is truncated or becomes zero.
+    The norm of every record is computed after rounding. A record that is too
+    long is truncated, and becomes zero if it is still too long.
     Guards: query_test.test_norm_is_at_most_the_clip_in_every_dtype,
     test_crafted_record_that_rounding_makes_longer_is_cut,
     test_record_that_is_not_finite_becomes_zero and
@@ -67,8 +67,8 @@ class Clipping(bounds.Bounds):
     Args:
       record: nested structure of arrays of real numbers.
       scale: factor of the bounds and the step in this round, float64 > 0.
-      out: [dimensions] int32, contiguous; overwritten with the result. None
-        creates an array.
+      out: [dimensions] int32, contiguous; overwritten with the result. If None,
+        an array is made.
 
     Returns:
       [dimensions] int32, in steps: the leaves in the order of dm-tree, each in
@@ -89,18 +89,18 @@ class Clipping(bounds.Bounds):
         for leaf, part, group in zip(leaves, parts, self.groups):
           squares[group] += _write(part, leaf, factors[group], rounding)
         # PRIVACY: If a sum of squares was rounded, a record with a norm above
-        # the clip could pass the test. If float64 computes a sum of squared
-        # integers as at most 2^53, the sum is exact in any order. All bounds
-        # are below 2^53, so a sum that passes is exact.
+        # the clip could pass the test. A float64 sum of squared integers is
+        # rounded only if it exceeds 2^53, and all bounds are below 2^53. So a
+        # sum that passes is exact.
         # Guard: noisy_mean_test.test_norm_is_compared_exactly.
         if np.all(squares <= self.squared_bounds):
           break
       else:
         out[:] = 0
     if self.adaptive is not None:
-      # PRIVACY: A record that becomes zero must count like an absent client. If
-      # its indicator was not 0, the sum would depend on whether the client took
-      # part. The indicator is 0.
+      # PRIVACY: A record that is not finite or above `zeroing_norm` must be
+      # like an absent client. If its indicator was not 0, the sum would depend
+      # on whether the client took part. Its indicator is 0.
       # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
       sign = -1 if np.any(scales < 1.0) else 1
       out[-1] = self.indicator_steps * sign * is_kept

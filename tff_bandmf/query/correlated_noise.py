@@ -150,7 +150,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Returns the query of a run; call its `close` when the run ends.
 
     Args:
-      guarantee: guarantee of the run, for a clipping norm of 1.
+      guarantee: guarantee of the run, with its noise in units of the clip.
       record_specs: nested structure of `tf.TensorSpec` of float types, of one
         update and of the mean.
       bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of `Bounds.of`,
@@ -168,9 +168,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = bounds_lib.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: Rounding the noise of a coordinate costs privacy, and the claim
-    # includes this cost for a limited number of coordinates. For a larger
-    # model, epsilon would be too small. A larger model is refused.
+    # PRIVACY: Rounding the noise of a coordinate costs privacy, and the stated
+    # epsilon includes this cost for a limited number of coordinates. With more
+    # coordinates it would be too small. A model with more is refused.
     # Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
@@ -205,7 +205,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     return self.lattice.z_steps * self.clip.step
 
   def initial_global_state(self) -> QueryState:
-    """Returns a state that releases no sum; `begin` makes it the first state.
+    """Returns a state that releases no sum; `begin` makes it a run's first.
 
     Inside `initialize`, TFF evaluates a round with this state. This round
     returns zeros and reads no noise.
@@ -281,10 +281,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
       return clipped, tf.constant(1, tf.int32), tf.cast(~moves, tf.int32)
     leaves, clients = record
-    # PRIVACY: If a sum had more clients than its stated number, the sum of the
-    # round could wrap around in int32, which the guarantee does not cover. A
-    # sum with an entry above its stated number of clients times the clip is
-    # refused.
+    # PRIVACY: The guarantee assumes that the sum of the round does not wrap
+    # around in int32. If a record contained more clients than it states, this
+    # sum could wrap around. A record with an entry above its stated number of
+    # clients times the clip is refused.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
     bound = tf.cast(clients, tf.int64) * self.lattice.clip_steps
     holds = tf.reduce_all(
@@ -350,9 +350,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     leaves, clients, without_effect = sample_state
     t = self._source.round_index(global_state.round)
-    # PRIVACY: C has no row for a round past the last one. If the round used the
-    # noise of an earlier round again, the noise would cancel in the difference
-    # of the two releases. Such a round fails.
+    # PRIVACY: C has no row, so the run has no noise, for a round past the last
+    # one. If this round used the noise of an earlier round, the difference of
+    # the two releases would have no noise. A round past the last one fails.
     # Guard: aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(
       t < self._rounds,
@@ -364,9 +364,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         t,
       ],
     )
-    # PRIVACY: A sum over too many clients could wrap around in int32, which the
-    # guarantee does not cover. The number of clients is checked before the
-    # release.
+    # PRIVACY: The guarantee assumes that no sum of clipped updates wraps around
+    # in int32, and a sum over too many clients could. A round with more clients
+    # than `largest_cohort` fails before its release.
     # Guard: query_test.test_round_of_more_than_the_largest_cohort_fails.
     most = self.lattice.largest_cohort
     in_size = tf.debugging.Assert(
@@ -385,8 +385,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
     # PRIVACY: Before `begin`, the noise of a state is not reserved for one run,
     # so two runs could add the same noise to two sums. The noise would cancel
-    # in the difference of their releases. The release from such a state is
-    # zeros instead of the sum.
+    # in the difference of their releases. Before `begin`, the release is zeros
+    # instead of a sum.
     # Guard: query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(
       t >= 0,
@@ -417,10 +417,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     t: tf.Tensor,
     global_state: QueryState,
   ) -> tuple[tf.Tensor, QueryState]:
-    # PRIVACY: If another operation of a learning process released values of
-    # clients without noise, the guarantee would not hold. The name scope marks
-    # the operation that adds the noise, and `aggregator.check_process` refuses
-    # other paths of clients' values to the next state.
+    # PRIVACY: A learning process that passes clients' values around this method
+    # would release them without noise, and the guarantee would not hold. The
+    # name scope marks the operations that add the noise. By this name
+    # `aggregator.check_process` finds clients' values that bypass them.
     # Guard:
     # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
     with tf.name_scope(RELEASE_NAME):
@@ -428,9 +428,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         global_state.noise, t, total, counts
       )
       released = tf.identity(released)
-      # PRIVACY: A next clip that is computed from sums without noise would
-      # reveal updates. The next clip depends only on the released sum of
-      # indicators, which has noise.
+      # PRIVACY: The next clip is released. If it were computed from sums
+      # without noise, it would reveal updates. It is computed from the released
+      # sum of indicators, which has noise.
       # Guard: adaptive_clip_test.test_clip_follows_what_is_released.
       clip = self._adapted(global_state.clip, released[-1], t)
       return released, QueryState(t + 1, noise_state, clip)

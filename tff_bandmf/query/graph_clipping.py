@@ -19,9 +19,9 @@ _Scalar = Union[float, tf.Tensor]
 class GraphClipping(bounds.Bounds):
   """Clips tensors as `Clipping` clips arrays, with the same bits.
 
-  PRIVACY: The bounds of `Bounds` are proved for the operations of
-  `Clipping.clip`. With other operations the norm of a record could exceed the
-  clip. `GraphClipping.clip` does the same operations in the same order.
+  PRIVACY: If this class tested norms less exactly than `Clipping`, the norm of
+  a record could exceed the clip, and the noise would be too small. Both classes
+  compare exact sums of squares with the same bounds, and return the same bits.
   Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
   """
 
@@ -41,7 +41,7 @@ class GraphClipping(bounds.Bounds):
       tf.where(finite & ~above, scales * self.inverse_step(scale), 0.0),
       len(self.clips),
     )
-    # If the factor is 0, NaN and infinity become 0 too.
+    # With a factor of 0, `multiply_no_nan` makes NaN and infinity 0.
     scaled = [
       tf.math.multiply_no_nan(tf.cast(leaf, tf.float64), factors[group])
       for leaf, group in zip(tf.nest.flatten(record), self.groups)
@@ -63,9 +63,9 @@ class GraphClipping(bounds.Bounds):
     )
     if self.adaptive is None:
       return clipped
-    # PRIVACY: A record that becomes zero must count like an absent client. If
-    # its indicator was not 0, the sum would depend on whether the client took
-    # part. The indicator is 0.
+    # PRIVACY: A record that is not finite or above `zeroing_norm` must be like
+    # an absent client. If its indicator was not 0, the sum would depend on
+    # whether the client took part. Its indicator is 0.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
@@ -82,9 +82,9 @@ class GraphClipping(bounds.Bounds):
     """Returns whether every group of a record is within its bound.
 
     PRIVACY: If a sum of squares was rounded, a record with a norm above the
-    clip could pass the test. If float64 computes a sum of squared integers as
-    at most 2^53, the sum is exact in any order. All bounds are below 2^53, so a
-    sum that passes is exact.
+    clip could pass the test. A float64 sum of squared integers is rounded only
+    if it exceeds 2^53, and all bounds are below 2^53. So a sum that passes is
+    exact.
     Guard: query_test.test_norm_is_compared_exactly.
 
     Args:

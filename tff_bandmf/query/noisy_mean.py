@@ -64,7 +64,7 @@ class NoisyMean:
     """Creates the lattice and opens the tape; call `close` when the run ends.
 
     Args:
-      guarantee: guarantee of the run, for a clipping norm of 1.
+      guarantee: guarantee of the run, with its noise in units of the clip.
       like: example of an update: nested structure of float arrays.
       bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of `Bounds.of`,
         in this order.
@@ -86,9 +86,9 @@ class NoisyMean:
     )
     dimension = bounds_lib.record_dimension(self.like)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: Rounding the noise of a coordinate costs privacy, and the claim
-    # includes this cost for a limited number of coordinates. For a larger
-    # model, epsilon would be too small. A larger model is refused.
+    # PRIVACY: Rounding the noise of a coordinate costs privacy, and the stated
+    # epsilon includes this cost for a limited number of coordinates. With more
+    # coordinates it would be too small. A model with more is refused.
     # Guard: noisy_mean_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
       guarantee.cost.check_dimension(dimension)
@@ -138,8 +138,8 @@ class NoisyMean:
       t: index of the round, in [0, n).
       updates: one update for each client, with the structure and shapes of
         `like`. The method holds one update at a time in memory.
-      l2_norm_clip: adaptive clip of this round, > 0. None for a constant clip,
-        and in the first round.
+      l2_norm_clip: adaptive clip of this round, > 0; None if the clip is
+        constant or the round is the first.
 
     Raises:
       ValueError: an update has another structure or shape than `like`; the
@@ -151,9 +151,9 @@ class NoisyMean:
       last = l2_norm_clip or last
       scale = self.clip.scale(last)
     total, counts = self._summed(updates, scale)
-    # PRIVACY: C has no row for a round past the last one. If the round used the
-    # noise of an earlier round again, the noise would cancel in the difference
-    # of the two releases. Such a round fails.
+    # PRIVACY: C has no row, so the run has no noise, for a round past the last
+    # one. If this round used the noise of an earlier round, the difference of
+    # the two releases would have no noise. A round past the last one fails.
     # Guard: noisy_mean_test.test_round_past_the_last_raises.
     if not 0 <= t < self._rounds:
       raise errors.value_error(
@@ -163,9 +163,9 @@ class NoisyMean:
     self._add_noise(t, total, counts)
     released = {}
     if self.clip.adaptive is not None:
-      # PRIVACY: A next clip that is computed from sums without noise would
-      # reveal updates. The next clip depends only on the released sum of
-      # indicators, which has noise.
+      # PRIVACY: The next clip is released. If it were computed from sums
+      # without noise, it would reveal updates. It is computed from the released
+      # sum of indicators, which has noise.
       # Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
       steps = float(total[-1])
       until = self.clip.adaptive.until
@@ -195,9 +195,9 @@ class NoisyMean:
     count = without_effect = 0
     for update in updates:
       count += 1
-      # PRIVACY: A sum over too many clients could wrap around in int32, which
-      # the guarantee does not cover. The number of clients is checked before
-      # the release.
+      # PRIVACY: The guarantee assumes that no sum of clipped updates wraps
+      # around in int32, and a sum over too many clients could. A round with
+      # more clients than `largest_cohort` fails before its release.
       # Guard: noisy_mean_test.test_round_of_more_than_the_largest_cohort_fails.
       if count > self.lattice.largest_cohort:
         raise errors.value_error(
@@ -219,9 +219,10 @@ class NoisyMean:
 
     def converted(example: np.ndarray, leaf: np.typing.ArrayLike) -> np.ndarray:
       leaf = np.asarray(leaf)
-      # PRIVACY: NumPy would broadcast an array of another shape in a sum, and
-      # the contribution of its client could exceed the clip. An update of
-      # another shape is refused.
+      # PRIVACY: All updates are clipped into one array. An update with too few
+      # entries would leave entries of another update there to be added twice,
+      # so a client could change the sum by more than the clip. An update whose
+      # shapes are not the shapes of `like` is refused.
       # Guard: run_test.test_update_of_another_shape_is_refused.
       if leaf.shape != example.shape:
         raise ValueError(f'{leaf.shape} is not {example.shape}')
@@ -269,7 +270,7 @@ class NoisyMean:
         exact = released[start + first :][: len(piece)].astype(np.float64)
         exact *= unit
         with np.errstate(over='ignore'):
-          # TensorFlow rounds float64 to 16 bits in two steps, through float32.
+          # As TensorFlow does, round float64 to 16 bits by way of float32.
           piece[:] = exact.astype(np.float32) if leaf.itemsize < 4 else exact
       leaves.append(leaf.reshape(example.shape))
       start += example.size
