@@ -60,15 +60,16 @@ def check_process(
   `dp_aggregator` ends the dependence.
 
   **Formal guarantee.** Assumptions: the process does what its computation says,
-  and the TensorFlow graph of the release is the library's. Statement: if the
-  check returns, all elements of the next state and all outputs outside of the
-  returned list depend on clients' values only through the release of exactly
-  one `dp_aggregator`, and through the number of clients. Source: the rules of
-  `_Following`, which end a dependence on clients' values only at the release.
+  and only the library's graph of a release has the name `query.RELEASE_NAME` in
+  it. Statement: if the check returns, all elements of the next state and all
+  outputs outside of the returned list depend on clients' values only through
+  the release of exactly one `dp_aggregator`, and through the number of clients.
+  Source: the rules of `_Following`, which end a dependence on clients' values
+  only at the release.
 
   PRIVACY: If clients' values bypass the aggregator, they have no noise, and the
-  algorithm has no guarantee. A process whose next state depends on such values
-  is refused.
+  algorithm has no guarantee. A process whose next state depends on values that
+  bypass the aggregator is refused.
   Guard: check_process_test.test_mime_sends_gradients_past_the_aggregator.
 
   Args:
@@ -184,8 +185,8 @@ def _intrinsic(uri: str, argument: _Taint) -> _Taint:
 def _any(value: _Taint) -> bool:
   if isinstance(value, tuple):
     return any(map(_any, value))
-  # A function can use a client's value that is not its argument, so its taint
-  # is the taint of its result for an untainted argument.
+  # A function can use clients' values from its scope. So a function counts as
+  # tainted if its result for an untainted argument is tainted.
   return _any(value(False)) if callable(value) else value
 
 
@@ -215,7 +216,7 @@ def _leaves(
 
 
 def _elements(value_type: tff.StructType) -> list[tuple[str, tff.Type]]:
-  """Returns (name, type) of each element; an unnamed element has its index."""
+  """Returns (name, type) of each element; the index replaces a missing name."""
   return [
     (str(i) if name is None else name, each)
     for i, (name, each) in enumerate(tff.elements(value_type))

@@ -67,12 +67,12 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     this process.
 
   Attributes:
-    guarantee: guarantee of a run with this aggregator, for a clipping norm of
-      1.
+    guarantee: guarantee of a run with this aggregator, with its noise in units
+      of the clip.
     l2_norm_clip: float > 0, bound of the L2 norm of one client's contribution
       to a round. For clips by layer it is (sum_g clip_g^2)^(1/2), where clip_g
-      is the clip of layer g. For an adaptive clip it is the value of the first
-      round, with the indicator of `query.bounds`.
+      is the clip of layer g. For an adaptive clip it bounds the update and its
+      indicator (see `query.bounds`) together, in the first round.
     noise: placement: the user's choice of where noise comes from.
     lattice: range of sums and noise; None before a process is created.
     z_stddev: standard deviation of z in the unit of the sum, on the lattice;
@@ -92,7 +92,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Initializes the factory with values that `dp_aggregator` checked.
 
     Args:
-      guarantee: guarantee of the run, for a clipping norm of 1.
+      guarantee: guarantee of the run, with its noise in units of the clip.
       clients_per_round: divisor of the mean, > 0.
       l2_norm_clip: number, numbers by layer or `AdaptiveClip`.
       zeroing: (zeroing_norm, zeroing_norm_order) of `dp_aggregator`.
@@ -236,9 +236,9 @@ def skip_round(
   Use this function for a round that must not run because its noise was added to
   another sum before. The next round gets the next noise of the tape.
 
-  PRIVACY: A round without clients would release its noise y_t alone. With y_t,
-  an adversary can compute the sum to which y_t was added before. A skipped
-  round releases nothing.
+  PRIVACY: If the round was run without clients, it would release its noise y_t
+  alone. With y_t, an adversary can compute the sum to which y_t was added
+  before. This function releases nothing.
   Guard: aggregator_runs_test.test_skipped_round_releases_nothing.
 
   Args:
@@ -316,7 +316,7 @@ def _process(
       free=output.measurements['dp_query_metrics']
     )
     # PRIVACY: Counts of clients have no noise and could reveal single clients.
-    # They are computed only with `measure_clients`.
+    # They are computed only if the caller asks for them (`measure_clients`).
     # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
     if sums.measured:
       describe = tff.tensorflow.computation(
@@ -394,26 +394,25 @@ def dp_aggregator(
       `AdaptiveClip`, which needs noise for one more coordinate.
     strategy: strategy matrix C, which also determines the number of rounds.
     participation: schema for which the sensitivity of C is computed.
-    dimension: largest number of coordinates of an update that the claim covers,
-      equal to `dimension` of `accounting.calibrate`. None covers every model
-      with at most `accounting.CELLS` pairs (round, coordinate) that a client
-      can influence. A larger model is refused.
+    dimension: largest number of coordinates of an update for which the epsilon
+      is claimed, equal to `dimension` of `accounting.calibrate`. If None, the
+      limit is `accounting.CELLS` pairs (round, coordinate) that a client can
+      influence. A model beyond the limit is refused.
     noise: choice of where noise comes from, a value of `noise.placements`; None
       means `Tape()`.
     largest_cohort: largest number of clients of any round, >= 1. A round with
       more clients fails. None means clients_per_round, rounded up.
-    zeroing_norm: float > 0. An update with a larger norm counts as broken, and
-      becomes zero instead of being clipped. This constant bound costs no
-      privacy and does not change the sensitivity. None means that no finite
-      update becomes zero.
+    zeroing_norm: float > 0. An update whose norm exceeds this number counts as
+      broken, and becomes zero instead of being clipped. This constant bound
+      costs no privacy and does not change the sensitivity. None means no limit.
     zeroing_norm_order: order of the norm that `zeroing_norm` bounds: 2, or inf
       for the largest magnitude, as in `tff.aggregators.zeroing_factory`.
     secure_sum: whether secure aggregation sums the clipped updates. The sum is
       exact because they are integers. TFF's local runtime cannot run secure
       aggregation.
     measure_clients: whether to measure `not_private`: counts of zeroed and
-      clipped updates, which have no noise and are outside the guarantee. It
-      excludes `secure_sum`, since the server would see each client's counts.
+      clipped updates, without noise and outside the guarantee. This option
+      excludes `secure_sum`, because the server would see each client's counts.
 
   Returns:
     A factory for one learning process. Call its `close` when training ends, or
@@ -472,9 +471,9 @@ def dp_aggregator(
       strategy,
       participation,
       noise_multiplier,
-      # PRIVACY: Rounding the noise of a coordinate costs privacy. If the claim
-      # left out a coordinate with noise, epsilon would be too small. The
-      # indicator of an adaptive clip counts as one coordinate.
+      # PRIVACY: Rounding the noise of a coordinate costs privacy, and epsilon
+      # would be too small if it left out a coordinate with noise. The indicator
+      # of an adaptive clip has noise, so it counts as one coordinate.
       # Guard:
       # aggregator_adaptive_test.test_claim_is_that_of_a_constant_clip.
       dimension=dimension and dimension + clips.indicators(l2_norm_clip),
