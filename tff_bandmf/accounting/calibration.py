@@ -24,16 +24,16 @@ def calibrate(
 ) -> guarantee_lib.Guarantee:
   """Returns the guarantee with the least noise that meets (epsilon, delta).
 
-  If the claim needs random samples, the noise is only nearly the least.
+  If delta is bounded by random samples, the noise is only nearly the least.
 
   **Formal guarantee.** Assumptions: the run meets the conditions of `Guarantee`
   and of docs/reference/arithmetic.md. Statement: `claim(delta).epsilon` of the
   result is at most `epsilon`, and the released bits of the run are
-  (epsilon, delta)-DP for one unit of privacy. For a sampled claim this holds
-  except with probability `samples.failure_probability` over the samples, and
-  `claim(delta)` is the bound that the search confirmed. Source: the theorems of
-  docs/reference/arithmetic.md for the released bits, the modules of
-  `accounting.kinds` and `accounting.methods` for real numbers.
+  (epsilon, delta)-DP for one unit of privacy. If delta is bounded by random
+  samples, this holds except with probability `samples.failure_probability` over
+  the samples, and `claim(delta)` is the bound that the search confirmed.
+  Source: the theorems of docs/reference/arithmetic.md for the released bits,
+  the modules of `accounting.kinds` and `accounting.methods` for real numbers.
 
   Args:
     strategy: strategy matrix C.
@@ -42,12 +42,12 @@ def calibrate(
       epsilon.
     delta: target delta of the whole run, in [1e-50, 1) and above the slack of
       delta.
-    dimension: d, number of coordinates of the model; None covers every model
-      with at most 2^33 pairs (round, coordinate) that a client can influence.
+    dimension: d, number of coordinates of the model; None for every model with
+      at most 2^33 pairs (round, coordinate) that a client can influence.
     max_slack: limit of the slack, in epsilon and as a fraction of delta, in
       (0, 1).
-    samples: options for claims that need random samples. The noise is smaller
-      with more samples.
+    samples: options for claims that need random samples. With more samples, the
+      noise is smaller.
     clients_per_unit: largest number of clients of one unit of privacy, >= 1.
 
   Raises:

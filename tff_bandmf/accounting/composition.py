@@ -14,10 +14,9 @@ multiplier, the rounds and the cohorts of a run must not depend on them.
 | enforced, or read from a log  | one Gaussian, mu^2 = sum mu_i^2: exact       |
 | some by cyclic Poisson        | distributions of the privacy losses are      |
 |                               | convolved, rounded up                        |
-| some sampled otherwise        | an upper bound: sum of the runs' epsilons,   |
-|                               | each at a share of delta; or composition     |
-|                               | without amplification, if its epsilon is     |
-|                               | smaller                                      |
+| some sampled by another rule  | an upper bound: sum of epsilons, each at a   |
+|                               | share of delta; or composition without       |
+|                               | amplification, if its epsilon is smaller     |
 
 Let exact(E) be the probability of an event E for all runs in real numbers, and
 computed(E) its probability for the released bits. Then for every E
@@ -90,8 +89,8 @@ class Composition:
 
     All runs whose privacy losses can be convolved get one share of delta
     together, and each other run gets one share. The epsilons at these shares
-    are added. The epsilon of composition without amplification is returned if
-    it is smaller.
+    are added. If the epsilon of composition without amplification is smaller
+    than this sum, it is returned instead.
 
     Raises:
       ValueError: a value is out of range.
@@ -102,8 +101,9 @@ class Composition:
       return self.guarantees[0].claim(delta)
     composed = [each for each in self.guarantees if _part(each)]
     others = [each for each in self.guarantees if not _part(each)]
-    # PRIVACY: The deltas of the claims add up. If each claim had the whole
-    # delta, their sum would exceed it. Each claim has an equal share of delta.
+    # PRIVACY: Delta of the composition is the sum of the deltas of its claims.
+    # If each claim had the whole `delta`, this sum would exceed `delta`. Each
+    # claim gets an equal share of `delta`.
     # Guard:
     # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
     share = delta / (bool(composed) + len(others))
@@ -114,7 +114,7 @@ class Composition:
       try:
         certain = _claim([*composed, *map(_without_chance, others)], delta)
       except ValueError:
-        # A claim without amplification needs more noise than these runs have.
+        # The noise is too little for a claim without amplification.
         certain = None
       if certain and certain.epsilon <= sum(each.epsilon for each in bounds):
         return certain
@@ -166,8 +166,8 @@ def compose(
 
   The composition protects a client that is in all runs; a client in fewer runs
   has a stronger guarantee. A run that several compositions contain, such as the
-  pre-training of two fine-tuned models, counts once if it has an ID and the
-  same claim in all of them.
+  pre-training of two fine-tuned models, counts once if it has the same ID,
+  noise multiplier and cohorts in all of them.
 
   Args:
     runs: guarantees, compositions, or objects whose attribute `guarantee` is
@@ -211,9 +211,9 @@ def compose(
         'has a composition with it; leave it out if its releases stay private'
       )
   units = sorted({each.clients_per_unit for each in guarantees})
-  # PRIVACY: A guarantee for one client does not protect a unit of several
-  # clients, so the composition would claim too much. Runs with different units
-  # of privacy are refused.
+  # PRIVACY: A guarantee for one client does not hold for a unit of several
+  # clients. If runs with different units were composed, epsilon would be too
+  # small for the larger unit. Such runs are refused.
   # Guard: composition_test.test_mixed_units_are_refused.
   if len(units) > 1:
     raise errors.value_error(
@@ -258,8 +258,8 @@ def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
   """Returns the claim at `delta` of runs that `_part` can represent."""
   largest = min(_MOST_SLACK, math.fsum(each.cost.max_slack for each in runs))
   parts = _merged([_part(each) for each in runs])
-  # `bound` is at least epsilon of the runs in real numbers, because the slack
-  # leaves them at least this delta.
+  # The slack leaves at least (1 - `largest`) `delta` to the runs in real
+  # numbers, so their epsilon is at most `bound`.
   bound = poisson.composed_epsilon(parts, (1 - largest) * delta)
   slack = slack_lib.together(
     [each.cost.slack(bound, delta / len(runs)) for each in runs],
@@ -280,9 +280,9 @@ def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
   rest = tuple(part for part in present if part.sampling_prob < 1)
   if not whole:
     return rest
-  # PRIVACY: Several Gaussian releases reveal more than one of them, so a mean
-  # of their noise multipliers would give too small an epsilon. The squares of
-  # mu are added, which is exact for Gaussians.
+  # PRIVACY: Several Gaussian releases together reveal more than each alone. If
+  # they were merged into one release with the mean of their noise multipliers,
+  # epsilon would be too small. The squares of mu are added, which is exact.
   # Guard: composition_test.test_gaussian_runs_compose_exactly.
   mu = math.sqrt(
     math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)

@@ -34,20 +34,21 @@ class Guarantee:
   round has L2 norm at most the clipping norm. It also assumes one of three
   conditions on `cohorts`: their schema is enforced; or clients are drawn by
   exactly their rule with secret randomness, and nobody who sees the release
-  knows the cohorts; or a log has them, and they do not depend on private data.
+  knows the cohorts; or the cohorts are read from a log, and participation did
+  not depend on private data.
 
   Attributes:
     strategy: strategy matrix C.
-    cohorts: rule of participation, enforced or sampled, or a log.
-    noise_multiplier: stddev(z) / (clip * sensitivity), >= 0; 0 adds no noise
-      and guarantees nothing.
-    dimension: d, number of coordinates of the model; None covers every model
-      with at most 2^33 pairs (round, coordinate) that a client can influence.
+    cohorts: rule of participation, enforced or sampled, or cohorts of a log.
+    noise_multiplier: stddev(z) / (clip * sensitivity), >= 0; 0 means no noise
+      and no guarantee.
+    dimension: d, number of coordinates of the model; None for every model with
+      at most 2^33 pairs (round, coordinate) that a client can influence.
     max_slack: limit of the slack, in epsilon and as a fraction of delta, in
-      (0, 1); a claim with a larger slack is refused.
+      (0, 1); a claim whose slack exceeds `max_slack` is refused.
     samples: options for claims that need random samples.
     clients_per_unit: largest number of clients of one unit of privacy, such as
-      the devices of a person; the schema limits each client and not the unit.
+      the devices of a person. The schema limits each client and not the unit.
 
   Raises:
     ValueError: `noise_multiplier` is negative or not finite, or no guarantee is
@@ -70,7 +71,6 @@ class Guarantee:
 
   @noise_multiplier.validator
   def _check_noise_multiplier(self, attribute, value):
-    # 0 is allowed: it means a run without noise.
     if value != 0:
       _checks.positive(
         'noise_multiplier',
@@ -80,9 +80,9 @@ class Guarantee:
 
   def __attrs_post_init__(self):
     if isinstance(self.cohorts, participation_lib.Budget):
-      # PRIVACY: A budget may have the costs of another C. If these are smaller
-      # than the costs under this C, a client could exceed its budget. The costs
-      # are computed for this C.
+      # PRIVACY: A budget may have costs that were computed for another C than
+      # `strategy`. If they are smaller than the costs under `strategy`, a
+      # client could exceed its budget. The costs are computed for `strategy`.
       # Guard: budget_test.test_budget_of_another_matrix_is_computed_again.
       completed = sensitivity_lib.budget.completed(self.cohorts, self.strategy)
       object.__setattr__(self, 'cohorts', completed)
@@ -96,10 +96,7 @@ class Guarantee:
 
   @property
   def sensitivity(self) -> sensitivity_lib.Sensitivity:
-    """The sensitivity of C for one unit of privacy, clip = 1.
-
-    The value is always computed from C, never taken from another C.
-    """
+    """The sensitivity of C for one unit of privacy, clip = 1."""
     return self.accountant.sensitivity
 
   @property
@@ -112,9 +109,9 @@ class Guarantee:
     """rho of zero-concentrated DP; None if no rho is proved."""
     if not self.noise_multiplier:
       return None
-    # PRIVACY: The noise belongs to a matrix with cut weights, which may have a
-    # larger sensitivity than C (see `slack.Cost`). A rho from the sensitivity
-    # of C would be too small. `exact_noise` is for the larger sensitivity.
+    # PRIVACY: The noise is computed with cut weights (see `slack.Cost`). Their
+    # matrix may have a larger sensitivity than C, so a rho from C would be too
+    # small. `exact_noise` is for a bound of the larger sensitivity.
     # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
     return self.accountant.rho(self.exact_noise)
 
@@ -136,7 +133,7 @@ class Guarantee:
 
   @functools.cached_property
   def _claims(self) -> dict[float, monte_carlo.Bound]:
-    """Claims by delta, stored because new samples would give other claims."""
+    """Claims by delta, stored because new samples would give a new epsilon."""
     return {}
 
   def claim(self, delta: float) -> monte_carlo.Bound:
@@ -169,8 +166,7 @@ class Guarantee:
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
     """Computes an earlier claim again, and stores the result for `claim`.
 
-    If the earlier claim has a seed, the samples are drawn from this seed, so
-    that they are the same.
+    If the earlier claim has a seed, the same samples are drawn from this seed.
 
     Args:
       bound: the earlier claim.
@@ -195,7 +191,7 @@ class Guarantee:
   def with_noise(
     self, noise_multiplier: float, claim: monte_carlo.Bound, delta: float
   ) -> Guarantee:
-    """Returns the guarantee for another noise multiplier.
+    """Returns a copy of this guarantee with a new noise multiplier.
 
     Args:
       noise_multiplier: noise multiplier of the result.
@@ -209,9 +205,9 @@ class Guarantee:
   def under(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
-    PRIVACY: If the sensitivity is larger for the other cohorts, epsilon of the
-    old noise multiplier would be too small. The new noise multiplier is
-    computed from the standard deviation of z, which stays the same.
+    PRIVACY: If the sensitivity of C is larger under `cohorts` than under
+    `self.cohorts`, epsilon of the old noise multiplier would be too small. The
+    new one is computed from the standard deviation of z, which stays the same.
     Guard: report_test.test_closer_participation_leads_and_raises_epsilon.
     """
     other = attrs.evolve(self, cohorts=cohorts)
@@ -256,9 +252,8 @@ class Guarantee:
   def seen(self, observed: sensitivity_lib.Observed) -> Guarantee:
     """Returns the guarantee of the same noise for the rounds in a log.
 
-    If the log satisfies the schema of `cohorts`, epsilon is at most epsilon of
-    this guarantee. This does not hold for sampled cohorts, nor for a schema
-    that assumes evenly spaced rounds.
+    Epsilon of the result is at most epsilon of this guarantee if its schema is
+    enforced, does not assume evenly spaced rounds, and is satisfied by the log.
 
     Args:
       observed: statistics of the log, with the sensitivity of the strategy.
@@ -267,7 +262,7 @@ class Guarantee:
     schema = self.cohorts.schema
     # PRIVACY: The statistics of a log do not show whether rounds are evenly
     # spaced, so a claim that assumes evenly spaced rounds may be false for the
-    # log. `self` is returned only if its schema does not assume this.
+    # log. `self` is returned only if its schema does not assume such rounds.
     # Guard: guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
     if (
       self.cohorts.is_enforced
@@ -275,7 +270,7 @@ class Guarantee:
       and observed.keeps(schema, self.strategy.rounds)
       and logged.exact_noise < self.exact_noise
     ):
-      # Both guarantees hold, and they differ only by rounding errors.
+      # `self` and `logged` both hold, and `self` has the smaller epsilon.
       return self
     return logged
 

@@ -11,7 +11,7 @@ and delta.
 | symbol  | meaning                                                          |
 |---------|------------------------------------------------------------------|
 | z       | normal that float64 computes from a word, 64 or 128 random bits  |
-| c       | standard deviation of c z, in steps of the lattice               |
+| c       | standard deviation of c z, in lattice steps                      |
 | m       | sum that float64 computes from the y of earlier rounds           |
 | N       | pairs (round, coordinate) that one client can influence          |
 | rho     | bound of the standard deviations of m and of y, in units of c    |
@@ -63,8 +63,8 @@ CELL_WIDTH = 2.0**-17
 # error, and the absolute error for z in [0.9, 1.5]; see `inverse_error`.
 INVERSE_UNITS, INVERSE_MOST = 8.0, 12.0
 # PRIVACY: A random word k is rounded to a float, and then k + 1/2 is rounded.
-# Both errors move edges of cells. A bound r(z) without them, and so epsilon,
-# would be too low. This number of units of 2^-53 bounds the move for all k.
+# Both errors move edges of cells. If r(z) did not cover them, epsilon would be
+# too low. In units of 2^-53, this number bounds the move for all k.
 # Guard: arithmetic_test.test_word_as_a_float_moves_no_edge_farther.
 WORD_UNITS = 1.3
 
@@ -106,8 +106,9 @@ def inverse_error(z: Union[float, np.ndarray]) -> np.ndarray:
     z: value of the inverse normal CDF, at least 0.
   """
   # PRIVACY: SciPy's and TensorFlow's inverse normal CDFs err by up to 10.3
-  # units for z in [1.04, 1.11]. The bound 8 z, used elsewhere, would be
-  # too low there, and so would epsilon. It is raised around this interval.
+  # units for z in [1.04, 1.11]. If the bound were 8 z there, as for other z, it
+  # would be too low, and epsilon would be too small. Around this interval the
+  # bound is larger than 8 z.
   # Guard: arithmetic_test.test_inverse_of_the_cdf_errs_less.
   return np.maximum(
     INVERSE_UNITS * z, np.minimum(7.2 + 54 * (z - 0.9), INVERSE_MOST)
@@ -253,8 +254,8 @@ class Arithmetic:
     left = beta - self.accidents
     if left <= 0:
       return float('inf')
-    # N `bad` may be at most a quarter of `left`; this T makes it about an
-    # eighth. Markov's inequality has the other three quarters.
+    # N `bad` may use a quarter of `left`; with this T it uses about an eighth.
+    # Markov's inequality uses the other three quarters.
     tail = -float(scipy.special.ndtri(left / (16 * self.cells)))
     if not tail > 0:
       return float('inf')
@@ -269,7 +270,7 @@ class Arithmetic:
       order = math.exp(log_order)
       return math.log((self.cells * moments.growth(order) + log_markov) / order)
 
-    # Every order L >= 1 proves an alpha; ln L above `longest` would overflow.
+    # Every order L >= 1 proves an alpha; ln L above `longest` could overflow.
     longest = math.log(max(1.0, 500 / float(np.max(moments.log_weight)) - 2))
     minimum = scipy.optimize.minimize_scalar(
       log_alpha,
@@ -307,8 +308,8 @@ class Arithmetic:
     log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
     # PRIVACY: In cells whose inner edge is beyond T the likelihood ratio has no
     # bound. A beta without the probability of these cells would be too small.
-    # `bad` bounds it: rounding moves the edge at T by at most `move`, and a
-    # tail has at most 1 + (its probability) / spacing words.
+    # `bad` bounds this probability: rounding moves the edge at T by at most
+    # `move`, and a tail of probability q has at most 1 + q / spacing words.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     move = float(self._edge(tail, worst)) + self.shift
     bad = 2 * float(scipy.special.ndtr(move - tail) + self._spacing(tail))
@@ -353,12 +354,12 @@ class Arithmetic:
     Args:
       near: least inner edge, at least 0.
       far: largest inner edge, at least `near`; r is computed at this edge.
-      beyond: the bound of r holds for every z up to `far` + `beyond`; at least
-        0.
+      beyond: distance >= 0; the bound of r holds for every z up to `far` +
+        `beyond`.
       mean: |m|, in units of c, for the terms of r that are linear in |m|; it
         may be a root mean square over coordinates.
       largest_mean: largest |m|, in units of c, for the terms of r that are not
-        linear in |m|; None stands for `mean`.
+        linear in |m|; None for `mean`.
     """
     width, unit = self.cell_width, self.words.unit
     edge = self._edge(far, mean)
@@ -371,8 +372,8 @@ class Arithmetic:
     growth = np.exp((width + 2 * move) * (far + width + move))
     # PRIVACY: Rounding moves both edges of a cell, and moves the outer edge of
     # a wide cell more than the inner edge. A bound for one edge of the
-    # narrowest cell would be too low. Both edges are counted, and 57 units are
-    # added for wide cells.
+    # narrowest cell would be too low. Both edges are counted, and 57 times
+    # `unit` is added for wide cells.
     # Guard: arithmetic_test.test_error_bounds_cells_with_moved_edges.
     edges = 2 * edge / width + 57 * unit
     edges = edges + 2 * unit * self.feedback * (1.5 + far)

@@ -111,8 +111,8 @@ def slack(
       )
     )
   for share in (_SHARE, 10 * _SHARE, largest / 2):
-    # If alpha <= `guess`, beta without the accidents adds at most `share` times
-    # delta to delta.
+    # If alpha <= `guess`, the part `beta` - `accidents` of beta adds at most
+    # `share` times delta to delta.
     for guess in (2.0**-9, 2.0**-6, 2.0**-3, 1.0):
       beta = accidents + share * delta / (1 + math.exp(epsilon + guess))
       # If cut weights shift the means, beta / 2 is for the arithmetic and
@@ -141,7 +141,7 @@ def together(
   """Returns the slack of several runs on the same clients.
 
   Args:
-    slacks: one slack for each run, at this epsilon.
+    slacks: one slack for each run, computed at `epsilon`.
     epsilon: upper bound of the epsilon of all exact runs together, at
       `Slack.exact_delta`.
     delta: delta of all computed runs together.
@@ -152,9 +152,9 @@ def together(
     Unproved: the slack exceeds `largest`.
   """
   alphas = [each.epsilon / 2 for each in slacks]
-  # PRIVACY: The factors e^alpha of the runs multiply, and their betas add up.
-  # The slack of one run would be too small for all of them. The alphas and the
-  # betas of all runs are added.
+  # PRIVACY: The factors e^alpha of the runs multiply, and their betas add up,
+  # so the slack of one run would be too small for all runs together. The alphas
+  # and the betas of all runs are added.
   # Guard: composition_test.test_slacks_of_runs_add.
   beta = math.fsum(
     each.added / (1 + math.exp(epsilon + alpha))
@@ -171,10 +171,10 @@ def _slack(
   Raises:
     Unproved: the slack exceeds `largest`.
   """
-  # PRIVACY: A slack for the computed run of one data set alone would be too
-  # small. The claim compares the computed runs P~ and P~' of two neighbouring
-  # data sets, so alpha and beta count twice. With a = alpha and b = beta,
-  # P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
+  # PRIVACY: The claim compares the computed runs P~ and P~' of two neighbouring
+  # data sets, and both differ from the exact runs P and P'. A slack for only
+  # one difference would be too small. Alpha and beta count twice: if a = alpha
+  # and b = beta, P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
   # Guard: slack_test.test_claim_is_tight_where_its_parts_are.
   added = beta * (1 + math.exp(epsilon + alpha)) * (1 + _ROUNDING)
   exact = math.exp(-alpha) * (delta - added) * (1 - _ROUNDING)
@@ -229,11 +229,10 @@ class Cost:
     Args:
       strategy: strategy matrix C.
       participations: k, largest number of rounds of a client.
-      sampled: whether cohorts are drawn at random; then a client can influence
-        all rounds.
-      dimension: d, number of coordinates of the model; None covers all models
-        with at most `CELLS` pairs (round, coordinate) that a client can
-        influence.
+      sampled: whether cohorts are drawn at random. If True, a client can
+        influence all rounds.
+      dimension: d, number of coordinates of the model; None for all models with
+        at most `CELLS` pairs (round, coordinate) that a client can influence.
       max_slack: limit of the slack, in epsilon and as a fraction of delta.
 
     Raises:
@@ -247,7 +246,7 @@ class Cost:
     # PRIVACY: Slack for fewer rounds than a client can influence would be too
     # small. For sampled cohorts all rounds count. For enforced cohorts,
     # `recursion.cells` counts fewer rounds only if C is banded and a round's
-    # noise is computed from the last y.
+    # noise is computed from y of the rounds just before it.
     # Guard: slack_test.test_cells_are_the_compared_ones.
     compared = strategy.rounds if sampled else recursion.cells(participations)
     scales = recursion.scales
@@ -272,14 +271,14 @@ class Cost:
       coordinates, cells, largest = dimension, dimension * compared, dimension
     else:
       coordinates, cells = max(1, CELLS // compared), CELLS
-      # The same noise may later get a claim with more participations or with
-      # sampled cohorts. Such a claim counts all rounds.
+      # A later claim about the same noise may be for a larger k or for sampled
+      # cohorts, and may then count all rounds.
       largest = cells // strategy.rounds
     arithmetics = [make(coordinates, cells)]
-    # PRIVACY: In a model with few coordinates the mean of m^2 may be far above
-    # its expectation. Such a model may have a larger slack than a large model,
-    # although the claim covers both. The arithmetic of models with few
-    # coordinates is added here, and `slack` returns the largest slack.
+    # PRIVACY: The claim covers models with few coordinates as well. With few
+    # coordinates the mean of m^2 may be far above its expectation, so the slack
+    # of the largest model would be too small for them. Their arithmetic is
+    # added, and `slack` takes the larger alpha.
     # Guard: slack_test.test_claim_covers_smaller_models.
     few = cells_lib.many_coordinates(strategy.rounds) - 1
     if few < coordinates:
@@ -329,8 +328,8 @@ class Cost:
 
   def check_dimension(self, dimension: int) -> None:
     """Raises ValueError if a model has more coordinates than are covered."""
-    # PRIVACY: A model with more coordinates than the claim covers has a larger
-    # slack than the claim includes. Such a model is refused.
+    # PRIVACY: The slack and epsilon of the claim could be too small for a model
+    # with more coordinates than the claim covers. Such a model is refused.
     # Guard: slack_test.test_larger_models_have_to_be_named.
     if dimension > self.largest_dimension:
       raise errors.value_error(

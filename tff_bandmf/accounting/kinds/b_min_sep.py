@@ -4,9 +4,9 @@
 |--------|-----------------|-------------------------------------------------|
 | n      | `rounds`        | rounds of the strategy C                        |
 | b      | `min_sep`       | least distance of two rounds of a client        |
-| p      | `sampling_prob` | probability of an eligible client in a round    |
+| p      | `sampling_prob` | probability with which an eligible client joins |
 | c_i    |                 | column i of C                                   |
-| s      | `z_stddev`      | standard deviation of z over clip               |
+| s      | `z_stddev`      | standard deviation of z / clip                  |
 | F      | `starts`        | first round in which a client is eligible       |
 | S      |                 | random set of the rounds of a client            |
 | w      | `wait`          | probability of each F = 1, ..., b - 1           |
@@ -22,8 +22,9 @@ round with probability w, where
   P(F = 0) = 1 - (b - 1) w = w / p.
 
 `wait_prob` rounds w down to a multiple of 2^-64. Delta may increase or decrease
-with w, so neither direction of rounding is safe. Instead the sampler and the
-accountant use the same w, and the formulas below are exact for every law of F.
+with w, so w could not be rounded to the safe side. Instead the sampler and the
+accountant use the same rounded w, and the formulas below are exact for every
+law of F.
 
 **Formal guarantee.** Assumptions: C >= 0 is lower-triangular with at most b
 bands, S is independent of all data, and round t adds a vector g_t, |g_t| <= 1,
@@ -75,8 +76,8 @@ _WORDS = 2**64
 # Largest rounds * min_sep for which the tables of `b_min_sep_pairs` fit in
 # memory.
 _MOST_OF_PAIRS = 2**23
-# Number of `Pairs` that a mixture stores; `importance.removes` uses the last
-# four again.
+# Number of `Pairs` that a mixture stores, because `importance.removes` uses the
+# last four again.
 _MOST_STORED_PAIRS = 4
 # Values of L below this value are computed in logarithms.
 _SMALLEST_RATIO = 1e-290
@@ -214,8 +215,8 @@ class BMinSepMixture(importance.Mixture):
         np.multiply(terms[start:stop], later, out=part)
         self._accumulate(part, ratios[stop])
       logs = np.log(self._starts @ ratios[: len(self._starts)])
-    # PRIVACY: An L_i near the least number of float64 has few correct bits, and
-    # its error stays in the L of smaller i. Delta would be wrong. A result
+    # PRIVACY: An L_i near the least positive float64 has few correct bits, and
+    # its error carries over to L_j for j < i, so delta would be wrong. A result
     # with such an L is computed again in logarithms. In all other results a
     # term that underflows is smaller than a rounding error.
     # Guard: b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
@@ -235,9 +236,9 @@ class BMinSepMixture(importance.Mixture):
       terms: [rounds, count] float64.
       last: [count] float64, L after the last of these rounds.
     """
-    # PRIVACY: If a power of 1 - p underflowed, its term of L would be lost,
-    # although it may be the largest term, and delta would be wrong. Groups are
-    # so short that no power of 1 - p is below `_SMALLEST_RATIO`.
+    # PRIVACY: If a power of 1 - p underflowed, the term of L with this power
+    # would be lost. It may be the largest term, so delta would be wrong. Groups
+    # are so short that no power of 1 - p is below `_SMALLEST_RATIO`.
     # Guard: b_min_sep_test.test_long_gaps_do_not_lose_later_rounds.
     longest = int(math.log(_SMALLEST_RATIO) / self._log_out)
     size = min(math.isqrt(len(terms)), longest)
@@ -270,7 +271,7 @@ class BMinSepMixture(importance.Mixture):
     """
     rounds = len(log_gains)
     logs = self._log_ratios(log_gains)
-    # `out` is ln(1 - prob), by the formula with more correct digits.
+    # `out` is ln(1 - prob), by the more precise of two formulas.
     prob = np.exp(self._log_in + log_gains + logs[self._b :] - logs[:rounds])
     out = self._log_out + np.diff(logs[: rounds + 1])
     out = np.where(prob < 0.5, np.log1p(-np.minimum(prob, 0.5)), out)

@@ -30,18 +30,19 @@ WARM, COLD = 'warm', 'cold'
 class BMinSep(sampled_cohorts.Sampled):
   """Cohorts in which each eligible client takes part with probability p.
 
-  A client is eligible if it took part in none of the last b - 1 rounds. With a
-  warm start each client becomes eligible in a random round below b, so that all
-  cohorts have the same expected size, population * p / (1 + (b - 1) p). With a
-  cold start every client is eligible in round 0: the first cohorts are by far
-  the largest, and the same claim needs more noise. The proof needs a C >= 0
-  with at most b bands; see the module `b_min_sep`.
+  A client is eligible from its first eligible round on, unless it took part in
+  one of the last b - 1 rounds. With a warm start the first eligible round is a
+  random round below b, so that all cohorts have the same expected size,
+  population * p / (1 + (b - 1) p). With a cold start it is round 0 for every
+  client. The first cohort is then by far the largest, and the same (epsilon,
+  delta) needs more noise than with a warm start. The proof needs a C >= 0 with
+  at most b bands; see the module `b_min_sep`.
 
   Attributes:
     min_sep: b, least distance of two rounds of a client, integer >= 1.
     sampling_prob: p, probability that an eligible client takes part in a round,
-      in (0, 1); None derives it, for a warm start, from the population and the
-      expected number of clients a round.
+      in (0, 1). If None, it is derived from the population and the expected
+      number of clients a round, which needs a warm start.
     start: 'warm' or 'cold'. A record of an earlier version has no `start` and
       is read as 'cold'.
     population: number of clients to draw from, >= 1; None if it is unknown.
@@ -55,8 +56,9 @@ class BMinSep(sampled_cohorts.Sampled):
   }
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
   # PRIVACY: A run whose record has no `start` had a cold start, which needs
-  # more noise for the same claim. If the record was read with a warm start,
-  # epsilon would be too small. It is read with a cold start.
+  # more noise than a warm start for the same (epsilon, delta). If such a record
+  # was read with a warm start, epsilon would be too small. It is read with a
+  # cold start.
   # Guard: accounting_cohorts_test.test_record_without_a_start_is_cold.
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(
@@ -114,8 +116,8 @@ class BMinSep(sampled_cohorts.Sampled):
       p = q / (1 - (b - 1) q),  q = clients_per_round / population
 
     Raises:
-      ValueError: p is not given, and the start is cold, the population is
-        unknown, or it is at most b times `clients_per_round`.
+      ValueError: p is not given, and either the start is cold, or the
+        population is unknown or at most b times `clients_per_round`.
     """
     if self.sampling_prob is not None:
       return self
@@ -165,9 +167,9 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    # PRIVACY: If columns of a client's rounds share rows, the likelihood ratio
-    # is not a product over rounds, and the bound of delta is wrong. A C with
-    # more bands than `min_sep` is refused.
+    # PRIVACY: If C had more bands than `min_sep`, columns of a client's rounds
+    # could share rows. The likelihood ratio would not be a product over rounds,
+    # and delta could be too low. Such a C is refused.
     # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
     accountants.check_bands(strategy, 'min_sep', self.min_sep)
     rows = strategy.band_rows(0, strategy.rounds)

@@ -105,7 +105,7 @@ class Pairs:
       r = np.arange(len(starts))
       later, ahead = np.maximum.outer(r, r), np.abs(np.subtract.outer(r, r))
       tilted = np.outer(starts, starts)
-      # Without rounds before round 0, both copies are eligible in round 0.
+      # If the tables begin at round 0, both copies are eligible in round 0.
       tilted *= one[later, ahead] if self._before else both[0]
       total = tilted.sum()
       self.log_normalizer = math.log(total) if total < math.inf else math.inf
@@ -123,7 +123,7 @@ class Pairs:
 
   @functools.cached_property
   def _left(self) -> np.ndarray:
-    """Log survival of one copy, [rows, b] float64; most laws never need it.
+    """Log survival of one copy, [rows, b] float64, computed when first needed.
 
     If one copy took part in row i, and the other is eligible from row i + b - v
     on, the other does not take part before row i + b - u with probability

@@ -27,7 +27,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   | q      | `sampling_prob` | probability of a client in a round of its group |
   | T      |                 | rounds of a group, ceil(n / g)                  |
   | kappa  |                 | largest column norm of C                        |
-  | sigma  |                 | standard deviation of z over (clip * kappa)     |
+  | sigma  |                 | standard deviation of z / (clip * kappa)        |
 
   Clients are split once into g groups of m / g, independently of their data.
   Only group t mod g may take part in round t, and each of its clients takes
@@ -36,8 +36,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     q = g B / m        (not B / m: each group has one round in g)
 
   Columns of C that are g >= bands apart share no row, so a client's rounds
-  change disjoint rows of C x + z, and each round is a Gaussian release of
-  sensitivity at most kappa. So the run is
+  change disjoint rows of C x + z, where row t of x is the sum of round t. Each
+  round of a client is a Gaussian release of sensitivity at most kappa. So the
+  run is
 
     T compositions of the Poisson-sampled Gaussian of sigma
 
@@ -46,9 +47,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   composition.
 
   Attributes:
-    sampling_prob: q, in (0, 1]; None stands for g B / m, which `for_bands`
-      computes.
-    groups: g, integer >= 1; None means the number of bands of C.
+    sampling_prob: q, in (0, 1]; None for g B / m, which `for_bands` computes.
+    groups: g, integer >= 1; None for the number of bands of C.
     clients_per_round: B, expected number of clients a round, > 0; needed if
       `sampling_prob` is None.
     population: m, number of clients to draw from, >= 1; None if it is unknown.
@@ -114,9 +114,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       'clients_per_round', clients_per_round, 'the expected number'
     )
     _checks.count('groups', groups, 'at least the bands of the strategy')
-    # PRIVACY: A round draws its B clients from one group of m / g clients. With
-    # q = B / m the sampling probability, and so epsilon, would be too small.
-    # The probability of a client of the group is g B / m.
+    # PRIVACY: A round draws about B clients from one group of m / g clients, so
+    # each client of the group is drawn with probability g B / m. With the value
+    # B / m in the accountant, epsilon would be too small. q is set to g B / m.
     # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
     sampling_prob = groups * clients_per_round / population
     if sampling_prob > 1:
@@ -167,7 +167,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     return attrs.evolve(sized, adjacency=self.adjacency)
 
   def candidate_bands(self, rounds: int) -> list[int]:
-    """Returns the numbers of bands to compare: g, or else powers of two."""
+    """Returns the numbers of bands to compare: g if given, or powers of two."""
     if self.groups is not None:
       return [self.groups]
     most = rounds
@@ -205,9 +205,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       ValueError: C has more bands, or fewer rounds, than g.
     """
     groups = self.groups or strategy.bands
-    # PRIVACY: If two rounds of a client are less than `bands` apart, their
-    # columns share rows, and the claimed epsilon is not proved. A C with more
-    # bands than groups is refused.
+    # PRIVACY: Rounds of a client can be g apart. If C had more than g bands,
+    # their columns would share rows, and the claimed epsilon would not be
+    # proved. A C with more bands than groups is refused.
     # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
     accountants.check_bands(strategy, 'groups', groups)
     _checks.at_most(

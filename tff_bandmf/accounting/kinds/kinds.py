@@ -6,7 +6,7 @@ only for the randomness for which it was proved: cohorts of an enforced schema,
 batches of a shuffled list and cohorts of a fixed size have no amplified
 guarantee, even if they resemble sampled cohorts. Each sampled kind is one
 frozen class in a separate file, `NAME_cohorts.py`, with its rule, sampler,
-accountant, JSON and flags. `KINDS` finds these files.
+accountant, JSON and flags. `KINDS` has the classes in these files.
 
 `participation.Cohorts` has the attributes that all kinds share.
 """
@@ -67,9 +67,9 @@ def accountant(
     TypeError: `cohorts` is not a kind of cohorts.
     ValueError: no guarantee is proved for the strategy and the cohorts.
   """
-  # PRIVACY: For a value of another type, such as the name of a sampling rule,
-  # nothing is proved, and an amplified claim could be false. Only instances of
-  # `Cohorts` are accepted.
+  # PRIVACY: Guarantees are proved only for instances of `Cohorts`. If a caller
+  # gave something else, such as the name of a sampling rule, an amplified claim
+  # could be false. Values that are not instances of `Cohorts` are refused.
   # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
   participation_lib.check_cohorts(cohorts)
   if isinstance(cohorts, sampled_cohorts.Sampled):
@@ -112,7 +112,7 @@ def from_dict(
 def of_claim(
   record: Mapping[str, _files.Json],
 ) -> Optional[sampled_cohorts.Sampled]:
-  """Returns the sampled cohorts of a `Guarantee.to_dict`, else None.
+  """Returns the sampled cohorts of a `Guarantee.to_dict`; None if not sampled.
 
   Raises:
     ValueError: the kind is unknown, or a value is out of range.
@@ -120,8 +120,8 @@ def of_claim(
   if 'amplification' not in record:
     return None
   kind = _kind(record['amplification'])
-  # A claim has `clients_per_round` for the run. Its cohorts do not need it, as
-  # they have a sampling probability.
+  # The claim in `run.json` has a key `clients_per_round` that is not for the
+  # cohorts. They get the sampling probability of the record instead.
   return kind(
     **{
       **kind.before,

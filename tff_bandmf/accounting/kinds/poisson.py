@@ -2,7 +2,7 @@
 
 | symbol | name here          | meaning                                      |
 |--------|--------------------|----------------------------------------------|
-| sigma  | `noise_multiplier` | stddev over sensitivity of one round         |
+| sigma  | `noise_multiplier` | stddev / sensitivity of one round            |
 | q      | `sampling_prob`    | probability that a client is in a round      |
 | T      | `compositions`     | number of rounds that are composed           |
 
@@ -52,8 +52,7 @@ class Part:
   """T Poisson-sampled Gaussians of a composition.
 
   Attributes:
-    noise_multiplier: sigma, standard deviation over sensitivity of a round,
-      >= 0.01.
+    noise_multiplier: sigma, stddev / sensitivity of a round, >= 0.01.
     sampling_prob: q, in (0, 1]; 1 means no sampling.
     compositions: T, number of rounds, integer >= 1.
   """
@@ -122,7 +121,7 @@ def poisson_epsilon(
   """Returns epsilon of T Poisson-sampled Gaussians at `delta`, rounded up.
 
   Args:
-    noise_multiplier: sigma, standard deviation over sensitivity of a round.
+    noise_multiplier: sigma, standard deviation / sensitivity of a round.
     sampling_prob: q, probability of a client in a round of its group.
     compositions: T, number of rounds of a group.
     delta: target delta, above the mass that rounding may lose, about 4e-16 T.
@@ -177,7 +176,7 @@ def poisson_delta(
   """Returns delta of T Poisson-sampled Gaussians at `epsilon`, rounded up.
 
   Args:
-    noise_multiplier: sigma, standard deviation over sensitivity of a round.
+    noise_multiplier: sigma, standard deviation / sensitivity of a round.
     sampling_prob: q, probability of a client in a round of its group.
     compositions: T, number of rounds of a group.
     epsilon: target epsilon, finite and >= 0.
@@ -270,9 +269,9 @@ def _solve(
   aim = math.log(epsilon) - width / 2
   for _ in range(40):
     reached = epsilon_of(math.exp(x))
-    # PRIVACY: Epsilon of a sigma that the secant method suggests may exceed the
-    # target. A sigma is returned only if its epsilon was computed and is at
-    # most the target.
+    # PRIVACY: The secant method may suggest a sigma that is too small, so that
+    # its epsilon exceeds the target. A sigma is returned only if its epsilon
+    # was computed and is at most the target.
     # Guard: cyclic_poisson_test.test_search_returns_no_noise_that_gives_more.
     if epsilon * (1 - width) <= reached <= epsilon:
       return math.exp(x)
@@ -363,8 +362,9 @@ def _epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
   """Returns epsilon at `delta`, rounded up; see `composed_epsilon`."""
   _checks.positive('delta', delta, 'use less than 1 / population')
   lost = _lost_mass(parts)
-  # PRIVACY: FFTs and truncation lose probability mass, so delta would be too
-  # small. A bound of this mass is subtracted from the target delta.
+  # PRIVACY: FFTs and truncation lose probability mass, so the delta computed
+  # for an epsilon is too small, and epsilon at the target delta would be too
+  # small. A bound of the lost mass is subtracted from the target delta.
   # Guard: cyclic_poisson_test.test_delta_below_rounding_is_refused.
   left = delta - lost
   if not 0 < left < 1:

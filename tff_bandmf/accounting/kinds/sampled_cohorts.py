@@ -126,8 +126,8 @@ class Sampled(participation_lib.Cohorts):
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object, which `kinds.from_dict` reads."""
     record = {'amplification': self.name, **attrs.asdict(self)}
-    # Attributes with their values of `before` are left out, so that records
-    # stay as earlier versions wrote them.
+    # An attribute that has its value in `before` is left out, so that the
+    # record is the same as earlier versions wrote it.
     for name, value in self.before.items():
       if record[name] == value:
         del record[name]

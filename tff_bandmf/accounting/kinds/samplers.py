@@ -160,8 +160,8 @@ class BMinSep(Sampler):
 
   A client is eligible from its first eligible round on, except in the b - 1
   rounds after each round in which it takes part. The first eligible round is
-  each of 1, ..., b - 1 with probability `wait_prob`, and else 0. The cohort of
-  a round depends on earlier cohorts, which are drawn again if a run resumes.
+  each of 1, ..., b - 1 with probability `wait_prob`, else round 0. The cohort
+  of a round depends on earlier cohorts, which are drawn again if a run resumes.
   """
 
   def __init__(
@@ -180,8 +180,8 @@ class BMinSep(Sampler):
       min_sep: b, least distance of two rounds of a client, integer >= 1.
       sampling_prob: p, in (0, 1), a multiple of 2^-64.
       wait_prob: probability of each of the rounds 1, ..., b - 1 as the first
-        eligible round, a multiple of 2^-64, at most 1 / (b - 1); None makes
-        all clients eligible in round 0.
+        eligible round, a multiple of 2^-64, at most 1 / (b - 1). If None, all
+        clients are eligible in round 0.
     """
     super().__init__(words, population)
     self._min_sep, self._prob = min_sep, sampling_prob
@@ -195,9 +195,9 @@ class BMinSep(Sampler):
     if not self._wait_prob:
       return
     # PRIVACY: If first eligible rounds had other probabilities than the
-    # accountant assumes, the claim would be for another distribution. Each of
-    # the rounds 1 to b - 1 comes from exactly `wait_prob` 2^64 words, and round
-    # 0 comes from all other words.
+    # accountant assumes, epsilon would be proved for other cohorts than were
+    # drawn. Each of the rounds 1 to b - 1 comes from exactly `wait_prob` 2^64
+    # words, and round 0 comes from all other words.
     # Guard: samplers_test.test_first_rounds_are_dealt_to_the_last_word.
     each = int(self._wait_prob * _WORDS)
     most = np.uint64((self._min_sep - 1) * each - 1)
@@ -227,7 +227,7 @@ class BMinSep(Sampler):
 
 
 def largest_cohort(clients: int, probs: np.ndarray) -> int:
-  """Returns L; some cohort of a run exceeds L with probability <= `OVERSIZE`.
+  """Returns an L that a cohort of a run exceeds with probability <= `OVERSIZE`.
 
   The number N_t of clients in round t is the sum of m independent draws, so
 

@@ -3,7 +3,7 @@
 An accountant first bounds delta or epsilon of the run in real numbers. An
 `Exact` accountant uses a closed form or a convolution; a `Sampled` accountant
 uses random samples of a mixture. Then the accountant adds the slack of the
-module `slack`, since the noise is made of integers.
+module `slack`, since the released sums and their noise are integers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Accountant(abc.ABC):
     Args:
       strategy: strategy matrix C.
       schema: schema that the cohorts always satisfy.
-      sensitivity: sensitivity of C for clip = 1; None computes it for `schema`.
+      sensitivity: sensitivity of C for clip = 1. If None, it is computed for
+        `schema`.
     """
     self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
       strategy, schema
@@ -162,8 +163,9 @@ class Exact(Accountant):
   def claim(self, cost, noise_multiplier, delta, samples):
     noise = noise_multiplier / self.more_noise(cost)
     slack = cost.slack(self.epsilon(noise, cost.least_delta(delta)), delta)
-    # PRIVACY: Epsilon of the run in real numbers may be smaller than epsilon of
-    # the released integers. The slack is added to epsilon.
+    # PRIVACY: The run releases integers. Their epsilon may be larger than
+    # epsilon of the run in real numbers, which alone would be too small. The
+    # slack is added to epsilon.
     # Guards: slack_test.test_epsilon_includes_the_arithmetic and
     # test_amplified_epsilon_includes_the_arithmetic.
     epsilon = self.epsilon(noise, slack.exact_delta) + slack.epsilon
@@ -223,8 +225,8 @@ class Gaussian(Exact):
     Args:
       strategy: strategy matrix C.
       schema: schema of each client.
-      sensitivity: sensitivity of C for one client and clip = 1; None computes
-        it for `schema`.
+      sensitivity: sensitivity of C for one client and clip = 1. If None, it is
+        computed for `schema`.
       clients_per_unit: largest number of clients of one unit of privacy.
     """
     super().__init__(strategy, schema, sensitivity)
@@ -280,16 +282,16 @@ class Logged(Gaussian):
       strategy: strategy matrix C.
       schema: strictest schema that the log satisfies.
       sensitivity: sensitivity observed in the log, which covers cut weights
-        and rounding errors; None computes the sensitivity for `schema`.
+        and rounding errors. If None, the sensitivity is computed for `schema`.
       clients_per_unit: largest number of clients of one unit of privacy.
     """
     super().__init__(strategy, schema, sensitivity, clients_per_unit)
     self._observed = sensitivity is not None
 
   def more_noise(self, cost):
-    # PRIVACY: A sensitivity computed from the schema does not cover cut weights
-    # and rounding errors, so epsilon would be too small without the factor of
-    # `super`. An observed sensitivity covers them, so its factor is 1.
+    # PRIVACY: A sensitivity computed for the schema covers neither cut weights
+    # nor rounding errors. Without a factor for them epsilon would be too small.
+    # Only an observed sensitivity covers them, and has the factor 1.
     # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
     # test_log_without_a_sensitivity_is_rounded_up.
     return 1.0 if self._observed else super().more_noise(cost)
@@ -298,10 +300,10 @@ class Logged(Gaussian):
 class Sampled(Accountant):
   """An accountant whose delta is bounded by samples of a mixture.
 
-  The module `importance` defines the mixture P and the distribution Q. Delta of
-  P and Q is at most the largest delta of a component of P and Q, by convexity.
-  So delta never exceeds delta of the run without amplification, which is one
-  Gaussian release.
+  The module `importance` defines the mixture P and the distribution Q. By
+  convexity, delta between P and Q is at most the largest delta between one
+  component of P and Q. So delta never exceeds delta of the run without
+  amplification, which is one Gaussian release.
   """
 
   def __init__(
@@ -316,8 +318,8 @@ class Sampled(Accountant):
     Args:
       strategy: strategy matrix C.
       schema: schema that the cohorts always satisfy.
-      mixture_of: function from stddev(z) over clip to the mixture P.
-      default_samples: number of samples if the caller gives none.
+      mixture_of: function from stddev(z) / clip to the mixture P.
+      default_samples: number of samples if `Samples.count` is None.
     """
     super().__init__(strategy, schema)
     self._mixture_of, self._default_samples = mixture_of, default_samples
@@ -350,7 +352,7 @@ class Sampled(Accountant):
       bound = bound if amplified is None else amplified[1]
     # PRIVACY: Epsilon and delta of the run in real numbers may be too small for
     # the released integers. `bound` is for the delta `exact`, which is below
-    # `delta` by at least the slack of delta. The slack is then added.
+    # `delta` by at least the slack of delta. The slack is added to `bound`.
     # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
     return _with_slack(
       bound,
@@ -402,9 +404,10 @@ class Sampled(Accountant):
         return noise, dataclasses.replace(
           _with_slack(bound, slack), epsilon=epsilon
         )
-      # PRIVACY: Each search may end at a bound that is too low, so several
-      # searches do so with a larger probability than one. Each search draws new
-      # samples and gets an equal share of the failure probability.
+      # PRIVACY: Each search may end at a bound that is too low. If each search
+      # had the whole failure probability, the returned bound would be too low
+      # more often than stated. Each search draws new samples and gets an equal
+      # share of the failure probability.
       # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
@@ -413,9 +416,9 @@ class Sampled(Accountant):
     )
 
   def confirmed(self, cost, noise_multiplier, bound, delta):
-    # PRIVACY: A stored bound may be for other noise or for another mixture, and
-    # so be too low. The bound is computed again for this noise and mixture,
-    # with samples that are drawn from the stored seed.
+    # PRIVACY: A stored bound may be for more noise or for another mixture than
+    # this run has, and so be too low. The bound is computed again for the noise
+    # and the mixture of this run, with samples drawn from the stored seed.
     # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
     exact = bound.epsilon - bound.slack_epsilon
     confirmation = _unamplified(noise_multiplier, exact)
@@ -446,8 +449,8 @@ class Sampled(Accountant):
       epsilon: target epsilon of the run in real numbers.
       delta: target delta of the run in real numbers.
       options: options of the samples.
-      near: guess of the least noise multiplier; None returns the noise
-        multiplier without amplification.
+      near: guess of the least noise multiplier. If None, the result is the
+        noise multiplier without amplification.
     """
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
     least = (
@@ -486,8 +489,9 @@ def check_nonnegative(smallest: float) -> None:
   release farther than equal gradients. The mixture for equal gradients then no
   longer dominates the run.
   """
-  # PRIVACY: The theorems assume that all entries of C are >= 0. With a negative
-  # entry epsilon could be too small, so such a C is refused.
+  # PRIVACY: The theorems on b-min-sep and balls-in-bins sampling assume that
+  # all entries of C are >= 0. With a negative entry epsilon could be too small.
+  # A C with a negative entry is refused.
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.
   if smallest < 0:
     raise errors.value_error(

@@ -2,9 +2,10 @@
 
 A whole run without amplification is one Gaussian release of sensitivity 1 and
 standard deviation `noise_multiplier`, so mu = 1 / noise_multiplier in Gaussian
-DP and rho = mu^2 / 2 in zCDP. The profile delta(epsilon) is a closed form,
-which is exact in both directions, plus a bound on its rounding errors. A
-bisection returns the end of its bracket at which the claim holds.
+DP and rho = mu^2 / 2 in zCDP. The profile delta(epsilon) is a closed form plus
+a bound on its rounding errors. The closed form is exact, and is the same for
+both orders of two neighbouring data sets. Bisections for epsilon and for the
+noise multiplier return the end of the bracket at which (epsilon, delta) holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import scipy.special
 
 from tff_bandmf import _checks, errors
 
-# Relative error of the profile's terms, several times the error of float64.
+# Unit of the bound on rounding errors, several times the unit of float64.
 _ROUNDING = 1e-15
 _SMALLEST_DELTA = 1e-50
 _LARGEST_EPSILON = 1e6
@@ -38,11 +39,13 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     a = mu / 2 - epsilon / mu,  b = -mu / 2 - epsilon / mu
 
   If mu is small, the two terms are nearly equal and their difference has few
-  correct digits. A bound of the rounding errors is added: a few units in the
-  last place of each factor, and of the exponents, which are about b^2 / 2.
+  correct digits. The bound 1e-15 (100 + b^2) Phi(a) of the rounding errors is
+  added. The 100 covers a few units in the last place of each factor. The b^2
+  covers the rounding of exponents: Phi(b) is about e^(-b^2 / 2), and a relative
+  error r of the exponent b^2 / 2 is a relative error r b^2 / 2 of Phi(b).
 
   Args:
-    noise_multiplier: standard deviation over sensitivity, > 0.
+    noise_multiplier: standard deviation / sensitivity, > 0.
     epsilon: at least 0, finite.
 
   Raises:
@@ -64,7 +67,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
   """Returns the smallest epsilon at `delta`, rounded up.
 
   Args:
-    noise_multiplier: standard deviation over sensitivity, > 0.
+    noise_multiplier: standard deviation / sensitivity, > 0.
     delta: in [1e-50, 1).
 
   Raises:
@@ -133,9 +136,9 @@ def _bisect(holds, high: float) -> float:
       high = middle
     else:
       low = middle
-  # PRIVACY: For an x between `low` and `high` the predicate may be false, so
-  # that epsilon or the noise would be too small. `high` is returned, for which
-  # the predicate was true.
+  # PRIVACY: The predicate may be false for an x between `low` and `high`. If
+  # such an x were returned, epsilon or the noise would be too small. `high` is
+  # returned, for which the predicate was true.
   # Guard: gaussian_test.test_epsilon_rounds_up.
   return high
 

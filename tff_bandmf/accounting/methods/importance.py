@@ -6,7 +6,7 @@ pair P, Q of distributions of a vector y:
 | symbol | meaning                                                        |
 |--------|----------------------------------------------------------------|
 | m_S    | C 1_S, mean of y for a client with the rounds S                |
-| s      | standard deviation of z over clip                              |
+| s      | standard deviation of z / clip                                 |
 | P      | E_S N(m_S, s^2), the distribution of y with the client         |
 | Q      | N(0, s^2), the distribution of y without the client            |
 | l_S    | ln N(m_S, s^2) / Q = (2 <m_S, y> - |m_S|^2) / (2 s^2)          |
@@ -136,8 +136,8 @@ class Mixture(abc.ABC):
 
     Args:
       tilt: parameters of R.
-      epsilon: epsilon of delta; -infinity computes ln E_S e^(a l_S) for all
-        draws.
+      epsilon: epsilon of delta. If it is -infinity, ln E_S e^(a l_S) is
+        computed for all draws.
     """
 
   @abc.abstractmethod

@@ -9,8 +9,8 @@ expectation 1. By Markov's inequality, with probability at least 1 - beta,
   delta <= (1 - e^(mean ln(1 - eta x_i) - ln(1 / beta) / N)) / eta.
 
 This bound needs no estimate of a variance and no approximation. Separate pilot
-samples choose eta and the distribution of x; a bad choice makes the bound
-larger, but never wrong.
+samples choose eta and the distribution of x. A bad choice makes the bound
+larger; the probability that it is too low stays at most beta.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Samples:
     failure_probability: beta, probability in (0, 1) that the claimed bound is
       too low; None for 1e-8 or one percent of the claimed delta, whichever is
       less.
-    seed: seed of the samples; None draws a random seed. The seed must not be
+    seed: seed of the samples; None for a random seed. The seed must not be
       chosen by a comparison of the bounds of several seeds.
-    tries: number of bounds from which the caller chooses one to claim, at least
-      1, such as one bound for each of several strategies. Each bound gets an
-      equal share of `failure_probability`.
+    tries: number >= 1 of bounds from which the caller chooses one to claim, for
+      example one bound for each of several strategies. Each bound gets an equal
+      share of `failure_probability`.
 
   Raises:
     TypeError: `count` or `tries` is not an integer.
@@ -109,13 +109,13 @@ class Bound:
 
   Attributes:
     epsilon: epsilon of the claim, `slack_epsilon` included.
-    estimate: estimate of delta, the larger one of the two directions; not a
+    estimate: the larger of the estimates of delta in the two directions; not a
       bound.
     upper: bound of delta in both directions, for the run in real numbers.
     failure_probability: probability, over the samples, that `upper` is too low;
       0 if no samples were needed.
-    samples: N, number of samples; the direction with the smaller delta may have
-      had fewer samples.
+    samples: N, number of samples for each direction; the direction with the
+      smaller delta may have had fewer samples.
     seed: seed of the samples, >= 0; None if no samples were needed.
     slack_epsilon: addition to epsilon for the noise's arithmetic, >= 0.
     slack_delta: addition to delta for the noise's arithmetic, >= 0.
@@ -219,9 +219,10 @@ def delta_bound(
   """
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   # PRIVACY: A bound is not proved, and may be too low, if its own samples chose
-  # eta or the distribution of x. So the samples `pilot` choose, and the samples
-  # `final` give the bound. Either of the two directions' bounds may be too low,
-  # so each direction gets half of the failure probability.
+  # eta or the distribution of x. So samples of the generator `pilot` choose
+  # them, and samples of the generator `final` give the bound. The bound of
+  # either direction may be too low, which would double the failure probability.
+  # So each direction gets half of it.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
   # test_bound_without_a_hit_is_the_exact_one.
   sequence = np.random.SeedSequence(seed)
@@ -275,9 +276,10 @@ def plans(
     importance.removes(mixture, epsilon),
     [importance.add(mixture, epsilon)],
   ):
-    # PRIVACY: A direction is not sampled if its B is below beta or below the
-    # expected bound of the earlier direction. If it were left out, the bound of
-    # delta could be too low. So its bound is B, which holds without samples.
+    # PRIVACY: A direction is not sampled if its B is at most beta or at most
+    # the expected bound of the earlier direction. If this direction were left
+    # out, the bound of delta could be too low. So the bound of this direction
+    # is B, which holds without samples.
     # Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
     least = max((mean + margin for _, mean, margin in plans), default=0.0)
     if candidates[0].bound <= max(least, math.exp(-log_term)):
@@ -314,8 +316,8 @@ def _average(
   """Returns averages over `count` draws of x."""
   chunk = max(1, _CHUNK_ENTRIES // entries)
   sums = np.zeros(3)
-  # The matrix products of a chunk are small: more threads of BLAS take more CPU
-  # time, and round differently for every number of them.
+  # The matrix products of a chunk are small. More threads of BLAS would take
+  # more CPU time, and rounding would depend on the number of threads.
   with threadpoolctl.threadpool_limits(1, 'blas'):
     for start in range(0, count, chunk):
       x = direction.draw(rng, min(chunk, count - start))
@@ -327,9 +329,9 @@ def _upper(
   direction: importance.Direction, log: float, samples: int, log_term: float
 ) -> float:
   """Returns the bound of delta of the module docstring, or B if B is less."""
-  # PRIVACY: The average of the samples alone would be too low with probability
-  # about 1/2. With the term `log_term` / N of Markov's inequality the bound is
-  # too low with probability at most beta.
+  # PRIVACY: As a bound of delta, the average of the samples alone would be too
+  # low with probability about 1/2. With the term `log_term` / N of Markov's
+  # inequality the bound is too low with probability at most beta.
   # Guards: monte_carlo_test.test_bound_without_a_hit_is_the_exact_one and
   # balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
   return min(

@@ -1,7 +1,7 @@
 """Search for the least epsilon or the least noise, with sampled bounds.
 
-Pilot samples suggest the result and prove nothing. Bounds of `monte_carlo` from
-other samples then prove it.
+Pilot samples suggest a result and prove nothing. A bound of `monte_carlo` from
+new samples then proves the result.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Options:
 
   Attributes:
     samples: number of samples of a bound, for each direction.
-    failure_probability: probability that one of the bounds of all `tries`
-      searches is too low.
+    failure_probability: probability that at least one of the bounds of all
+      `tries` searches is too low.
     seed: seed of all samples, >= 0.
-    tries: number of searches, each of up to `monte_carlo.ATTEMPTS` bounds, of
-      which the caller claims one result, >= 1.
+    tries: number >= 1 of searches from which the caller claims one result. Each
+      search samples up to `monte_carlo.ATTEMPTS` bounds.
   """
 
   samples: int
@@ -78,12 +78,12 @@ def guess(
 ) -> Optional[float]:
   """Returns an x near the result of `least`, from few pilot samples.
 
-  The result is None if no x below `start` seems large enough.
+  The result is None if `Bound.total` seems to exceed `delta` below `start`.
 
   Args:
     problem: function from x to (mixture, epsilon).
-    start: an x that is known to be large enough, > 0.
-    delta: largest total allowed.
+    start: an x > 0 at which delta is known to be at most `delta`.
+    delta: largest `Bound.total` allowed.
     options: options of the samples.
   """
   log_excess = _log_excess(problem, delta, options)
@@ -113,10 +113,10 @@ def least(
 
   Args:
     problem: function from x to (mixture, epsilon).
-    start: an x that is known to be large enough, > 0.
-    delta: largest total allowed.
+    start: an x > 0 at which delta is known to be at most `delta`.
+    delta: largest `Bound.total` allowed.
     options: options of the samples.
-    near: result of `guess`; None calls `guess`.
+    near: result of `guess`. If None, `guess` is called.
 
   Returns:
     x and its bound, or None if no x below `start` was confirmed.
@@ -126,7 +126,7 @@ def least(
     if near is None:
       return None
   log_excess, log_x = _log_excess(problem, delta, options), math.log(near)
-  # Refine x with more pilot samples, which are the same at each step.
+  # x is refined with more pilot samples than in `guess`, the same at each step.
   many = max(_MANY, options.samples // 100)
   excess = log_excess(log_x, many)
   slope = min(-1.0, (log_excess(log_x + 0.03, many) - excess) / 0.03)
@@ -166,13 +166,14 @@ def attempted(
     mixture: mixture P of the module `importance`.
     epsilon: at least 0, finite.
     samples: number of samples for each direction.
-    failure_probability: probability that one of `tries` bounds is too low.
+    failure_probability: probability that any of `tries` bounds is too low.
     seed: seed of the samples, >= 0.
     tries: number of bounds of which the caller claims one, >= 1.
   """
-  # PRIVACY: The caller may claim the least of several bounds, so the claim may
-  # be wrong if any one of these bounds is too low. Each bound gets an equal
-  # share of the failure probability.
+  # PRIVACY: The caller may claim the least of several bounds, and this bound
+  # may be too low if any one of them is. If each bound had the whole failure
+  # probability, the claim would be false more often than stated. Each bound
+  # gets an equal share of the failure probability.
   # Guards:
   # monte_carlo_test.test_attempts_share_the_failure_probability and
   # balls_in_bins_test.test_total_counts_the_failure_probability.
