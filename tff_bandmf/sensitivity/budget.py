@@ -79,8 +79,8 @@ def until(
 
   Args:
     strategy: C for the n planned rounds.
-    budget: budget whose horizon is the number of rounds of the result. Horizon
-      None means 10 n if C is defined for more than n rounds, else n.
+    budget: budget. Its horizon is the number of rounds of the result. If None,
+      this number is 10 n if C is defined for more than n rounds, else n.
 
   Raises:
     ValueError: the horizon is below n, or C is not defined for so many rounds.
@@ -122,11 +122,12 @@ def completed(
   Args:
     budget: budget with b and, optionally, k and the horizon.
     strategy: C for all rounds up to the horizon.
-    rounds: n, from which k follows if the budget has no k; None means the
-      number of rounds of C.
+    rounds: n, from which k follows if the budget has no k; None for the number
+      of rounds of C.
 
   Raises:
-    ValueError: C needs too many costs, or `budget` has another horizon.
+    ValueError: C needs too many costs, the budget does not fit into 64 bits, or
+      the horizon of `budget` is not the number of rounds of C.
   """
   digest = strategy.digest()
   if budget.costs is not None and budget.costs.strategy_sha256 == digest:

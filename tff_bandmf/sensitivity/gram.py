@@ -46,9 +46,9 @@ def sensitivity(
     several diagonal blocks gets the bound for B > 2b instead, unless rounds are
     evenly spaced.
   - B > 2b: the bound of [BandMF23, Alg 4]. Here w_i is a maximum only over
-    patterns that contain i, which the proof of the bound allows. If rounds are
-    evenly spaced, the bound of sens^2 is the largest sum of |X_ij| over
-    patterns; it is exact if none of these X_ij is negative.
+    patterns that contain i, which suffices for the proof of the bound. If
+    rounds are evenly spaced, sens^2 is bounded by the largest sum of |X_ij|
+    over patterns instead; this is exact if none of these X_ij is negative.
   """
   rounds, bands = strategy.rounds, strategy.bands
   k = participation.participations(rounds)
@@ -59,9 +59,10 @@ def sensitivity(
     )
   min_sep = participation.separation(rounds)
   fixed = participation.evenly_spaced
-  # PRIVACY: If C^-1 has few bands, C has many, and the columns of a client's
-  # rounds share rows. The number of bands of C^-1 would give too small a
-  # sensitivity here, so the number of bands of C is compared.
+  # PRIVACY: If C^-1 has few bands, C has many, and columns of a client's rounds
+  # share rows. If the bands of C^-1 were compared with `min_sep`, these rows
+  # would be ignored, and the sensitivity would be too small. The bands of C are
+  # compared.
   # Guard: families_test.test_stamped_banded_inverse_overlaps.
   if bands <= min_sep:
     norms = _column_norms_squared(strategy)
@@ -92,7 +93,7 @@ def sensitivity(
   signed = bool(np.any(lags < -ROUNDING * weights.max()))
   # PRIVACY: Where X_ij is negative, opposite contributions of a client in
   # rounds i and j add to the squared sensitivity, and a sum of X would be too
-  # small. Absolute values are added.
+  # small. The absolute values of X are added.
   # Guard: sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
   attained = patterns.heaviest_fixed(np.abs(lags), rounds, min_sep, k)
   if fixed and (chained or not signed):
@@ -169,7 +170,7 @@ def _heaviest_chain(
     S[i, m] = X_ii + max_{j >= i + b} (2 |X_ij| + S[j, m - 1])
   """
   rounds = strategy.rounds
-  # If k does not limit the rounds of a chain, S is the same for all m.
+  # If chains never have more than k rounds, the index m of S is dropped.
   levels = k if k < -(-rounds // min_sep) else 1
   counted = int(levels > 1)
   # starting[m, i] is S[i, m], and best[m, i] = max_{j >= i} S[j, m].
@@ -204,8 +205,8 @@ def _gram_rows(
 
   Args:
     strategy: strategy matrix C.
-    backwards_by: if given, the largest number of rows of a block, and the block
-      of the last rows comes first.
+    backwards_by: largest number of rows of a block; the block of the last rows
+      then comes first. If None, the block of the first rows comes first.
   """
   rounds, bands = strategy.rounds, strategy.bands
   step = max(_LEAST_ROWS, bands // 4)

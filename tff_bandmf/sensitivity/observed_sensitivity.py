@@ -1,4 +1,4 @@
-"""Sensitivity for the rounds of the clients in one log.
+"""Sensitivity for the rounds of the clients in one participation log.
 
 A client with the rounds pi in the log has, for X = C^T C,
 
@@ -107,7 +107,7 @@ def observed(
     cohorts: function that returns (round, [m] int64 identifiers) for each
       cohort, rounds and identifiers ascending, the same at every call.
     participations: number of pairs (client, round), the sum of all m.
-    strategy: C, for the sensitivity; None for no sensitivity.
+    strategy: C; None if no sensitivity is needed.
     at_a_time: approximate number of participations in memory at one time.
     costs: costs of patterns under this C, if the schema is a `Budget`, else
       None.
@@ -138,7 +138,7 @@ def of_clients(
   Args:
     parts: pairs ([m] rounds, ascending, [m] identifiers); all participations of
       one client are in one part.
-    strategy: C, for the sensitivity; None for no sensitivity.
+    strategy: C; None if no sensitivity is needed.
     costs: costs of patterns under this C, if the schema is a `Budget`, else
       None.
 
@@ -260,7 +260,7 @@ class _Heaviest:
       )
     # PRIVACY: Where X_ij is negative, opposite contributions of a client in
     # rounds i and j add to the squared sensitivity, and a sum of X would be too
-    # small. `squared` is the sum of |X|, exact if no entry is negative.
+    # small. `squared` is a sum of |X|. It is exact if no entry is negative.
     # Guard:
     # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
     if costs is not None:
@@ -274,9 +274,9 @@ class _Heaviest:
       unrounded = result.exact(
         self.squared, 'sum of X over the rounds of a client'
       )
-    # PRIVACY: The program makes noise with weights that are rounded, and
-    # `squared` has rounding errors. So the sensitivity may be larger than the
-    # root of `squared`. The value is increased by bounds of both errors.
+    # PRIVACY: The noise is computed with rounded weights, and `squared` has
+    # rounding errors. So the root of `squared` may be smaller than the
+    # sensitivity. The root is increased by bounds of both errors.
     # Guard: observed_sensitivity_test.test_observed_is_rounded_up.
     cut = most * strategy.recursion().cut_norm
     more = 1 + sensitivity_lib.rounding(strategy, most)

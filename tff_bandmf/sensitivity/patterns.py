@@ -40,9 +40,9 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
     for _ in range(count):
       best = with_one_more(best, weights, min_sep)
     return best[..., 0]
-  # Here k does not limit the number of indices, and F is the same for all m.
-  # F[i + b] belongs to the next block of b indices, so all i of one block are
-  # computed together.
+  # From here on k >= ceil(n / b), so no pattern has more than k indices. The
+  # index m is dropped: F[i] = max(v_i + F[i + b], F[i + 1]). F[i + b] belongs
+  # to the next block of b indices, so all i of one block are computed together.
   width = min(min_sep, n)
   best = np.zeros((*weights.shape[:-1], width))
   for start in reversed(range(0, n, width)):
@@ -77,8 +77,9 @@ def heaviest_fixed(
     max_i sum_{a, c < k} X[i + a b, i + c b]
 
   Args:
-    lags: for e = 0, 1, ..., the array X[i, i + e b] >= 0, [n - e b] float64;
-      entries of X for larger e are 0.
+    lags: arrays number e = 0, 1, ... of float64. Element i < n - e b of array e
+      is X[i, i + e b] >= 0; further elements, up to n, are 0. If the iterable
+      ends before e = k - 1, the remaining X[i, i + e b] are 0.
     rounds: n.
     min_sep: b.
     count: k.

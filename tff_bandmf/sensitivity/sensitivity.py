@@ -70,7 +70,8 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
     ValueError: rounding errors of C are too large for any bound.
   """
   # PRIVACY: Rounding errors of long sums could make a sensitivity too small.
-  # `terms` is an upper bound of their relative size, in units of 2^-53.
+  # The callers increase the sensitivity by the result, in which `terms` bounds
+  # these errors in units of 2^-53.
   # Guard: slack_test.test_sums_of_many_participations_are_rounded_up.
   terms = (
     8 * min(participations, strategy.bands) * strategy.rounds

@@ -78,9 +78,9 @@ def sensitivity(
       leftmost, 'columns of one client do not overlap (bands <= min_sep)'
     )
   # PRIVACY: If c has a negative entry or increases after c_b, another pattern
-  # can have a larger sum than the leftmost pattern, and the sensitivity would
-  # be too small. The theorem is used only if c is non-negative and does not
-  # increase from c_b on.
+  # can have a larger sum than the leftmost pattern, whose sum would then be too
+  # small a sensitivity. The theorem is used only if c is non-negative and does
+  # not increase from c_b on.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if column[:min_sep].min() >= 0 and _falls(column[min_sep:]):
     return result.exact(
@@ -165,9 +165,9 @@ def normalized_sensitivity(
     return result.exact(
       float(k), 'columns of one client do not overlap (bands <= min_sep)'
     )
-  # PRIVACY: In most families with normalised columns, a pattern other than the
-  # leftmost one can have the largest sum, and the sensitivity would be too
-  # small. The theorem of DP-CGD is used only for DP-CGD.
+  # PRIVACY: In most families with normalised columns, another pattern can have
+  # a larger sum than the leftmost pattern, whose sum would then be too small a
+  # sensitivity. The theorem of DP-CGD is used only for DP-CGD.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if toeplitz.is_geometric:
     return result.exact(
@@ -329,6 +329,6 @@ def _nearest(
       best = patterns.with_one_more(best, weights, min_sep)
   if counted:
     return float(best[0])
-  # Here k does not limit the number of rounds, and `weights` has the terms
-  # X[i, i + e b] of all e.
+  # Here k >= ceil(n / b), so no pattern has more than k rounds, and `weights`
+  # has the terms X[i, i + e b] of all e.
   return float(patterns.heaviest(weights, min_sep, k))
