@@ -3,7 +3,7 @@
 This list has all packages; some are single modules. Each of them imports only
 from the packages before it:
 
-  errors         the form of an error message: name=value, the rule, the remedy
+  errors         one-line error messages: name=value, the rule, the remedy
   _checks        checks of arguments that many packages use
   _files         atomic writes, locks, and files that hold secrets
   workloads      the workload matrix A: prefix sums, momentum, learning rates
@@ -13,20 +13,20 @@ from the packages before it:
   sensitivity    the sensitivity of C, exact or bounded
   optimize       the search for C
   accounting     noise multiplier, zCDP and epsilon, also for sampled cohorts
-  choosing       the ranking of families by error, at one claim and memory limit
+  choosing       families of C, ranked by error at the same (epsilon, delta)
   reproduction   published tables, computed again
   noise          the noise C^-1 Z from a key, in NumPy or in a TensorFlow graph
   query          clipping, sums and noise, in NumPy or as a TF Privacy query
-  tff            TFF's names, its runtime and its worker processes
+  tff            TFF's functions and types, its local runtime, worker processes
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
   cohorts        the clients that may take part in a round
   plan           the rounds, strategy, noise and guarantee of a run
   ledger         the record of the clients of each round
   run_files      the folder of a run on disk
   audit          attacks on a claimed epsilon
-  report         the privacy report of a run, or of a log
-  run            the loop of a run, from its plan to its report
-  flower         training with Flower: its server rounds are rounds of a run
+  report         privacy reports of runs, and of training outside this library
+  run            the rounds of a run, from its plan to its report
+  flower         training with Flower, whose server rounds are rounds of a run
   verify         the check of a run or a report, without the other packages
   cli            the `bandmf` command
   __main__       the same command, as `python -m tff_bandmf`

@@ -28,7 +28,7 @@ def count(name: str, value: object, remedy: str, least: int = 1) -> int:
 
 
 def number(name: str, value: object, remedy: str) -> float:
-  """Returns `value` as a float, else raises TypeError."""
+  """Returns `value` as a float if it is a number, else raises TypeError."""
   if isinstance(value, bool) or not isinstance(value, SupportsFloat):
     raise errors.type_error(f'{name}={value}: must be a number; {remedy}')
   return float(value)

@@ -88,7 +88,7 @@ def replacing(
 ) -> Iterator[pathlib.Path]:
   """Yields the path of an empty file that becomes `path` when the block ends.
 
-  The old content of `path` stays until then, also after a crash. On an
+  Until then `path` keeps its old content, also if the process is killed. On an
   exception the new file is removed.
 
   Args:
@@ -149,8 +149,9 @@ def load_or_create_secret(
     if not os.path.lexists(path):
       _make_folder(path.parent)
       # PRIVACY: If two processes made the file at once, the second could
-      # replace a key that the first already uses, and clients in a ledger would
-      # look new. A complete file gets the name only if no file has it.
+      # replace a key that the first already uses. Clients that a ledger stores
+      # under the first key would look new, and could take part too often. The
+      # file gets the name `path` only if no file has this name.
       # Guard: files_test.test_first_of_two_that_make_a_secret_wins.
       with replacing(path, 0o600, take=_link) as part:
         _fill(part, [make(size)])
@@ -231,7 +232,7 @@ def sync(path: pathlib.Path) -> None:
 def locked(path: pathlib.Path) -> Iterator[None]:
   """Waits for the lock of a file, and holds the lock until the block ends.
 
-  Nobody may remove the file, or two processes could lock files of one name.
+  The file must never be removed, or two processes could lock different files.
   """
   with open(os.open(path, _LOCK, 0o600), 'wb') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -239,12 +240,12 @@ def locked(path: pathlib.Path) -> Iterator[None]:
 
 
 def memory() -> pathlib.Path:
-  """Returns a folder in memory, else the folder for temporary files."""
+  """Returns a folder in memory if there is one, else the temporary folder."""
   return MEMORY if MEMORY.is_dir() else pathlib.Path(tempfile.gettempdir())
 
 
 def wipe(path: pathlib.Path) -> None:
-  """Overwrites a file with zeros and removes it, if it exists."""
+  """Removes a file, if it exists, and first zeros it unless it is a link."""
   with contextlib.suppress(FileNotFoundError):
     if not path.is_symlink():
       with open(path, 'r+b') as file:
@@ -257,10 +258,10 @@ def wipe(path: pathlib.Path) -> None:
 
 def discard(path: pathlib.Path) -> None:
   """Removes a file, and overwrites it unless it has a second name."""
-  # PRIVACY: A process that is killed while a key gets its name leaves one file
-  # under two names. If this file was overwritten, the key under the other name
-  # would be zeros, which everybody can guess. If a file has two names, only
-  # this name is removed.
+  # PRIVACY: A process that is killed while it names a new key file leaves one
+  # file with two names. If `discard` overwrote this file, the key under the
+  # other name would be zeros, which everybody can guess. If a file has two
+  # names, only the name `path` is removed.
   # Guard: files_test.test_secret_outlives_the_other_name_that_a_kill_left.
   if os.path.lexists(path) and path.lstat().st_nlink > 1:
     path.unlink()
@@ -356,7 +357,7 @@ def code_digest(root: pathlib.Path = _PACKAGE) -> str:
   for name, path in sorted(
     (path.relative_to(root).as_posix(), path) for path in paths
   ):
-    # Without the lengths, different packages could have the same bytes.
+    # Without lengths, the bytes hashed for different packages could be equal.
     for part in (name.encode(), path.read_bytes()):
       digest.update(len(part).to_bytes(8, 'big') + part)
   return digest.hexdigest()

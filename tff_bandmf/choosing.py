@@ -1,4 +1,4 @@
-"""Ranks families of strategies by the error of their noise at the same claim.
+"""Ranks families of strategies by error at the same (epsilon, delta).
 
 `choose` optimises every family that fits in memory, calibrates its noise to
 (epsilon, delta), and sorts by error. Families are optimised in parallel
@@ -7,9 +7,9 @@ threads.
   rmse     = noise_multiplier * sensitivity * sqrt(mean error)
   max_rmse = noise_multiplier * sensitivity * sqrt(max error)
 
-Both numbers are root mean square errors that noise adds to one coordinate of
-the model, in units of the clipping norm times the learning rate. `rmse` is the
-root of the mean square over all rounds; `max_rmse` is for the worst round.
+Both are root mean square errors that the noise causes in one coordinate of the
+model, in units of the clipping norm times the learning rate. `rmse` is the root
+of the mean square over all rounds; `max_rmse` is for the worst round.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tff_bandmf import (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """The claim that a whole run has to meet.
+  """The (epsilon, delta) that a whole run has to meet.
 
   Attributes:
     epsilon: target epsilon of the whole run, > 0.
     delta: target delta of the whole run, in (0, 1).
     dimension: number of coordinates of the model, on which the slack of the
-      arithmetic depends. With None, the claim covers every model with at most
-      2^33 pairs (round, coordinate) that a client can influence.
+      arithmetic depends; None for every model with at most 2^33 pairs (round,
+      coordinate) that a client can influence.
 
   Raises:
     ValueError: a value is out of range.
@@ -102,23 +102,24 @@ def choose(
   families: Optional[Iterable[str]] = None,
   progress: Callable[[str], None] = lambda family: None,
 ) -> Ranking:
-  """Returns the families that fit in memory, ranked by error at one claim.
+  """Returns the families that fit in memory, ranked by error at `target`.
 
   Each family is optimised for the schema `typical` of `cohorts.schema`. Under
   cyclic Poisson sampling a strategy has at most as many bands as there are
-  groups of clients. If `cohorts` has no number of groups, powers of two are
-  compared: more bands give less error at the same noise multiplier, but smaller
-  groups, from which sampling amplifies less [BandMF23, Sec 4 and Table 3].
+  groups of clients. If `cohorts` has no number of groups, numbers of bands that
+  are powers of two are compared. With more bands, the error at the same noise
+  multiplier is smaller. But groups are smaller as well, and sampling from
+  smaller groups amplifies less [BandMF23, Sec 4 and Table 3].
 
   Args:
     rounds: n, number of rounds of the run, >= 1.
     cohorts: participation schema that is enforced, or kind of sampling.
-    target: claim that every choice meets.
-    noise_copies: largest number of copies of the model that the noise may have
-      in memory, >= 1; None sets no limit.
+    target: (epsilon, delta) that every choice meets.
+    noise_copies: maximum number of vectors of past noise in memory, each of the
+      model's size, >= 0; None for no limit.
     objective: error to minimise and rank by, `optimize.MEAN` or `optimize.MAX`.
     workload: matrix A that turns released sums into models.
-    families: names of the families to compare; None compares all families.
+    families: names of the families to compare; None for all families.
     progress: function that is called with the name of each finished family.
 
   Raises:
@@ -149,9 +150,9 @@ def choose(
     choices = []
     candidates = _parameters(family, rounds, cohorts, noise_copies)
     # PRIVACY: Each Monte Carlo bound is too low with a small probability, and
-    # its strategy then seems to need less noise and ranks better. So the best
-    # claim would be false more often than stated. All candidates share one
-    # failure probability.
+    # its strategy then seems to need less noise and ranks better. So the claim
+    # of the best strategy would be false more often than one bound is too low.
+    # All candidates share one failure probability.
     # Guard: choosing_test.test_compared_families_share_the_failure_probability.
     samples = accounting.Samples(tries=len(declared) * len(candidates))
     for parameters in candidates:

@@ -39,20 +39,22 @@ class AdaptiveClip:
   Here x_i is the update of client i. A record has one more coordinate than an
   update, the indicator. All coordinates of a record get the correlated noise of
   the run. The record of an absent client is zero. The norm of a record is at
-  most Delta S_t, and S_t is a function of earlier releases. So the run has the
-  guarantee of a run with a constant clip and with noise that is smaller by the
-  factor Delta.
+  most Delta S_t, and S_t is a function of earlier releases. The Gaussian
+  mechanism allows inputs that depend on earlier releases [SingleEpoch22, Thm
+  2.1]. So if z has the standard deviation s S_t in round t, the guarantee is as
+  for a constant clip S and z of standard deviation s S / Delta.
 
-  If n clients come instead of clients_per_round, the distance of the fraction
+  If n clients come instead of clients_per_round, the distance of fraction_t
   from 1/2 is multiplied by n / clients_per_round. An update that is zeroed or
   not finite counts as neither below nor above the clip.
 
   Attributes:
-    initial: S_0, > 0: one norm, or a norm for each layer. Norms of layers are
-      all multiplied by the same factor in a round, and an update is below them
-      if each layer is below its norm. A low S_0 is safer: the noise is
-      proportional to the clip, and a model that too much noise has ruined has
-      large updates, which make the clip grow.
+    initial: S_0, > 0: one norm, or a norm for each layer. In a round, the clips
+      of all layers are multiplied by the same factor. An update counts as below
+      the clip if no layer's norm exceeds the clip of that layer. A low S_0 is
+      less likely to ruin the model; privacy is the same for all S_0. The noise
+      is proportional to the clip. If too much noise ruins the model, updates
+      become large, and the clip and the noise grow further.
     quantile: gamma, in [0, 1]; in TFF, `target_unclipped_quantile`.
     rate: eta, > 0; in TFF, `clip_learning_rate`.
     fraction_weight: beta, > 0. The standard deviation of the noise in
@@ -60,7 +62,7 @@ class AdaptiveClip:
       divided by beta clients_per_round S_t. With beta = 0.28, the noise of the
       updates is 1 % larger than without the indicator.
     until: index of the last round whose clip is adapted; later rounds have the
-      clip of this round. None adapts the clip in all rounds.
+      clip of this round. If None, the clip is adapted in every round.
 
   Raises:
     TypeError: a value is not a number.
@@ -96,7 +98,6 @@ class AdaptiveClip:
     return self.fraction_weight / 2 * norm(self.initial)
 
 
-# A clip that is adaptive or constant.
 Clip = Union[AdaptiveClip, Norms]
 
 
@@ -117,8 +118,9 @@ def norm(l2_norm_clip: Clip) -> float:
   proportional to S_t in later rounds.
   """
   clips = tree.flatten(layers(l2_norm_clip))
-  # PRIVACY: If the clip adapts, a record has the indicator besides the update,
-  # so noise for the update alone would be too small. The norm includes both.
+  # PRIVACY: If the clip adapts, a record has the indicator besides the update.
+  # Noise for the norm of the update alone would be too small for the record.
+  # The norm includes the update and the indicator.
   # Guard: adaptive_clip_test.test_noise_of_a_run_is_larger_by_delta.
   if isinstance(l2_norm_clip, AdaptiveClip):
     clips = [*clips, l2_norm_clip.indicator]
@@ -126,7 +128,7 @@ def norm(l2_norm_clip: Clip) -> float:
 
 
 def growth(l2_norm_clip: Clip) -> float:
-  """Returns the largest norm of a record over that of an update: 1 or Delta."""
+  """Returns the ratio of largest norms, record to update: 1 or Delta."""
   return norm(l2_norm_clip) / norm(layers(l2_norm_clip))
 
 
@@ -145,7 +147,7 @@ def of(
     quantile: share of updates that should be below the clip, in [0, 1]; None
       for a constant clip.
     **others: `rate`, `fraction_weight` and `until` of `AdaptiveClip`; None
-      takes the default.
+      for the default.
 
   Raises:
     TypeError: a value is not a number.
@@ -163,7 +165,7 @@ def of(
 
 
 def claim(l2_norm_clip: Clip) -> _files.JsonObject:
-  """Returns the part of a run's claim that states the clip, as JSON."""
+  """Returns the entries for the clip in the claim of `run.json`."""
   record = {'l2_norm_clip': norm(l2_norm_clip)}
   if isinstance(l2_norm_clip, AdaptiveClip):
     record['adaptive_clip'] = to_json(l2_norm_clip)

@@ -13,9 +13,9 @@ converts this count to `min_sep`.
 
 A pattern is the set of rounds of one client, and a schema is a set of allowed
 patterns. The sensitivity of a strategy matrix C is defined for a schema.
-`Budget` allows the patterns whose cost under C, which `Costs` computes, is at
-most a budget, and whose rounds differ by at least `apart`. The budget is so
-large that no pattern of the `MinSep` schema `Budget.typical` exceeds it.
+`Costs` computes the cost of a pattern under C. `Budget` allows a pattern if its
+cost is at most a budget and its rounds differ by at least `apart`. The budget
+is so large that no pattern of the `MinSep` schema `Budget.typical` exceeds it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Cohorts(abc.ABC):
   Attributes:
     name: name of the kind on the command line and in JSON.
     is_enforced: whether the run refuses clients that would break `schema`.
-      Cohorts that are not enforced are sampled at random, or are read from a
-      log.
+      Cohorts that are not enforced are sampled at random, or are read from the
+      log of a finished run.
     adjacency: name of the relation between neighbouring data sets.
   """
 
@@ -78,7 +78,7 @@ class Cohorts(abc.ABC):
     return self
 
   def candidate_bands(self, rounds: int) -> Optional[list[int]]:
-    """Returns the numbers of bands to try for C; None allows any number."""
+    """Returns the numbers of bands to try for C; None if all are possible."""
     return None
 
 
@@ -185,7 +185,7 @@ class _Separated(Participation):
   Attributes:
     min_sep: b, the least difference of two round numbers of one client.
     max_participations: an upper bound on k that the run enforces in addition to
-      min_sep; None enforces only min_sep.
+      min_sep; None if the run enforces only min_sep.
   """
 
   min_sep: int = attrs.field(converter=_count_min_sep)
@@ -194,9 +194,9 @@ class _Separated(Participation):
   )
 
   def participations(self, rounds: int) -> int:
-    # PRIVACY: With floor(n / b) rounds of a client, the sensitivity would be
-    # too small: n = 9 and b = 4 allow the three rounds 0, 4 and 8. This line
-    # computes ceil(n / b).
+    # PRIVACY: A client can take part in ceil(n / b) of n rounds: if n = 9 and
+    # b = 4, in rounds 0, 4 and 8. A sensitivity for only floor(n / b) rounds
+    # would be too small. This line rounds n / b up.
     # Guard: participation_test.test_participations_is_the_longest_pattern.
     fit = -(-rounds // self.min_sep)
     if self.max_participations is None:
@@ -293,9 +293,9 @@ class Costs:
         one pattern, descending, and then negative numbers, which stand for no
         round.
     """
-    # PRIVACY: A cost of more than 64 bits would wrap around, and a pattern that
-    # exceeds the budget could be admitted. Patterns with more than
-    # `_MOST_ROUNDS` rounds are refused.
+    # PRIVACY: A cost that exceeds 64 bits would wrap around, and its pattern
+    # could be admitted although it exceeds the budget. Costs of patterns with
+    # at most `_MOST_ROUNDS` rounds fit in 64 bits. Longer patterns are refused.
     # Guard: budget_test.test_patterns_of_too_many_rounds_are_refused.
     if rounds.shape[1] > _MOST_ROUNDS:
       raise errors.value_error(
@@ -333,9 +333,9 @@ class Budget(Participation):
     apart: least difference of two rounds of one client that the budget allows,
       in [1, min_sep].
     horizon: largest number of rounds to which a run may be extended, at least
-      the planned number. None stands for 10 times the planned number if C is
-      defined for more rounds (`Strategy.goes_on`), as in the families
-      banded-toeplitz and blt, else for the planned number.
+      the planned number. If None, this is 10 times the planned number for a C
+      that may have more rounds than planned (`Strategy.goes_on`), such as
+      banded-toeplitz and blt, and the planned number for all other C.
     costs: costs under the C of a run; None before C is known.
   """
 
@@ -488,10 +488,10 @@ def from_name(
     name: 'single', 'fixed-epoch', 'min-sep' or 'budget'.
     min_sep: least r2 - r1, integer >= 1; all schemas but 'single' require it,
       and 'single' refuses it. For 'budget' this is `Budget.min_sep`.
-    max_participations: upper bound on k, integer >= 1; None sets no bound. For
+    max_participations: upper bound on k, integer >= 1; None for no bound. For
       'budget' this is `Budget.max_participations`, which does not bound k.
-    apart: least r2 - r1 that 'budget' allows, integer >= 1; None stands for 1.
-    horizon: largest number of rounds of a run with 'budget'; None takes the
+    apart: least r2 - r1 that 'budget' allows, integer >= 1; None for 1.
+    horizon: largest number of rounds of a run with 'budget'; None for the
       default of `Budget`.
 
   Raises:

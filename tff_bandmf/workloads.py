@@ -12,8 +12,8 @@
 Here n is the number of rounds, and tri(n) is the lower triangular matrix of
 ones. With momentum 0 and a constant learning rate, A = tri(n), whose rows give
 prefix sums. A^-1 has 2 bands, or 3 bands with momentum, for all learning rates.
-The code for errors and searches reads M only from h, which may be a polynomial
-of any degree with h_0 = 1.
+The code for errors and searches uses h in place of M. It is written for h of
+any degree with h_0 = 1.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
 
   Args:
     name: 'prefix' or 'momentum'.
-    **parameters: attributes of the workload. None stands for a missing
-      attribute. The workload 'momentum' requires the attribute `momentum`.
+    **parameters: attributes of the workload. An attribute that is None counts
+      as missing. The workload 'momentum' requires the attribute `momentum`.
 
   Raises:
     ValueError: the name is unknown, or a parameter is missing or does not
@@ -208,7 +208,8 @@ def from_dict(record: Mapping[str, _files.Json]) -> Workload:
   """Returns the workload from the result of `to_dict`.
 
   Raises:
-    TypeError: a key is missing or unknown, or a value has another type.
+    TypeError: the keys differ from the result of `to_dict`, or an attribute is
+      not a number.
     ValueError: a value is out of range.
   """
   if list(record) != ['workload', *PARAMETERS]:
