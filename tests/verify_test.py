@@ -79,6 +79,9 @@ def runs(tmp_path_factory):
   _train(folder / 'bins', bins, rounds=12, epsilon=4.0)
   b_min_sep = tff_bandmf.BMinSep(4, 0.05, population=120)
   _train(folder / 'b-min-sep', b_min_sep, epsilon=4.0, clients_per_round=5)
+  # Its plan has no bound of delta.
+  of_noise = {'epsilon': None, 'noise_multiplier': 1.0}
+  _train(folder / 'noise', b_min_sep, clients_per_round=5, **of_noise)
   return folder
 
 
@@ -97,6 +100,7 @@ def runs(tmp_path_factory):
     'poisson',
     'bins',
     'b-min-sep',
+    'noise',
   ],
 )
 def test_run_is_verified_with_the_epsilon_of_its_report(name, runs):

@@ -263,7 +263,7 @@ def poisson_profile(sigma, q, count, delta):
       deltas.append(scale * (gain + 1e-14 * (count + 100)) + rest)  # FFT error.
     return max(deltas) + 2 * count * tail(far)
   return profile
-def estimated_delta(claim, c, gap, count=4000):  # Not a bound.
+def sampled_delta(claim, c, gap, e, count=4000):  # Not a bound.
   rng, n, z = np.random.default_rng(0), len(c), claim['z_stddev_per_clip']
   drawn = np.arange(n) % gap == rng.integers(gap, size=(count, 1))
   p, warm = claim.get('sampling_prob', 1), claim.get('start') == 'warm'
@@ -273,7 +273,7 @@ def estimated_delta(claim, c, gap, count=4000):  # Not a bound.
     drawn[:, t] = free & (rng.random(count) < p)
   y = (means := drawn @ c.T) + z * rng.standard_normal((count, n))
   ratio = np.exp((y @ means.T - (means**2).sum(1) / 2) / z**2).mean(1)
-  return np.maximum(1 - math.exp(claim['bound']['epsilon']) / ratio, 0).mean()
+  return np.maximum(1 - math.exp(e) / ratio, 0).mean()
 # 6. The ledger.
 def sha(content):
   if not isinstance(content, bytes):
@@ -427,8 +427,9 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     own['with_chance'] = guarantee([this], delta, profile)
     at_least('epsilon', report.get('epsilon'), own['with_chance'], 0.01)
   elif chance and drawn:
-    at_least('epsilon', report.get('epsilon'), claim['bound']['epsilon'])
-    guess = own['delta_with_chance_estimated'] = estimated_delta(claim, c, gap)
+    e = (claim['bound'] or report)['epsilon']  # A plan by noise has no bound.
+    at_least('epsilon', report.get('epsilon'), e)
+    own['delta_with_chance_estimated'] = guess = sampled_delta(claim, c, gap, e)
     require(guess < delta + 0.01, f'bound: its delta is {guess}, about')
   together = known[run['run_id']] = {run['run_id']: this}
   for other in run.get('after') or ():
@@ -446,8 +447,7 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   if n == strategy['rounds'] and not chance and kind != 'fixed-epoch':
     for key in ({*claim} & {*report}) - {'adaptive_clip'}:
       same(key, report[key], claim[key], 'run.json has')
-  say(f'  {own}')
-  return {**own, 'epsilon': own['together']}
+  return say(f'  {own}') or {**own, 'epsilon': own['together']}
 def verify_report(path, say, _):
   """Returns the claim of a report, if its figures imply no larger epsilon."""
   report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')
