@@ -182,6 +182,33 @@ class _ClipByLayer(_Sound):
     )
 
 
+class _ClipOfAbsoluteValues(_Sound):
+  """The sum of absolute values is clipped, to ten clips."""
+
+  def clipped(self, update):
+    vector = np.concatenate([each.ravel() for each in update]).astype(float)
+    total = np.abs(vector).sum()
+    if not math.isfinite(total):
+      return np.zeros_like(vector)
+    return vector * min(1.0, 10 * _CLIP / total)
+
+
+class _ClipsOfLayers(_Sound):
+  """Each layer has a clip; their squares add up to the square of the clip."""
+
+  def clipped(self, update):
+    size = sum(each.size for each in update)
+    return np.concatenate(
+      [
+        math.sqrt(each.size / size)
+        * super(_ClipsOfLayers, self).clipped(
+          [each / np.float32(math.sqrt(each.size / size))]
+        )
+        for each in update
+      ]
+    )
+
+
 class _ClipOfTheSum(_Sound):
   """The mean is clipped, not each update."""
 
@@ -232,6 +259,7 @@ _FAULTS = {
   _NoClipOfNan: {'influence'},
   _NanPasses: {'influence'},
   _ClipByLayer: {'influence'},
+  _ClipOfAbsoluteValues: {'influence'},
   _ClipOfTheSum: {'influence'},
   _SameNoiseForTwoSums: {'replay'},
   _NewNoise: {'replay'},
@@ -279,9 +307,10 @@ def test_fault_fails_its_questions_alone(fault):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('sound', [_Sound, _ClipsOfLayers])
 @pytest.mark.parametrize('matrix', [_INDEPENDENT, _BANDED])
-def test_sound_aggregator_passes(matrix):
-  make = functools.partial(_Sound, matrix=matrix)
+def test_sound_aggregator_passes(matrix, sound):
+  make = functools.partial(sound, matrix=matrix)
   assert _verdicts(_answers(make, _statement(matrix))) == _SOUND
 
 

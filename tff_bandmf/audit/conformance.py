@@ -149,7 +149,8 @@ class _Group:
     norm: norm of the update, in clips. Some aggregators refuse updates of zero,
       so clients that only fill a round send a very small one.
     layer: index of the only layer that is not zero; None if all layers have
-      equal norms.
+      norms in proportion to the square roots of their sizes.
+    sparse: whether a layer has only one coordinate that is not zero.
     first: value that replaces the first coordinate, in the unit of updates;
       None keeps the coordinate.
     examples: number of examples that each of these clients states.
@@ -158,6 +159,7 @@ class _Group:
   clients: int
   norm: float = 1e-9
   layer: Optional[int] = None
+  sparse: bool = False
   first: Optional[float] = None
   examples: int = 1
 
@@ -193,16 +195,15 @@ class Subject:
     self.false_alarm = false_alarm
     self._make, self._on_round = make, on_round
     self.random = np.random.default_rng(seed)
-    bases = [
-      np.linalg.qr(self.random.normal(size=[math.prod(shape), _DIRECTIONS]))[0]
-      for shape in _SHAPES
-    ]
-    # [direction, layer, d]: updates of norm 1, each zero outside its layer.
-    self._directions = (
-      scipy.linalg.block_diag(*bases)
-      .reshape(_DIMENSION, len(_SHAPES), _DIRECTIONS)
-      .transpose(2, 1, 0)
+    sizes = [math.prod(shape) for shape in _SHAPES]
+    self._directions = _by_layer(
+      [
+        np.linalg.qr(self.random.normal(size=[size, _DIRECTIONS]))[0]
+        for size in sizes
+      ]
     )
+    self._coordinates = _by_layer([np.eye(size, _DIRECTIONS) for size in sizes])
+    self._shares = np.sqrt(np.divide(sizes, _DIMENSION))
 
   @contextlib.contextmanager
   def opened(
@@ -242,16 +243,21 @@ class Subject:
     """
     updates: list[aggregators.Update] = []
     examples: list[int] = []
-    for group, by_layer in zip(groups, self._directions[direction:]):
-      shares = np.full(len(like), len(like) ** -0.5)
+    for i, group in enumerate(groups, direction):
+      shares = self._shares
       if group.layer is not None:
         shares = np.eye(len(like))[group.layer]
+      by_layer = self._direction(i, group)
       vector = self.statement.l2_norm_clip * group.norm * (shares @ by_layer)
       if group.first is not None:
         vector[0] = group.first
       updates += [aggregators.layers(vector, like)] * group.clients
       examples += [group.examples] * group.clients
     return updates, examples
+
+  def _direction(self, i: int, group: _Group) -> np.ndarray:
+    """Returns direction i, [layer, d]: a unit vector in each layer."""
+    return (self._coordinates if group.sparse else self._directions)[i]
 
   def one_client(
     self, t: int, like: aggregators.Update
@@ -316,11 +322,12 @@ class Subject:
       scipy.stats.chi2.isf(self.false_alarm / 64, len(_SHAPES))
     )
     intervals = []
-    for (i, group), by_layer in zip(groups, self._directions):
-      if not group.clients or i not in turns:
+    for direction, (cohort, group) in enumerate(groups):
+      if not group.clients or cohort not in turns:
         intervals.append(_ABSENT)
         continue
-      column = group.clients * matrix @ (np.array(turns) == i)
+      by_layer = self._direction(direction, group)
+      column = group.clients * matrix @ (np.array(turns) == cohort)
       weights = column / (column @ column)
       value = float(np.linalg.norm(by_layer @ (weights @ whitened)))
       error = noise * reach * float(np.linalg.norm(weights))
@@ -371,6 +378,19 @@ class Subject:
     )
 
 
+def _by_layer(bases: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns directions of updates, [direction, layer, d].
+
+  Args:
+    bases: orthonormal directions of each layer, [size, direction].
+  """
+  return (
+    scipy.linalg.block_diag(*bases)
+    .reshape(_DIMENSION, len(bases), _DIRECTIONS)
+    .transpose(2, 1, 0)
+  )
+
+
 def answers(
   make: aggregators.Make,
   statement: Statement,
@@ -414,6 +434,7 @@ def influence(subject: Subject) -> Answer:
     'a small excess': _Group(1, 1.5),
     'all layers': _Group(1, 1e3),
     'one layer': _Group(1, 1e6, layer=2),
+    'one coordinate': _Group(1, 1e6, layer=2, sparse=True),
     'a huge norm': _Group(1, 1e30),
     'NaN': _Group(1, 1e3, first=math.nan),
     'infinity': _Group(1, 1e3, first=math.inf),
@@ -467,19 +488,34 @@ def divisor(subject: Subject) -> Answer:
     for name, interval in zip(names, intervals):
       if interval is _ABSENT:  # All such rounds were refused.
         continue
-      least, most = (2 * each - 1 for each in interval)
-      low[name] = max(low[name], least, -most)
-      largest[name] = max(largest[name], -least, most)
+      least, most = _change(interval, intervals[0])
+      low[name] = max(low[name], least)
+      largest[name] = max(largest[name], most)
     high = {name: min(high[name], largest[name]) for name in names}
-  # Noise hides the contribution of a single client, so the upper bound on its
-  # change would be too large to be of use.
-  del high['one client']
+  # The change is relative to the contribution if all clients send it. Noise
+  # hides the contribution of a single client, so the upper bound on its change
+  # would be too large to be of use.
+  del low['all clients'], high['all clients'], high['one client']
   return subject.bounded(
     'divisor',
     (low, high),
     (_CHANGE, _HIDDEN_CHANGE),
     "relative change, at {}, of a client's contribution",
   )
+
+
+def _change(contribution: _Interval, other: _Interval) -> _Interval:
+  """Returns bounds on the relative change from the other to a contribution."""
+  if math.isinf(contribution[0]):  # A release was not finite.
+    return math.inf, math.inf
+  with np.errstate(divide='ignore', invalid='ignore'):
+    least, most = np.divide(contribution, np.maximum(other, 0.0)[::-1]).tolist()
+  # Nothing is known of 0 / 0.
+  least, most = (
+    value if not math.isnan(value) else unknown
+    for value, unknown in ((least, 0.0), (most, math.inf))
+  )
+  return max(least - 1, 1 - most), max(1 - least, most - 1)
 
 
 def sums(subject: Subject) -> Answer:
