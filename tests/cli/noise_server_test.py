@@ -141,7 +141,7 @@ def test_server_serves_the_noise_and_says_what_it_is(server, expected):
   assert {
     **description,
     'format': 'tff_bandmf.tape',
-    'version': 3,
+    'version': tape_file.VERSION,
   } == {
     **json.loads((server.directory / 'tape.json').read_text()),
     'directory': str(server.directory),
