@@ -1,4 +1,4 @@
-"""An audit of an aggregator that others wrote, against a statement.
+"""An audit of an aggregator that others wrote, against their statement.
 
   make = aggregators.load('mine:aggregator')
   for answer in answers(make, Statement(0.5, 1.2, 100, np.eye(128))):
@@ -150,9 +150,9 @@ class _Group:
       so clients that only fill a round send a very small one.
     layer: index of the only layer that is not zero; None if all layers have
       norms in proportion to the square roots of their sizes.
-    sparse: whether a layer has only one coordinate that is not zero.
-    first: value that replaces the first coordinate, in the unit of updates;
-      None keeps the coordinate.
+    sparse: whether each layer has at most one coordinate that is not zero.
+    first: value that replaces the first coordinate, in the unit of updates; if
+      None, the coordinate is not replaced.
     examples: number of examples that each of these clients states.
   """
 
@@ -409,8 +409,8 @@ def answers(
       normal of a float32 generator.
     false_alarm: largest probability with which a sound aggregator fails a
       question, in (0, 1).
-    seed: seed of the clients' updates, >= 0; None draws one.
-    on_round: function that is called after every round, refused rounds too.
+    seed: seed of the clients' updates, >= 0; if None, it is drawn.
+    on_round: function that is called after every round, also a refused round.
 
   Raises:
     ValueError: the aggregator cannot be made, it refused a round of ordinary
@@ -492,9 +492,9 @@ def divisor(subject: Subject) -> Answer:
       low[name] = max(low[name], least)
       largest[name] = max(largest[name], most)
     high = {name: min(high[name], largest[name]) for name in names}
-  # The change is relative to the contribution if all clients send it. Noise
-  # hides the contribution of a single client, so the upper bound on its change
-  # would be too large to be of use.
+  # Changes are relative to the contribution in 'all clients', which has none
+  # itself. Noise hides the contribution of a single client, so the upper bound
+  # on its change would be too large to be of use.
   del low['all clients'], high['all clients'], high['one client']
   return subject.bounded(
     'divisor',
@@ -505,7 +505,7 @@ def divisor(subject: Subject) -> Answer:
 
 
 def _change(contribution: _Interval, other: _Interval) -> _Interval:
-  """Returns bounds on the relative change from the other to a contribution."""
+  """Returns bounds on |c / o - 1| for `contribution` c and `other` o."""
   if math.isinf(contribution[0]):  # A release was not finite.
     return math.inf, math.inf
   with np.errstate(divide='ignore', invalid='ignore'):
@@ -718,9 +718,9 @@ def _tails(
   Args:
     subject: the aggregator.
     draws: number of normals.
-    thresholds: `arithmetic_attacks.TAIL`, and the threshold that 60 of the
-      least number of draws are expected to exceed, or half of the draws if they
-      are fewer than 120.
+    thresholds: `arithmetic_attacks.TAIL`, and the magnitude that 60 of the
+      least number of draws are expected to exceed. If this number is below 120,
+      half of the draws are expected to exceed it.
     beyond: number of normals beyond each threshold in magnitude.
   """
   # Half of the default false alarm is just enough for a lower limit of 1 at
