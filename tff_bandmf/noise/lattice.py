@@ -74,8 +74,9 @@ class Lattice:
   ) -> Lattice:
     """Returns the finest lattice that fits a run.
 
-    A lattice fits if no value of the run is out of range, 2 `dimension`^(1/2)
-    <= 2^k <= 2^26 and, with noise, every cell's width is in [2^-17, 1] times s.
+    A lattice fits if no value of the run is out of range, 2^k is at most 2^26
+    and at least twice the square root of `dimension` and, with noise, every
+    cell's width is in [2^-17, 1] times s.
 
     **Formal guarantee.**
     Assumption: each record has a norm of at most 2^k steps, a round has at most
