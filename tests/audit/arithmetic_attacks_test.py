@@ -327,7 +327,10 @@ def test_attacks_of_an_audit_fail():
   assert not any(each.succeeded for each in found)
   assert sum(each.false_alarm for each in found) <= 2e-6
   json.dumps([each.to_dict() for each in found], allow_nan=False)
-  assert all(' fails: ' in str(each) for each in found)
+  assert all(
+    str(each).startswith(f'{each.name}: pass, the attack finds no fault: ')
+    for each in found
+  )
 
 
 @pytest.mark.slow
@@ -340,5 +343,6 @@ def test_attack_of_an_audit_that_succeeds_is_told(monkeypatch):
     lambda *args: words(*args) | np.uint64(2**38),
   )
   found = {each.name: each for each in run_attacks.attack(_SPEC)}
-  assert found['tail'].succeeded and ' succeeds: 0 of ' in str(found['tail'])
+  assert found['tail'].succeeded
+  assert 'tail: fail, the attack succeeds: 0 of ' in str(found['tail'])
   assert not found['summing'].succeeded

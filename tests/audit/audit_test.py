@@ -382,7 +382,7 @@ def test_command_fails_where_an_attack_succeeds(tmp_path, run, monkeypatch):
     1.0,
   )
   assert status == 1
-  assert 'tail succeeds: 0 of 1073741824 normals' in out
+  assert 'tail: fail, the attack succeeds: 0 of 1073741824 normals' in out
   assert 'summing fails: 0.999' in out
 
 

@@ -137,7 +137,8 @@ def test_best_is_of_the_families_that_fit():
   assert 'noise_copies=1' in plan.result.left_out['dense']
   text = str(plan)
   for family in (*dict(plan.result.runners_up), *plan.result.left_out):
-    assert family in text
+    # Nobody gave the parameter that this family requires.
+    assert (family in text) == (family != 'robust-toeplitz'), family
 
 
 def test_changed_plan_does_not_keep_the_noise_of_the_other():

@@ -331,6 +331,19 @@ def test_stopped_run_claims_the_rounds_it_started(tmp_path):
   assert more['epsilon'] == more['planned']['epsilon']
 
 
+@pytest.mark.parametrize('public', [[], ['--public']], ids=str)
+def test_command_says_that_a_run_has_not_ended(tmp_path, run, public):
+  make_run(tmp_path, KEPT[:3], ended=False)
+  _, out, _ = run('report', tmp_path, *public)
+  *caveats, _, path = out.splitlines()
+  told = 'Training has not ended' if public else 'This run has not ended: 3 of'
+  assert any(line.startswith(told) for line in caveats)
+  assert caveats[0] in pathlib.Path(path).read_text()
+  make_run(tmp_path / 'ended', KEPT)
+  _, out, _ = run('report', tmp_path / 'ended', *public)
+  assert out.count('\n') == 2
+
+
 def test_run_without_a_finished_round_leads_with_it(tmp_path):
   make_run(tmp_path, [], ended=False)
   written = report.write(tmp_path)

@@ -84,9 +84,13 @@ class Attack:
     return {**dataclasses.asdict(self), 'succeeded': self.succeeded}
 
   def __str__(self) -> str:
-    verdict = 'succeeds' if self.succeeded else 'fails'
+    verdict = (
+      'fail, the attack succeeds'
+      if self.succeeded
+      else 'pass, the attack finds no fault'
+    )
     return (
-      f'{self.name} {verdict}: {self.statistic:.6g} {self.unit}, sound is '
+      f'{self.name}: {verdict}: {self.statistic:.6g} {self.unit}, sound is '
       f'{self.least:.6g} to {self.most:.6g}'
     )
 

@@ -159,6 +159,9 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   if as_json:
     output.show(written, as_json)
   else:
+    # A reader could take the claim so far for the claim of the whole run.
+    if not all(source.completed for source in sources):
+      click.echo('\n'.join(written['warnings']))
     click.echo(line)
     click.echo(str(folder / name))
   if broken:

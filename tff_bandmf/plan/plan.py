@@ -502,10 +502,7 @@ class Plan(request_lib.Request):
         for family, rmse in self.result.runners_up
       )
       lines.append(f'runners-up by rmse: {others}')
-    lines += [
-      f'left out: {family}: {reason}'
-      for family, reason in self.result.left_out.items()
-    ]
+    lines += plan_text.left_out(self.result.left_out)
     if isinstance(self.schema, participation_lib.Budget):
       text = plan_text.budget(self.schema, self.clients_per_round)
       lines.append(f'budget: {text}')

@@ -6,6 +6,7 @@ Noise, errors and the numbers of a claim, except delta, are rounded up.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Optional
 
 from tff_bandmf import accounting, clips, participation, strategies
@@ -96,6 +97,24 @@ def clip(
     f'{adaptive.quantile:g}-quantile of the norms{until}; the noise of a '
     f"round's fraction has at most stddev {rounded_up(noise)}"
   )
+
+
+def left_out(reasons: Mapping[str, str]) -> list[str]:
+  """Returns the lines on families that were not compared.
+
+  A family that requires a parameter from the user has no line: it is never
+  compared unless the user names it.
+
+  Args:
+    reasons: maps the name of a family to the reason.
+  """
+  known = strategies.families.known()
+  return [
+    f'left out: {family}: {reason}'
+    for family, reason in reasons.items()
+    if family not in known
+    or not any(each.required for each in known[family].parameters)
+  ]
 
 
 def mechanism(strategy: strategies.Strategy) -> str:
