@@ -178,8 +178,8 @@ def _check(
   """Raises ValueError if the arguments do not go together.
 
   A report is on runs or on a plan, not both. Only a public report may have
-  several runs. `elsewhere` maps the options that belong to a plan to their
-  values; a public report of runs takes notes too.
+  several runs. `elsewhere` maps plan, log and note to the values of these
+  options. RUN_DIR allows none of them, except notes of a public report.
   """
   if len(run_dirs) > 1 and not public:
     raise errors.value_error(
