@@ -2,8 +2,8 @@
 
 | symbol          | meaning                                             |
 |-----------------|-----------------------------------------------------|
-| mu_i            | 1 / `noise_multiplier` of run i in real numbers     |
-| alpha_i, beta_i | bounds of the arithmetic of run i                   |
+| mu_i            | 1 / `exact_noise` of run i                          |
+| alpha_i, beta_i | bounds of what rounding changes in run i, see below |
 
 Neighbouring data sets differ in one unit of privacy, the same unit in all runs.
 The training of a run may depend on releases of earlier runs. The noise
@@ -258,8 +258,8 @@ def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
   """Returns the claim at `delta` of runs that `_part` can represent."""
   largest = min(_MOST_SLACK, math.fsum(each.cost.max_slack for each in runs))
   parts = _merged([_part(each) for each in runs])
-  # The slack leaves at least (1 - `largest`) `delta` to the runs in real
-  # numbers, so their epsilon is at most `bound`.
+  # The slack is at most `largest` * `delta`. So the runs in real numbers have a
+  # delta of at least (1 - `largest`) * `delta` and an epsilon below `bound`.
   bound = poisson.composed_epsilon(parts, (1 - largest) * delta)
   slack = slack_lib.together(
     [each.cost.slack(bound, delta / len(runs)) for each in runs],

@@ -35,7 +35,8 @@ _NEXT_LINES = 10.0
 _LARGEST_EPSILON = 20.0
 _LARGEST_DELTA = 1e-3
 
-# Keys whose value is None in the record of a strategy without noise.
+# Keys about the noise. `describe` sets them to None; a command that chooses the
+# noise overwrites them.
 _NOISE_KEYS = (
   'clip',
   'noise_multiplier',
@@ -134,8 +135,8 @@ def describe(
 
   `mean_error` and `max_error` are the mean and the largest squared error of the
   rounds, for noise C^-1 z with z of standard deviation 1. `rmse` and `max_rmse`
-  are their square roots for z of standard deviation `sensitivity`, which is z
-  for a clip and a noise multiplier of 1.
+  are their square roots times `sensitivity`, which is the standard deviation of
+  z if the clip and the noise multiplier are both 1.
   """
   if isinstance(participation, participation_lib.Budget):
     participation = sensitivity_lib.budget.completed(participation, strategy)
@@ -225,7 +226,7 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
 
 
 def warn(message: str) -> None:
-  """Prints on standard error a warning with the text of `errors.invalid`."""
+  """Prints a warning on standard error, shortened by `errors.invalid`."""
   click.echo(f'warning: {errors.invalid(message)}', err=True)
 
 

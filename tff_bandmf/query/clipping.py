@@ -98,9 +98,10 @@ class Clipping(bounds.Bounds):
       else:
         out[:] = 0
     if self.adaptive is not None:
-      # PRIVACY: A record that is not finite or above `zeroing_norm` must be
-      # like an absent client. If its indicator was not 0, the sum would depend
-      # on whether the client took part. Its indicator is 0.
+      # PRIVACY: A record that is not finite, or is above `zeroing_norm`,
+      # becomes the record of an absent client, which is zero in all
+      # coordinates. An indicator that is not 0 would still say something about
+      # this client. So its indicator is 0.
       # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
       sign = -1 if np.any(scales < 1.0) else 1
       out[-1] = self.indicator_steps * sign * is_kept

@@ -30,7 +30,8 @@ class GraphClipping(bounds.Bounds):
 
     Args:
       record: nested structure of float tensors.
-      scale: factor of the bounds and the step in this round, float64 > 0.
+      scale: bounds and step of this round divided by those of the first round,
+        float64 > 0.
 
     Returns:
       The record as a structure of int32 tensors, in steps. For an adaptive
@@ -63,9 +64,10 @@ class GraphClipping(bounds.Bounds):
     )
     if self.adaptive is None:
       return clipped
-    # PRIVACY: A record that is not finite or above `zeroing_norm` must be like
-    # an absent client. If its indicator was not 0, the sum would depend on
-    # whether the client took part. Its indicator is 0.
+    # PRIVACY: A record that is not finite, or is above `zeroing_norm`, becomes
+    # the record of an absent client, which is zero in all coordinates. An
+    # indicator that is not 0 would still say something about this client. So
+    # its indicator is 0.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)

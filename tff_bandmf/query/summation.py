@@ -22,9 +22,9 @@ def rows_of(size: int) -> tuple[int, int]:
   """Returns (rows, width), the shape of a vector that is divided into rows.
 
   The number of rows is a power of two. The width is the number of entries of a
-  row. The width of a single row is a power of two. The width of several rows is
-  a multiple of eight, because TensorFlow slices such rows without a copy. The
-  vector is padded with zeros to rows * width entries.
+  row: a power of two if there is one row, else a multiple of eight, because
+  TensorFlow slices such rows without a copy. The vector is padded with zeros to
+  rows * width entries.
 
   >>> rows_of(10), rows_of(20_000)
   ((1, 16), (4, 5000))
