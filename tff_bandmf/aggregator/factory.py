@@ -74,7 +74,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       is the clip of layer g. For an adaptive clip it bounds the update and its
       indicator (see `query.bounds`) together, in the first round.
     noise: placement: the user's choice of where noise comes from.
-    lattice: range of sums and noise; None before a process is created.
+    lattice: integers that hold sums and noise; None before a process is created.
     z_stddev: standard deviation of z in the unit of the sum, on the lattice;
       None before a process is created. For an adaptive clip it is the value of
       the first round, and it changes in proportion to the clip.
@@ -143,10 +143,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Returns a clipping, its scales, and a process for sums over clients.
 
     This method is for programs that clip updates themselves and add them up in
-    groups. A value of the process is a pair: the sum of the clipped updates of
-    a group of clients, int32, and the number of these clients, int32. Sums are
-    exact, so the grouping does not change the result, which has the type
-    `value_type`.
+    groups. The process takes pairs: the sum of the clipped updates of a group
+    of clients, int32, and the number of these clients, int32. Sums are exact,
+    so the grouping does not change the result, which has the type `value_type`.
 
     PRIVACY: If only the sum of a group was clipped, one client could change the
     sum by more than the clip of one update. The program must apply the returned
@@ -285,8 +284,8 @@ def _process(
 
   # PRIVACY: Two runs on one tape would get the same noise, which would cancel
   # in the difference of their releases. `begin` gives each run an ID, by which
-  # the tape refuses a second run. `begin` is called after `initialize`, because
-  # `initialize` evaluates a round that belongs to no run.
+  # the tape refuses a second run. TFF's `initialize` evaluates a round that
+  # belongs to no run, so `begin` is called after it.
   # Guard:
   # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
   @tff.tensorflow.computation(state_type)

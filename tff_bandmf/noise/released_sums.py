@@ -4,8 +4,8 @@
                                 if no round is open
   released/00000003-2-HIGH-LOW  a mark of attempt 2: round 3 may release only
                                 the sum with the 64-bit fingerprint (HIGH, LOW);
-                                the content is 'updates zero', the numbers of
-                                all and of all-zero updates in the sum, or
+                                the content is two numbers, of the updates in
+                                the sum and of those that are all zeros, or
                                 nothing if `open` restored the mark
 
 TFF's state cannot choose the round: an aggregation adds the noise of the round
