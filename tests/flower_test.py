@@ -301,8 +301,36 @@ def test_run_that_is_not_private_says_so(tmp_path):
     result.arrays.to_numpy_ndarrays()[0], np.full(2, 9.0), atol=1e-3
   )
   assert np.ptp(other.arrays.to_numpy_ndarrays()[0]) > 1e-3
-  with pytest.raises(ValueError, match='choose another folder'):
-    _trained(tmp_path / 'run', _plan(rounds=2))
+
+
+@pytest.mark.parametrize('first', [True, False])
+def test_folder_of_the_other_kind_of_run_names_the_switch(tmp_path, first):
+  _trained(tmp_path, _plan(rounds=2), private=first)
+  line = f'private={not first}: .* give private={first}, or choose another'
+  with pytest.raises(ValueError, match=line) as raised:
+    _trained(tmp_path, _plan(rounds=2), private=not first)
+  assert '\n' not in str(raised.value)
+  # The run of the folder goes on, and another plan is still named.
+  _trained(tmp_path, _plan(rounds=2), private=first)
+  with pytest.raises(ValueError, match='l2_norm_clip=9.0'):
+    _trained(tmp_path, _plan(rounds=2, l2_norm_clip=9.0), private=first)
+
+
+def test_evaluations_that_do_not_fit_together_end_no_run(tmp_path):
+
+  class _Grid(flower_grid.LocalGrid):
+    """Adds a metric to the reply of one client."""
+
+    def send_and_receive(self, messages, **keywords):
+      replies = list(super().send_and_receive(messages, **keywords))
+      for metrics in replies[0].content.metric_records.values():
+        metrics['more'] = 1.0
+      return replies
+
+  averaging = _averaging(fraction_evaluate=1.0)
+  grid = _Grid(_client_app(), 8)
+  _trained(tmp_path, _plan(), averaging=averaging, grid=grid)
+  assert _report(tmp_path)['observed']['rounds_finished'] == 4
 
 
 def test_evaluations_of_clients_are_in_the_report(tmp_path):
@@ -491,6 +519,15 @@ def test_number_of_clients_outside_a_simulation_is_refused(tmp_path):
   _, keys = _public_keys(8)
   with pytest.raises(ValueError, match='clients=8: counts the nodes'):
     _trained(tmp_path, _plan(), grid=_Deployment(_client_app(), keys))
+
+
+def test_another_number_of_simulated_clients_is_refused(tmp_path):
+  plan = _plan()
+  _trained(tmp_path, plan, num_rounds=1)
+  grid = flower_grid.LocalGrid(_client_app(), 16)
+  with pytest.raises(ValueError, match='clients=16: must be 8 as in the run'):
+    _trained(tmp_path, plan, grid=grid, clients=16)
+  _trained(tmp_path, plan, num_rounds=2)
 
 
 _SIMULATION = """

@@ -1,6 +1,7 @@
 """Pages say what the code says: links, messages, recipes, the citation."""
 
 import ast
+import difflib
 import importlib.util
 import pathlib
 import re
@@ -59,6 +60,15 @@ def test_pictures_are_those_that_their_script_draws():
     path = _ROOT / 'docs' / name
     assert path.read_bytes() == pictures.svg(draw()), name
     assert shown.count(f'({path.name})') == 1, name
+
+
+def test_lines_for_flower_are_the_difference_of_the_examples():
+  names = [f'examples/flower_{name}.py' for name in ('quickstart', 'private')]
+  lines = [(_ROOT / name).read_text().splitlines() for name in names]
+  difference = difflib.unified_diff(*lines, *names, lineterm='')
+  page = (_ROOT / 'docs' / 'guide' / 'flower.md').read_text()
+  (block,) = re.findall('```diff\n(.*?)\n```', page, re.DOTALL)
+  assert block.splitlines() == [line.rstrip() for line in difference]
 
 
 def _texts():

@@ -40,6 +40,7 @@ from tff_bandmf import errors, participation
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run import run as run_lib
+from tff_bandmf.run_files import run_json
 from tff_bandmf.strategies import identity
 
 try:
@@ -192,6 +193,8 @@ class CorrelatedNoise(strategies.Strategy):
         f'num_rounds={num_rounds}: must be in [1, {self._plan.rounds}], the '
         'rounds of the plan; make a plan for more rounds'
       )
+    self._check_switch()
+    self._check_number()
     with run_lib.Run(self._folder, self._plan) as run:
       self._weights = run.restore(lambda: _to_numpy(initial_arrays))
       measured = self._evaluate(evaluate_fn, self._done(run), result)
@@ -326,7 +329,44 @@ class CorrelatedNoise(strategies.Strategy):
       if not reply.has_error():
         for metrics in reply.content.metric_records.values():
           metrics[EQUAL] = 1.0
-    return self._strategy.aggregate_evaluate(server_round, replies)
+    try:
+      return self._strategy.aggregate_evaluate(server_round, replies)
+    except Exception as error:
+      # The run goes on without metrics that cannot be averaged.
+      _LOGGER.info('\t> no metrics of clients: %s', type(error).__name__)
+      return None
+
+  def _check_switch(self) -> None:
+    """Raises ValueError if the folder has a run of the other `private`."""
+    path = self._folder / run_json.PLAN_FILE
+    if not path.exists():
+      return
+    private = self._plan.noise_multiplier != 0
+    if private == (plan_lib.Plan.load(path).noise_multiplier != 0):
+      return
+    kind = 'without noise' if private else 'with noise'
+    raise errors.value_error(
+      f'private={private}: the folder {self._folder} has a run {kind}; give '
+      f'private={not private}, or choose another folder'
+    )
+
+  def _check_number(self) -> None:
+    """Raises ValueError if a run in the folder drew from another number."""
+    path = self._folder / run_json.RUN_FILE
+    if not isinstance(self._clients, int) or not path.exists():
+      return
+    number = run_json.RunRecord.read(self._folder).population
+    # PRIVACY: Flower deals out the data anew among another number of
+    # partitions, and the partitions are the names of the clients. So a client
+    # would get another name and could take part more often than the plan
+    # allows. A number that differs from the number of the run is refused.
+    # Guard: flower_test.test_another_number_of_simulated_clients_is_refused.
+    if number not in (None, self._clients):
+      raise errors.value_error(
+        f'clients={self._clients}: must be {number} as in the run in '
+        f'{self._folder}, or Flower deals out the data anew; give {number}, or '
+        'choose another folder'
+      )
 
   def _open(self) -> rounds_lib.Round:
     """Returns the open round; raises ValueError outside of `start`."""

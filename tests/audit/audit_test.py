@@ -383,7 +383,7 @@ def test_command_fails_where_an_attack_succeeds(tmp_path, run, monkeypatch):
   )
   assert status == 1
   assert 'tail: fail, the attack succeeds: 0 of 1073741824 normals' in out
-  assert 'summing fails: 0.999' in out
+  assert 'summing: pass, the attack finds no fault: 0.999' in out
 
 
 @pytest.mark.parametrize(
