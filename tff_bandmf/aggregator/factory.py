@@ -74,7 +74,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       is the clip of layer g. For an adaptive clip it bounds the update and its
       indicator (see `query.bounds`) together, in the first round.
     noise: placement: the user's choice of where noise comes from.
-    lattice: integers that hold sums and noise; None before a process is created.
+    lattice: integers of sums and noise; None before a process is created.
     z_stddev: standard deviation of z in the unit of the sum, on the lattice;
       None before a process is created. For an adaptive clip it is the value of
       the first round, and it changes in proportion to the clip.
