@@ -22,8 +22,8 @@ from tff_bandmf import _checks, _files, errors
 # Default of beta, for which Delta is 1.0098.
 _FRACTION_WEIGHT = 0.28
 
-# A norm > 0; or a norm > 0 for each layer, nested as an update is (tuples, lists,
-# dicts).
+# A norm > 0; or a norm > 0 for each layer, in tuples, lists and dicts that are
+# nested as those of an update.
 Norms = Any
 
 
