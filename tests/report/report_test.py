@@ -336,8 +336,10 @@ def test_command_says_that_a_run_has_not_ended(tmp_path, run, public):
   make_run(tmp_path, KEPT[:3], ended=False)
   _, out, _ = run('report', tmp_path, *public)
   *caveats, _, path = out.splitlines()
-  told = 'Training has not ended' if public else 'This run has not ended: 3 of'
-  assert any(line.startswith(told) for line in caveats)
+  caveat = (
+    'Training has not ended' if public else 'This run has not ended: 3 of'
+  )
+  assert any(line.startswith(caveat) for line in caveats)
   assert caveats[0] in pathlib.Path(path).read_text()
   make_run(tmp_path / 'ended', KEPT)
   _, out, _ = run('report', tmp_path / 'ended', *public)
