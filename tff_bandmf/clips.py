@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import tree
 
@@ -21,6 +21,14 @@ from tff_bandmf import _checks, _files, errors
 
 # Default of beta, for which Delta is 1.0098.
 _FRACTION_WEIGHT = 0.28
+# An adaptive clip stays within this factor of its first value, so it is finite.
+_MOST_SCALE = 2.0**64
+# An exponent beyond +- this number moves every clip to an end of its range.
+_MOST_EXPONENT = 2 * math.log(_MOST_SCALE)
+# `next_clip` computes e^y as (e^x)^(2^_SQUARINGS) with x = y / 2^_SQUARINGS. It
+# adds up the terms x^k / k!, whose coefficients are here, largest k first.
+_SERIES = [1 / math.factorial(k) for k in range(16, -1, -1)]
+_SQUARINGS = 8
 
 # A norm > 0; or a norm > 0 for each layer, in tuples, lists and dicts that are
 # nested as those of an update.
@@ -96,6 +104,41 @@ class AdaptiveClip:
   def indicator(self) -> float:
     """Magnitude of a record's indicator in the first round: beta S_0 / 2."""
     return self.fraction_weight / 2 * norm(self.initial)
+
+  def next_clip(
+    self,
+    last: Any,
+    released: Any,
+    most: float,
+    first: float,
+    clip: Callable[..., Any],
+  ) -> Any:
+    """Returns S_{t+1}, the clip of the round after round t.
+
+    The exponential functions of NumPy and TensorFlow differ in their last bits.
+    So this function computes an exponential series with products and sums of
+    two numbers, which both libraries round in the same way.
+
+    Args:
+      last: S_t, float64, number or scalar tensor.
+      released: float64, number or scalar tensor: the released sum of indicators
+        of round t, so that fraction_t = 1/2 + released / most.
+      most: > 0, in the unit of `released`.
+      first: S_0, one norm for all layers.
+      clip: function (value, lower bound, upper bound) of NumPy or TensorFlow.
+    """
+    exponent = self.rate * (self.quantile - 0.5) - (self.rate / most) * released
+    x = 2.0**-_SQUARINGS * clip(exponent, -_MOST_EXPONENT, _MOST_EXPONENT)
+    factor = _SERIES[0] * x
+    for coefficient in _SERIES[1:-1]:
+      factor = (factor + coefficient) * x
+    factor = factor + _SERIES[-1]
+    for _ in range(_SQUARINGS):
+      factor = factor * factor
+    # PRIVACY: With an infinite clip a record would have no bound, and the noise
+    # could be too small. The next clip stays within a constant factor of S_0.
+    # Guard: adaptive_clip_test.test_scale_stays_finite.
+    return clip(last * factor, first / _MOST_SCALE, first * _MOST_SCALE)
 
 
 Clip = Union[AdaptiveClip, Norms]

@@ -11,7 +11,7 @@ import pytest
 
 import tff_bandmf
 from tff_bandmf import run, strategies
-from tff_bandmf.audit import bounds
+from tff_bandmf.audit import epsilon_bounds
 from tff_bandmf.noise import generator, key
 from tff_bandmf.run_files import run_json
 
@@ -83,7 +83,7 @@ def _audited(directory, share):
     groups[members] = group
   # With the noise that is suspected.
   losses = _losses(np.array(released), groups, claim.z_stddev / 2)
-  return bounds.clopper_pearson(
+  return epsilon_bounds.clopper_pearson(
     losses[:_TRIALS], losses[_TRIALS:], _THRESHOLD, _DELTA, _FALSE_ALARM
   )
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tff_bandmf
 from tff_bandmf import accounting, clips, noise, participation, strategies
 from tff_bandmf import query as query_lib
-from tff_bandmf.audit import bounds
+from tff_bandmf.audit import epsilon_bounds
 from tff_bandmf.noise import generator, placements
 
 _BITS = 20
@@ -282,7 +282,7 @@ def test_audit_finds_noise_without_delta(enough):
       float(mean[0]) / unit
       - weight / 2 * weight * float(state.clip['fraction'] - 0.5)
     )
-  found = bounds.gaussian(*map(np.array, scores), delta, 1e-6)
+  found = epsilon_bounds.gaussian(*map(np.array, scores), delta, 1e-6)
   assert (found <= claim.epsilon(delta)) == enough
 
 

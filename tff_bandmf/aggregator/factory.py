@@ -72,7 +72,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     l2_norm_clip: float > 0, bound of the L2 norm of one client's contribution
       to a round. For clips by layer it is (sum_g clip_g^2)^(1/2), where clip_g
       is the clip of layer g. For an adaptive clip it bounds the update and its
-      indicator (see `query.bounds`) together, in the first round.
+      indicator (see `query.clip_bounds`) together, in the first round.
     noise: placement: the user's choice of where noise comes from.
     lattice: integers of sums and noise; None before a process is created.
     z_stddev: standard deviation of z in the unit of the sum, on the lattice;

@@ -27,7 +27,7 @@ import scipy.special
 import scipy.stats
 
 from tff_bandmf import _files, strategies
-from tff_bandmf.audit import bounds
+from tff_bandmf.audit import epsilon_bounds
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 
@@ -244,7 +244,9 @@ def low_bits(
     np.array([score(each) for _ in range(trials)])
     for each in (victim, np.zeros_like(victim))
   )
-  shown = bounds.clopper_pearson(inside, outside, -0.5, delta, FALSE_ALARM)
+  shown = epsilon_bounds.clopper_pearson(
+    inside, outside, -0.5, delta, FALSE_ALARM
+  )
   return Attack(
     'low_bits',
     shown,

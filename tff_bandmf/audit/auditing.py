@@ -11,8 +11,8 @@ import numpy as np
 import scipy.linalg
 
 from tff_bandmf import _checks, _files, accounting, errors
-from tff_bandmf.audit import bounds, pattern
 from tff_bandmf.audit import canaries as canaries_lib
+from tff_bandmf.audit import epsilon_bounds, pattern
 
 _FEWEST_CANARIES = 20
 
@@ -186,12 +186,14 @@ def audit(
   inside, outside = weights @ inside, weights @ outside
   # Largest probability with which each bound exceeds the true epsilon.
   miss = (1 - confidence) / 2
-  threshold = bounds.best_threshold(inside[::2], outside[::2], delta, miss)
+  threshold = epsilon_bounds.best_threshold(
+    inside[::2], outside[::2], delta, miss
+  )
   inside, outside = inside[1::2], outside[1::2]
   return Audit(
     claimed,
-    bounds.gaussian(inside, outside, delta, miss),
-    bounds.clopper_pearson(inside, outside, threshold, delta, miss),
+    epsilon_bounds.gaussian(inside, outside, delta, miss),
+    epsilon_bounds.clopper_pearson(inside, outside, threshold, delta, miss),
     delta,
     confidence,
     len(inside),

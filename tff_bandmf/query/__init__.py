@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 from tff_bandmf import errors as _errors
-from tff_bandmf.query.bounds import check_bounds, record_dimension
+from tff_bandmf.query.clip_bounds import check_bounds, record_dimension
 from tff_bandmf.query.clipping import Clipping
 from tff_bandmf.query.noisy_mean import NoisyMean
 

@@ -23,7 +23,7 @@ from typing import Callable, Optional
 import numpy as np
 import tree
 
-from tff_bandmf.query import bounds, summation
+from tff_bandmf.query import clip_bounds, summation
 
 # Number of coordinates that are rounded at once, so few that they stay in
 # cache.
@@ -32,7 +32,7 @@ _ROUNDINGS: tuple[Callable[..., np.ndarray], ...] = (np.rint, np.trunc)
 
 
 @dataclasses.dataclass(frozen=True)
-class Clipping(bounds.Bounds):
+class Clipping(clip_bounds.Bounds):
   """Turns one record into int32 multiples of a step h, with a bounded norm.
 
   The module `bounds` defines the symbols. Its class `Bounds` has the
@@ -41,7 +41,7 @@ class Clipping(bounds.Bounds):
 
   def clip(
     self,
-    record: bounds.Record,
+    record: clip_bounds.Record,
     scale: float = 1.0,
     out: Optional[np.ndarray] = None,
   ) -> np.ndarray:
@@ -143,7 +143,7 @@ class Clipping(bounds.Bounds):
 
 def is_real(array: np.ndarray) -> bool:
   """Returns whether the type of an array is float, integer or boolean."""
-  return array.dtype.kind in 'biuf' or array.dtype.name in bounds.FLOATS
+  return array.dtype.kind in 'biuf' or array.dtype.name in clip_bounds.FLOATS
 
 
 def _flat(leaf: np.typing.ArrayLike) -> np.ndarray:

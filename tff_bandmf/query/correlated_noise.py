@@ -29,8 +29,7 @@ import tensorflow_privacy as tfp
 from tff_bandmf import accounting, clips, errors, noise
 from tff_bandmf.noise import placements
 from tff_bandmf.noise import source as source_lib
-from tff_bandmf.query import bounds as bounds_lib
-from tff_bandmf.query import graph_clipping
+from tff_bandmf.query import clip_bounds, graph_clipping
 
 # Round index of a state for which `begin` was not called.
 NOT_BEGUN = -1
@@ -126,7 +125,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     self._sizes = [
       spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)
     ]
-    dimension = bounds_lib.record_dimension(record_specs)
+    dimension = clip_bounds.record_dimension(record_specs)
     dimension += clips.indicators(clip.adaptive)
     if dimension != source.dimension:
       raise errors.value_error(
@@ -166,7 +165,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       ValueError: the sizes of records, cohort and noise are incompatible.
     """
     l2_norm_clip, zeroing_norm, order = bounds
-    dimension = bounds_lib.record_dimension(record_specs)
+    dimension = clip_bounds.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
     # PRIVACY: Rounding the noise of a coordinate costs privacy, and the stated
     # epsilon includes this cost for a limited number of coordinates. With more

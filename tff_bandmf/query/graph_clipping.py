@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import tensorflow as tf
 
-from tff_bandmf.query import bounds, summation
+from tff_bandmf.query import clip_bounds, summation
 
 # Nested structure of tensors, of arrays, or of `tf.TensorSpec`.
 Tensors = Any
@@ -16,7 +16,7 @@ _Scalar = Union[float, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class GraphClipping(bounds.Bounds):
+class GraphClipping(clip_bounds.Bounds):
   """Clips tensors as `Clipping` clips arrays, with the same bits.
 
   PRIVACY: If this class tested norms less exactly than `Clipping`, the norm of

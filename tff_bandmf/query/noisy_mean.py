@@ -18,8 +18,7 @@ from tff_bandmf import accounting, clips, errors
 from tff_bandmf.noise import lattice as lattice_lib
 from tff_bandmf.noise import placements
 from tff_bandmf.noise.tape import opened, reader
-from tff_bandmf.query import bounds as bounds_lib
-from tff_bandmf.query import clipping
+from tff_bandmf.query import clip_bounds, clipping
 
 # Number of coordinates that are scaled at once, so few that they stay in cache.
 _PIECE = 1 << 13
@@ -84,7 +83,7 @@ class NoisyMean:
       ),
       like,
     )
-    dimension = bounds_lib.record_dimension(self.like)
+    dimension = clip_bounds.record_dimension(self.like)
     dimension += clips.indicators(l2_norm_clip)
     # PRIVACY: Rounding the noise of a coordinate costs privacy, and the stated
     # epsilon includes this cost for a limited number of coordinates. With more

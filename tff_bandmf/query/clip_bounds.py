@@ -1,4 +1,4 @@
-"""The bounds of a clipped update, its groups, and the clip of the next round.
+"""The bounds of the norm of a clipped update, by group of its leaves.
 
 An update of a client is a record. Clipping bounds the L2 norm of each group of
 the record, and then rounds the record to integers.
@@ -35,15 +35,7 @@ from tff_bandmf.noise import lattice
 
 # Squares of numbers outside this range can underflow or overflow float64.
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
-# An adaptive clip stays within this factor of its first value, so it is finite.
-_MOST_SCALE = 2.0**64
-# An exponent beyond +- this number moves every clip to an end of its range.
-_MOST_EXPONENT = 2 * math.log(_MOST_SCALE)
 FLOATS = ('bfloat16', 'float16', 'float32', 'float64')
-# `next_clip` computes e^y as (e^x)^(2^_SQUARINGS) with x = y / 2^_SQUARINGS. It
-# adds up the terms x^k / k!, whose coefficients are here, largest k first.
-_SERIES = [1 / math.factorial(k) for k in range(16, -1, -1)]
-_SQUARINGS = 8
 
 # Nested structure of arrays, of tensors, or of `tf.TensorSpec`.
 Record = Any
@@ -320,11 +312,7 @@ class Bounds:
     clients_per_round: float,
     clip: Callable[..., Any] = np.clip,
   ) -> Any:
-    """Returns S_{t+1}, the adaptive clip of the round after round t.
-
-    The exponential functions of NumPy and TensorFlow differ in their last bits.
-    So this function computes an exponential series with products and sums of
-    two numbers, which both libraries round in the same way.
+    """Returns S_{t+1}, see `clips.AdaptiveClip.next_clip`.
 
     Args:
       last: S_t, float64, number or scalar tensor.
@@ -333,23 +321,9 @@ class Bounds:
       clients_per_round: divisor of the mean, > 0.
       clip: function (value, lower bound, upper bound).
     """
-    rule = self.adaptive
-    assert rule is not None
+    assert self.adaptive is not None
     most = 2.0 * self.indicator_steps * clients_per_round
-    exponent = rule.rate * (rule.quantile - 0.5) - (rule.rate / most) * released
-    x = 2.0**-_SQUARINGS * clip(exponent, -_MOST_EXPONENT, _MOST_EXPONENT)
-    factor = _SERIES[0] * x
-    for coefficient in _SERIES[1:-1]:
-      factor = (factor + coefficient) * x
-    factor = factor + _SERIES[-1]
-    for _ in range(_SQUARINGS):
-      factor = factor * factor
-    # PRIVACY: With an infinite clip a record would have no bound, and the noise
-    # could be too small. The next clip stays within a constant factor of S_0.
-    # Guard: adaptive_clip_test.test_scale_stays_finite.
-    return clip(
-      last * factor, self.initial / _MOST_SCALE, self.initial * _MOST_SCALE
-    )
+    return self.adaptive.next_clip(last, released, most, self.initial, clip)
 
   def scale(self, l2_norm_clip: Any, maximum: Callable[..., Any] = max) -> Any:
     """Returns the scale of a round, S_t / S_0.
