@@ -91,9 +91,9 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
 def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
   """Returns a figure with a column for each mechanism.
 
-  The upper panel of a column shows the clip of each round. The lower panel
-  shows the standard deviation of the noise in the sum of rounds 0 to t, divided
-  by the clip of round t.
+  A column shows the adaptive runs with seed 0. The upper panel shows the clip
+  of each round. The lower panel shows the standard deviation of the noise in
+  the sum of rounds 0 to t, divided by the clip of round t.
   """
   families = list(dict.fromkeys(run['family'] for run in runs))
   drawing = figure_lib.Figure(
@@ -132,7 +132,7 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
 @click.argument('runs', type=click.Path(path_type=pathlib.Path))
 @click.option('--out', required=True, type=click.Path(path_type=pathlib.Path))
 def main(runs: pathlib.Path, out: pathlib.Path) -> None:
-  """Draws the clips of the finished runs, and writes a JSON file."""
+  """Draws clips of adaptive runs; writes a JSON file of all finished runs."""
   clip_paths = [
     read(directory)
     for directory in (runs, *sorted((runs / 'compare').glob('*')))

@@ -106,8 +106,9 @@ def replacing(
     yield part
     # PRIVACY: A ledger stores keyed hashes of clients. If a power cut lost the
     # key but not the ledger, all clients would look new under the next key, and
-    # could take part too often. A file is on the disk before it gets its name,
-    # and its name is on the disk when this function returns.
+    # could take part too often. If `durable` is set, the file is on the disk
+    # before it gets its name, and the name is on the disk when the `with` block
+    # has ended.
     # Guard: files_test.test_name_appears_after_the_content_is_on_the_disk.
     if durable:
       sync(part)

@@ -213,9 +213,10 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     return query.clip, *_process(query, record_type, self._sums)
 
   def _refuse_release_of_key(self) -> None:
-    # PRIVACY: Programs such as `train_model` release the whole state. With the
-    # placement `InState` the state has the key, and everybody could subtract
-    # the noise. This placement is refused in such programs.
+    # PRIVACY: TFF's programs, such as `tff.learning.programs.train_model`, give
+    # the whole state to a release manager. With the placement `InState` the
+    # state has the key, and everybody who sees the release could subtract the
+    # noise. This placement is refused in such programs.
     # Guard: train_model_test.test_noise_in_the_state_is_refused_in_a_program.
     if self.noise.key_in_state and isinstance(
       tff.framework.get_context_stack().current, tff.program.FederatedContext

@@ -3,8 +3,9 @@
 A claim is about released numbers, but accountants bound a mechanism in real
 numbers. Tests show that each attack here succeeds on float32 sums, normals or
 coefficients, even if the accounting in real numbers is right. Each attack must
-fail on sound arithmetic, such as the lattice. Each attack takes the arithmetic
-as an argument, a function or an array, so that tests can attack float32.
+fail on sound arithmetic, such as the integer arithmetic of `noise.lattice`.
+Each attack takes the arithmetic as an argument, a function or an array, so that
+tests can attack float32.
 
 | attack       | failure of the arithmetic that the attack finds              |
 |--------------|--------------------------------------------------------------|
@@ -100,10 +101,10 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
 
   Equal records bring a running float32 sum to about one clip below a power of
   two, and the victim's record, just below one clip, brings the sum to at least
-  this power. Let u be the unit in the last place of sums from this power on.
-  All later records are slightly above u / 2. With the victim, each of them adds
-  u to the rounded sum. Without the victim, each adds u / 2 until the sum also
-  reaches the power. [Casacuberta et al., CCS 2022]
+  this power. Let u be the unit in the last place of this power. All later
+  records are slightly above u / 2. With the victim, each of them adds u to the
+  rounded sum. Without the victim, each adds u / 2 until the sum also reaches
+  the power. [Casacuberta et al., CCS 2022]
 
   Args:
     add: function from clipped values, [clients] float32 in clips, to their sum
@@ -138,8 +139,8 @@ class _Cohort:
   @classmethod
   def of(cls, power: float, clients: int) -> _Cohort:
     """Returns the cohort with the largest gain for a power of two."""
-    # Half a unit in the last place of sums from the power of two on. Below this
-    # power, sums of multiples of `half` are exact.
+    # Half a unit in the last place of the power of two. Below this power, sums
+    # of multiples of `half` are exact.
     half = power * 2.0**-24
     before = np.arange(1, 65) + int(power)
     size = np.ceil((power - VICTIM) / before / half) * half
@@ -219,10 +220,10 @@ def low_bits(
   """Returns a lower bound on epsilon from last bits of one round's releases.
 
   The victim's record is v = 1 / sqrt(d) in every coordinate, and the release is
-  x = v + y. If x is much smaller than v, y is near -v, and so the float32 sum x
-  is a multiple of u, half a unit in the last place of v. Without the victim,
-  x = y has more digits. The score is -m for m coordinates of x that are below
-  v / 2 in magnitude and no multiple of u.
+  x = v + y. If |x| is much smaller than v, y is near -v, and so the float32 sum
+  x is a multiple of u, half a unit in the last place of v. Without the victim,
+  x = y has more digits. Let m be the number of coordinates of x that are below
+  v / 2 in magnitude and are not multiples of u. The score is -m.
 
   Args:
     release: function from a sum, [d] float32 in clips, to its release, [d] in

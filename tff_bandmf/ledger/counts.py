@@ -179,7 +179,9 @@ def from_attempts(
     ),
     # PRIVACY: clients count as having taken part even if their round never
     # finishes, and such a round could follow an edited plan. If only finished
-    # attempts counted here, nobody would see the edit. All attempts count.
+    # attempts counted here, nobody would see the edit. All attempts count. An
+    # entry 'abandoned' follows the attempts at a round and has no digest, so it
+    # is left out.
     # Guard:
     # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
     enforced=frozenset(

@@ -236,8 +236,9 @@ def inverse(
   """
   # PRIVACY: The slack in epsilon is for errors of Phi^-1 of at most
   # `cells.inverse_error`. With larger errors the stated epsilon would be too
-  # small. The error of JAX's own inverse reaches 97% of this bound, and the
-  # error of the formula that this function uses reaches 59%.
+  # small. The error of JAX's own inverse reaches 97% of this bound, which
+  # leaves little margin. So this function uses another formula, whose error
+  # reaches only 59% of the bound.
   # Guard: jax_generator_test.test_inverse_of_the_cdf_errs_less.
   q = u - 0.5
   centre = q * _ratio(parts[0], 0.180625 - q * q)

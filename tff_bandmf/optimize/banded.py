@@ -86,7 +86,7 @@ def optimize_banded(
     sens^2 = max_{r < min_sep} sum_j |C[:, r + j min_sep]|^2 = 1      otherwise
 
   Here k is the largest number of rounds of a client. Both formulas are exact
-  for bands <= min_sep, because columns of a client's rounds then share no rows.
+  for bands <= min_sep, since columns of a client's rounds then do not overlap.
   [BandMF23, Sec 4; App B]
 
   Args:

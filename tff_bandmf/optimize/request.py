@@ -57,7 +57,7 @@ class Request(solver.Problem):
     """The given number of bands; else min_sep, at most `most_bands`.
 
     As long as the bands do not exceed min_sep, more bands never increase the
-    loss. With more than min_sep bands, columns of a client's rounds share rows,
+    loss. With more than min_sep bands, columns of a client's rounds overlap,
     and the sensitivity grows.
 
     Raises:

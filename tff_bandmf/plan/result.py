@@ -231,8 +231,9 @@ def _calibrated(
       `request.clients_per_round`.
   """
   if isinstance(cohorts, participation.Budget):
-    # `choosing` returns C for all rounds up to the horizon, and `of_run` below
-    # takes C for the planned rounds.
+    # `choosing` returns C for all rounds to which the run may be extended
+    # (`Budget.horizon`). `of_run` needs C for the planned rounds, so this line
+    # shortens C to them.
     strategy = strategy.of_rounds(request.rounds)
   strategy, cohorts = sensitivity.budget.of_run(cohorts, strategy)
   if request.epsilon is None or request.delta is None:

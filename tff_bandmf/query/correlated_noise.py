@@ -349,9 +349,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     leaves, clients, without_effect = sample_state
     t = self._source.round_index(global_state.round)
-    # PRIVACY: C has no row, so the run has no noise, for a round past the last
-    # one. If this round used the noise of an earlier round, the difference of
-    # the two releases would have no noise. A round past the last one fails.
+    # PRIVACY: C has no row for a round past the last one, so the run has no
+    # noise for such a round. If it used the noise of an earlier round, the
+    # difference of the two releases would have no noise. Such a round fails.
     # Guard: aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(
       t < self._rounds,
@@ -416,8 +416,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     t: tf.Tensor,
     global_state: QueryState,
   ) -> tuple[tf.Tensor, QueryState]:
-    # PRIVACY: A learning process that passes clients' values around this method
-    # would release them without noise, and the guarantee would not hold. The
+    # PRIVACY: If clients' values bypassed this method, the learning process
+    # could release them without noise, and the guarantee would not hold. The
     # name scope marks the operations that add the noise. By this name
     # `aggregator.check_process` finds clients' values that bypass them.
     # Guard:

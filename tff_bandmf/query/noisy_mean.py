@@ -150,9 +150,9 @@ class NoisyMean:
       last = l2_norm_clip or last
       scale = self.clip.scale(last)
     total, counts = self._summed(updates, scale)
-    # PRIVACY: C has no row, so the run has no noise, for a round past the last
-    # one. If this round used the noise of an earlier round, the difference of
-    # the two releases would have no noise. A round past the last one fails.
+    # PRIVACY: C has no row for a round past the last one, so the run has no
+    # noise for such a round. If it used the noise of an earlier round, the
+    # difference of the two releases would have no noise. Such a round fails.
     # Guard: noisy_mean_test.test_round_past_the_last_raises.
     if not 0 <= t < self._rounds:
       raise errors.value_error(

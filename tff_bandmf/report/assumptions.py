@@ -74,9 +74,9 @@ def rows(
       trainer,
       _UNCHECKED,
     ),
-    # PRIVACY: the claim takes the number of rounds and the noise as fixed in
-    # advance. If somebody chose them after looking at releases, it could be
-    # false, and no file shows this. So the report states it as an assumption.
+    # PRIVACY: if the number of rounds or the noise depended on releases, the
+    # claim could be false, and no file shows how they were chosen. So the
+    # report lists their independence as an assumption that nobody checked.
     # Guards: after_test.test_report_claims_the_composition,
     # report_test.test_stopped_run_claims_the_rounds_it_started.
     *(

@@ -72,8 +72,8 @@ class Claim:
       library, in its participation log.
     violated: whether clients took part more often, or closer together, than
       planned.
-    signed: whether the ledger's chain has the digest of the run's fixed files
-      for every round that started.
+    signed: whether the ledger's chain has the digest of the run's files, see
+      `RunRecord.enforced_digest`, for every round that started.
     delta: delta of the claim, in (0, 1).
     l2_norm_clip: the clipping norm, > 0. If it adapts, the largest norm, in
       round 0, of an update with its indicator. This is an extra coordinate that
@@ -240,7 +240,7 @@ class Claim:
   def _sampling(self, led: _files.JsonObject) -> Optional[_files.JsonObject]:
     """Returns how cohorts were sampled, and epsilon without amplification.
 
-    The result is None for enforced cohorts.
+    The result is None if the planned cohorts are not sampled.
     """
     if self.cohorts is None:
       return None
@@ -318,10 +318,11 @@ def from_run(directory: pathlib.Path) -> Claim:
   run_claim = from_evidence(
     planned,
     observed,
-    # PRIVACY: a round without the digest of the fixed files in the ledger may
-    # have had another clip or strategy than these files, and the report must
-    # not say that the ledger confirms them. `signed` is true only if every
-    # round has this digest.
+    # PRIVACY: if the ledger has no digest of run.json, plan.json and
+    # strategy.json for a round, this round may have had another clip or
+    # strategy than these files state. A report that says that the ledger
+    # confirms the files could then be false. `signed` is true only if the
+    # ledger has the digest of the present files for every round.
     # Guard: report_test.test_what_the_run_held_to_is_checked_in_every_round.
     signed=observed.enforced == {run.enforced_digest(directory)},
     delta=delta,
@@ -362,8 +363,8 @@ def from_evidence(
     observed: participation in the ledger or log, with the sensitivity of C.
     sampled: guarantee for the planned sampled cohorts; None if cohorts are
       enforced.
-    signed: whether the ledger's chain has the digest of the run's fixed files
-      for every round that started.
+    signed: whether the ledger's chain has the digest of the run's files, see
+      `RunRecord.enforced_digest`, for every round that started.
     delta: delta of the claim, in (0, 1).
     l2_norm_clip: the clipping norm, > 0, see `Claim`.
     clients_per_round: divisor of the mean update, > 0.

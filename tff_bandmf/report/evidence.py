@@ -296,8 +296,9 @@ def _check_metrics(
 ) -> None:
   digests = metrics.digests(directory)
   for t, digest in digests.items():
-    # PRIVACY: a ledger that lacks a round gives too small a sensitivity, and so
-    # epsilon. Every row of the metrics must belong to a round in the ledger.
+    # PRIVACY: if the ledger lacks a round, the sensitivity and the epsilon that
+    # are computed from the ledger may be too small. Every row of the metrics
+    # must belong to a round in the ledger.
     # Guards: evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused
     # and test_flipped_bit_of_metrics_is_refused.
     _require(

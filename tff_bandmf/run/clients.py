@@ -200,11 +200,11 @@ class Cohorts:
     return self._cohort.ids, self._cohort.data
 
   def _draw(self, t: int) -> _Cohort:
-    # PRIVACY: `started` adds only cohorts that this object drew to the history
-    # in memory. The history lacks the rounds of earlier processes, and rounds
-    # whose clients checked in (`Run.round`), so these clients could be drawn
-    # again earlier than the schema allows. If round t does not follow the last
-    # round in memory, the history is read from the ledger.
+    # PRIVACY: the history in memory may lack the rounds of earlier processes,
+    # and rounds whose clients checked in (`Run.round`), since `started` adds
+    # only the cohorts that this object drew. The clients of these rounds could
+    # be drawn again earlier than the schema allows. If round t does not follow
+    # the last round in memory, the history is read from the ledger.
     # Guards: run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:

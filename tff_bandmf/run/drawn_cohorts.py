@@ -69,8 +69,8 @@ class SampledCohorts:
 
     Args:
       round_index: t, >= 0.
-      history: earlier rounds of each client. They are not used here; samplers
-        of enforced cohorts need this argument.
+      history: earlier rounds of each client. They are not used here;
+        `cohorts.CohortSampler` needs this argument.
     """
     del history
     return self._sampler.cohort(round_index)

@@ -57,8 +57,8 @@ class OpenFolder:
       `Run.rounds`, `Run.train` and `Run.train_model`. The number exceeds
       `plan.rounds` if the run was opened with a plan of more rounds.
     ended: whether the run has ended.
-    sampling_key: key by which cohorts are sampled; None for enforced cohorts,
-      or if the run has ended.
+    sampling_key: key by which cohorts are sampled; None if the plan's cohorts
+      are not sampled, or if the run has ended.
     journal: journal of the run.
     noise_adder: adds the noise of the run. After the end of the run it has a
       new random key, which no round uses.
@@ -83,7 +83,7 @@ def open_folder(
   ledger_head: Optional[str],
   options: RunOptions,
 ) -> Iterator[OpenFolder]:
-  """Yields the folder of a new run, or of a run that continues; see `Run`."""
+  """Yields the folder of a new, a resumed or an ended run; see `Run`."""
   with folder.locked(directory):
     rounds, plan = plan.rounds, _load_or_save_plan(directory, plan)
     if ledger is not None:
@@ -184,7 +184,8 @@ def run_record(
 
   Args:
     plan: plan of the run.
-    sampling_key: key by which cohorts are sampled; None for enforced cohorts.
+    sampling_key: key by which cohorts are sampled; None if the plan's cohorts
+      are not sampled.
   """
   sampled = plan.sampled
   enforced = plan.schema if sampled is None else sampled.always

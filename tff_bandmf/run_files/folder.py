@@ -44,7 +44,7 @@ class Keys:
 
   Attributes:
     noise: noise key.
-    sampling: key by which cohorts are sampled; None for enforced cohorts.
+    sampling: key by which cohorts are sampled; None if they are not sampled.
   """
 
   noise: key_lib.Key

@@ -159,7 +159,7 @@ class RunRecord:
       to this ID.
     noise_key_id: ID of the noise key, 16 hexadecimal digits.
     sampling_key_id: ID of the key by which cohorts are sampled, 16 hexadecimal
-      digits; None for enforced cohorts.
+      digits; None if the plan's cohorts are not sampled.
     title: text: title of a published report.
     owner: text: person or organisation that answers for the model.
     contact: text: address for questions.

@@ -37,10 +37,12 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of any C, in O(n B^2).
 
-  - B <= b: the columns of a client's rounds share no rows. sens^2 is the
+  Two columns overlap if they have non-zero entries in the same row.
+
+  - B <= b: the columns of a client's rounds do not overlap. sens^2 is the
     largest sum of squared column norms over patterns.
-  - B <= 2b: each column of a client's rounds shares rows only with the columns
-    of the previous and the next round. sens^2 is the largest sum of X_ii and
+  - B <= 2b: each column of a client's rounds overlaps only with the columns of
+    the previous and the next round. sens^2 is the largest sum of X_ii and
     2 |X_ij| over chains of rounds. It is exact for all signs of X, because
     contributions +1 and -1 can make every term of a chain positive. A C with
     several diagonal blocks gets the bound for B > 2b instead, unless rounds are
@@ -60,7 +62,7 @@ def sensitivity(
   min_sep = participation.separation(rounds)
   fixed = participation.evenly_spaced
   # PRIVACY: If C^-1 has few bands, C has many, and columns of a client's rounds
-  # share rows. If the bands of C^-1 were compared with `min_sep`, these rows
+  # overlap. If the bands of C^-1 were compared with `min_sep`, the overlap
   # would be ignored, and the sensitivity would be too small. The bands of C are
   # compared.
   # Guard: families_test.test_stamped_banded_inverse_overlaps.

@@ -43,7 +43,7 @@ def sensitivity(
   """Returns the sensitivity of a Toeplitz C.
 
   The leftmost pattern 0, b, 2b, ... attains the sensitivity
-  - if B <= b, so that columns of a client share no rows, for any c;
+  - if B <= b, so that columns of a client do not overlap, for any c;
   - if c is non-negative and, from c_b on, non-increasing;
   - among patterns with all distances equal to b, if c is non-negative.
 
@@ -209,9 +209,9 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   Raises:
     ValueError: an entry is not finite.
   """
-  # PRIVACY: If C^-1 has few bands, C has n bands, and columns of C share more
-  # rows than columns of C^-1. A sensitivity from the coefficients of C^-1 could
-  # be too small. All bands of C itself are used.
+  # PRIVACY: If C^-1 has few bands, C has n bands, and columns of C overlap in
+  # more rows than columns of C^-1. A sensitivity from the coefficients of C^-1
+  # could be too small. All bands of C itself are used.
   # Guard: families_test.test_sensitivity_is_safe.
   base.check_rounds(strategy.bands)
   column = strategy.column(strategy.bands)

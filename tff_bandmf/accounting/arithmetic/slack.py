@@ -244,7 +244,7 @@ class Cost:
       )
     recursion = strategy.recursion()
     # PRIVACY: Slack for fewer rounds than a client can influence would be too
-    # small. For sampled cohorts all rounds count. For enforced cohorts,
+    # small. If cohorts are sampled, all rounds count. If they are not,
     # `recursion.cells` counts fewer rounds only if C is banded and a round's
     # noise is computed from y of the rounds just before it.
     # Guard: slack_test.test_cells_are_the_compared_ones.

@@ -47,7 +47,7 @@ In the induction step, <a_t(S), z_t> + X_(t+1)(S) has the covariance
 since C >= 0 and <g_i, g_k> <= 1, and the mean of f grows with the covariance of
 the Gaussian [Kahane85].
 
-The columns of a client's rounds share no row, so the likelihood ratio given S
+The columns of a client's rounds do not overlap, so the likelihood ratio given S
 is a product over S. Let L_i be its mean over S given F = i. Then L_i = 1 for i
 past the last round, and for other i
 

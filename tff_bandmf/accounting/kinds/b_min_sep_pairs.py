@@ -6,7 +6,7 @@ e^t, so that pairs whose columns overlap are drawn more often; the module
 `importance` says why. Let c_i be column i of C divided by the standard
 deviation s of z, and let a >= 1 be the parameter of the weight,
 `importance.Tilt.factor`. Rounds of one copy are at least b apart, and C has at
-most b bands, so the columns of these rounds share no row, and
+most b bands, so the columns of these rounds do not overlap, and
 
   t = sum a (a - 1) |c_i|^2 / 2, over i in S and in S',
       + sum a^2 <c_i, c_k>, over i in S and k in S'.

@@ -35,7 +35,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
 
     q = g B / m        (not B / m: each group has one round in g)
 
-  Columns of C that are g >= bands apart share no row, so a client's rounds
+  Columns of C that are g >= bands apart do not overlap, so a client's rounds
   change disjoint rows of C x + z, where row t of x is the sum of round t. Each
   round of a client is a Gaussian release of sensitivity at most kappa. So the
   run is
@@ -206,8 +206,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     """
     groups = self.groups or strategy.bands
     # PRIVACY: Rounds of a client can be g apart. If C had more than g bands,
-    # their columns would share rows, and the claimed epsilon would not be
-    # proved. A C with more bands than groups is refused.
+    # their columns would have non-zero entries in the same row, and the claimed
+    # epsilon would not be proved. A C with more bands than groups is refused.
     # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
     accountants.check_bands(strategy, 'groups', groups)
     _checks.at_most(

@@ -119,8 +119,9 @@ class CyclicPoisson(Sampler):
 
   def cohort(self, round_index: int) -> np.ndarray:
     # PRIVACY: If a client could be drawn in another group's round, columns of C
-    # for the client's rounds could share rows, and the claimed epsilon would
-    # not be proved. Clients are drawn only from the group of the round.
+    # for the client's rounds could have non-zero entries in the same row, and
+    # the claimed epsilon would not be proved. Clients are drawn only from the
+    # group of the round.
     # Guard: samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
     members = self._members[round_index % len(self._members)]
     # Row 0 drew the partition.
@@ -217,8 +218,9 @@ class BMinSep(Sampler):
       row = self._last + (self._wait_prob is not None)
       drawn = self._drawn(row, self._population, self._prob)
       # PRIVACY: If two rounds of a client were less than b apart, their columns
-      # of C could share rows, and the claimed epsilon would not be proved. A
-      # client that takes part is not eligible in the next b - 1 rounds.
+      # of C could have non-zero entries in the same row, and the claimed
+      # epsilon would not be proved. A client that takes part is not eligible in
+      # the next b - 1 rounds.
       # Guard:
       # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
       self._cohort = drawn[self._from[drawn] <= self._last]

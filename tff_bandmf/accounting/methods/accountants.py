@@ -289,9 +289,10 @@ class Logged(Gaussian):
     self._observed = sensitivity is not None
 
   def more_noise(self, cost):
-    # PRIVACY: A sensitivity computed for the schema covers neither cut weights
-    # nor rounding errors. Without a factor for them epsilon would be too small.
-    # Only an observed sensitivity covers them, and has the factor 1.
+    # PRIVACY: The noise is computed with cut weights (see `slack.Cost`). A
+    # sensitivity computed for the schema covers neither their effect nor
+    # rounding errors. Without a factor for both, epsilon would be too small.
+    # Only an observed sensitivity covers both, and has the factor 1.
     # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
     # test_log_without_a_sensitivity_is_rounded_up.
     return 1.0 if self._observed else super().more_noise(cost)
