@@ -350,8 +350,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     leaves, clients, without_effect = sample_state
     t = self._source.round_index(global_state.round)
     # PRIVACY: C has no row for a round past the last one, so the run has no
-    # noise for such a round. If it used the noise of an earlier round, the
-    # difference of the two releases would have no noise. Such a round fails.
+    # noise for such a round. If the round used the noise of an earlier round,
+    # the difference of the two releases would have no noise. The round fails.
     # Guard: aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(
       t < self._rounds,

@@ -151,8 +151,8 @@ class NoisyMean:
       scale = self.clip.scale(last)
     total, counts = self._summed(updates, scale)
     # PRIVACY: C has no row for a round past the last one, so the run has no
-    # noise for such a round. If it used the noise of an earlier round, the
-    # difference of the two releases would have no noise. Such a round fails.
+    # noise for such a round. If the round used the noise of an earlier round,
+    # the difference of the two releases would have no noise. The round fails.
     # Guard: noisy_mean_test.test_round_past_the_last_raises.
     if not 0 <= t < self._rounds:
       raise errors.value_error(
