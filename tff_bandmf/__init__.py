@@ -4,6 +4,7 @@ This list has all packages; some are single modules. Each of them imports only
 from the packages before it:
 
   errors         one-line error messages: name=value, the rule, the remedy
+  _blas          the number of threads of BLAS
   _checks        checks of arguments that many packages use
   _files         atomic writes, locks, and files that hold secrets
   workloads      the workload matrix A: prefix sums, momentum, learning rates

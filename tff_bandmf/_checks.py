@@ -17,7 +17,7 @@ def count(name: str, value: object, remedy: str, least: int = 1) -> int:
     TypeError: `value` is not an integer, or is a bool.
     ValueError: `value` is below `least`.
   """
-  if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+  if isinstance(value, bool) or not isinstance(value, (int, SupportsIndex)):
     raise errors.type_error(f'{name}={value}: must be an integer; {remedy}')
   number = operator.index(value)
   if number < least:
@@ -29,7 +29,9 @@ def count(name: str, value: object, remedy: str, least: int = 1) -> int:
 
 def number(name: str, value: object, remedy: str) -> float:
   """Returns `value` as a float if it is a number, else raises TypeError."""
-  if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+  if isinstance(value, bool) or not isinstance(
+    value, (float, int, SupportsFloat)
+  ):
     raise errors.type_error(f'{name}={value}: must be a number; {remedy}')
   return float(value)
 

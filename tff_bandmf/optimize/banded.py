@@ -40,9 +40,8 @@ from typing import Callable, Optional, Union
 import numpy as np
 import scipy.linalg
 import scipy.special
-import threadpoolctl
 
-from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import _blas, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, solver, toeplitz
 from tff_bandmf.strategies import base
@@ -144,8 +143,7 @@ def optimize_banded(
     return columns, math.log(sets), 0.0, pullback
 
   start = scipy.linalg.solve_triangular(times, _rows(columns).T, trans='T').T
-  # BLAS gets one thread: its waiting threads would take time from other work.
-  with threadpoolctl.threadpool_limits(1, 'blas'):
+  with _blas.one_thread():
     minimum = _search(to_columns, start, problem, None)
   columns, *_ = to_columns(minimum.x.reshape(columns.shape))
   strategy = strategies.Banded(_rows(columns))

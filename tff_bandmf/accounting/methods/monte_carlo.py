@@ -21,9 +21,8 @@ import secrets
 from typing import Optional
 
 import numpy as np
-import threadpoolctl
 
-from tff_bandmf import _checks, _files, errors
+from tff_bandmf import _blas, _checks, _files, errors
 from tff_bandmf.accounting.methods import importance
 
 FAILURE_PROBABILITY = 1e-8
@@ -316,9 +315,7 @@ def _average(
   """Returns averages over `count` draws of x."""
   chunk = max(1, _CHUNK_ENTRIES // entries)
   sums = np.zeros(3)
-  # The matrix products of a chunk are small. More threads of BLAS would take
-  # more CPU time, and rounding would depend on the number of threads.
-  with threadpoolctl.threadpool_limits(1, 'blas'):
+  with _blas.one_thread():
     for start in range(0, count, chunk):
       x = direction.draw(rng, min(chunk, count - start))
       sums += x.sum(), x @ x, np.log1p(-direction.eta * x).sum()

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Optional
 
 import numpy as np
-import threadpoolctl
 
+from tff_bandmf import _blas
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise.producer import blocks
 from tff_bandmf.noise.producer import chunks as chunks_lib
@@ -131,9 +131,6 @@ class Host(Maker):
     """
     super().__init__(layout, generator)
     self._work = blocks.Workspace()
-    # BLAS gets one thread. With several, threads that wait for work would take
-    # processor time from the rest of the program.
-    self._threads = threadpoolctl.ThreadpoolController()
     # If the memory is a ring of past y, a block writes its y to the ring.
     self._in_ring = (
       layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0
@@ -158,7 +155,7 @@ class Host(Maker):
   def advance(self, block: blocks.Block) -> Iterator[None]:
     first = block.row if self._in_ring else 0
     self._latest = slice(first, first + block.rounds)
-    with self._threads.limit(limits=1, user_api='blas'):
+    with _blas.one_thread():
       for i in range(len(self._layout.starts)):
         z = self._draw(i, block, self._work)
         # Get the arrays of one chunk at a time: an array in a file is mapped
