@@ -24,7 +24,7 @@ from tff_bandmf import (
   query,
   strategies,
 )
-from tff_bandmf.audit import arithmetic_attacks, bounds, pattern
+from tff_bandmf.audit import arithmetic_attacks, epsilon_bounds, pattern
 from tff_bandmf.noise import generator, placements, self_test
 
 _ROUNDS = 12
@@ -98,15 +98,17 @@ def test_bounds_miss_as_seldom_as_they_say_and_are_near(mu):
   for _ in range(400):
     inside, outside = rng.normal(size=(2, 1000)) * 7 + 3
     inside += 7 * mu
-    gaussian.append(bounds.least_mu(inside, outside, _MISS))
+    gaussian.append(epsilon_bounds.least_mu(inside, outside, _MISS))
     assumed_nothing.append(
-      bounds.clopper_pearson(inside, outside, 3 + 7 * (mu + 1), _DELTA, _MISS)
+      epsilon_bounds.clopper_pearson(
+        inside, outside, 3 + 7 * (mu + 1), _DELTA, _MISS
+      )
     )
   assert np.sum(np.array(gaussian) > mu) <= 36
   assert np.sum(np.array(assumed_nothing) > epsilon) <= 36
   assert np.median(gaussian) > 0.7 * mu
   assert 0 < np.median(assumed_nothing)
-  assert bounds.gaussian(inside, outside, _DELTA, _MISS) == (
+  assert epsilon_bounds.gaussian(inside, outside, _DELTA, _MISS) == (
     accounting.gaussian_epsilon(1 / gaussian[-1], _DELTA)
   )
 
@@ -115,7 +117,7 @@ def test_bound_that_assumes_nothing_is_that_of_exact_intervals():
   inside, outside = np.arange(100) >= 40, np.arange(200) >= 190
   rate = scipy.stats.binomtest(60, 100).proportion_ci(1 - _MISS / 2).low
   false = scipy.stats.binomtest(10, 200).proportion_ci(1 - _MISS / 2).high
-  assert bounds.clopper_pearson(
+  assert epsilon_bounds.clopper_pearson(
     inside * 1.0, outside * 1.0, 0.5, 0.01, _MISS
   ) == pytest.approx(math.log((rate - 0.01) / false))
 
@@ -125,8 +127,8 @@ def test_bound_that_assumes_nothing_sees_both_tails():
   # Mixed up, the client is told only by its absence.
   outside = np.where(rng.random(4000) < 0.5, -5.0, rng.normal(size=4000))
   inside = rng.normal(size=4000)
-  threshold = bounds.best_threshold(inside, outside, _DELTA, _MISS)
-  assert bounds.clopper_pearson(
+  threshold = epsilon_bounds.best_threshold(inside, outside, _DELTA, _MISS)
+  assert epsilon_bounds.clopper_pearson(
     inside, outside, threshold, _DELTA, _MISS
   ) > math.log(200)
 
@@ -136,13 +138,15 @@ def test_scores_that_do_not_tell_give_zero(difference):
   scores = np.random.default_rng(0).normal(size=(2, 500))
   scores -= scores.mean(1, keepdims=True)
   inside, outside = scores + [[difference], [0.0]]
-  assert bounds.gaussian(inside, outside, _DELTA, _MISS) == 0
-  assert bounds.clopper_pearson(inside, outside, 0.0, _DELTA, _MISS) == 0
+  assert epsilon_bounds.gaussian(inside, outside, _DELTA, _MISS) == 0
+  assert (
+    epsilon_bounds.clopper_pearson(inside, outside, 0.0, _DELTA, _MISS) == 0
+  )
 
 
 def test_scores_without_noise_give_a_bound_that_no_claim_reaches():
   zeros = np.zeros(50)
-  assert bounds.gaussian(zeros + 1, zeros, _DELTA, _MISS) > 1e5
+  assert epsilon_bounds.gaussian(zeros + 1, zeros, _DELTA, _MISS) > 1e5
 
 
 def _make(spec, noise_multiplier=None, schema=None, seed=1):
