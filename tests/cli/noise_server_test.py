@@ -90,7 +90,12 @@ class _Server:
   def start(self):
     self._out.unlink(missing_ok=True)
     self.process = processes.start(
-      _serve, self.arguments, self._out, self.error
+      # It ends with the tests, also if one fails before it ends the server.
+      _serve,
+      self.arguments,
+      self._out,
+      self.error,
+      daemon=True,
     )
 
   def printed(self):

@@ -114,9 +114,9 @@ def test_part_of_a_use_of_a_key_is_refused(tmp_path):
   path = tmp_path / 'key.use'
 
   def use(name):
-    right = key_use.KeyUse(tmp_path / 'key', 7, range(5), tmp_path / name)
-    with contextlib.closing(right):
-      right.record()
+    usage = key_use.KeyUse(tmp_path / 'key', 7, range(5), tmp_path / name)
+    with contextlib.closing(usage):
+      usage.record()
 
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))

@@ -282,8 +282,8 @@ def test_audit_finds_noise_without_delta(enough):
       float(mean[0]) / unit
       - weight / 2 * weight * float(state.clip['fraction'] - 0.5)
     )
-  found = epsilon_bounds.gaussian(*map(np.array, scores), delta, 1e-6)
-  assert (found <= claim.epsilon(delta)) == enough
+  bound = epsilon_bounds.gaussian(*map(np.array, scores), delta, 1e-6)
+  assert (bound <= claim.epsilon(delta)) == enough
 
 
 @pytest.mark.parametrize(

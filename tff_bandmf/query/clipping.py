@@ -35,7 +35,7 @@ _ROUNDINGS: tuple[Callable[..., np.ndarray], ...] = (np.rint, np.trunc)
 class Clipping(clip_bounds.Bounds):
   """Turns one record into int32 multiples of a step h, with a bounded norm.
 
-  The module `bounds` defines the symbols. Its class `Bounds` has the
+  The module `clip_bounds` defines the symbols. Its class `Bounds` has the
   attributes, the formulas and the guarantee.
   """
 
