@@ -11,7 +11,7 @@ from tff_bandmf import accounting, report
 pytestmark = pytest.mark.slow
 
 
-def _run(folder, after=(), key=None, **changes):
+def _run(folder, after=(), key=None, cohorts=report_test.KEPT, **changes):
   """Makes a run that names others; each has its own noise."""
   named = [
     {
@@ -22,7 +22,7 @@ def _run(folder, after=(), key=None, **changes):
   ]
   return report_test.make_run(
     folder,
-    report_test.KEPT,
+    cohorts,
     key=key or folder.name.encode(),
     **({'after': named} if named else {}),
     **changes,
@@ -68,6 +68,18 @@ def test_report_claims_the_composition(tmp_path, run_json):
   assert expected.epsilon <= shown['epsilon'] <= 1.01 * expected.epsilon
   found = run_json('compose', *folders, '--delta', '1e-5')
   assert found['epsilon'] == pytest.approx(expected.epsilon)
+
+
+def test_broken_claim_of_a_simulation_comes_before_earlier_runs(tmp_path):
+  _run(tmp_path / 'first')
+  early = [[0, 1], [2, 3], [0, 5], *report_test.KEPT[3:]]
+  _run(tmp_path / 'second', [tmp_path / 'first'], cohorts=early, simulated={})
+  written = report.write(tmp_path / 'second')
+  assert written['violated']
+  assert written['summary'].startswith(
+    f'SIMULATED, no claim for a deployment: {report.BROKEN}'
+    'Together with 1 earlier run on the same clients: ('
+  )
 
 
 def test_guarantee_of_a_run_has_those_before_it(tmp_path):

@@ -390,7 +390,7 @@ def _summary(
   rounds = statement.count(numbers['observed']['rounds'], 'round')
   clients = statement.count(numbers['clients_per_round'], 'client')
   text = (
-    f'{leads}({pages.number(numbers["epsilon"])}, {numbers["delta"]})-'
+    f'({pages.number(numbers["epsilon"])}, {numbers["delta"]})-'
     f'differential privacy for {source.run.unit_of_privacy}, '
     f'{numbers["adjacency"]} adjacency, {rounds} of {clients}, '
     f'{numbers["family"]} noise.'
@@ -407,12 +407,12 @@ def _summary(
       )
     )
   if not source.before:
-    return text
+    return leads + text
   before = statement.count(len(source.before), 'earlier run')
   if together is None:
-    return f'{text} Together with {before}: no guarantee.'
+    return f'{leads}{text} Together with {before}: no guarantee.'
   return (
-    f'Together with {before} on the same clients: '
+    f'{leads}Together with {before} on the same clients: '
     f'({pages.number(together["epsilon"])}, {together["delta"]})-differential '
     f'privacy. This run alone: {text}'
   )
