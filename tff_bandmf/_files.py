@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -343,12 +344,14 @@ def cache_directory() -> pathlib.Path:
   return pathlib.Path(cache) / 'tff_bandmf'
 
 
+@functools.cache
 def code_digest(root: pathlib.Path = _PACKAGE) -> str:
   """Returns the SHA-256 of a package's code, for `run.json`.
 
   The digest covers the paths and the bytes of Python files, templates and JSON
   files in the package, in the order of the paths. The same code has the same
-  digest, wherever it is installed.
+  digest, wherever it is installed. A process reads the files once: a package
+  that is installed later does not change the code that the process runs.
 
   Args:
     root: folder of the package.

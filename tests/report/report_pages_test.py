@@ -482,16 +482,17 @@ def test_digest_of_the_code_changes_with_the_code_alone(tmp_path):
   source = pathlib.Path(report.__file__).parent
   copy = tmp_path / 'copy'
   shutil.copytree(source, copy)
-  digest = report.code_digest(copy)
+  of_files = report.code_digest.__wrapped__
+  digest = of_files(copy)
   (copy / '__pycache__').mkdir(exist_ok=True)
   (copy / '__pycache__' / 'claim.pyc').write_bytes(b'compiled')
-  assert digest == report.code_digest(copy)
-  assert digest == report.code_digest(source)
+  assert digest == of_files(copy)
+  assert digest == of_files(source)
   assert digest != report.code_digest()
   (copy / 'claim.py').rename(copy / 'claims.py')
-  renamed = report.code_digest(copy)
+  renamed = of_files(copy)
   (copy / 'claims.py').write_text('x = 1\n')
-  assert len({digest, renamed, report.code_digest(copy)}) == 3
+  assert len({digest, renamed, of_files(copy)}) == 3
 
 
 def test_key_is_as_wide_as_the_report_says(tmp_path):

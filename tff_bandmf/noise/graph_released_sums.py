@@ -62,7 +62,12 @@ class GraphPosition:
     # Guard: run_test.test_more_updates_than_clients_are_refused_with_tff.
     return tf.debugging.Assert(
       tf.cast(updates, tf.int64) <= clients,
-      ['updates=', updates, released_sums.MORE_UPDATES, clients],
+      [
+        'updates=',
+        tf.strings.as_string(updates),
+        released_sums.MORE_UPDATES,
+        tf.strings.as_string(clients),
+      ],
     )
 
   def mark(
@@ -103,7 +108,7 @@ class GraphPosition:
     owners = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
     same = tf.debugging.Assert(
       tf.reduce_all(tf.equal(owners, owner)),
-      ['round=', round_index, released_sums.OTHER_SUM],
+      ['round=', tf.strings.as_string(round_index), released_sums.OTHER_SUM],
     )
     with tf.control_dependencies([same]):
       return tf.identity(released)

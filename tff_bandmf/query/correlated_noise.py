@@ -300,7 +300,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       [
         'a sum of clipped updates has more clients than largest_cohort, or an '
         'entry above its number of clients times the clip; clients:',
-        clients,
+        tf.strings.as_string(clients),
       ],
     )
     with tf.control_dependencies([checked]):
@@ -356,11 +356,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     in_range = tf.debugging.Assert(
       t < self._rounds,
       [
-        'the strategy supports',
-        self._rounds,
-        'rounds and all are done; '
+        f'the strategy supports {self._rounds} rounds and all are done; '
         'optimise one for more rounds and account for both runs. round:',
-        t,
+        tf.strings.as_string(t),
       ],
     )
     # PRIVACY: The guarantee assumes that no sum of clipped updates wraps around
@@ -373,7 +371,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       [
         f'a round has more clients than largest_cohort={most}; give the '
         'aggregator a larger largest_cohort, or admit fewer clients. clients:',
-        clients,
+        tf.strings.as_string(clients),
       ],
     )
     with tf.control_dependencies([in_range, in_size]):

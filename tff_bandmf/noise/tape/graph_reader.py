@@ -152,6 +152,13 @@ class _Folder:
     self._round_index = round_index
     self._run = tf.strings.as_string(run)
     self._name = digits(round_index, 8)
+    self._file_name = tf.strings.join([self._name, '.noise'])
+    # Only strings are printed: with other tensors, `Assert` would build a
+    # `tf.cond`, which takes most of the time of building this graph.
+    self._printed = [
+      tf.strings.as_string(round_index),
+      self._path(self._file_name, round_index),
+    ]
 
   def y(self, timeout_seconds: float) -> tf.Tensor:
     """Waits until y_t of this folder is on disk; returns it, [count] int32.
@@ -159,22 +166,23 @@ class _Folder:
     Args:
       timeout_seconds: seconds to wait for the file, > 0.
     """
-    name = tf.strings.join([self._name, '.noise'])
     most = math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)
 
     # Count polls instead of seconds, because the host's clock can be set.
     def behind(polls):
       return (polls < most) & ~(
-        self._exists(name, polls) | self._exists('failed', polls)
+        self._exists(self._file_name, polls) | self._exists('failed', polls)
       )
 
     with tf.control_dependencies(self.unused(self._round_index)):
       start = tf.constant(0, tf.int64) * self._round_index
     polls = tf.while_loop(behind, lambda polls: [_sleep(polls) + 1], [start])
     with tf.control_dependencies(polls):
-      exists = self._check(self._exists(name, polls[0]), tape_folder.BEHIND)
+      exists = self._check(
+        self._exists(self._file_name, polls[0]), tape_folder.BEHIND
+      )
     with tf.control_dependencies([exists]):
-      contents = tf.io.read_file(self._path(name, self._round_index))
+      contents = tf.io.read_file(self._path(self._file_name, self._round_index))
     return self._unpacked(contents)
 
   def _unpacked(self, contents: tf.Tensor) -> tf.Tensor:
@@ -284,14 +292,8 @@ class _Folder:
     return tf.size(tf.io.matching_files(self._path(file_name, after))) > 0
 
   def _check(self, condition: tf.Tensor, message: str) -> tf.Operation:
-    name = tf.strings.join([self._name, '.noise'])
     return tf.debugging.Assert(
-      condition,
-      [
-        f'noise tape: {message}; round, path:',
-        self._round_index,
-        self._path(name, self._round_index),
-      ],
+      condition, [f'noise tape: {message}; round, path:', *self._printed]
     )
 
 
