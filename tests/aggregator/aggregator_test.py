@@ -46,6 +46,18 @@ def test_types_are_those_of_a_dp_factory(placement):
 
 
 @pytest.mark.parametrize('placement', small.PLACEMENTS)
+def test_checks_of_the_graph_are_single_operations(placement):
+  # `tf.debugging.Assert` makes a branch of its own, which takes long to build
+  # and to compile, unless it prints strings alone.
+  with small.factory_of(placement) as factory:
+    process = factory.create(small.TYPE)
+  for computation in (process.initialize, process.next):
+    proto = tff.framework.ConcreteComputation.get_proto(computation)
+    content = proto.SerializeToString()
+    assert b'Assert' in content and b'AssertGuard' not in content
+
+
+@pytest.mark.parametrize('placement', small.PLACEMENTS)
 def test_rounds_equal_clipped_mean_plus_dense_noise(runtime, placement):
   noise_rows = small.Z_STDDEV * small.dense_noise()
   with small.factory_of(placement) as factory:
