@@ -300,6 +300,12 @@ def test_no_modules_import_each_other_in_a_circle():
       found.difference_update(ready)
 
 
+def test_no_test_imports_another():
+  for path in (_ROOT / 'tests').rglob('*.py'):
+    modules = {name.partition('.')[0] for name in _imports(path)}
+    assert not [name for name in modules if name.endswith('_test')], path
+
+
 def test_checks_see_what_they_forbid(tmp_path):
   path = tmp_path / 'module.py'
   path.write_text(

@@ -51,7 +51,7 @@ FAMILIES = (
 _USE = """
 import contextlib, io, json, pathlib
 
-import report_test
+import written_run
 from simulations import config_keys, training
 from tff_bandmf import report, strategies
 from tff_bandmf.cli import main
@@ -89,7 +89,7 @@ assert 'privacy.own_part (may be left out): Part of' in config_keys.list_keys()
 strategy = training.find_strategy(config)
 assert strategy == strategies.load('x.json')[0]
 
-report_test.make_run(pathlib.Path('run'), report_test.KEPT, strategy=strategy)
+written_run.make_run(pathlib.Path('run'), written_run.KEPT, strategy=strategy)
 report.write('run')
 assert 'example' in pathlib.Path('run', report.MARKDOWN_FILE).read_text()
 
@@ -103,7 +103,7 @@ assert audited['family'] == 'example' and audited['holds']
 def test_family_in_one_new_file_is_found_everywhere(tmp_path):
   shutil.copytree(_ROOT / 'tff_bandmf', tmp_path / 'tff_bandmf')
   (tmp_path / 'tff_bandmf/strategies/example.py').write_text(_FILE)
-  folders = (tmp_path, _ROOT, _ROOT / 'tests/helpers', _ROOT / 'tests/report')
+  folders = (tmp_path, _ROOT, _ROOT / 'tests/helpers')
   done = subprocess.run(
     [sys.executable, '-c', _USE],
     cwd=tmp_path,

@@ -3,11 +3,10 @@
 import itertools
 import math
 
-import cyclic_poisson_test
 import hypothesis
 import numpy as np
 import pytest
-from gaussian_test import true_delta
+import true_deltas
 from hypothesis import strategies as st
 
 from tff_bandmf import accounting, participation, strategies
@@ -48,7 +47,7 @@ def test_gaussian_runs_compose_exactly(noises, log_delta):
     return
   mu = math.hypot(*(1 / noise for noise in noises))
   # What the arithmetic costs is there, and nothing else.
-  assert true_delta(1 / mu, claim.epsilon) <= delta
+  assert true_deltas.gaussian(1 / mu, claim.epsilon) <= delta
   exact = accounting.gaussian_epsilon(1 / mu, delta)
   assert exact <= claim.epsilon <= exact * 1.001 + claim.slack_epsilon + 1e-6
   assert composed.method == 'exact'
@@ -94,7 +93,7 @@ def test_sampled_runs_are_never_below_the_integral(q, other, noise, second):
   scaled = patterns / [noise, second]
 
   def exact(epsilon):
-    return cyclic_poisson_test.hockey_stick(scaled, weights, 1.0, epsilon, 1001)
+    return true_deltas.mixture(scaled, weights, 1.0, epsilon, 1001)
 
   assert exact(epsilon) <= delta * (1 + 1e-4)
   assert exact(0.98 * epsilon - 0.01) > delta

@@ -8,6 +8,7 @@ import dp_accounting
 import hypothesis
 import numpy as np
 import pytest
+import true_deltas
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from hypothesis import strategies as st
 from scipy import special
@@ -47,43 +48,6 @@ def _closed_form(sigma, q, epsilon):
   if out < 1:
     add = (1 - out) * gaussian(epsilon + math.log(q) - math.log1p(-out))
   return max(remove, add)
-
-
-def hockey_stick(means, weights, sigma, epsilon, points=61):
-  """Returns delta of a Gaussian mixture against N(0, sigma^2), on a grid.
-
-  Args:
-    means: [components, dimensions], of the mixture.
-    weights: [components].
-    sigma: standard deviation.
-    epsilon: of the hockey stick.
-    points: of the grid, in each dimension.
-
-  Returns:
-    The larger of both directions.
-  """
-  axis = [
-    np.linspace(
-      min(0, means[:, d].min()) - 7 * sigma,
-      max(0, means[:, d].max()) + 7 * sigma,
-      points,
-    )
-    for d in range(means.shape[1])
-  ]
-  volume = math.prod(a[1] - a[0] for a in axis)
-  y = np.stack(np.meshgrid(*axis, indexing='ij'), -1).reshape(-1, len(axis))
-
-  def density(mean):
-    return np.exp(-((y - mean) ** 2).sum(-1) / (2 * sigma**2)) / (
-      (2 * math.pi) ** (len(axis) / 2) * sigma ** len(axis)
-    )
-
-  q = density(np.zeros(len(axis)))
-  p = sum(w * density(m) for w, m in zip(weights, means))
-  scale = math.exp(epsilon)
-  return volume * max(
-    np.maximum(p - scale * q, 0).sum(), np.maximum(q - scale * p, 0).sum()
-  )
 
 
 @pytest.mark.parametrize(('epsilon', 'bands', 'sigma'), _PRINTED)
@@ -133,7 +97,7 @@ def test_two_compositions_are_the_integral(epsilon):
   sigma, q = 0.8, 0.3
   patterns = np.array(list(itertools.product([0.0, 1.0], repeat=2)))
   weights = np.prod(np.where(patterns > 0, q, 1 - q), axis=1)
-  exact = hockey_stick(patterns, weights, sigma, epsilon, points=1001)
+  exact = true_deltas.mixture(patterns, weights, sigma, epsilon, points=1001)
   found = accounting.poisson_delta(sigma, q, 2, epsilon)
   assert exact * (1 - 1e-4) <= found <= exact * (1 + 1e-3)
 
@@ -161,7 +125,7 @@ def test_delta_covers_every_client_of_a_signed_strategy(
     signs = itertools.product([1, -1], repeat=len(group) - 1)
     for sign in signs:
       means = (patterns * [1, *sign]) @ matrix[:, group].T
-      exact = hockey_stick(means, weights, sigma, epsilon)
+      exact = true_deltas.mixture(means, weights, sigma, epsilon)
       assert exact <= claimed + 5e-3 * exact + 1e-6
 
 

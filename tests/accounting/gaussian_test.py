@@ -4,9 +4,9 @@ import math
 
 import dp_accounting
 import hypothesis
-import mpmath
 import numpy as np
 import pytest
+import true_deltas
 from hypothesis import strategies as st
 
 from tff_bandmf import accounting
@@ -23,16 +23,6 @@ _SIGMA = [
 ]
 
 _DELTAS = [1e-50, 1e-20, 1e-10, 1e-6, 1e-3, 0.5, 1 - 1e-9]
-
-
-def true_delta(noise_multiplier, epsilon):
-  """Returns delta(epsilon) of the Gaussian mechanism, to 50 digits."""
-  with mpmath.workdps(70):
-    mu = 1 / mpmath.mpf(noise_multiplier)
-    epsilon = mpmath.mpf(epsilon)
-    return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(
-      epsilon
-    ) * mpmath.ncdf(-mu / 2 - epsilon / mu)
 
 
 @pytest.mark.parametrize(('epsilon', 'sigma'), _SIGMA)
@@ -63,19 +53,21 @@ def test_published_accounting_of_a_launched_model():
 def test_epsilon_rounds_up(noise_multiplier):
   for delta in _DELTAS:
     epsilon = accounting.gaussian_epsilon(noise_multiplier, delta)
-    assert true_delta(noise_multiplier, epsilon) <= delta
+    assert true_deltas.gaussian(noise_multiplier, epsilon) <= delta
     if noise_multiplier <= 100 and epsilon > 0 and delta < 0.9:
       # And by next to nothing.
-      assert true_delta(noise_multiplier, epsilon * (1 - 1e-9)) > delta
+      assert (
+        true_deltas.gaussian(noise_multiplier, epsilon * (1 - 1e-9)) > delta
+      )
 
 
 @pytest.mark.parametrize('epsilon', [1e-9, 1e-4, 0.1, 1, 20, 1e3, 1e6])
 def test_noise_multiplier_rounds_up(epsilon):
   for delta in _DELTAS:
     found = accounting.gaussian_noise_multiplier(epsilon, delta)
-    assert true_delta(found, epsilon) <= delta
+    assert true_deltas.gaussian(found, epsilon) <= delta
     if epsilon >= 0.1 and delta < 0.9:
-      assert true_delta(found * (1 - 1e-9), epsilon) > delta
+      assert true_deltas.gaussian(found * (1 - 1e-9), epsilon) > delta
 
 
 def test_delta_rounds_up():
@@ -86,7 +78,7 @@ def test_delta_rounds_up():
     x = rng.uniform(-3, 16)
     epsilon = max(0.0, x / noise_multiplier + 0.5 / noise_multiplier**2)
     found = accounting.gaussian_delta(noise_multiplier, epsilon)
-    true = true_delta(noise_multiplier, epsilon)
+    true = true_deltas.gaussian(noise_multiplier, epsilon)
     assert true <= found <= 1
     if noise_multiplier < 10:
       assert found <= true * (1 + 1e-9)

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import small_aggregator as small
+import small_run
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from tff_bandmf import run
 
 
 @pytest.mark.parametrize('placement', small.PLACEMENTS)
@@ -45,12 +48,16 @@ def test_types_are_those_of_a_dp_factory(placement):
   )
 
 
-@pytest.mark.parametrize('placement', small.PLACEMENTS)
-def test_checks_of_the_graph_are_single_operations(placement):
+@pytest.mark.parametrize('placement', [*small.PLACEMENTS, 'run'])
+def test_checks_of_the_graph_are_single_operations(placement, tmp_path):
   # `tf.debugging.Assert` makes a branch of its own, which takes long to build
   # and to compile, unless it prints strings alone.
-  with small.factory_of(placement) as factory:
-    process = factory.create(small.TYPE)
+  if placement == 'run':
+    with run.Run(tmp_path / 'run', small_run.small_plan()) as mine:
+      process = mine.aggregator.create(small.TYPE)
+  else:
+    with small.factory_of(placement) as factory:
+      process = factory.create(small.TYPE)
   for computation in (process.initialize, process.next):
     proto = tff.framework.ConcreteComputation.get_proto(computation)
     content = proto.SerializeToString()

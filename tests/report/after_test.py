@@ -4,14 +4,14 @@ import json
 import os
 
 import pytest
-import report_test
+import written_run
 
 from tff_bandmf import accounting, report
 
 pytestmark = pytest.mark.slow
 
 
-def _run(folder, after=(), key=None, cohorts=report_test.KEPT, **changes):
+def _run(folder, after=(), key=None, cohorts=written_run.KEPT, **changes):
   """Makes a run that names others; each has its own noise."""
   named = [
     {
@@ -20,7 +20,7 @@ def _run(folder, after=(), key=None, cohorts=report_test.KEPT, **changes):
     }
     for other in after
   ]
-  return report_test.make_run(
+  return written_run.make_run(
     folder,
     cohorts,
     key=key or folder.name.encode(),
@@ -72,7 +72,7 @@ def test_report_claims_the_composition(tmp_path, run_json):
 
 def test_broken_claim_of_a_simulation_comes_before_earlier_runs(tmp_path):
   _run(tmp_path / 'first')
-  early = [[0, 1], [2, 3], [0, 5], *report_test.KEPT[3:]]
+  early = [[0, 1], [2, 3], [0, 5], *written_run.KEPT[3:]]
   _run(tmp_path / 'second', [tmp_path / 'first'], cohorts=early, simulated={})
   written = report.write(tmp_path / 'second')
   assert written['violated']
@@ -117,8 +117,8 @@ def test_predecessors_of_one_name_all_count(tmp_path):
 
 def test_predecessor_that_may_go_on_is_warned_of(tmp_path, run_json):
   first = tmp_path / 'first'
-  make = report_test.make_run
-  make(first, report_test.KEPT[:3], ended=False, key=b'first')
+  make = written_run.make_run
+  make(first, written_run.KEPT[:3], ended=False, key=b'first')
   _run(tmp_path / 'ended')
   _run(tmp_path / 'second', [first, tmp_path / 'ended'])
   written = report.write(tmp_path / 'second')
@@ -168,8 +168,8 @@ def test_runs_before_those_that_are_listed_are_asked_for(tmp_path, run):
 
 def test_unfinished_run_counts_as_planned(run, tmp_path):
   """It may go on, and then it claims what was planned."""
-  planned = report_test.make_run(
-    tmp_path / 'run', report_test.KEPT[:3], ended=False
+  planned = written_run.make_run(
+    tmp_path / 'run', written_run.KEPT[:3], ended=False
   ).epsilon(1e-5)
   _, out, error = run('compose', tmp_path / 'run', '--delta', '1e-5', '--json')
   found = json.loads(out)

@@ -17,7 +17,7 @@ import subprocess
 import families
 import mpmath
 import pytest
-import report_test
+import written_run
 
 from tff_bandmf import accounting, participation, report, strategies
 from tff_bandmf.report import browser_check as check_lib
@@ -178,8 +178,8 @@ def test_series_that_no_theorem_is_about_is_not_recomputed(engine):
   assert [line['ok'] for line in lines] == [None, True, None]
 
 
-def _run(folder, cohorts=report_test.KEPT, noise_multiplier=0.9, **changes):
-  return report_test.make_run(
+def _run(folder, cohorts=written_run.KEPT, noise_multiplier=0.9, **changes):
+  return written_run.make_run(
     folder, cohorts, noise_multiplier, key=folder.name.encode(), **changes
   )
 

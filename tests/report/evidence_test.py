@@ -11,7 +11,7 @@ import sqlite3
 import doctored
 import numpy as np
 import pytest
-from report_test import KEPT, RESULTS, make_run
+from written_run import KEPT, RESULTS, make_run
 
 from tff_bandmf import accounting, report
 from tff_bandmf import ledger as ledger_lib

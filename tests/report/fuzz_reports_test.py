@@ -9,7 +9,7 @@ import fuzzing
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from report_test import KEPT, make_run
+from written_run import KEPT, make_run
 
 from tff_bandmf import report
 from tff_bandmf.run_files import checkpoints

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-import report_test
+import written_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +20,8 @@ _SAID = {
 }
 
 
-def _run(folder, cohorts=report_test.KEPT, **changes):
-  return report_test.make_run(
+def _run(folder, cohorts=written_run.KEPT, **changes):
+  return written_run.make_run(
     folder,
     cohorts,
     key=folder.name.encode(),

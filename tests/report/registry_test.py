@@ -6,7 +6,7 @@ import pathlib
 
 import jsonschema
 import pytest
-import report_test
+import written_run
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,9 +36,9 @@ _ACCESSES = {
 
 
 def _record(folder, **notes):
-  report_test.make_run(
+  written_run.make_run(
     folder,
-    report_test.KEPT,
+    written_run.KEPT,
     unit_of_privacy='one person',
     data='docstrings',
     **notes,
@@ -128,8 +128,8 @@ def test_record_is_of_the_registrys_schema(tmp_path):
 
 
 def test_command_writes_record_and_card(tmp_path, run_json):
-  report_test.make_run(
-    tmp_path / 'run', report_test.KEPT, data='docstrings', **_NOTES, **_ACCESSES
+  written_run.make_run(
+    tmp_path / 'run', written_run.KEPT, data='docstrings', **_NOTES, **_ACCESSES
   )
   run_json('report', str(tmp_path / 'run'), '--public', '--registry', '--card')
   record = yaml.safe_load((tmp_path / 'run/registry.yaml').read_text())

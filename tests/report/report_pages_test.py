@@ -12,7 +12,7 @@ import shutil
 import sys
 
 import pytest
-import report_test
+import written_run
 
 from tff_bandmf import accounting, noise, report
 from tff_bandmf.accounting.arithmetic import cells
@@ -25,12 +25,12 @@ _SECRET = b'\x00sixteen bytes!\xff'
 
 
 def _make_run(
-  directory, cohorts=report_test.KEPT, noise_multiplier=0.6, **changes
+  directory, cohorts=written_run.KEPT, noise_multiplier=0.6, **changes
 ):
   """Writes the files of a run by hand, a secret among them."""
   (directory / 'private').mkdir(parents=True)
   (directory / 'private' / 'noise.key').write_bytes(_SECRET)
-  return report_test.make_run(
+  return written_run.make_run(
     directory,
     cohorts,
     noise_multiplier,
@@ -523,7 +523,7 @@ def test_printed_epsilon_is_never_below_the_computed_one(value):
 
 
 def test_head_has_rho_in_four_digits_and_units_of_the_inverse(tmp_path):
-  spec = report_test.make_run(tmp_path, report_test.KEPT)
+  spec = written_run.make_run(tmp_path, written_run.KEPT)
   report.write(tmp_path)
   head = pages.number(spec.rho, digits=4)
   assert float(head) >= spec.rho and len(head) <= 6
@@ -535,6 +535,6 @@ def test_head_has_rho_in_four_digits_and_units_of_the_inverse(tmp_path):
 
 
 def test_row_of_accounting_is_in_plain_words_for_everybody(tmp_path):
-  report_test.make_run(tmp_path, report_test.KEPT)
+  written_run.make_run(tmp_path, written_run.KEPT)
   text = report.publish([report.of_run(tmp_path)]).content['accounting']
   assert 'rounded up' in text and '_' not in text and 'rho' not in text

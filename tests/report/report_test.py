@@ -1,131 +1,23 @@
 """Tests of the privacy report: it believes files, and only what agrees."""
 
-import dataclasses
-import hashlib
 import itertools
 import json
 import math
 import pathlib
-from collections.abc import Collection
 
 import numpy as np
 import pytest
+from written_run import KEPT, make_run
 
 from tff_bandmf import accounting, participation, report, strategies
-from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.cli import main
-from tff_bandmf.run_files import metrics, run_json
 
 pytestmark = pytest.mark.slow
 
-_ROUNDS = 6
-RESULTS = {'test_accuracy': 0.123, 'test_loss': 5.0, 'parameters': 10}
-
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-  """What `make_run` writes, beside who took part and the keys of `run.json`.
-
-  The noise of `verified` rounds was checked, by default of all; what was
-  enforced is signed in those that are `held`.
-  """
-
-  noise_multiplier: float = 0.6
-  strategy: strategies.Strategy = strategies.BandedToeplitz(
-    _ROUNDS, [1.0, 0.5, 0.4]
-  )
-  schema: participation.Participation = participation.MinSep(3, 2)
-  clients_per_unit: int = 1
-  key: bytes = b'key'
-  measured: bool = True
-  ended: bool = True
-  held: Collection[int] = ()
-  verified: Collection[int] = range(_ROUNDS + 1)
-  burnt: Collection[int] = ()
-
-
-def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
-  """Writes the files of a run by hand; returns the spec.
-
-  `changes` are of `Written`, or of `run.json`.
-  """
-  changes['noise_multiplier'] = noise_multiplier
-  written = Written(
-    **{
-      field.name: changes.pop(field.name)
-      for field in dataclasses.fields(Written)
-      if field.name in changes
-    }
-  )
-  spec = accounting.Guarantee(
-    written.strategy,
-    written.schema,
-    written.noise_multiplier,
-    clients_per_unit=written.clients_per_unit,
-  )
-  identity = [
-    int.from_bytes(hashlib.sha256(written.key + part).digest()[:8], 'big') >> 1
-    for part in (b'run', b'key')
-  ]
-  run = {
-    'format': run_json.RUN_FORMAT,
-    'version': run_json.RUN_VERSION,
-    **{
-      name: f'{value:016x}'
-      for name, value in zip(run_json.IDENTITY_KEYS, identity)
-    },
-    'config': {},
-    'claim': {
-      **spec.to_dict(),
-      'delta': 1e-5,
-      'l2_norm_clip': 0.5,
-      'clients_per_round': 2,
-    },
-    'unit_of_privacy': 'one client',
-    'population': 12,
-    'data': 'some text',
-    'released': 'the model',
-    'not_covered': ['tuning'],
-    'side_releases': ['a count'],
-    **changes,
-  }
-  directory.mkdir(parents=True, exist_ok=True)
-  (directory / report.RUN_FILE).write_text(json.dumps(run))
-  strategies.save(written.strategy, directory / report.STRATEGY_FILE)
-  enforced = run_json.RunRecord.read(directory).enforced_digest(directory)
-  header = 'round,clients,non_finite,fraction,accuracy\n'
-  lines = [
-    f'{t},{len(cohort)},0,0.3,{0.02 * t if t % 2 else ""}\n'
-    for t, cohort in enumerate(cohorts)
-  ]
-  (directory / report.METRICS_FILE).write_text(''.join([header, *lines]))
-  with ledger_lib.Ledger(directory / report.LEDGER_FILE) as ledger:
-    ledger.bind(run=identity[0], noise_key=identity[1])
-    for t, cohort in enumerate(cohorts):
-      row = metrics.row_digest(header, lines[t])
-      ledger.start_round(
-        t, np.array(cohort), enforced if t in written.held else None
-      )
-      ledger.finish_round(
-        t,
-        spec.z_stddev_per_clip * 0.5 if written.measured else None,
-        bytes([t]) * 32,
-        noise_checked=t in written.verified,
-        row=row,
-        flags=['examined'],
-      )
-      if t in written.burnt:
-        ledger.abandon_round(t, row)
-    if written.ended:
-      run_json.write_result(directory, RESULTS, ledger)
-  return spec
-
-
-KEPT = [[0, 1], [2, 3], [4, 5], [0, 6], [2, 7], [4, 8]]
-
 
 @pytest.mark.parametrize(
-  'clients, status', [(KEPT, 0), ([[0, 1], [2, 3], [0, 5], *KEPT[3:]], 1)]
+  'clients, status',
+  [(KEPT, 0), ([[0, 1], [2, 3], [0, 5], *KEPT[3:]], 1)],
 )
 def test_command_says_whether_the_claim_held(tmp_path, run, clients, status):
   make_run(tmp_path, clients)

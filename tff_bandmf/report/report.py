@@ -383,8 +383,9 @@ def _summary(
     )
   # PRIVACY: a reader may quote the summary alone, and take the epsilon of this
   # run for the planned epsilon. If the planned claim does not hold, a sentence
-  # before this epsilon says so.
-  # Guard: run_budget_test.test_report_refuses_the_planned_claim.
+  # before the first epsilon says so.
+  # Guards: run_budget_test.test_report_refuses_the_planned_claim,
+  # after_test.test_broken_claim_of_a_simulation_comes_before_earlier_runs.
   leads += statement.BROKEN * source.claim.violated
   leads += statement.UNCHECKED * source.claim.process_unknown
   rounds = statement.count(numbers['observed']['rounds'], 'round')

@@ -154,7 +154,8 @@ class _Folder:
     self._name = digits(round_index, 8)
     self._file_name = tf.strings.join([self._name, '.noise'])
     # Only strings are printed: with other tensors, `Assert` would build a
-    # `tf.cond`, which takes most of the time of building this graph.
+    # `tf.cond`, which takes long to build and to compile.
+    # aggregator_test.test_checks_of_the_graph_are_single_operations holds this.
     self._printed = [
       tf.strings.as_string(round_index),
       self._path(self._file_name, round_index),
