@@ -3,20 +3,18 @@
 ChaCha20 gives blocks of 64 bytes, and a block gives eight words. Coordinate i
 of row t is computed from the word w[i % 8] of one block:
 
-  w = ChaCha20(key, (i // 8, t)),   eight little-endian integers of 64 bits
-  u = (k + 1/2) 2^-64,              k = w // 2;   0 < u < 1/2
-  z = Phi^-1(u), or -Phi^-1(u) if w is odd
+  w = ChaCha20(key, (i // 8, t, 0)),   eight little-endian integers of 64 bits
+  V = (k + 0.e_1 e_2 ...) 2^-64,       k = w // 2;   0 < V < 1/2
+  z = Phi^-1(V), or -Phi^-1(V) if w is odd
 
-Here Phi is the normal CDF. If k < 2^39, a second word e for the same coordinate
-makes u finer, so that the tail ends at 13 instead of 9 standard deviations:
+Here Phi is the normal CDF, and e_j is the word of the same coordinate and row
+in the block (i // 8, t, j): the binary digits of a real number V. So z is a real
+number, exactly normal, that depends only on key, row and coordinate. A test
+that distinguishes the words from uniform ones would break ChaCha20 [RFC 8439].
 
-  u = (k + (e + 1/2) 2^-64) 2^-64
-
-So z depends only on key, row and coordinate, and not on how a caller divides
-rows and coordinates into pieces. A test that distinguishes the words from
-uniform ones would break ChaCha20 [RFC 8439]. z is not exactly normal, because
-words have 64 bits and float64 rounds; `accounting.arithmetic.cells` bounds the
-privacy cost of this difference.
+`Generator.fill` computes z in float64, from w and, for k < 2^39, from e_1 too.
+It errs by at most `ERROR`, and gives NaN for k = 0. `noise.exact` reads as many
+words as it needs.
 """
 
 from __future__ import annotations
@@ -40,21 +38,23 @@ _Words = Any
 # Number of 64-bit words in a block of ChaCha20. The first coordinate for which
 # a caller asks must be a multiple of this number.
 GROUP = 8
-# PRIVACY: With one word for each u, no |z| would exceed 9.2, and the possible
-# values of large |z| would be far apart. Some rare releases would be possible
-# with a client and impossible without it. Below this k, a second word makes u
-# finer, so that |z| can reach 13.
-# Guard: generator_test.test_tail_has_words_of_its_own.
+# With k below this number, one word leaves too large an error of z.
 EXTENDED_BELOW = 2**39
+# PRIVACY: `producer.blocks` rounds v~ to y where v~ is computed from these z. If
+# an error of z exceeded its bound, y could be another integer than the rounding
+# of the ideal mechanism's v, and the claim would not cover it. The bound is
+# proved: 2^-47 max(1, |z|) for `scipy.special.ndtri`, and 2^-42.4 for the words
+# that are not read.
+# Guard: normal_error_test.test_inverse_cdf_is_within_its_bound.
+ERROR = 2.0**-42
+# Bound of |z| wherever `fill` gives a number: k is 1 at least.
+MOST_DEVIATIONS = 9.25
 
-# Largest |z|, which occurs if both words are 0.
-MOST_DEVIATIONS = -float(scipy.special.ndtri(2.0**-129))
-
-# Last bit of the nonce: 0 for first words w, 1 for second words e.
+# Words of the first stream are w; stream j has the words e_j.
 WORDS, EXTENSIONS = 0, 1
-# Rows and coordinates are below this number, so each fits in its bits of the
-# nonce.
-_MOST = 2**63
+# Coordinates are below the first number, and rows and streams below the second,
+# so each fits in its bits of the nonce.
+_MOST, _MOST_ROWS = 2**63, 2**32
 _ONE, _SIGN_BIT = np.uint64(1), np.uint64(63)
 # Number of coordinates computed at once, so few that they stay in cache.
 _PIECE = 1 << 14
@@ -66,10 +66,8 @@ class Generator:
   **Formal guarantee.**
   Assumption: the key is uniform and secret, and nobody can distinguish
   ChaCha20's words from uniform ones. Statement: nobody can distinguish the
-  z[t, i] from independent numbers, each computed by the formulas of this module
-  from independent uniform words. No two coordinates, rows or streams share a
-  word. Source: [RFC 8439, 2.3] for the block; docs/reference/arithmetic.md,
-  Theorem 2, for the distance from the normal distribution.
+  z[t, i] from independent standard normals. No two coordinates, rows or streams
+  share a word. Source: [RFC 8439, 2.3] for the block.
   """
 
   def __init__(self, key: key_lib.Key):
@@ -81,26 +79,27 @@ class Generator:
     """Returns the words of one row, [count] uint64.
 
     Args:
-      row: row of z, in [0, 2^63).
+      row: row of z, in [0, 2^32).
       start: first coordinate, a multiple of `GROUP`, in [0, 2^63).
       count: number of coordinates, >= 0.
-      stream: `WORDS` for first words, or `EXTENSIONS` for second words.
+      stream: `WORDS` for first words, j in [1, 2^32) for the words e_j.
 
     Raises:
       ValueError: `start` is not a multiple of `GROUP`, or a value is out of
         range.
     """
-    if start % GROUP or not (0 <= row < _MOST and 0 <= start < _MOST):
+    if start % GROUP or not (0 <= row < _MOST_ROWS and 0 <= start < _MOST):
       raise errors.value_error(
         f'start={start}: must be a multiple of {GROUP} in [0, 2^63), and '
-        f'row={row} must be in [0, 2^63); use noise.Stream'
+        f'row={row} must be in [0, 2^32); use noise.Stream'
       )
     # PRIVACY: If two z came from one word, they would be equal, and an attacker
     # could combine releases so that the noise cancels. The nonce has separate
     # bits for the row, the group of coordinates and the stream, so two z never
     # share a word.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
-    block = (start // GROUP) | row << 64 | stream << 127
+    reversed_stream = int(f'{stream:032b}'[::-1], 2)
+    block = (start // GROUP) | row << 64 | reversed_stream << 96
     cipher = ciphers.Cipher(
       algorithms.ChaCha20(self.key.secret, block.to_bytes(16, 'little')), None
     )
@@ -108,6 +107,16 @@ class Generator:
     return np.frombuffer(
       cipher.encryptor().update(bytes(8 * GROUP * groups)), '<u8'
     )[:count]
+
+  def word(self, row: int, coordinate: int, stream: int) -> int:
+    """Returns the word of one coordinate; see `words`."""
+    group, place = divmod(coordinate, GROUP)
+    return int(self.words(row, GROUP * group, GROUP, stream)[place])
+
+  def normal(self, row: int, coordinate: int) -> float:
+    """Returns one z, as `fill` computes it."""
+    group, place = divmod(coordinate, GROUP)
+    return float(self.rows(row, 1, GROUP * group, GROUP)[0, place])
 
   def rows(self, first: int, rows: int, start: int, count: int) -> np.ndarray:
     """Returns z[first : first + rows, start : start + count].
@@ -119,7 +128,7 @@ class Generator:
       count: number of coordinates, >= 0.
 
     Returns:
-      [rows, count] float64, standard normals.
+      [rows, count] float64, standard normals; NaN where k = 0.
 
     Raises:
       ValueError: `start` is not a multiple of `GROUP`, or a value is out of
@@ -150,6 +159,9 @@ class Generator:
       rare = np.flatnonzero(magnitudes < EXTENDED_BELOW)
       extensions = self.words(row, start, len(z), EXTENSIONS)[rare]
       z[rare] = magnitudes[rare] + (extensions + 0.5) * 2.0**-64
+      # No bound of the error holds for k = 0. NaN makes every comparison false,
+      # so that its rounding is decided exactly.
+      z[magnitudes == 0] = np.nan
     z *= 2.0**-64
     scipy.special.ndtri(z, out=z)
     # If a word is odd, the sign of its z is flipped.

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import fractions
 import functools
 from typing import ClassVar, Optional
 
@@ -169,38 +170,40 @@ class BltBuffers(recursion_lib.Buffers):
       np.full(self.memory, 1.0 / scale),
     )
 
+  def reach(self, t: int) -> int:
+    return t % self._period
+
+  def ideal(self, z_steps, t, past, bits=128):
+    # S in multiples of 2^-bits. Each product and each quotient is rounded down,
+    # by less than one multiple, and decays below 1 do not enlarge errors.
+    decays = [fractions.Fraction(float(theta)) for theta in self._blt.theta]
+    buffers = [0] * self.memory
+    start = t - self.reach(t)
+    for s in range(start, t):
+      norm = self._norm(s)
+      y = (int(past[t - 1 - s]) * norm.denominator << bits) // norm.numerator
+      buffers = [
+        decay.numerator * buffer // decay.denominator + y
+        for decay, buffer in zip(decays, buffers)
+      ]
+    weights = [fractions.Fraction(float(omega)) for omega in self._blt.omega]
+    norm = self._norm(t)
+    total = sum(w * b for w, b in zip(weights, buffers))
+    error = 2 * (t - start) * sum(map(abs, weights))
+    return recursion_lib.Ideal(
+      [fractions.Fraction(z_steps) * norm],
+      -norm * total / 2**bits,
+      norm * error / 2**bits,
+    )
+
+  def _norm(self, t: int) -> fractions.Fraction:
+    return fractions.Fraction(float(self.scales[self.phase(t)]))
+
   def _variances(self) -> np.ndarray:
     local = np.cumsum(self._blt.inverse_column(self._period) ** 2)
     if self._norms is not None:
       local = local * self._norms**2
     return local[np.arange(self.rounds) % self._period]
-
-  @functools.cached_property
-  def shift(self) -> float:
-    # PRIVACY: float64 rounds y / a and the buffers. The rounding errors depend
-    # on past releases and shift the noise, so an epsilon for exact arithmetic
-    # would be too small. This method bounds the shift, and the accountant adds
-    # the cost of the bound to epsilon.
-    # Guard: recursion_test.test_shift_bounds_the_error_of_coarse_cells.
-    def largest(weights):
-      # y / a and the buffers are weighted sums of z and of rounding errors of
-      # y / a. Each of these errors is at most half a standard deviation of z.
-      return float(
-        recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
-        + np.sum(np.abs(weights)) / 2
-      )
-
-    column = self._blt.inverse_column(self._period)
-    y = largest(column)
-    error = 0.0
-    for omega, theta in zip(self._blt.omega, self._blt.theta):
-      buffer = largest(scipy.signal.lfilter([1.0], [1.0, -theta], column))
-      rounds = min(self._period, 1 / (1 - theta))
-      # In each round float64 rounds theta * S, the sum and y / a.
-      error += abs(omega) * (
-        rounds * (2 * buffer + 2 * y) + (self.memory + 2) * buffer
-      )
-    return recursion_lib.UNIT * error
 
   @functools.cached_property
   def cut_norm(self) -> float:

@@ -1,33 +1,33 @@
 """Recursions that compute the noise y = C^-1 z round by round.
 
-  y_t = round(z_steps scale_t z_t + m_t),   m_t = readout_t . S_t
-  S_{t+1} = a function of (S_t, y_t)
+  y_t = RN(v_t),   v_t = z_steps sum_j f_tj z_{t-j} + m_t
 
-in units of lattice steps:
+in units of lattice steps, where RN rounds to the nearest integer, exactly:
 
 | symbol  | meaning                                                      |
 |---------|--------------------------------------------------------------|
 | y_t     | integer noise, added to the integer sum of round t           |
-| z_t     | fresh row of unit normals                                    |
+| z_t     | row t of unit normals                                        |
 | z_steps | standard deviation of z, in lattice steps                    |
-| S_t     | memory: `memory` rows of past noise                          |
-| u_t     | (y_t - m_t) / scale_t: z_steps z_t plus a rounding error     |
+| m_t     | weighted sum of past y                                       |
+| S_t     | memory: `memory` rows from which v_t is computed             |
 
-| C                  | S                                | S_{t+1}             |
-|--------------------|----------------------------------|---------------------|
-| of few bands, dense| `PAST_Y`: the last y             | y_t, then S_t       |
-| C^-1 of few bands  | `PAST_U`: the last u             | u_t, then S_t       |
-| BLT                | `BUFFERS`: a decayed sum of y    | theta * S_t + y_t   |
-| online tree        | `BUFFERS`: the noise of a node   | sums of S_t and y_t |
+| C                  | S                                | z in v_t     | m_t  |
+|--------------------|----------------------------------|--------------|------|
+| of few bands, dense| `PAST_Y`: the last y             | z_t          | of y |
+| C^-1 of few bands  | `PAST_Z`: the last z             | the last z   | 0    |
+| BLT                | `BUFFERS`: decayed sums of y     | z_t          | of S |
+| online tree        | `BUFFERS`: the noise of nodes    | z_t          | of S |
 
-S is a function of the rounded past y. So rounded releases are post-processing
-of the Gaussian mechanism of C: given past releases and a guess of the data, the
-release of round t is a rounding of z_t plus row t of C times the data.
+The weights are float64 numbers, and they define C exactly: C is the matrix of
+the real numbers that they are. `Recursion.ideal` gives v_t in exact fractions.
+A producer computes v_t in float64 and bounds its error; where the bound leaves
+the rounding in doubt, `noise.exact` decides it from `Recursion.ideal`.
 
-PRIVACY: This proof assumes that S depends on past y only, and that the noise
-has the C whose sensitivity is computed. Otherwise the claimed epsilon could be
-too small. Every recursion here computes S from y alone, and tests compare its
-noise with C^-1 z.
+PRIVACY: Releases are a function of the Gaussian mechanism of C only if m_t
+depends on past y alone, and if the noise has the C whose sensitivity is
+computed. Otherwise the claimed epsilon could be too small. Every recursion here
+computes m_t from y alone, and tests compare its noise with C^-1 z.
 Guards: recursion_test.test_memory_follows_from_y_alone and
 test_noise_without_rounding_is_that_of_the_matrix.
 """
@@ -35,54 +35,44 @@ test_noise_without_rounding_is_that_of_the_matrix.
 from __future__ import annotations
 
 import abc
+import fractions
 import functools
-import math
-from typing import Any, NamedTuple, Union
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tff_bandmf.strategies import per_query
 
 PAST_Y = 'y'
-PAST_U = 'u'
+PAST_Z = 'z'
 BUFFERS = 'buffers'
 
-# Bits of the fraction of a float64, and of |y|.
-_MANTISSA_BITS, _Y_BITS = 52, 31
-# Bound of |z| plus a rounding error, in standard deviations of z: the words of
-# `noise.generator` give |z| <= 13.11, and the error is at most 0.5. A weighted
-# sum of independent z exceeds 14 of its standard deviations with probability
-# below 2e-44 in one coordinate of a round. `accounting.arithmetic.cells` does
-# not add this to delta: for the same coordinate it adds 7e-33, which is larger.
-MOST_DEVIATIONS = 14.0
 # Largest relative error of one float64 operation.
 UNIT = 2.0**-53
-# Most rounds in one matrix product; see `noise.producer.stream`.
-_BLOCK = 64
 # Rows of weights in memory at one time.
 _ROWS = 4096
 
+Fraction = fractions.Fraction
 
-# A round t: an integer, or an int64 array or tensor.
+# A round t: an integer, or an int64 array.
 Index = Any
 
 
-class Step(NamedTuple):
-  """Weights of one round, float64.
+class Ideal(NamedTuple):
+  """The real number v_t of which y_t is the rounding.
 
-  A `Step` of all phases has arrays with a first dimension [phases].
+    |v_t - sum_j factors[j] z_{t-j} - mean| <= radius
 
   Attributes:
-    scale: scalar, factor of z_steps z_t.
-    readout: [memory], weights of S in m_t.
-    update: [memory, memory], weights of S_t in S_{t+1}; empty for a `Window`.
-    gain: [memory], weights of y_t in S_{t+1}; empty for a `Window`.
+    factors: factors of z_t, z_{t-1}, ...; z_steps is in them.
+    mean: m_t.
+    radius: bound of the error of `mean`, >= 0; 0 if `mean` is exact.
   """
 
-  scale: Union[float, np.ndarray]
-  readout: np.ndarray
-  update: np.ndarray = np.empty(0)
-  gain: np.ndarray = np.empty(0)
+  factors: Sequence[Fraction]
+  mean: Fraction
+  radius: Fraction = Fraction(0)
 
 
 class Recursion(abc.ABC):
@@ -90,11 +80,11 @@ class Recursion(abc.ABC):
 
   Attributes:
     rounds: n.
-    keeps: content of S: `PAST_Y`, `PAST_U` or `BUFFERS`.
+    keeps: content of S: `PAST_Y`, `PAST_Z` or `BUFFERS`.
     memory: number of rows of S, which are zero at the start. In a `Window` the
       latest row is first.
-    phases: number of distinct `Step` values; all rounds of a phase have the
-      same `Step`.
+    phases: number of distinct rounds; all rounds of a phase have the same
+      weights.
     digest: result of `Strategy.digest` for C.
   """
 
@@ -103,24 +93,43 @@ class Recursion(abc.ABC):
   memory: int
   phases: int
   digest: str = ''
+  shift: float = 0.0
+  cut_norm: float = 0.0
+
+  def cells(self, participations: int) -> int:
+    """Returns the maximum number of rounds whose release a client influences.
+
+    Args:
+      participations: k, maximum number of rounds in which a client takes part.
+    """
+    del participations
+    return self.rounds
 
   @abc.abstractmethod
   def phase(self, t: Index) -> Index:
-    """Returns the phase of round t, its index in `table`."""
-
-  @abc.abstractmethod
-  def table(self) -> Step:
-    """Returns the weights of all phases, [phases, ...]."""
-
-  @property
-  @abc.abstractmethod
-  def table_bytes(self) -> int:
-    """Size of `table` in bytes, computed without building the table."""
+    """Returns the phase of round t, in [0, phases)."""
 
   @property
   @abc.abstractmethod
   def scales(self) -> np.ndarray:
     """scale_t = 1 / C[t, t] of each phase, [phases] float64."""
+
+  @abc.abstractmethod
+  def reach(self, t: int) -> int:
+    """Returns the number of past y that m_t depends on, at most t."""
+
+  @abc.abstractmethod
+  def ideal(
+    self, z_steps: float, t: int, past: Sequence[int], bits: int = 128
+  ) -> Ideal:
+    """Returns v_t in exact fractions, or within a stated radius.
+
+    Args:
+      z_steps: standard deviation of z in lattice steps, > 0.
+      t: round, in [0, n).
+      past: y_{t-1}, y_{t-2}, ..., at least `reach(t)` of them.
+      bits: number of bits of fractions that would else grow with t.
+    """
 
   @abc.abstractmethod
   def _variances(self) -> np.ndarray:
@@ -143,56 +152,14 @@ class Recursion(abc.ABC):
       np.max(self.row_norms / self.scales[self.phase(np.arange(self.rounds))])
     )
 
-  @property
-  @abc.abstractmethod
-  def shift(self) -> float:
-    """Bound of |rounding error of m_t in float64| / (z_steps scale_t)."""
-
-  @property
-  @abc.abstractmethod
-  def cut_norm(self) -> float:
-    """Bound of the L2 norm of every column of C' - C.
-
-    C is the strategy matrix. C' is the matrix of the computed noise, whose
-    weights are rounded by `cut` or by float64.
-    """
-
-  @abc.abstractmethod
-  def cells(self, participations: int) -> int:
-    """Returns the maximum number of rounds whose release a client influences.
-
-    Args:
-      participations: k, maximum number of rounds in which a client takes part.
-    """
-
-
-def cut(weights: np.ndarray, most: float) -> np.ndarray:
-  """Returns weights rounded to multiples of 2^-q.
-
-    q = 52 - 31 - ceil(log2(max_t sum_s |w_ts|))
-
-  A sum of 32-bit integers times such weights has at most 53 bits, so float64
-  computes it exactly, in any order, on any device.
-
-  Args:
-    weights: w, [rounds, memory] float64.
-    most: max_t sum_s |w_ts|.
-
-  Returns:
-    [rounds, memory] float64.
-  """
-  q = _MANTISSA_BITS - _Y_BITS - math.ceil(math.log2(max(most, 1.0)))
-  return np.ldexp(np.rint(np.ldexp(weights, q)), -q)
-
 
 class Window(Recursion):
   """Weighted sums over a window of rounds.
 
-    C of few bands:      y_t = (z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
-    C^-1 of few bands:   y_t = C^-1[t, t] z_t + sum_{s>=1} C^-1[t, t-s] u_{t-s}
+    C of few bands:     v_t = (z_steps z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
+    C^-1 of few bands:  v_t = z_steps sum_{s>=0} C^-1[t, t-s] z_{t-s}
 
-  where u_t is z_t + (rounding error of y_t) / scale_t. The weights may differ
-  from round to round.
+  The weights may differ from round to round.
   """
 
   def __init__(self, strategy: Any, period: int):
@@ -204,7 +171,7 @@ class Window(Recursion):
     """
     few = strategy.inverse_bands
     self.rounds = strategy.rounds
-    self.keeps = PAST_Y if few is None else PAST_U
+    self.keeps = PAST_Y if few is None else PAST_Z
     self.memory = (strategy.bands if few is None else few) - 1
     self.phases = min(period, self.rounds)
     self._strategy = strategy
@@ -212,51 +179,44 @@ class Window(Recursion):
   def phase(self, t: Index) -> Index:
     return t % self.phases
 
-  def _rows(self, start: int, stop: int) -> np.ndarray:
-    """Returns rows of C or of C^-1, [stop - start, bands]."""
-    if self.keeps == PAST_U:
+  def rows(self, start: int, stop: int) -> np.ndarray:
+    """Returns rows of C or of C^-1, [stop - start, bands] float64."""
+    if self.keeps == PAST_Z:
       return self._strategy.inverse_band_rows(start, stop)
     return self._strategy.band_rows(start, stop)
 
-  def _uncut(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (scale, readout) of rounds, before `cut` rounds the weights."""
-    rows = self._rows(start, stop)
-    if self.keeps == PAST_U:
-      return rows[:, 0], rows[:, 1:]
-    return 1.0 / rows[:, 0], -rows[:, 1:] / rows[:, :1]
+  def reach(self, t: int) -> int:
+    return min(self.memory, t) if self.keeps == PAST_Y else 0
+
+  def ideal(self, z_steps, t, past, bits=128):
+    del bits  # Every sum is exact.
+    first, *others = map(Fraction, self.rows(t, t + 1)[0, : t + 1])
+    size = Fraction(z_steps)
+    if self.keeps == PAST_Z:
+      return Ideal([size * weight for weight in (first, *others)], Fraction(0))
+    total = sum((w * int(y) for w, y in zip(others, past)), Fraction(0))
+    return Ideal([size / first], -total / first)
 
   def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the weights of rounds start, ..., stop - 1, float64.
+    """Returns the weights of rounds start, ..., stop - 1 in float64.
 
     Returns:
-      scale, [stop - start], and readout, [stop - start, memory].
+      scale, [stop - start], factor of z_steps z_t; and readout, [stop - start,
+      memory], factors of the rows of S, the latest row first; for `PAST_Z` in
+      units of z_steps.
     """
-    scale, readout = self._uncut(start, stop)
-    if self.keeps == PAST_Y and self.memory:
-      readout = cut(readout, self._most)
-    return scale, readout
-
-  def _pieces(self):
-    for start in range(0, self.phases, _ROWS):
-      yield self._uncut(start, min(start + _ROWS, self.phases))
-
-  @functools.cached_property
-  def _most(self) -> float:
-    """max_t sum_s |w_ts|."""
-    return max(
-      float(np.max(np.abs(readout).sum(1))) for _, readout in self._pieces()
-    )
+    rows = self.rows(start, stop)
+    if self.keeps == PAST_Z:
+      return rows[:, 0], rows[:, 1:]
+    return 1.0 / rows[:, 0], -rows[:, 1:] / rows[:, :1]
 
   @functools.cached_property
   def scales(self) -> np.ndarray:
     return np.concatenate([scale for scale, _ in self._pieces()])
 
-  def table(self) -> Step:
-    return Step(*self.weights(0, self.phases))
-
-  @property
-  def table_bytes(self) -> int:
-    return 8 * self.phases * (1 + self.memory)
+  def _pieces(self):
+    for start in range(0, self.phases, _ROWS):
+      yield self.weights(start, min(start + _ROWS, self.phases))
 
   def block(
     self, first: int, rounds: int
@@ -264,7 +224,7 @@ class Window(Recursion):
     """Returns (scale, far, near) of V = scale * Z + far S + near U.
 
     Row r of V is the noise of round first + r before rounding. U holds the y or
-    u of the block's rounds, and S the window before the block.
+    z of the block's rounds, and S the window before the block.
 
     Returns:
       [m], [m, memory] and [m, m] float64 for m = `rounds`; `near` is strictly
@@ -276,7 +236,7 @@ class Window(Recursion):
     return scale, before[:, ::-1], near
 
   def _variances(self) -> np.ndarray:
-    if self.keeps == PAST_U:
+    if self.keeps == PAST_Z:
       variances = np.concatenate(
         [scale**2 + np.sum(readout**2, 1) for scale, readout in self._pieces()]
       )
@@ -285,87 +245,39 @@ class Window(Recursion):
       variances = per_query.of_noise(
         self.phases,
         min(self.memory + 1, self.phases),
-        lambda start, stop: self._kept_rows(start, stop)[:, : self.phases],
+        lambda start, stop: self.rows(start, stop)[:, : self.phases],
       )
     return variances[self.phase(np.arange(self.rounds))]
 
-  def _kept_rows(self, start: int, stop: int) -> np.ndarray:
-    """Returns rows of C', defined in `cut_norm`, for `PAST_Y`."""
-    # PRIVACY: The integer range of the noise and the limits of its self-test
-    # follow from `row_norms`. The noise has the matrix C'. If C is nearly
-    # singular, rows of C^-1 and of C'^-1 have very different norms. With the
-    # norms for C, noise could overflow the range, and the self-test could
-    # accept wrong noise. So the norms are computed from C'.
-    # Guard: recursion_test.test_row_norms_are_those_of_cut_weights.
-    scale, readout = self.weights(start, stop)
-    ones = np.ones((stop - start, 1))
-    return np.hstack([ones, -readout]) / scale[:, np.newaxis]
 
-  @functools.cached_property
-  def shift(self) -> float:
-    # Sums of past y with weights of `cut` are exact.
-    if self.keeps == PAST_Y or not self.memory:
-      return 0.0
-    # The error of u_t comes from a sum of `memory` terms and one division. C
-    # carries the errors of past u into later rounds.
-    most = max(
-      float(np.max(np.abs(readout).sum(1) / scale))
-      for scale, readout in self._pieces()
-    )
-    # `MOST_DEVIATIONS` bounds u_t, z_t plus a rounding error, in units of z.
-    error = MOST_DEVIATIONS * UNIT * ((self.memory + _BLOCK) * most + 3)
-    return error * (1 + most * self._strategy.column_sum())
+class Step(NamedTuple):
+  """Weights of one round of `Buffers`, float64.
 
-  @functools.cached_property
-  def cut_norm(self) -> float:
-    if self.keeps == PAST_U or not self.memory:
-      return 0.0
-    squares = np.zeros(self.phases)
-    for start in range(0, self.phases, _ROWS):
-      stop = min(start + _ROWS, self.phases)
-      change = self._change(start, stop)
-      for s in range(1, self.memory + 1):
-        column = np.arange(start, stop) - s
-        squares[column[column >= 0]] += change[column >= 0, s - 1] ** 2
-    return float(np.sqrt(np.max(squares)))
+    m_t = readout . S_t,   S_{t+1} = update S_t + gain y_t
 
-  def _change(self, start: int, stop: int) -> np.ndarray:
-    """Returns C'[t, t-s] - C[t, t-s], where C' is defined in `cut_norm`.
+  Attributes:
+    scale: factor of z_steps z_t.
+    readout: [memory].
+    update: [memory, memory].
+    gain: [memory].
+  """
 
-    Returns:
-      [stop - start, memory] float64, for s = 1, ..., memory.
-    """
-    scale, readout = self._uncut(start, stop)
-    return (cut(readout, self._most) - readout) / scale[:, np.newaxis]
-
-  def cells(self, participations: int) -> int:
-    if self.keeps == PAST_U:
-      return self.rounds
-    return min(self.rounds, participations * self._strategy.bands)
+  scale: float
+  readout: np.ndarray
+  update: np.ndarray
+  gain: np.ndarray
 
 
 class Buffers(Recursion):
   """Memory of a few sums of past y, which decay or are reset.
 
-    m_t = readout . S,   S <- update S + gain y
-
-  Noise is computed one round at a time, since `block` is for windows only.
+  Attributes:
+    is_exact: whether S holds integers, which float64 adds without error.
   """
 
   keeps = BUFFERS
+  is_exact: bool = False
 
   @abc.abstractmethod
   def step(self, phase: int) -> Step:
     """Returns the weights of a phase."""
-
-  def table(self) -> Step:
-    steps = [self.step(phase) for phase in range(self.phases)]
-    return Step(*map(np.stack, zip(*steps)))
-
-  @property
-  def table_bytes(self) -> int:
-    return 8 * self.phases * (1 + self.memory * (2 + self.memory))
-
-  def cells(self, participations: int) -> int:
-    del participations
-    return self.rounds

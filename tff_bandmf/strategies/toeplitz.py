@@ -156,39 +156,22 @@ class ToeplitzWindow(recursion_lib.Window):
     )
     self._row = series(self.memory + 1)
 
-  def _rows(self, start: int, stop: int) -> np.ndarray:
+  def rows(self, start: int, stop: int) -> np.ndarray:
     return np.broadcast_to(self._row, (stop - start, len(self._row)))
 
-  def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    scale, readout = self._one_round
-    return (
-      np.broadcast_to(scale, stop - start),
-      np.broadcast_to(readout, (stop - start, self.memory)),
-    )
-
-  @functools.cached_property
-  def _one_round(self) -> tuple[np.ndarray, np.ndarray]:
-    return super().weights(0, 1)
-
   def _variances(self) -> np.ndarray:
-    if self.keeps == recursion_lib.PAST_U:
+    if self.keeps == recursion_lib.PAST_Z:
       column = _series(self._row, np.ones(1), self.rounds)
     else:
-      column = _series(np.ones(1), self._kept_rows(0, 1)[0], self.rounds)
+      column = _series(np.ones(1), self._row, self.rounds)
     return np.cumsum(column**2)
 
   @functools.cached_property
   def rho(self) -> float:
-    if self.keeps == recursion_lib.PAST_U:
+    if self.keeps == recursion_lib.PAST_Z:
       return float(np.linalg.norm(self._row) / self.scales[0])
-    energy = _energy(np.ones(1), self._kept_rows(0, 1)[0], self.rounds)
+    energy = _energy(np.ones(1), self._row, self.rounds)
     return math.sqrt(energy) / float(self.scales[0])
-
-  @functools.cached_property
-  def cut_norm(self) -> float:
-    if self.keeps == recursion_lib.PAST_U or not self.memory:
-      return 0.0
-    return float(np.linalg.norm(self._change(0, 1)))
 
 
 class RationalToeplitz(Toeplitz):

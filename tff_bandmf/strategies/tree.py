@@ -12,6 +12,7 @@ each mechanism still has a square, lower-triangular C that gives the same noise;
 
 from __future__ import annotations
 
+import fractions
 import functools
 from typing import TYPE_CHECKING, ClassVar, Optional
 
@@ -202,10 +203,11 @@ class TreeBuffers(recursion_lib.Buffers):
 
     y_t = |w| z_t + sum_{h<H} (a_h - 1) S_h,   S_H <- y_t + sum_{h<H} S_h
 
-  S holds integers and the weights are cut (`recursion.cut`), so all sums are
-  exact. The noise has the covariance of the decoder's noise, and its C is
+  S holds integers. The noise has the covariance of the decoder's noise, and its C is
   `OnlineTree.matrix`.
   """
+
+  is_exact = True
 
   def __init__(self, tree: OnlineTree, rounds: int):
     """Makes the buffers of a run.
@@ -234,8 +236,6 @@ class TreeBuffers(recursion_lib.Buffers):
         siblings *= ratio
       self._scales[height] = np.linalg.norm(own)
       self.readout[height, :height] = siblings - 1.0
-    most = float(np.max(np.abs(self.readout).sum(1), initial=0.0))
-    self._cut = recursion_lib.cut(self.readout, most)
 
   def phase(self, t: recursion_lib.Index) -> recursion_lib.Index:
     local = t % self._period
@@ -259,7 +259,28 @@ class TreeBuffers(recursion_lib.Buffers):
       update[phase, :phase] = 1.0
       gain[phase] = 1.0
     return recursion_lib.Step(
-      float(self._scales[phase]), self._cut[phase], update, gain
+      float(self._scales[phase]), self.readout[phase], update, gain
+    )
+
+  def reach(self, t: int) -> int:
+    return t % self._period
+
+  def ideal(self, z_steps, t, past, bits=128):
+    del bits  # Every sum is exact.
+    nodes = [0] * self.phases
+    start = t - self.reach(t)
+    for s in range(start, t):
+      height = self.phase(s)
+      nodes[height] = int(past[t - 1 - s]) + sum(nodes[:height])
+      nodes[:height] = [0] * height
+    height = self.phase(t)
+    mean = sum(
+      fractions.Fraction(float(weight)) * node
+      for weight, node in zip(self.readout[height], nodes)
+    )
+    scale = fractions.Fraction(float(self._scales[height]))
+    return recursion_lib.Ideal(
+      [fractions.Fraction(z_steps) * scale], fractions.Fraction(mean)
     )
 
   def _variances(self) -> np.ndarray:
@@ -267,19 +288,6 @@ class TreeBuffers(recursion_lib.Buffers):
     v = self._variances_of_nodes[: self.memory]
     by_height = self._scales**2 + self.readout**2 @ v
     return by_height[self.phase(np.arange(self.rounds))]
-
-  @property
-  def shift(self) -> float:
-    return 0.0
-
-  @functools.cached_property
-  def cut_norm(self) -> float:
-    change = np.abs(self._cut - self.readout)
-    # Each column of C has at most one changed weight for each height.
-    return float(
-      np.sqrt(np.sum(np.max(change, 0, initial=0.0) ** 2))
-      / np.min(self._scales)
-    )
 
 
 FAMILIES = (

@@ -1,22 +1,29 @@
 """Blocks of rounds: they compute noise Y from normals Z and earlier rounds.
 
-  Y = round(noise_scale * Z + M)
+  Y = RN(V),   V = noise_scale * Z + M
 
 | symbol | meaning                                                           |
 |--------|-------------------------------------------------------------------|
 | m      | number of rounds of the block                                     |
-| count  | number of coordinates that are computed                           |
+| count  | number of coordinates of the chunk that is computed               |
 | C      | strategy matrix of the mechanism                                  |
-| Z      | [m, count] unit normals                                           |
+| Z      | unit normals of the block's rounds, [m, count]                    |
 | Y      | [m, count] noise of the block in lattice steps; y is one row      |
 | M      | [m, count] means: weighted sums of the memory and of earlier rows |
 |        | of the block                                                      |
 | S      | memory of the recursion before the block                          |
-| U      | [m, count] rows that the block writes to the memory of a window   |
+| RN     | rounding to the nearest integer                                   |
+| e      | bound of the error of a row of V in float64                       |
 
-The memory of a `WindowBlock` is a ring: round u is in row u modulo the number
-of rows. The memory of a `BufferBlock` consists of buffers: weighted sums of
-past y. `Block` defines noise_scale. Noise is in steps of `noise.lattice`.
+V is a real number, `recursion.Ideal`, and float64 computes it with an error of
+at most e. A coordinate is in doubt unless V is further than e from the nearest
+half-integer; `exact.Rounding` decides the coordinates in doubt. So Y is RN of
+the real V, to the bit. docs/reference/arithmetic.md derives the bounds; they
+hold for every order of the sums, and with fused multiplications too.
+
+The memory of a window is a ring: round u is in row u modulo the number of rows.
+The memory of a `BufferBlock` consists of buffers: weighted sums of past y.
+Noise is in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -25,11 +32,11 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
-from tff_bandmf.noise import generator as generator_lib
+from tff_bandmf.noise import exact, generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Number of rounds of a group. A block is computed group by group: one matrix
@@ -41,7 +48,13 @@ _PIECE = 512
 # PRIVACY: If |y| exceeded this bound, y could wrap around in 32 bits, the noise
 # would not be C^-1 z, and epsilon would not hold. A block with such a y fails.
 # Guard: stream_test.test_noise_out_of_range_is_refused.
-_LARGEST = 2.0**31 - 1
+_LARGEST = 2**31 - 1
+# Integers up to this bound are exact in float64, and so are their sums.
+_EXACT = 2.0**52
+# u with a margin for the rounding of the bounds themselves.
+_U = recursion_lib.UNIT * (1 + 2.0**-20)
+# Replaced by tests, which make the bounds wrong.
+_MARGIN = 1.0
 
 
 class Workspace:
@@ -64,20 +77,89 @@ class Workspace:
     return self._arrays[name][:size].reshape(shape)
 
 
+class Chunk(NamedTuple):
+  """A range of coordinates, with what a block needs to compute them.
+
+  Attributes:
+    start: first coordinate, a multiple of `generator.GROUP`.
+    memory: [memory rows, count], S; updated.
+    bounds: float64, updated. Of a window of y: [memory rows], the largest
+      absolute value of each row of the memory. Of buffers: [memory rows], a
+      bound of the error of each row. Else empty.
+    rounding: decides the coordinates in doubt.
+    work: arrays for intermediate results.
+  """
+
+  start: int
+  memory: np.ndarray
+  bounds: np.ndarray
+  rounding: exact.Rounding
+  work: Workspace
+
+  def round(
+    self,
+    v: np.ndarray,
+    y: np.ndarray,
+    bound: Callable[[float], float],
+    decide: Callable[[int], int],
+    most: float = 0.0,
+  ) -> float:
+    """Rounds one row of V to y, exactly, and returns a bound of |y|.
+
+    Args:
+      v: [count] float64, a row of V; overwritten.
+      y: [count] float64, overwritten.
+      bound: function from a bound of |y| to e.
+      decide: function from a column of the chunk to the y of this column.
+      most: bound of |v| where v is a number; 0 means that none is known.
+
+    Raises:
+      OverflowError: a value of y may not fit in 32 bits.
+    """
+    np.rint(v, out=y)
+    np.subtract(v, y, out=v)
+    # A decision in doubt moves y by at most 1.
+    largest = 1 + (most or _largest(y))
+    # PRIVACY: If y were not the rounding of the ideal mechanism's v, releases
+    # would not be a function of that mechanism, and epsilon would not hold.
+    # Coordinates whose rounding the error of v could change are decided
+    # exactly, before later rounds are computed from y. NaN is in doubt.
+    # Guard: exact_noise_test.test_noise_is_the_rounding_of_the_ideal.
+    limit = 0.5 - _MARGIN * bound(largest)
+    if not max(v.max(initial=0.0), -v.min(initial=0.0)) < limit:
+      for column in np.flatnonzero(~(np.abs(v) < limit)):
+        y[column] = decide(int(column))
+      largest = max(largest, _largest(y))
+    # PRIVACY: see `_LARGEST`.
+    if not largest <= _LARGEST:
+      raise OverflowError('noise: a value left the range of 32 bits')
+    return largest
+
+
+def _largest(row: np.ndarray) -> float:
+  """Returns the maximum of |row|; NaN counts as 0."""
+  largest = max(row.max(initial=0.0), -row.min(initial=0.0))
+  if np.isnan(largest):
+    return float(np.nanmax(np.abs(row), initial=0.0))
+  return float(largest)
+
+
 @dataclasses.dataclass(frozen=True)
 class Block(abc.ABC):
   """Consecutive rounds whose noise is computed together.
 
   Attributes:
     first: first round of the block, >= 0.
-    noise_scale: [m] float64, z_steps scale_t for each round t: the standard
-      deviation of noise_scale * Z in lattice steps.
+    noise_scale: [m] float64, factor of the normals that `advance` takes: the
+      standard deviation of noise_scale * Z in lattice steps, or 1.
     row: row of a window's ring that the block writes first; 0 for buffers.
+    earlier: number of rounds before `first` whose normals `advance` takes too.
   """
 
   first: int
   noise_scale: np.ndarray
   row: int
+  earlier: int
 
   @property
   def rounds(self) -> int:
@@ -85,47 +167,41 @@ class Block(abc.ABC):
     return len(self.noise_scale)
 
   @abc.abstractmethod
-  def advance(
-    self, z: np.ndarray, memory: np.ndarray, output: np.ndarray, work: Workspace
-  ) -> None:
+  def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
     """Computes Y of the block and updates the memory.
 
     If the memory is a ring of past y, only `output` is written. The caller must
     then pass the m rows of the ring from `row` on as `output`.
 
     Args:
-      z: [m, count] float64, noise_scale * Z; overwritten.
-      memory: [memory rows, count], S; updated.
+      z: [earlier + m, count] float64, noise_scale * Z; overwritten.
       output: [m, count] int32; overwritten with Y.
-      work: arrays for intermediate results.
+      chunk: the coordinates, and their memory.
 
     Raises:
-      OverflowError: a value of y does not fit in 32 bits or, in a block without
-        memory, the largest possible |y| does not fit.
+      OverflowError: a value of y does not fit in 32 bits.
     """
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowBlock(Block):
-  """A block of the recursion `recursion.Window`; see `Window.block`.
+class PastYBlock(Block):
+  """A block of a `recursion.Window` that keeps y.
 
-    V = noise_scale * Z + far S + near U,   Y = round(V)
+    V = noise_scale * Z + far S + near Y
 
-  S holds the rows of the ring. The block overwrites m of them with U.
+  S holds the rows of the ring. The block overwrites m of them with Y.
 
   Attributes:
-    feeds_y: whether U = Y; otherwise U = (Y - (V - noise_scale * Z)) / scale.
-    scale: [m] float64, scale_t of each round t, see `recursion.Step`.
     far: [m, rows of the ring] float64, weights of the rounds before the block.
       Column j is for row j of the ring.
     near: [m, m] float64, weights of the block's own rounds, strictly
       lower-triangular.
+    terms: b, number of rounds of the window.
   """
 
-  feeds_y: bool
-  scale: np.ndarray
   far: np.ndarray
   near: np.ndarray
+  terms: int
 
   @classmethod
   def of(
@@ -134,7 +210,7 @@ class WindowBlock(Block):
     z_steps: float,
     rounds: range,
     ring_rows: int,
-  ) -> WindowBlock:
+  ) -> PastYBlock:
     """Returns the block of consecutive rounds; round u is in row u % ring_rows.
 
     Args:
@@ -142,59 +218,74 @@ class WindowBlock(Block):
       z_steps: standard deviation of z in lattice steps, > 0.
       rounds: the rounds of the block.
       ring_rows: number of rows of the ring, >= `window.memory`, and a multiple
-        of the number of rounds of a block, apart from a shorter last block; 0
-        if there is no memory.
+        of the number of rounds of a block, apart from a shorter last block.
     """
-    first = rounds.start
-    scale, near_far, near = window.block(first, len(rounds))
-    far = np.zeros((len(rounds), ring_rows))
-    row = 0
-    if ring_rows:
-      row = first % ring_rows
-      far[:, (first - 1 - np.arange(window.memory)) % ring_rows] = near_far
+    scale, near_far, near = window.block(rounds.start, len(rounds))
+    far, row = _in_ring(near_far, rounds.start, ring_rows)
     return cls(
-      first,
-      z_steps * scale,
-      row,
-      window.keeps == recursion_lib.PAST_Y,
-      scale,
-      far,
-      near,
+      rounds.start, z_steps * scale, row, 0, far, near, window.memory
     )
 
-  def advance(
-    self, z: np.ndarray, memory: np.ndarray, output: np.ndarray, work: Workspace
-  ) -> None:
-    y, ring = z, memory
-    if not len(ring):
-      # Without memory, only the largest possible |y| is checked.
-      checked(generator_lib.MOST_DEVIATIONS * self.noise_scale)
-      output[:] = np.rint(z, out=y)
-      return
-    mean = self._mean_of_past(ring, work)
-    # PRIVACY: Released sums contain the rounded y. If later rounds were
-    # computed from y before rounding, the noise would not be C^-1 z, and
-    # epsilon would not hold. They are computed from the rounded y.
-    # Guard: stream_test.test_noise_is_that_of_the_recursion.
-    fed = y if self.feeds_y else work.array('fed', z.shape)
+  def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
+    mean = self._mean_of_past(chunk) if self.terms else z
+    y = chunk.work.array('y', z.shape)
+    # Bounds of sum_s |w_ts| |y_s|, over the ring and over the block.
+    sizes = np.abs(self.far) @ chunk.bounds
+    largest = np.zeros(self.rounds)
+    # Without memory, v is a normal times a constant.
+    most = np.zeros(self.rounds)
+    if not self.terms:
+      most += generator_lib.MOST_DEVIATIONS * self.noise_scale
     for start in range(0, self.rounds, _TOGETHER):
       stop = min(start + _TOGETHER, self.rounds)
-      if start:
-        mean[start:stop] += self.near[start:stop, :start] @ fed[:start]
+      if start and self.terms:
+        mean[start:stop] += self.near[start:stop, :start] @ y[:start]
       for r in range(start, stop):
-        if r > start:
-          mean[r] += self.near[r, start:r] @ fed[start:r]
-        y[r] += mean[r]
-        np.rint(y[r], out=y[r])
-        if not self.feeds_y:
-          np.subtract(y[r], mean[r], out=fed[r])
-          fed[r] /= self.scale[r]
-      output[start:stop] = checked(y[start:stop])
-    if not self.feeds_y:
-      ring[self.row : self.row + self.rounds] = fed
+        if r > start and self.terms:
+          mean[r] += self.near[r, start:r] @ y[start:r]
+        if self.terms:
+          z[r] += mean[r]
+        size = sizes[r] + np.abs(self.near[r, :r]) @ largest[:r]
+        # PRIVACY: Released sums contain the rounded y. If later rounds were
+        # computed from y before rounding, the noise would not be C^-1 z, and
+        # epsilon would not hold. They are computed from the rounded y.
+        # Guard: stream_test.test_noise_is_that_of_the_recursion.
+        largest[r] = chunk.round(
+          z[r],
+          y[r],
+          functools.partial(self._error, self.noise_scale[r], size),
+          functools.partial(self._decide, r, y, chunk),
+          most[r],
+        )
+      output[start:stop] = y[start:stop]
+    if len(chunk.bounds):
+      chunk.bounds[self.row : self.row + self.rounds] = largest
 
-  def _mean_of_past(self, ring: np.ndarray, work: Workspace) -> np.ndarray:
+  def _error(self, noise_scale: float, size: float, largest: float) -> float:
+    """Returns e of a round.
+
+    Args:
+      noise_scale: standard deviation of the fresh noise in lattice steps.
+      size: bound of sum_s |w_ts| |y_s|.
+      largest: bound of |y_t|.
+    """
+    return noise_scale * generator_lib.ERROR * (1 + 2.0**-20) + _U * (
+      (self.terms + 6) * size + 6 * largest + 6
+    )
+
+  def _decide(self, r: int, y: np.ndarray, chunk: Chunk, column: int) -> int:
+    """Returns y of round r of the block for a column in doubt."""
+    rows = len(chunk.memory)
+    past = [int(value) for value in y[:r, column][::-1]]
+    past += [
+      int(chunk.memory[(self.row - s) % rows, column])
+      for s in range(1, min(self.terms, self.first + r) - r + 1)
+    ]
+    return chunk.rounding.decide(self.first + r, chunk.start + column, past)
+
+  def _mean_of_past(self, chunk: Chunk) -> np.ndarray:
     """Returns far S, [m, count] float64."""
+    ring, work = chunk.memory, chunk.work
     mean = work.array('mean', (self.rounds, ring.shape[1]))
     for start in range(0, ring.shape[1], _PIECE):
       piece = ring[:, start : start + _PIECE]
@@ -205,14 +296,117 @@ class WindowBlock(Block):
 
 
 @dataclasses.dataclass(frozen=True)
+class PastZBlock(Block):
+  """A block of a `recursion.Window` that keeps z, or makes z again.
+
+    V = far S + near Z
+
+  If the memory keeps z, S holds the rows of the ring, and the block overwrites m
+  of them with Z. Else there is no ring, and Z begins with the rounds before the
+  block.
+
+  Attributes:
+    far: [m, rows of the ring] float64, weights of the rounds before the block.
+    near: [m, earlier + m] float64, weights of the rows of Z.
+    errors: [m] float64, e of each round.
+    most: [m] float64, bound of |v| of each round.
+  """
+
+  far: np.ndarray
+  near: np.ndarray
+  errors: np.ndarray
+  most: np.ndarray
+
+  @classmethod
+  def of(
+    cls,
+    window: recursion_lib.Window,
+    z_steps: float,
+    rounds: range,
+    ring_rows: int,
+  ) -> PastZBlock:
+    """Returns the block of consecutive rounds; see `PastYBlock.of`.
+
+    Args:
+      window: recursion of the strategy matrix C.
+      z_steps: standard deviation of z in lattice steps, > 0.
+      rounds: the rounds of the block.
+      ring_rows: number of rows of the ring; 0 to make past z again.
+    """
+    first, m = rounds.start, len(rounds)
+    scale, before, near = window.block(first, m)
+    near = near + np.diag(scale)
+    sizes = z_steps * (np.abs(before).sum(1) + np.abs(near).sum(1))
+    errors = sizes * (
+      generator_lib.ERROR * (1 + 2.0**-20)
+      + (window.memory + 5) * _U * generator_lib.MOST_DEVIATIONS
+    )
+    earlier = 0
+    if ring_rows:
+      far, row = _in_ring(before, first, ring_rows)
+    else:
+      far, row = np.zeros((m, 0)), 0
+      earlier = min(window.memory, first)
+      near = np.hstack([before[:, :earlier][:, ::-1], near])
+    return cls(
+      first,
+      np.ones(m),
+      row,
+      earlier,
+      z_steps * far,
+      z_steps * near,
+      errors,
+      sizes * (generator_lib.MOST_DEVIATIONS + 1),
+    )
+
+  def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
+    v = chunk.work.array('v', (self.rounds, z.shape[1]))
+    np.matmul(self.near, z, out=v)
+    if len(chunk.memory):
+      v += self.far @ chunk.memory
+      chunk.memory[self.row : self.row + self.rounds] = z
+    y = chunk.work.array('y', v.shape)
+    for r in range(self.rounds):
+      t = self.first + r
+      chunk.round(
+        v[r],
+        y[r],
+        lambda _, r=r: self.errors[r],
+        lambda column, t=t: chunk.rounding.decide(t, chunk.start + column, ()),
+        self.most[r],
+      )
+    output[:] = y
+
+
+def _in_ring(
+  before: np.ndarray, first: int, ring_rows: int
+) -> tuple[np.ndarray, int]:
+  """Returns weights by rows of the ring, and the row of round `first`.
+
+  Args:
+    before: [m, memory] weights of the rounds first - memory, ..., first - 1,
+      the latest first.
+    first: first round of the block.
+    ring_rows: number of rows of the ring, or 0.
+  """
+  far = np.zeros((len(before), ring_rows))
+  if not ring_rows:
+    return far, 0
+  far[:, (first - 1 - np.arange(before.shape[1])) % ring_rows] = before
+  return far, first % ring_rows
+
+
+@dataclasses.dataclass(frozen=True)
 class BufferBlock(Block):
   """A block of the recursion `recursion.Buffers`, computed round by round.
 
   Attributes:
     steps: [m] the weights of each round.
+    is_exact: whether the buffers hold integers.
   """
 
   steps: Sequence[recursion_lib.Step]
+  is_exact: bool
 
   @classmethod
   def of(
@@ -227,19 +421,31 @@ class BufferBlock(Block):
     """
     steps = [buffers.step(int(buffers.phase(t))) for t in rounds]
     noise_scale = z_steps * np.array([step.scale for step in steps])
-    return cls(rounds.start, noise_scale, 0, steps)
+    return cls(rounds.start, noise_scale, 0, 0, steps, buffers.is_exact)
 
   @functools.cached_property
   def _split_steps(self) -> list[_Step]:
-    return list(map(_Step.of, self.steps))
+    return list(map(_Step, self.steps))
 
-  def advance(
-    self, z: np.ndarray, memory: np.ndarray, output: np.ndarray, work: Workspace
-  ) -> None:
-    y = z
+  def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
+    memory, errors = chunk.memory, chunk.bounds.tolist()
+    y = chunk.work.array('y', z.shape)
+    # Bounds of the rows of the memory: observed once, then carried along.
+    sizes = [_largest(row) for row in memory]
     for r, step in enumerate(self._split_steps):
-      y[r] += step.readout @ memory
-      np.rint(y[r], out=y[r])
+      t = self.first + r
+      z[r] += step.readout @ memory
+      fixed = self.noise_scale[r] * generator_lib.ERROR * (1 + 2.0**-20) + sum(
+        weight
+        * (error * (1 + 2.0**-20) + _U * (len(memory) + 6) * size)
+        for weight, error, size in zip(step.weights, errors, sizes)
+      )
+      largest = chunk.round(
+        z[r],
+        y[r],
+        lambda largest, fixed=fixed: fixed + _U * (6 * largest + 6),
+        lambda column, t=t: chunk.rounding.replay(t, chunk.start + column),
+      )
       if len(step.mixed):
         mixed = step.mix @ memory
       memory *= step.decay
@@ -247,14 +453,21 @@ class BufferBlock(Block):
         memory[buffer] += step.gain[buffer] * y[r]
       if len(step.mixed):
         memory[step.mixed] += mixed
-    output[:] = checked(y)
+      before, sizes = sizes, step.sizes(sizes, largest)
+      if not self.is_exact:
+        errors = step.errors(errors, before, sizes, largest)
+      elif not max(sizes, default=0.0) < _EXACT:
+        raise OverflowError('noise: a value left the range of 52 bits')
+    chunk.bounds[:] = errors
+    output[:] = y
 
 
-class _Step(NamedTuple):
+class _Step:
   """A `recursion.Step` with its update matrix as a diagonal plus a remainder.
 
   Attributes:
     readout: [memory] float64, weights of the buffers in the mean.
+    weights: absolute values of `readout`.
     decay: [memory, 1] float64, diagonal of the update matrix.
     mixed: [mixed] indices of the buffers that get sums of other buffers.
     mix: [mixed, memory] float64, rows `mixed` of the update matrix with zeros
@@ -263,37 +476,58 @@ class _Step(NamedTuple):
     gain: [memory] float64, weights of y in the buffers.
   """
 
-  readout: np.ndarray
-  decay: np.ndarray
-  mixed: np.ndarray
-  mix: np.ndarray
-  fed: np.ndarray
-  gain: np.ndarray
-
-  @classmethod
-  def of(cls, step: recursion_lib.Step) -> _Step:
+  def __init__(self, step: recursion_lib.Step):
     decay = np.diag(step.update)
     others = step.update - np.diag(decay)
-    mixed = np.flatnonzero(others.any(1))
-    return cls(
-      step.readout,
-      decay[:, np.newaxis].copy(),
-      mixed,
-      others[mixed],
-      np.flatnonzero(step.gain),
-      step.gain,
-    )
+    self.readout = step.readout
+    self.weights = np.abs(step.readout).tolist()
+    self.decay = decay[:, np.newaxis].copy()
+    self.mixed = np.flatnonzero(others.any(1))
+    self.mix = others[self.mixed]
+    self.fed = np.flatnonzero(step.gain)
+    self.gain = step.gain
+    self._decays = np.abs(decay).tolist()
+    self._gains = np.abs(step.gain).tolist()
+    self._mixes = list(zip(self.mixed.tolist(), np.abs(self.mix).tolist()))
 
+  def sizes(self, before: list[float], largest: float) -> list[float]:
+    """Returns bounds of the memory's rows after a round.
 
-def checked(y: np.ndarray) -> np.ndarray:
-  """Returns y if no absolute value exceeds 2^31 - 1.
+    Args:
+      before: bounds of the rows before the round.
+      largest: bound of |y_t|.
+    """
+    sizes = [
+      (1 + 2.0**-20) * (decay * size + gain * largest)
+      for decay, gain, size in zip(self._decays, self._gains, before)
+    ]
+    for buffer, weights in self._mixes:
+      sizes[buffer] += (1 + 2.0**-20) * sum(
+        weight * size for weight, size in zip(weights, before)
+      )
+    return sizes
 
-  Args:
-    y: array of any shape, in lattice steps.
+  def errors(
+    self,
+    errors: list[float],
+    before: list[float],
+    after: list[float],
+    largest: float,
+  ) -> list[float]:
+    """Returns bounds of the errors of decaying buffers after a round.
 
-  Raises:
-    OverflowError: an absolute value exceeds 2^31 - 1, or a value is NaN.
-  """
-  if y.size and not max(y.max(), -y.min()) <= _LARGEST:
-    raise OverflowError('noise: a value left the range of 32 bits')
-  return y
+      E <- decay E + u (2 decay |S| + 2 gain |y| + |S'|)
+
+    Args:
+      errors: bounds of the errors before the round.
+      before: bounds of the rows before the round, |S|.
+      after: bounds of the rows after the round, |S'|.
+      largest: bound of |y_t|.
+    """
+    return [
+      (1 + 4 * _U) * decay * error
+      + _U * (2 * decay * size + 2 * gain * largest + new)
+      for decay, gain, error, size, new in zip(
+        self._decays, self._gains, errors, before, after
+      )
+    ]

@@ -18,6 +18,7 @@ from typing import Optional
 import numpy as np
 
 from tff_bandmf import _blas
+from tff_bandmf.noise import exact
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise.producer import blocks
 from tff_bandmf.noise.producer import chunks as chunks_lib
@@ -29,7 +30,7 @@ class Layout:
   """The sizes of a maker's memory and of its chunks.
 
   Attributes:
-    keeps: content of the memory: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
+    keeps: content of the memory: `recursion.PAST_Y`, `PAST_Z` or `BUFFERS`.
     memory_rows: number of rows of the memory, >= 0; a multiple of
       `block_rounds` for a window.
     block_rounds: maximum number of rounds of a block, > 0.
@@ -65,28 +66,43 @@ class Maker(contextlib.AbstractContextManager):
   The memory is zero at first, and is freed at the end of the `with` statement.
   """
 
-  def __init__(self, layout: Layout, generator: generator_lib.Generator):
+  def __init__(
+    self,
+    layout: Layout,
+    generator: generator_lib.Generator,
+    rounding: exact.Rounding,
+  ):
+    """Initializes the parts that all makers have.
+
+    Args:
+      layout: sizes of the memory and of the chunks.
+      generator: generator of the normals of the key.
+      rounding: decides the coordinates in doubt.
+    """
     self._layout = layout
     self._generator = generator
+    self._rounding = rounding
 
   def _draw(
     self, i: int, block: blocks.Block, work: blocks.Workspace
   ) -> np.ndarray:
-    """Returns noise_scale * Z of a block for one chunk, [m, count] float64.
-
-    The block has m rounds, and the chunk has `count` coordinates.
+    """Returns noise_scale * Z of a block for one chunk.
 
     Args:
       i: index of the chunk.
       block: the block.
       work: arrays for intermediate results. The result is one of these arrays.
+
+    Returns:
+      [earlier + m, count] float64 for a block of m rounds and a chunk of
+      `count` coordinates. Rows before the block have no factor.
     """
     layout = self._layout
-    z = work.array('z', (block.rounds, layout.count(i)))
+    rows = block.earlier + block.rounds
+    z = work.array('z', (rows, layout.count(i)))
     start = layout.coordinates.start + layout.starts[i]
-    for r, scale in enumerate(block.noise_scale):
-      self._generator.fill(z[r : r + 1], block.first + r, start)
-      z[r] *= scale
+    self._generator.fill(z, block.first - block.earlier, start)
+    z[block.earlier :] *= block.noise_scale[:, np.newaxis]
     return z
 
   @abc.abstractmethod
@@ -114,6 +130,7 @@ class Host(Maker):
     self,
     layout: Layout,
     generator: generator_lib.Generator,
+    rounding: exact.Rounding,
     max_memory_bytes: Optional[int],
   ):
     """Allocates the memory of the layout, and arrays for y of a block.
@@ -121,6 +138,7 @@ class Host(Maker):
     Args:
       layout: sizes of the memory and of the chunks.
       generator: generator of the normals of the key.
+      rounding: decides the coordinates in doubt.
       max_memory_bytes: maximum number of bytes of past noise in memory, > 0,
         see `chunks.Chunks`; None means no limit. If past noise does not contain
         y of the latest block, this y may take as many bytes again.
@@ -129,7 +147,7 @@ class Host(Maker):
       OSError: the disk has too little space for past noise.
       ValueError: the host has too little free memory for past noise.
     """
-    super().__init__(layout, generator)
+    super().__init__(layout, generator, rounding)
     self._work = blocks.Workspace()
     # If the memory is a ring of past y, a block writes its y to the ring.
     self._in_ring = (
@@ -144,6 +162,8 @@ class Host(Maker):
       return chunks_lib.Chunks(rows, sizes, dtype, max_memory_bytes)
 
     self._memory = chunks(layout.memory_rows, layout.dtype)
+    # `blocks.Chunk.bounds` of each chunk.
+    self._bounds = np.zeros((len(sizes), layout.memory_rows))
     self._out = (
       self._memory if self._in_ring else chunks(layout.block_rounds, np.int32)
     )
@@ -160,7 +180,14 @@ class Host(Maker):
         z = self._draw(i, block, self._work)
         # Get the arrays of one chunk at a time: an array in a file is mapped
         # into memory as long as this method holds it.
-        block.advance(z, self._memory[i], self._rows(i), self._work)
+        chunk = blocks.Chunk(
+          self._layout.coordinates.start + self._layout.starts[i],
+          self._memory[i],
+          self._bounds[i],
+          self._rounding,
+          self._work,
+        )
+        block.advance(z, self._rows(i), chunk)
         yield
 
   def _rows(self, i: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tff_bandmf import _checks, errors
+from tff_bandmf.noise import exact
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.producer import blocks, makers
@@ -127,6 +128,7 @@ class Stream:
     self.block_rounds = min(recursion.rounds, _block_rounds(recursion.memory))
     self.identifier = identify(key, recursion, dimension, self.z_steps)
     self._generator = generator_lib.Generator(key)
+    self._rounding = exact.Rounding(recursion, self.z_steps, self._generator)
     self._max_memory_bytes = max_memory_bytes
     self._backend = backend
     self._devices, self.kind = _known(backend, devices)
@@ -167,9 +169,12 @@ class Stream:
     for first in range(0, recursion.rounds, m):
       rounds = range(first, min(first + m, recursion.rounds))
       if isinstance(recursion, recursion_lib.Window):
-        yield blocks.WindowBlock.of(
-          recursion, self.z_steps, rounds, self._memory_rows
+        kind = (
+          blocks.PastYBlock
+          if recursion.keeps == recursion_lib.PAST_Y
+          else blocks.PastZBlock
         )
+        yield kind.of(recursion, self.z_steps, rounds, self._memory_rows)
       else:
         assert isinstance(recursion, recursion_lib.Buffers)
         yield blocks.BufferBlock.of(recursion, self.z_steps, rounds)
@@ -184,7 +189,9 @@ class Stream:
       _CHUNK if self._backend == NUMPY else _GRID,
     )
     if self._backend == NUMPY:
-      return makers.Host(layout, self._generator, self._max_memory_bytes)
+      return makers.Host(
+        layout, self._generator, self._rounding, self._max_memory_bytes
+      )
     return _module(self._backend).Devices(
       layout, self._generator, self._devices
     )

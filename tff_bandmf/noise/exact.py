@@ -1,0 +1,186 @@
+"""Exact noise: y_t = RN(v_t), decided from as many words as it takes.
+
+| symbol | meaning                                                          |
+|--------|------------------------------------------------------------------|
+| w      | first word of a coordinate of a round: a number k and a sign     |
+| e_1, .. | further words of the same coordinate and round                  |
+| V      | (k + 0.e_1 e_2 ...) / 2^64, a number in (0, 1/2)                 |
+| z      | -Phi^-1(V) if the sign bit is 1, else Phi^-1(V)                  |
+| v_t    | the real number `Recursion.ideal`, a weighted sum of z and past y |
+| RN(v)  | floor(v + 1/2)                                                   |
+
+`producer.blocks` computes v_t in float64 with a bound of its error. Where the
+bound leaves the rounding in doubt, `Rounding` decides it: an interval that holds
+v_t gets narrower with every further word, until all of it rounds to one integer.
+
+Neither the number of these decisions nor their time is logged, since both
+depend on the noise.
+"""
+
+from __future__ import annotations
+
+import fractions
+from collections.abc import Sequence
+from typing import Any
+
+import mpmath
+import numpy as np
+import scipy.special
+
+from tff_bandmf.noise import generator as generator_lib
+from tff_bandmf.strategies import recursion as recursion_lib
+
+# Number of further words of a coordinate of a round. All of them are needed
+# with a probability below 2^-400.
+_FURTHER_WORDS = 8
+# Decimal digits: of the first decision, and for each further word. A word has
+# 19.3 digits.
+_DIGITS, _WORD_DIGITS = 20, 20
+# Bits of the fractions in `Recursion.ideal` for each further word.
+_WORD_BITS = 96
+
+
+class Rounding:
+  """Decides y_t of single coordinates of one run.
+
+  **Formal guarantee.**
+  Assumption: mpmath's functions err by less than 10^4 units of their last
+  digit. Statement: `decide` returns RN(v_t) for the v_t of
+  `Recursion.ideal` and the z of the key, whatever words it reads. Source:
+  docs/reference/arithmetic.md.
+  """
+
+  def __init__(
+    self,
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
+    generator: generator_lib.Generator,
+  ):
+    """Initializes the decisions of one run.
+
+    Args:
+      recursion: recursion that computes y from z, for the strategy matrix C.
+      z_steps: standard deviation of z in lattice steps, > 0.
+      generator: generator of the words of the key.
+    """
+    self._recursion = recursion
+    self._z_steps = z_steps
+    self._generator = generator
+    # Precision is a property of a context in mpmath, and other threads may use
+    # the global one.
+    self._mp = mpmath.MPContext()
+
+  def decide(self, t: int, i: int, past: Sequence[int]) -> int:
+    """Returns y_t of coordinate i.
+
+    Args:
+      t: round, in [0, n).
+      i: coordinate, >= 0.
+      past: y_{t-1}, y_{t-2}, ... of the coordinate, at least `reach(t)`.
+
+    Raises:
+      ArithmeticError: all words together do not decide; the probability of this
+        is below 2^-400.
+    """
+    mp = self._mp
+    for words in range(1, _FURTHER_WORDS + 1):
+      mp.dps = _DIGITS + _WORD_DIGITS * words
+      ideal = self._recursion.ideal(
+        self._z_steps, t, past, _WORD_BITS * (words + 1)
+      )
+      low = self._real(ideal.mean - ideal.radius)
+      high = self._real(ideal.mean + ideal.radius)
+      size = abs(low) + abs(high) + 1
+      for s, factor in enumerate(ideal.factors):
+        if factor:
+          ends = [self._real(factor) * z for z in self._normal(t - s, i, words)]
+          low, high = low + min(ends), high + max(ends)
+          size += max(map(abs, ends))
+      # Errors of the sums above, and of the conversions to `mp.dps` digits.
+      error = size * mp.mpf(10) ** (6 - mp.dps)
+      low = mp.floor(low - error + mp.mpf(1) / 2)
+      if mp.isfinite(low) and low == mp.floor(high + error + mp.mpf(1) / 2):
+        return int(low)
+    raise ArithmeticError('noise: no rounding follows from the words')
+
+  def replay(self, t: int, i: int) -> int:
+    """Returns y_t of coordinate i, from the key alone; see `column`."""
+    return self.column(i, t + 1)[t]
+
+  def column(self, i: int, rounds: int) -> list[int]:
+    """Returns y_0, ..., y_{rounds - 1} of coordinate i, from the key alone.
+
+    Args:
+      i: coordinate, >= 0.
+      rounds: number of rounds, in [0, n].
+    """
+    column: list[int] = []
+    for t in range(rounds):
+      past = _Reversed(column)
+      ideal = self._recursion.ideal(self._z_steps, t, past)
+      v, error = float(ideal.mean), float(ideal.radius)
+      size = abs(v)
+      for s, factor in enumerate(ideal.factors):
+        weight = float(factor)
+        z = self._generator.normal(t - s, i)
+        v += weight * z
+        size += abs(weight * z)
+        error += abs(weight) * generator_lib.ERROR
+      error += recursion_lib.UNIT * (len(ideal.factors) + 8) * (size + 1)
+      y = np.rint(v)
+      sure = abs(v - y) < 0.5 - error  # False if a normal is NaN.
+      column.append(int(y) if sure else self.decide(t, i, past))
+    return column
+
+  def _real(self, fraction: fractions.Fraction) -> Any:
+    return self._mp.mpf(fraction.numerator) / fraction.denominator
+
+  def _normal(self, t: int, i: int, words: int) -> tuple[Any, Any]:
+    """Returns (low, high) with low <= z <= high, from the first words of z.
+
+    Args:
+      t: round, >= 0.
+      i: coordinate, >= 0.
+      words: number of further words to read, > 0.
+    """
+    mp = self._mp
+    first = self._generator.word(t, i, 0)
+    digits = first >> 1
+    for stream in range(1, words + 1):
+      digits = digits << 64 | self._generator.word(t, i, stream)
+    unit = mp.ldexp(mp.one, -64 * (words + 1))
+    low = self._quantile(digits * unit) if digits else mp.ninf
+    high = self._quantile((digits + 1) * unit)
+    margin = mp.mpf(10) ** (8 - mp.dps)
+    low, high = low - margin, high + margin
+    return (-high, -low) if first & 1 else (low, high)
+
+  def _quantile(self, probability: Any) -> Any:
+    """Returns Phi^-1 of a number in (0, 1/2], but for some last digits."""
+    mp = self._mp
+    if probability > 1e-300:
+      z = mp.mpf(float(scipy.special.ndtri(float(probability))))
+    else:
+      z = -mp.sqrt(-2 * mp.log(probability))
+    # Halley's method triples the number of correct digits in each step.
+    step, close = mp.inf, mp.mpf(10) ** (-mp.dps / 2)
+    while abs(step) > close:
+      step = (probability - mp.ncdf(z)) / mp.npdf(z)
+      step /= 1 + z * step / 2
+      z += step
+    return z
+
+
+class _Reversed(Sequence):
+  """A growing list, the latest element first."""
+
+  def __init__(self, values: list[int]):
+    self._values = values
+
+  def __len__(self):
+    return len(self._values)
+
+  def __getitem__(self, s):
+    if not 0 <= s < len(self._values):
+      raise IndexError(s)
+    return self._values[-1 - s]
