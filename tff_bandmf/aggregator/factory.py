@@ -50,8 +50,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
   * `free`: values that do not depend on updates and cost no privacy. `round`:
     number of finished rounds. `z_stddev`: standard deviation of z in the unit
-    of the sum, where z is the noise before C^-1. `noise_placement`: 'state',
-    'tape' or, without noise, 'none'. `noise_checked`: whether the process that
+    of the sum, where z is the noise before C^-1. `noise_placement`: 'tape' or,
+    without noise, 'none'. `noise_checked`: whether the process that
     added the noise measured the standard deviation that the strategy
     prescribes. `rounds_ahead`, only with a tape: number of rounds whose noise
     is ready; this number depends on how long rounds take.
@@ -183,7 +183,6 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     specs = tff.types.structure_from_tensor_type_tree(
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
     )
-    self._refuse_release_of_key()
     # PRIVACY: Two processes of one factory would have the same key and the same
     # noise, which would cancel in the difference of their releases. A second
     # process is refused.
@@ -212,21 +211,6 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       ).type_signature.result
     return query.clip, *_process(query, record_type, self._sums)
 
-  def _refuse_release_of_key(self) -> None:
-    # PRIVACY: TFF's programs, such as `tff.learning.programs.train_model`, give
-    # the whole state to a release manager. With the placement `InState` the
-    # state has the key, and everybody who sees the release could subtract the
-    # noise. This placement is refused in such programs.
-    # Guard: train_model_test.test_noise_in_the_state_is_refused_in_a_program.
-    if self.noise.key_in_state and isinstance(
-      tff.framework.get_context_stack().current, tff.program.FederatedContext
-    ):
-      raise errors.value_error(
-        f'noise={type(self.noise).__name__}: its key would be released, since '
-        'programs such as train_model give the whole training state to a '
-        'release manager; use Tape()'
-      )
-
 
 def skip_round(
   state: tff.learning.templates.LearningAlgorithmState,
@@ -244,15 +228,8 @@ def skip_round(
   Args:
     state: state before the round, of the process that
       `CorrelatedNoiseFactory.create` returned.
-
-  Raises:
-    ValueError: the placement is `InState`, whose noise cannot skip a round.
   """
   query_state = state.query_state
-  if 'key' in query_state.noise:
-    raise errors.value_error(
-      'noise=InState(): cannot skip a round; use Tape(), or start a new run'
-    )
   return state._replace(
     query_state=query_state._replace(round=query_state.round + np.int64(1))
   )
@@ -452,8 +429,8 @@ def dp_aggregator(
   placement = placements.Tape() if noise is None else noise
   if not isinstance(placement, placements.Placement):
     raise errors.type_error(
-      f'noise={type(placement).__name__}: is not a placement; use Tape(), '
-      'Served(folders) or InState() of noise.placements'
+      f'noise={type(placement).__name__}: is not a placement; use Tape() '
+      'or Served(folders) of noise.placements'
     )
   if not placement.start_round <= strategy.rounds:
     raise errors.value_error(

@@ -8,6 +8,7 @@ the sum of the clipped records of round t, and coordinate i of z_t is z[t, i].
   normals   z[t, i] = Phi^-1(ChaCha20(key, t, i))             generator.py
    |
   blocks    y of 4 to 64 rounds at once, from z and past y    producer/blocks.py
+   |        where float64 leaves a rounding in doubt          exact.py
    |        on the host or on accelerators                    producer/makers.py
    |        row after row, y_0, y_1, ...                      producer/stream.py
    |
@@ -21,8 +22,6 @@ S_t, y_t and their sum are integers, in steps of `lattice`. A value of
 `placements` says where the noise of a run comes from. `self_test` tests y_t in
 the round that adds y_t to S_t. `released_sums` records which round of a run may
 be released next, and `key_use` ensures that a key file serves one run.
-`placements.InState` uses neither blocks nor a tape: `graph_generator` computes
-z in TFF's graph, and TFF's state holds the key and past noise.
 """
 
 from tff_bandmf.noise.key import Key

@@ -103,10 +103,6 @@ class Rounding:
         return int(low)
     raise ArithmeticError('noise: no rounding follows from the words')
 
-  def replay(self, t: int, i: int) -> int:
-    """Returns y_t of coordinate i, from the key alone; see `column`."""
-    return self.column(i, t + 1)[t]
-
   def column(self, i: int, rounds: int) -> list[int]:
     """Returns y_0, ..., y_{rounds - 1} of coordinate i, from the key alone.
 

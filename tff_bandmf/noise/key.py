@@ -20,8 +20,7 @@ class Key:
 
   A person who knows the key can subtract the noise from every release, so the
   representation of a `Key` does not show the bits. Only `load_or_create` stores
-  a key. `placements.InState` needs no `Key`: it draws its own key in TFF's
-  server state.
+  a key.
 
   Attributes:
     secret: the key, 32 bytes.

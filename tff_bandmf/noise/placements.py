@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.noise import key as key_lib
@@ -21,30 +21,11 @@ class Placement:
   """The choice of where the noise of a run comes from.
 
   Attributes:
-    key_in_state: bool, whether TFF's server state holds the key. If it does, a
-      person who has a state can subtract the noise.
     start_round: round of the state from which a resumed run continues, >= 0; 0
       for a new run.
   """
 
-  key_in_state: ClassVar[bool] = False
   start_round: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class InState(Placement):
-  """A placement that keeps the key and past noise in TFF's server state.
-
-  The state passes between processes by value in every round, which takes 20 to
-  40 ms for each MB. So this placement is for small models. It works even if the
-  runtime's workers share no file system with this process. Every call of
-  `initialize` draws a new key in the worker process that runs `initialize`. A
-  person who has a copy of the state can subtract the noise, so a copy is as
-  secret as the key. Programs such as `tff.learning.programs.train_model`
-  release the state, so the aggregator refuses this placement in them.
-  """
-
-  key_in_state: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)

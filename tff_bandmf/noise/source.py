@@ -4,14 +4,12 @@
 |---------|---------------------------------------------------------------|
 | C       | strategy matrix of the mechanism                              |
 | S, S_t  | sums of the clipped records; row t is the sum of round t      |
-| Z, z_t  | unit normals; row t is for round t                            |
+| Z       | unit normals; row t is for round t                            |
 | y, y_t  | noise z_steps C^-1 Z, rounded; row t is for round t           |
-| M_t     | memory of the recursion that computes y_t from z_t and past y |
 
-S_t, y_t and M_t are in steps of `lattice`. A placement is the user's choice of
+S_t and y_t are in steps of `lattice`. A placement is the user's choice of
 where y_t comes from, and `of` returns its source. `TapeSource` reads y_t from a
-tape: files that a producer writes before the round. `StateSource` computes y_t
-from TFF's server state.
+tape: files that a producer writes before the round.
 """
 
 from __future__ import annotations
@@ -24,18 +22,10 @@ from typing import Any, ClassVar, Optional
 import tensorflow as tf
 
 from tff_bandmf import errors
-from tff_bandmf.noise import (
-  graph_generator,
-  graph_released_sums,
-  placements,
-  self_test,
-)
+from tff_bandmf.noise import graph_released_sums, placements
 from tff_bandmf.noise.tape import graph_reader, opened
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Maximum of `StateSource.bytes_passed`, with a margin: if more than 1.9 GB pass
-# between processes, TFF's local runtime fails or retries for ever.
-_MAX_STATE_BYTES = 1_800_000_000
 # The run ID of a state that `begin` did not create.
 _NOBODY = 0
 
@@ -51,7 +41,7 @@ class NoiseSource(abc.ABC):
   `released_sums.Position`. `begin` also draws random numbers.
 
   Attributes:
-    placement: where y_t comes from: 'state', 'tape' or 'none'.
+    placement: where y_t comes from: 'tape' or 'none'.
     dimension: d, number of coordinates of y_t, > 0.
     start_round: the first round of a run that `begin` creates, >= 0.
   """
@@ -100,9 +90,7 @@ class NoiseSource(abc.ABC):
     measured but not proved.
 
     `TapeSource` enforces that each round has one sum; see
-    `tape.graph_reader.release`. `StateSource` releases from any state that it
-    gets, so the caller must ensure that each round has one sum. `NoNoise`
-    guarantees nothing.
+    `tape.graph_reader.release`. `NoNoise` guarantees nothing.
 
     Args:
       state: state of the round, from `begin` or from the previous release.
@@ -147,107 +135,6 @@ class NoNoise(NoiseSource):
 
   def release(self, state, round_index, total, counts=None):
     return total, state
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StateSource(NoiseSource):
-  """A source that keeps the key and the memory of past noise in TFF's state.
-
-    y_t = round(z_steps scale_t z_t + readout_t . M_t)
-
-  The state is secret: a person who has it can subtract the noise. The weights
-  scale_t and readout_t of all rounds are in a table, `Recursion.table`. The
-  table is a constant of the graph, so it passes between processes in every
-  round like the state.
-
-  Attributes:
-    recursion: recursion that computes y from z, for the strategy matrix C.
-    z_steps: standard deviation of z in lattice steps, > 0.
-    dimension: d, number of coordinates of y_t, > 0.
-  """
-
-  placement: ClassVar[str] = 'state'
-  recursion: recursion_lib.Recursion
-  z_steps: float
-  dimension: int
-
-  @staticmethod
-  def bytes_passed(recursion: recursion_lib.Recursion, dimension: int) -> int:
-    """Returns the size in bytes of M_t, the table and the row norms of C^-1.
-
-    These arrays pass between processes in every round. The key adds 32 bytes.
-    """
-    kind = _memory_type(recursion)
-    return (
-      kind.size * recursion.memory * dimension
-      + recursion.table_bytes
-      + 8 * recursion.rounds
-    )
-
-  def initial_state(self):
-    state = collections.OrderedDict(
-      key=tf.zeros([graph_generator.KEY_WORDS], tf.int32)
-    )
-    if self.recursion.memory:
-      state['past'] = tf.zeros(
-        [self.recursion.memory, self.dimension], _memory_type(self.recursion)
-      )
-    return state
-
-  def begin(self, state):
-    # PRIVACY: If two runs had the same noise, the difference of their releases
-    # would have no noise. Each run draws its own key.
-    # Guard: aggregator_runs_test.test_two_runs_in_the_state_share_no_noise.
-    return collections.OrderedDict(state, key=graph_generator.fresh_key_words())
-
-  def release(self, state, round_index, total, counts=None):
-    recursion, table = self.recursion, self.recursion.table()
-    phase = recursion.phase(round_index)
-    scale = tf.gather(table.scale, phase)
-    v = (
-      self.z_steps
-      * scale
-      * graph_generator.normals(state['key'], round_index, self.dimension)
-    )
-    mean = 0.0
-    if recursion.memory:
-      past = tf.cast(state['past'], tf.float64)
-      mean = tf.linalg.matvec(
-        past, tf.gather(table.readout, phase), transpose_a=True
-      )
-    v = tf.round(v + mean)
-    # PRIVACY: If y_t wrapped around in 32 bits, later rounds would be computed
-    # from a wrong y_t, their noise would not be C^-1 z, and epsilon would not
-    # hold. A round whose y_t needs more than 32 bits fails. S_t + y_t may wrap
-    # around, because this is post-processing of the exact sum.
-    # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
-    in_range = tf.debugging.Assert(
-      tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
-    )
-    with tf.control_dependencies([in_range]):
-      y = tf.cast(v, tf.int32)
-    y = self_test.graph_check(
-      y,
-      z_steps=self.z_steps,
-      row_norms=recursion.row_norms,
-      round_index=round_index,
-    )
-    new_state = collections.OrderedDict(key=state['key'])
-    # PRIVACY: The rounded y_t is added to the sum. If the memory were computed
-    # from y_t before rounding, the noise of later rounds would not be C^-1 z,
-    # and epsilon would not hold. The memory is computed from the rounded y_t.
-    # Guard: source_test.test_rounds_are_those_of_the_recursion.
-    if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
-      gain = tf.gather(table.gain, phase)
-      new_state['past'] = tf.matmul(
-        tf.gather(table.update, phase), past
-      ) + gain[:, tf.newaxis] * tf.cast(y, tf.float64)
-    elif recursion.memory:
-      latest = y
-      if recursion.keeps == recursion_lib.PAST_U:
-        latest = (tf.cast(y, tf.float64) - mean) / scale
-      new_state['past'] = tf.concat([latest[tf.newaxis], state['past'][:-1]], 0)
-    return total + y, new_state
 
 
 class TapeSource(NoiseSource):
@@ -323,11 +210,6 @@ class TapeSource(NoiseSource):
     self._opened.close()
 
 
-def _memory_type(recursion: recursion_lib.Recursion) -> tf.DType:
-  """Returns the type of the memory: integers if the memory holds past y."""
-  return tf.int32 if recursion.keeps == recursion_lib.PAST_Y else tf.float64
-
-
 def of(
   placement: placements.Placement,
   recursion: recursion_lib.Recursion,
@@ -344,27 +226,17 @@ def of(
 
   Raises:
     TypeError: `placement` is of an unknown kind, and z_steps > 0.
-    ValueError: a value is out of range; the state is too large to pass between
-      processes; another source of this process uses the key; the folder of a
-      tape cannot be used; or a folder of a noise-server does not fit this run
-      or has another reader.
+    ValueError: a value is out of range; another source of this process uses the
+      key; the folder of a tape cannot be used; or a folder of a noise-server
+      does not fit this run or has another reader.
     ImportError: the backend of a tape is not installed.
     OSError: a folder or a file of a tape cannot be made.
   """
   if not z_steps:
     return NoNoise(dimension, placement.start_round)
-  if isinstance(placement, (placements.Tape, placements.Served)):
-    return TapeSource(opened.OpenTape(placement, recursion, z_steps, dimension))
-  if not isinstance(placement, placements.InState):
+  if not isinstance(placement, (placements.Tape, placements.Served)):
     raise errors.type_error(
       f'noise={type(placement).__name__}: has no source; use a placement of '
       'noise.placements'
     )
-  passed = StateSource.bytes_passed(recursion, dimension)
-  if passed > _MAX_STATE_BYTES:
-    raise errors.value_error(
-      f'noise={placement}: {passed / 1000000000.0:.1f} GB of noise cannot pass '
-      'between TFF processes, which take at most '
-      f'{_MAX_STATE_BYTES / 1000000000.0:.1f} GB; use Tape()'
-    )
-  return StateSource(recursion, z_steps, dimension)
+  return TapeSource(opened.OpenTape(placement, recursion, z_steps, dimension))

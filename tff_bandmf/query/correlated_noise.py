@@ -43,8 +43,7 @@ class QueryState(NamedTuple):
   Attributes:
     round: scalar int64, number of finished rounds, which is the index of the
       next round; `NOT_BEGUN` in the state that `initial_global_state` returns.
-    noise: state of the noise source. It holds the secret key if the placement
-      is `InState`.
+    noise: state of the noise source, without secrets.
     clip: empty for a constant clip. For an adaptive clip, two released float64
       scalars: `l2_norm_clip`, the clip of the next round, and `fraction`, the
       share of updates below the clip of the last round, with noise.

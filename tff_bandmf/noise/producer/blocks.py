@@ -32,7 +32,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -48,13 +48,13 @@ _PIECE = 512
 # PRIVACY: If |y| exceeded this bound, y could wrap around in 32 bits, the noise
 # would not be C^-1 z, and epsilon would not hold. A block with such a y fails.
 # Guard: stream_test.test_noise_out_of_range_is_refused.
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 # Integers up to this bound are exact in float64, and so are their sums.
-_EXACT = 2.0**52
-# u with a margin for the rounding of the bounds themselves.
-_U = recursion_lib.UNIT * (1 + 2.0**-20)
-# Replaced by tests, which make the bounds wrong.
-_MARGIN = 1.0
+EXACT = 2.0**52
+# Factor of bounds, for the rounding errors of the bounds themselves.
+_MORE = 1 + 2.0**-20
+# Number, or scalar of a library for devices.
+_Scalar = Any
 
 
 class Workspace:
@@ -125,13 +125,13 @@ class Chunk(NamedTuple):
     # Coordinates whose rounding the error of v could change are decided
     # exactly, before later rounds are computed from y. NaN is in doubt.
     # Guard: exact_noise_test.test_noise_is_the_rounding_of_the_ideal.
-    limit = 0.5 - _MARGIN * bound(largest)
+    limit = 0.5 - bound(largest)
     if not max(v.max(initial=0.0), -v.min(initial=0.0)) < limit:
       for column in np.flatnonzero(~(np.abs(v) < limit)):
         y[column] = decide(int(column))
       largest = max(largest, _largest(y))
-    # PRIVACY: see `_LARGEST`.
-    if not largest <= _LARGEST:
+    # PRIVACY: see `LARGEST`.
+    if not largest <= LARGEST:
       raise OverflowError('noise: a value left the range of 32 bits')
     return largest
 
@@ -181,6 +181,44 @@ class Block(abc.ABC):
     Raises:
       OverflowError: a value of y does not fit in 32 bits.
     """
+
+  @abc.abstractmethod
+  def decided(
+    self,
+    y: np.ndarray,
+    doubt: np.ndarray,
+    memory: np.ndarray,
+    coordinate: int,
+    rounding: exact.Rounding,
+  ) -> np.ndarray:
+    """Returns Y of one column in doubt, [m] float64.
+
+    Args:
+      y: [m] float64, Y as a device rounded it.
+      doubt: [m] bool, which of these roundings are in doubt.
+      memory: [memory rows] of the column, before the block.
+      coordinate: coordinate of the column.
+      rounding: decides the roundings in doubt.
+    """
+
+
+def past_y_error(
+  noise_scale: _Scalar, size: _Scalar, largest: _Scalar, terms: int
+) -> _Scalar:
+  """Returns e of a round of a window of y.
+
+    e = ERROR noise_scale + u ((b + 6) size + 6 largest + 6)
+
+  Args:
+    noise_scale: standard deviation of the fresh noise in lattice steps.
+    size: bound of sum_s |w_ts| |y_s|, w_ts being the weight of round s.
+    largest: bound of |y_t|.
+    terms: b, number of rounds of the window.
+  """
+  sums = (terms + 6) * size + 6 * largest + 6
+  return _MORE * (
+    generator_lib.ERROR * noise_scale + recursion_lib.UNIT * sums
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +291,9 @@ class PastYBlock(Block):
         largest[r] = chunk.round(
           z[r],
           y[r],
-          functools.partial(self._error, self.noise_scale[r], size),
+          functools.partial(
+            past_y_error, self.noise_scale[r], size, terms=self.terms
+          ),
           functools.partial(self._decide, r, y, chunk),
           most[r],
         )
@@ -261,27 +301,34 @@ class PastYBlock(Block):
     if len(chunk.bounds):
       chunk.bounds[self.row : self.row + self.rounds] = largest
 
-  def _error(self, noise_scale: float, size: float, largest: float) -> float:
-    """Returns e of a round.
-
-    Args:
-      noise_scale: standard deviation of the fresh noise in lattice steps.
-      size: bound of sum_s |w_ts| |y_s|.
-      largest: bound of |y_t|.
-    """
-    return noise_scale * generator_lib.ERROR * (1 + 2.0**-20) + _U * (
-      (self.terms + 6) * size + 6 * largest + 6
-    )
-
   def _decide(self, r: int, y: np.ndarray, chunk: Chunk, column: int) -> int:
     """Returns y of round r of the block for a column in doubt."""
-    rows = len(chunk.memory)
-    past = [int(value) for value in y[:r, column][::-1]]
-    past += [
-      int(chunk.memory[(self.row - s) % rows, column])
-      for s in range(1, min(self.terms, self.first + r) - r + 1)
-    ]
+    past = self._past(r, y[:, column], chunk.memory[:, column])
     return chunk.rounding.decide(self.first + r, chunk.start + column, past)
+
+  def _past(self, r: int, y: np.ndarray, ring: np.ndarray) -> list[int]:
+    """Returns the past y of round r of the block, the latest first.
+
+    Args:
+      r: number of rounds of the block that are done.
+      y: [m] y of the block's rounds of one coordinate.
+      ring: [rows of the ring] y of earlier rounds.
+    """
+    earlier = min(self.terms, self.first + r) - r
+    rows = (self.row - np.arange(1, earlier + 1)) % max(len(ring), 1)
+    past = [*y[:r][::-1], *ring[rows]] if earlier > 0 else y[:r][::-1]
+    return [int(value) for value in past]
+
+  def decided(self, y, doubt, memory, coordinate, rounding):
+    y = np.nan_to_num(y)
+    differs = False
+    for r in range(self.rounds):
+      if doubt[r] or differs:
+        past = self._past(r, y, memory)
+        value = rounding.decide(self.first + r, coordinate, past)
+        differs |= value != y[r]
+        y[r] = value
+    return y
 
   def _mean_of_past(self, chunk: Chunk) -> np.ndarray:
     """Returns far S, [m, count] float64."""
@@ -337,10 +384,9 @@ class PastZBlock(Block):
     scale, before, near = window.block(first, m)
     near = near + np.diag(scale)
     sizes = z_steps * (np.abs(before).sum(1) + np.abs(near).sum(1))
-    errors = sizes * (
-      generator_lib.ERROR * (1 + 2.0**-20)
-      + (window.memory + 5) * _U * generator_lib.MOST_DEVIATIONS
-    )
+    most = generator_lib.MOST_DEVIATIONS
+    sums = (window.memory + 5) * recursion_lib.UNIT * most
+    errors = _MORE * sizes * (generator_lib.ERROR + sums)
     earlier = 0
     if ring_rows:
       far, row = _in_ring(before, first, ring_rows)
@@ -356,7 +402,7 @@ class PastZBlock(Block):
       z_steps * far,
       z_steps * near,
       errors,
-      sizes * (generator_lib.MOST_DEVIATIONS + 1),
+      sizes * (most + 1),
     )
 
   def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
@@ -376,6 +422,12 @@ class PastZBlock(Block):
         self.most[r],
       )
     output[:] = y
+
+  def decided(self, y, doubt, memory, coordinate, rounding):
+    y = np.nan_to_num(y)
+    for r in np.flatnonzero(doubt):
+      y[r] = rounding.decide(self.first + int(r), coordinate, ())
+    return y
 
 
 def _in_ring(
@@ -435,16 +487,14 @@ class BufferBlock(Block):
     for r, step in enumerate(self._split_steps):
       t = self.first + r
       z[r] += step.readout @ memory
-      fixed = self.noise_scale[r] * generator_lib.ERROR * (1 + 2.0**-20) + sum(
-        weight
-        * (error * (1 + 2.0**-20) + _U * (len(memory) + 6) * size)
-        for weight, error, size in zip(step.weights, errors, sizes)
+      fixed = buffer_error(
+        self.noise_scale[r], step.weights, sizes, errors
       )
       largest = chunk.round(
         z[r],
         y[r],
-        lambda largest, fixed=fixed: fixed + _U * (6 * largest + 6),
-        lambda column, t=t: chunk.rounding.replay(t, chunk.start + column),
+        lambda largest, fixed=fixed: fixed + error_of_y(largest),
+        lambda column, t=t: chunk.rounding.column(chunk.start + column, t + 1)[t],
       )
       if len(step.mixed):
         mixed = step.mix @ memory
@@ -453,13 +503,113 @@ class BufferBlock(Block):
         memory[buffer] += step.gain[buffer] * y[r]
       if len(step.mixed):
         memory[step.mixed] += mixed
-      before, sizes = sizes, step.sizes(sizes, largest)
-      if not self.is_exact:
-        errors = step.errors(errors, before, sizes, largest)
-      elif not max(sizes, default=0.0) < _EXACT:
+      sizes, errors = buffer_bounds(
+        step.weights, sizes, errors, largest, self.is_exact
+      )
+      if self.is_exact and not max(sizes, default=0.0) < EXACT:
         raise OverflowError('noise: a value left the range of 52 bits')
     chunk.bounds[:] = errors
     output[:] = y
+
+  def decided(self, y, doubt, memory, coordinate, rounding):
+    rounds = self.first + self.rounds
+    return np.array(rounding.column(coordinate, rounds)[self.first :], float)
+
+  def moved(self, change: np.ndarray) -> np.ndarray:
+    """Returns the change of the memory that a change of Y makes.
+
+    Args:
+      change: [m, columns] float64.
+
+    Returns:
+      [memory rows, columns] float64.
+    """
+    moved = np.zeros((len(self.steps[0].gain), change.shape[1]))
+    for step, row in zip(self.steps, change):
+      moved = step.update @ moved + np.outer(step.gain, row)
+    return moved
+
+
+class Weights(NamedTuple):
+  """Absolute values of the weights of a round of buffers.
+
+  Attributes:
+    readout: weights of the buffers in the mean.
+    update: (j, weight of buffer j before the round) of each buffer.
+    gain: weights of y in the buffers.
+  """
+
+  readout: Sequence[_Scalar]
+  update: Sequence[Sequence[tuple[int, _Scalar]]]
+  gain: Sequence[_Scalar]
+
+
+def buffer_error(
+  noise_scale: _Scalar,
+  weights: Weights,
+  sizes: Sequence[_Scalar],
+  errors: Sequence[_Scalar],
+) -> _Scalar:
+  """Returns e of a round of d buffers, without its part for y.
+
+    e = ERROR noise_scale + sum_i w_i (E_i + u (d + 6) |S_i|)
+
+  Args:
+    noise_scale: standard deviation of the fresh noise in lattice steps.
+    weights: weights of the round; w is `readout`.
+    sizes: bounds of |S_i|.
+    errors: bounds E_i of the errors of S_i.
+  """
+  unit = recursion_lib.UNIT * (len(sizes) + 6)
+  return _MORE * (
+    generator_lib.ERROR * noise_scale
+    + sum(
+      weight * (error + unit * size)
+      for weight, size, error in zip(weights.readout, sizes, errors)
+    )
+  )
+
+
+def error_of_y(largest: _Scalar) -> _Scalar:
+  """Returns the part of e of a round of buffers that its y, |y| <= largest, has."""
+  return recursion_lib.UNIT * _MORE * (6 * largest + 6)
+
+
+def buffer_bounds(
+  weights: Weights,
+  sizes: Sequence[_Scalar],
+  errors: Sequence[_Scalar],
+  largest: _Scalar,
+  is_exact: bool,
+) -> tuple[list[_Scalar], Sequence[_Scalar]]:
+  """Returns bounds of the buffers and of their errors after a round.
+
+    |S_i|' = sum_j u_ij |S_j| + g_i |y|
+    E_i'   = sum_j u_ij E_j + u (2 sum_j u_ij |S_j| + 2 g_i |y| + |S_i|')
+
+  Args:
+    weights: weights of the round; u_ij is `update`, and g is `gain`.
+    sizes: bounds of |S_i| before the round.
+    errors: bounds E_i of the errors of S_i before the round.
+    largest: bound of |y|.
+    is_exact: whether the buffers hold integers, without errors.
+  """
+  passed = [
+    sum(weight * sizes[j] for j, weight in row) + 0.0 for row in weights.update
+  ]
+  after = [
+    _MORE * (size + gain * largest) for size, gain in zip(passed, weights.gain)
+  ]
+  if is_exact:
+    return after, errors
+  unit = recursion_lib.UNIT
+  return after, [
+    _MORE * unit * (2 * size + 2 * gain * largest + new)
+    + (1 + 8 * unit) * sum(weight * errors[j] for j, weight in row)
+    for row, size, gain, new in zip(
+      weights.update, passed, weights.gain, after
+    )
+  ]
 
 
 class _Step:
@@ -467,67 +617,29 @@ class _Step:
 
   Attributes:
     readout: [memory] float64, weights of the buffers in the mean.
-    weights: absolute values of `readout`.
     decay: [memory, 1] float64, diagonal of the update matrix.
     mixed: [mixed] indices of the buffers that get sums of other buffers.
     mix: [mixed, memory] float64, rows `mixed` of the update matrix with zeros
       on its diagonal.
     fed: indices of the buffers that get a part of y.
     gain: [memory] float64, weights of y in the buffers.
+    weights: absolute values of all weights.
   """
 
   def __init__(self, step: recursion_lib.Step):
     decay = np.diag(step.update)
     others = step.update - np.diag(decay)
     self.readout = step.readout
-    self.weights = np.abs(step.readout).tolist()
     self.decay = decay[:, np.newaxis].copy()
     self.mixed = np.flatnonzero(others.any(1))
     self.mix = others[self.mixed]
     self.fed = np.flatnonzero(step.gain)
     self.gain = step.gain
-    self._decays = np.abs(decay).tolist()
-    self._gains = np.abs(step.gain).tolist()
-    self._mixes = list(zip(self.mixed.tolist(), np.abs(self.mix).tolist()))
-
-  def sizes(self, before: list[float], largest: float) -> list[float]:
-    """Returns bounds of the memory's rows after a round.
-
-    Args:
-      before: bounds of the rows before the round.
-      largest: bound of |y_t|.
-    """
-    sizes = [
-      (1 + 2.0**-20) * (decay * size + gain * largest)
-      for decay, gain, size in zip(self._decays, self._gains, before)
-    ]
-    for buffer, weights in self._mixes:
-      sizes[buffer] += (1 + 2.0**-20) * sum(
-        weight * size for weight, size in zip(weights, before)
-      )
-    return sizes
-
-  def errors(
-    self,
-    errors: list[float],
-    before: list[float],
-    after: list[float],
-    largest: float,
-  ) -> list[float]:
-    """Returns bounds of the errors of decaying buffers after a round.
-
-      E <- decay E + u (2 decay |S| + 2 gain |y| + |S'|)
-
-    Args:
-      errors: bounds of the errors before the round.
-      before: bounds of the rows before the round, |S|.
-      after: bounds of the rows after the round, |S'|.
-      largest: bound of |y_t|.
-    """
-    return [
-      (1 + 4 * _U) * decay * error
-      + _U * (2 * decay * size + 2 * gain * largest + new)
-      for decay, gain, error, size, new in zip(
-        self._decays, self._gains, errors, before, after
-      )
-    ]
+    self.weights = Weights(
+      np.abs(step.readout).tolist(),
+      [
+        [(int(j), float(abs(row[j]))) for j in np.flatnonzero(row)]
+        for row in step.update
+      ],
+      np.abs(step.gain).tolist(),
+    )

@@ -41,7 +41,7 @@ _BLOCK_ROUNDS = range(32, 65)
 _SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
 
 # Backends: NumPy on the host, or a library on its devices.
-NUMPY, TENSORFLOW, JAX = BACKENDS = ('numpy', 'tensorflow', 'jax')
+NUMPY, JAX = BACKENDS = ('numpy', 'jax')
 
 
 class Stream:
@@ -193,7 +193,7 @@ class Stream:
         layout, self._generator, self._rounding, self._max_memory_bytes
       )
     return _module(self._backend).Devices(
-      layout, self._generator, self._devices
+      layout, self._generator, self._rounding, self._devices
     )
 
 
@@ -204,18 +204,14 @@ def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
   if names:
     raise errors.value_error(
       f'devices={" ".join(names)}: need a backend, and {NUMPY} works on the '
-      f'host; use backend={TENSORFLOW!r} or {JAX!r}'
+      f'host; use backend={JAX!r}'
     )
   return (), 'host'
 
 
 def _module(backend: str) -> Any:
   """Returns the module that has the class `Devices` of a backend."""
-  # TensorFlow and JAX are slow to import, and NumPy needs neither of them.
-  if backend == TENSORFLOW:
-    from tff_bandmf.noise.producer import devices
-
-    return devices
+  # JAX is slow to import, and NumPy does not need it.
   if backend != JAX:
     raise errors.value_error(
       f'backend={backend}: is not known; use one of {", ".join(BACKENDS)}'
