@@ -4,7 +4,7 @@ import fractions
 
 import numpy as np
 import pytest
-import scipy.signal
+import recursions
 
 from tff_bandmf import strategies
 from tff_bandmf.strategies import recursion as recursion_lib
@@ -64,35 +64,15 @@ def _matrix(strategy):
   return strategy.matrix()
 
 
-def _run(found, z, z_steps, rounding=np.rint):
-  """Returns y [n, d] from the table, one round after the other."""
-  table = found.table()
-  memory = np.zeros((found.memory, z.shape[1]))
-  y = np.empty(z.shape)
-  for t in range(found.rounds):
-    p = found.phase(t)
-    scale = z_steps * table.scale[p]
-    mean = table.readout[p] @ memory
-    y[t] = rounding(scale * z[t] + mean)
-    if found.keeps == recursion_lib.BUFFERS:
-      memory = table.update[p] @ memory + table.gain[p][:, None] * y[t]
-    elif found.memory:
-      fed = y[t]
-      if found.keeps == recursion_lib.PAST_U:
-        fed = (y[t] - mean) / table.scale[p]
-      memory = np.concatenate([fed[None], memory[:-1]])
-  return y
-
-
 @pytest.mark.parametrize('kind', _KINDS)
 def test_noise_without_rounding_is_that_of_the_matrix(kind):
   found = _KINDS[kind].recursion()
-  assert found.rounds == _ROUNDS and found.digest == _KINDS[kind].digest()
-  y = _run(found, np.eye(_ROUNDS), 1.0, rounding=lambda v: v)
+  assert found.rounds == _ROUNDS
+  assert found.strategy_digest == _KINDS[kind].digest()
   expected = np.linalg.inv(_matrix(_KINDS[kind]))
-  np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)
-  if found.cut_norm < 1e-13:
-    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-12)
+  np.testing.assert_allclose(
+    recursions.unrounded(found), expected, rtol=0, atol=1e-12
+  )
 
 
 def _decoder(strategy):
@@ -131,13 +111,15 @@ def test_rounding_stays_in_its_round(kind):
   found = _KINDS[kind].recursion()
   z_steps = 1000.0
   z = np.random.default_rng(1).normal(size=(_ROUNDS, 400))
-  y = _run(found, z, z_steps)
-  # The C that the noise has: its weights may be cut.
-  noise = _run(found, np.eye(_ROUNDS), 1.0, rounding=lambda v: v)
-  whitened = np.linalg.solve(noise, y)
-  scale = found.scales[[found.phase(t) for t in range(_ROUNDS)]]
-  off = scale[:, None] * (whitened - z_steps * z)
-  assert np.abs(off).max() <= 0.5 + 1e-6
+  y = recursions.run(found, z, z_steps)
+  matrix = _matrix(_KINDS[kind])
+  if found.keeps == recursion_lib.PAST_Z:
+    # y is C^-1 z but for its own rounding.
+    off = y - z_steps * np.linalg.solve(matrix, z)
+  else:
+    scale = found.scales[[found.phase(t) for t in range(_ROUNDS)]]
+    off = scale[:, None] * (matrix @ y - z_steps * z)
+  assert np.abs(off).max() <= 0.5 + 1e-9
 
 
 @pytest.mark.parametrize('kind', _KINDS)
@@ -146,8 +128,10 @@ def test_memory_follows_from_y_alone(kind):
   found = _KINDS[kind].recursion()
   generator = np.random.default_rng(2)
   y = np.rint(1e4 * generator.normal(size=(_ROUNDS, 3)))
-  noise = _run(found, np.eye(_ROUNDS), 1.0, rounding=lambda v: v)
-  expected = np.linalg.solve(noise, y)
+  if found.keeps == recursion_lib.PAST_Z:
+    assert not any(found.reach(t) for t in range(_ROUNDS))
+    return
+  expected = _matrix(_KINDS[kind]) @ y
   replay = iter(y)
   means = []
 
@@ -155,7 +139,7 @@ def test_memory_follows_from_y_alone(kind):
     means.append(v)
     return next(replay)
 
-  _run(found, np.zeros((_ROUNDS, 3)), 1.0, rounding=given)
+  recursions.run(found, np.zeros((_ROUNDS, 3)), 1.0, rounding=given)
   scale = found.scales[[found.phase(t) for t in range(_ROUNDS)]]
   np.testing.assert_allclose(
     scale[:, None] * expected, y - np.array(means), rtol=1e-9, atol=1e-6
@@ -163,26 +147,58 @@ def test_memory_follows_from_y_alone(kind):
 
 
 @pytest.mark.parametrize('kind', _KINDS)
+def test_ideal_is_the_recursion_in_fractions(kind):
+  found = _KINDS[kind].recursion()
+  generator = np.random.default_rng(7)
+  z, z_steps = generator.normal(size=(_ROUNDS, 1)), 777.125
+  unrounded = []
+
+  def rounding(v):
+    unrounded.append(float(v[0]))
+    return np.rint(v)
+
+  y = recursions.run(found, z, z_steps, rounding)[:, 0]
+  for t, v in enumerate(unrounded):
+    past = [int(each) for each in y[:t][::-1]]
+    assert found.reach(t) <= t
+    # Numbers beyond its reach have no effect.
+    ideal = found.ideal(z_steps, t, past[: found.reach(t)])
+    assert ideal.radius < 2**-90
+    exact = ideal.mean + sum(
+      factor * fractions.Fraction(z[t - s, 0])
+      for s, factor in enumerate(ideal.factors)
+    )
+    assert abs(float(exact) - v) < 1e-9
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_numbers_define_c_and_its_digest(kind):
+  found, other = (_KINDS[kind].recursion() for _ in range(2))
+  numbers = found.numbers()
+  matrix = recursions.unrounded(found)
+  other.use(numbers)
+  assert np.array_equal(recursions.unrounded(other), matrix)
+  assert other.digest == found.digest
+  assert all(array.dtype == np.float64 for array in numbers.values())
+  for name, array in numbers.items():
+    moved = array.copy()
+    place = np.unravel_index(np.argmax(np.abs(moved)), moved.shape)
+    moved[place] = np.nextafter(moved[place], 9)
+    other.use({**numbers, name: moved})
+    assert other.digest != found.digest
+    assert np.any(recursions.unrounded(other) != matrix)
+
+
+@pytest.mark.parametrize('kind', _KINDS)
 def test_norms_are_those_of_the_inverse(kind):
   found = _KINDS[kind].recursion()
   inverse = np.linalg.inv(_matrix(_KINDS[kind]))
   norms = np.linalg.norm(inverse, axis=1)
-  # But for cut weights.
-  np.testing.assert_allclose(found.row_norms, norms, rtol=1e-5)
+  np.testing.assert_allclose(found.row_norms, norms, rtol=1e-9)
   np.testing.assert_allclose(
-    found.rho, np.max(norms / np.diag(inverse)), rtol=1e-5
+    found.rho, np.max(norms / np.diag(inverse)), rtol=1e-9
   )
   assert found.max_scale == pytest.approx(np.max(np.diag(inverse)), rel=1e-12)
-
-
-@pytest.mark.parametrize('kind', _KINDS)
-def test_cutting_changes_columns_by_at_most_its_bound(kind):
-  found = _KINDS[kind].recursion()
-  noise = _run(found, np.eye(_ROUNDS), 1.0, rounding=lambda v: v)
-  change = np.linalg.inv(noise) - _matrix(_KINDS[kind])
-  moved = np.linalg.norm(change, axis=0).max()
-  assert moved <= found.cut_norm * (1 + 1e-6) + 1e-12
-  assert found.cut_norm < 1e-5
 
 
 def test_column_of_a_blt_is_within_its_bound():
@@ -202,97 +218,18 @@ def test_column_of_a_blt_is_within_its_bound():
   assert 0 < squared <= fractions.Fraction(strategy.recursion().cut_norm) ** 2
 
 
-def test_sums_with_cut_weights_are_exact_in_any_order():
-  generator = np.random.default_rng(3)
-  weights = recursion_lib.cut(generator.normal(size=(1, 500)), 450.0)[0]
-  assert np.abs(weights).sum() <= 450
-  y = generator.integers(-(2**31), 2**31, 500)
-  exact = sum(int(w * 2**40) * int(v) for w, v in zip(weights, y)) / 2**40
-  for _ in range(20):
-    order = generator.permutation(500)
-    assert float(np.cumsum(weights[order] * y[order])[-1]) == exact
-
-
-@pytest.mark.parametrize('kind', ['blt', 'bisr', 'normalized bisr'])
-def test_float64_moves_means_by_less_than_the_bound(kind):
-  """Against the same recursion in rational arithmetic."""
-  found = _KINDS[kind].recursion()
-  table = found.table()
-  z_steps = 2.0**16
-  z = np.random.default_rng(4).normal(size=(_ROUNDS, 5))
-  for column in z.T:
-    memory = np.zeros(found.memory)
-    exact = [fractions.Fraction(0)] * found.memory
-    for t in range(_ROUNDS):
-      p = found.phase(t)
-      mean = float(table.readout[p] @ memory)
-      true = sum(
-        fractions.Fraction(w) * s for w, s in zip(table.readout[p], exact)
-      )
-      scale = table.scale[p]
-      assert abs(mean - float(true)) <= found.shift * z_steps * scale
-      y = np.rint(z_steps * scale * column[t] + mean)
-      if found.keeps == recursion_lib.BUFFERS:
-        memory = table.update[p] @ memory + table.gain[p] * y
-        exact = [
-          sum(fractions.Fraction(w) * s for w, s in zip(row, exact))
-          + fractions.Fraction(g) * int(y)
-          for row, g in zip(table.update[p], table.gain[p])
-        ]
-      else:
-        memory = np.append((y - mean) / scale, memory[:-1])
-        exact = [(int(y) - true) / fractions.Fraction(scale)] + exact[:-1]
-  assert found.shift < 2.0**-35
-
-
-@pytest.mark.parametrize(
-  'strategy',
-  [
-    strategies.BandedToeplitz(600, np.poly([0.97] * 4)),
-    strategies.Stamped(
-      900, strategies.BandedToeplitz(600, np.poly([0.97] * 4))
-    ),
-  ],
-  ids=lambda each: each.family,
-)
-def test_row_norms_are_those_of_cut_weights(strategy):
-  found = strategy.recursion()
-  noise = _run(found, np.eye(found.rounds), 1.0, rounding=lambda v: v)
-  norms = np.linalg.norm(noise, axis=1)
-  np.testing.assert_allclose(found.row_norms, norms, rtol=1e-5)
-  assert found.rho == pytest.approx(max(norms), rel=1e-5)
-  uncut = np.linalg.norm(np.linalg.inv(strategy.matrix()), axis=1)
-  assert max(norms) > 1.001 * max(uncut) or max(norms) < 0.999 * max(uncut)
-
-
-def test_shift_bounds_the_error_of_coarse_cells():
-  """Roundings of y alone, all upwards, fill the buffer."""
-  found = strategies.Blt(2000, [1e-3], [0.9999]).recursion()
-  zeros = np.zeros((found.rounds, 1))
-  y = _run(found, zeros, 1.0, rounding=lambda v: v + 0.5)[:, 0]
-  largest = np.abs(scipy.signal.lfilter([1.0], [1.0, -0.9999], y)).max()
-  assert largest > 14 * y.max()
-  # Each round rounds the product and the sum.
-  assert found.shift >= 2.0**-53 * 1e-3 * 2000 * 2 * largest
-
-
-def test_shift_of_a_badly_conditioned_inverse_is_large():
-  inverse = np.poly([0.99] * 4)
-  found = strategies.BandedInverse(600, inverse).recursion()
-  assert found.shift > 2.0**-25
-
-
 def test_window_in_blocks_is_the_window_round_by_round():
   for kind in ('banded', 'bisr', 'normalized banded', 'stamped banded'):
     found = _KINDS[kind].recursion()
     z = np.random.default_rng(5).normal(size=(_ROUNDS, 7))
-    y = _run(found, z, 1000.0)
+    y = recursions.run(found, z, 1000.0)
     scale, far, near = found.block(9, 8)
-    if found.keeps == recursion_lib.PAST_U:
-      continue
-    window = y[8::-1][: found.memory]
-    made = np.zeros((8, 7))
+    of_z = found.keeps == recursion_lib.PAST_Z
+    window = (1000.0 * z if of_z else y)[8::-1][: found.memory]
+    rows = 1000.0 * z[9:17] if of_z else np.zeros((8, 7))
     for r in range(8):
-      mean = far[r, : len(window)] @ window + near[r] @ made
-      made[r] = np.rint(1000.0 * scale[r] * z[9 + r] + mean)
-    assert np.array_equal(made, y[9:17])
+      mean = far[r, : len(window)] @ window + near[r, :r] @ rows[:r]
+      row = np.rint(1000.0 * scale[r] * z[9 + r] + mean)
+      assert np.array_equal(row, y[9 + r])
+      if not of_z:
+        rows[r] = row

@@ -19,8 +19,9 @@ import click
 
 from tff_bandmf import _files, errors, noise
 from tff_bandmf.cli import options, output
-from tff_bandmf.noise import key_use
+from tff_bandmf.noise import definition, key_use
 from tff_bandmf.noise.producer import stream
+from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import writer as tape_lib
 
 _PROGRESS_SECONDS = 1.0
@@ -117,15 +118,20 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   default=stream.NUMPY,
   show_default=True,
   type=click.Choice(stream.BACKENDS),
-  help='Library that computes the noise: numpy on the host, tensorflow or jax '
-  'on devices.',
+  help='Library that computes the noise: numpy on the host, or jax on devices.',
 )
 @click.option(
   '--device',
   'devices',
   multiple=True,
-  help="Device of the backend, such as TensorFlow's GPU:0 or JAX's gpu:0. May "
-  'be repeated.  [default: all GPUs, or the CPU]',
+  help='Device of JAX, such as gpu:0. May be repeated.  [default: all GPUs, or '
+  'the CPU]',
+)
+@click.option(
+  '--memory-copies',
+  type=options.INTEGER_OR_ZERO,
+  help='0: keep no past noise, and compute it again in each round, for a C whose '
+  'inverse has few bands.  [default: keep it]',
 )
 @options.as_json
 def noise_server(
@@ -149,13 +155,21 @@ def noise_server(
     # refuses a folder unless `z_steps`, the standard deviation of z in lattice
     # steps, is the same in the folder as in training.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
-    z_steps = noise.Lattice.of(
+    defined = definition.Definition(
       recursion,
-      flags['z_stddev_per_clip'],
-      largest_cohort=flags['largest_cohort'],
-      dimension=parameters,
-      secure_sum=flags['secure_sum'],
-    ).z_steps
+      noise.Lattice.of(
+        recursion,
+        flags['z_stddev_per_clip'],
+        largest_cohort=flags['largest_cohort'],
+        dimension=parameters,
+        secure_sum=flags['secure_sum'],
+      ),
+    )
+    if directory is not None:
+      # A server that continues takes the numbers of its earlier rounds.
+      path = pathlib.Path(directory) / tape_folder.DEFINITION
+      defined = defined.in_file(path, make=False)
+    z_steps = defined.lattice.z_steps
     if not pathlib.Path(key_file).parent.is_dir():
       # A mistyped path must not create a new key.
       raise errors.value_error(
@@ -171,6 +185,11 @@ def noise_server(
       else pathlib.Path(directory)
     )
     coordinates = stream.shard(parameters, index - 1, shards)
+
+    def begin():
+      use.record()
+      defined.in_file(folder / tape_folder.DEFINITION, make=True)
+
     use = stack.enter_context(
       contextlib.closing(
         key_use.KeyUse(pathlib.Path(key_file), tape_id, coordinates, folder)
@@ -189,6 +208,7 @@ def noise_server(
             coordinates,
             flags['devices'],
             flags['backend'],
+            flags['memory_copies'],
           ),
           start_round=flags['start_round'],
           ahead_bytes=flags['ahead_bytes'],
@@ -197,7 +217,7 @@ def noise_server(
           # folder, a new server with the same key could make the same noise in
           # another folder, for other sums. The record is written before noise.
           # Guard: noise_server_test.test_key_is_recorded_before_noise_is_made.
-          before_noise=use.record,
+          before_noise=begin,
         )
       )
     )

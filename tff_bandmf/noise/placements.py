@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Optional, Union
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise.tape import folder as tape_folder
 
 if TYPE_CHECKING:
   from tff_bandmf.noise import released_sums
@@ -23,9 +25,12 @@ class Placement:
   Attributes:
     start_round: round of the state from which a resumed run continues, >= 0; 0
       for a new run.
+    definition: path of the file of `definition.Definition`; None if the run has
+      no such file.
   """
 
   start_round: int = 0
+  definition: Optional[pathlib.Path] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,12 @@ class Tape(Placement):
     backend: library that computes the noise, one of `stream.BACKENDS`.
     devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
+    memory_copies: 0 to keep no past normals where few bands of C^-1 need them,
+      and make them again in each round; None to keep them. The noise has the
+      same bits.
+    definition: path of the file that holds the numbers of the noise. A new run
+      writes it. With it, the run can go on on another machine; None means no
+      file.
     position: record of the open round of a run. The tape gives the noise of the
       open round, even if TFF's state counts another round. If None, the tape
       gives the noise of the round that the state counts.
@@ -65,6 +76,8 @@ class Tape(Placement):
   max_memory_bytes: Optional[int] = None
   backend: str = 'numpy'
   devices: Sequence[str] = ()
+  memory_copies: Optional[int] = None
+  definition: Optional[pathlib.Path] = None
   position: Optional[released_sums.Position] = None
 
   def __post_init__(self):
@@ -101,6 +114,14 @@ class Served(Placement):
   folders: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]]
   start_round: int = 0
   notice_seconds: float = 60.0
+
+  @property
+  def definition(self) -> pathlib.Path:
+    """The file that a noise-server writes to its folder."""
+    folders = self.folders
+    if not isinstance(folders, (str, os.PathLike)):
+      folders = next(iter(folders))
+    return pathlib.Path(folders) / tape_folder.DEFINITION
 
   def __post_init__(self):
     _check_start(self.start_round)

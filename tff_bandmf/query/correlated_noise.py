@@ -27,7 +27,7 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_bandmf import accounting, clips, errors, noise
-from tff_bandmf.noise import placements
+from tff_bandmf.noise import definition, placements
 from tff_bandmf.noise import source as source_lib
 from tff_bandmf.query import clip_bounds, graph_clipping
 
@@ -173,9 +173,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
       guarantee.cost.check_dimension(dimension)
-    recursion = guarantee.strategy.recursion()
-    lattice = noise.Lattice.of(
-      recursion,
+    recursion, lattice = definition.of_run(
+      guarantee.strategy.recursion(),
+      noise_from,
       guarantee.z_stddev_per_clip,
       largest_cohort=largest_cohort,
       dimension=dimension,

@@ -15,8 +15,7 @@ import numpy as np
 import tree
 
 from tff_bandmf import accounting, clips, errors
-from tff_bandmf.noise import lattice as lattice_lib
-from tff_bandmf.noise import placements
+from tff_bandmf.noise import definition, placements
 from tff_bandmf.noise.tape import opened, reader
 from tff_bandmf.query import clip_bounds, clipping
 
@@ -91,9 +90,9 @@ class NoisyMean:
     # Guard: noisy_mean_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
       guarantee.cost.check_dimension(dimension)
-    recursion = guarantee.strategy.recursion()
-    self.lattice = lattice_lib.Lattice.of(
-      recursion,
+    recursion, self.lattice = definition.of_run(
+      guarantee.strategy.recursion(),
+      placement,
       guarantee.z_stddev_per_clip,
       largest_cohort=largest_cohort,
       dimension=dimension,

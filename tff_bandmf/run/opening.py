@@ -143,6 +143,7 @@ def open_folder(
           start_round=journal.next,
           position=position,
           max_memory_bytes=options.max_memory_bytes,
+          definition=None if ended else directory / run_json.DEFINITION,
         ),
       )
       yield OpenFolder(plan, rounds, ended, keys.sampling, journal, noise_adder)

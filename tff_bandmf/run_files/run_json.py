@@ -14,6 +14,7 @@ private/        files that are never published; mode 0700:
   population.json a keyed fingerprint of the clients that can be sampled
   place.json      the host, and the inodes of the folder and the keys; whether
                   the run has begun
+  definition.npz  the numbers of C and of the noise's size, to the last bit
   ledger.key      the key by which the ledger hashes clients
   ledger.url      the location of a ledger outside of the folder
   checkpoints/    states of the learning process, which may contain noise
@@ -57,6 +58,7 @@ LEDGER_URL = 'private/ledger.url'
 SAMPLING_KEY = 'private/sampling.key'
 POPULATION = 'private/population.json'
 PLACE = 'private/place.json'
+DEFINITION = 'private/definition.npz'
 CHECKPOINTS = 'private/checkpoints'
 # Folder with one file for each released sum, see `noise.released_sums`.
 RELEASED = 'private/released'

@@ -31,6 +31,7 @@ class Banded(base.Strategy):
   """
 
   family: ClassVar[str] = 'banded'
+  rows_are_given: ClassVar[bool] = True
   rows: np.ndarray = attrs.field(
     converter=lambda rows: _checks.real_array('rows', rows)
   )

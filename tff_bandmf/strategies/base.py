@@ -65,6 +65,8 @@ class Strategy(abc.ABC):
       constants from `ANY` to `DECODED_TREE`.
     goes_on: whether a run may continue past round n. This needs a family that
       defines a Toeplitz C of few bands or buffers for every number of rounds.
+    rows_are_given: whether the entries of C are those of `arrays`, and not
+      computed from them.
   """
 
   if TYPE_CHECKING:
@@ -91,6 +93,7 @@ class Strategy(abc.ABC):
 
   structure: ClassVar[str] = ANY
   goes_on: ClassVar[bool] = False
+  rows_are_given: ClassVar[bool] = False
 
   @abc.abstractmethod
   def band_rows(self, start: int, stop: int) -> np.ndarray:
@@ -142,7 +145,7 @@ class Strategy(abc.ABC):
   def recursion(self) -> recursion_lib.Recursion:
     """Returns the recursion that computes y_t from the noise of past rounds."""
     recursion = self._recursion()
-    recursion.digest = self.digest()
+    recursion.strategy_digest = self.digest()
     return recursion
 
   def _recursion(self) -> recursion_lib.Recursion:

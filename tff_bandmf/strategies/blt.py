@@ -170,6 +170,12 @@ class BltBuffers(recursion_lib.Buffers):
       np.full(self.memory, 1.0 / scale),
     )
 
+  def numbers(self):
+    return {} if self._norms is None else {'norms': self._norms}
+
+  def use(self, numbers):
+    self._norms = numbers.get('norms')
+
   def reach(self, t: int) -> int:
     return t % self._period
 

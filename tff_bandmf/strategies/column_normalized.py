@@ -102,6 +102,15 @@ class ColumnNormalized(base.Strategy):
   ) -> Optional[recursion_lib.Buffers]:
     return self.toeplitz.buffered(rounds, self.column_norms)
 
+  def _recursion(self) -> recursion_lib.Recursion:
+    if self.inverse_bands is None:
+      row = self.toeplitz.column(self.bands)
+    else:
+      row = self.toeplitz.inverse_column(self.inverse_bands)
+    return self.buffered(self.rounds) or toeplitz.NormalizedWindow(
+      self, row, self.column_norms
+    )
+
   def column_sum(self) -> float:
     # Column i of C is divided by its norm and row i of C^-1 is multiplied by
     # it, so the norms cancel in |C[t, i]| C^-1[i, i].

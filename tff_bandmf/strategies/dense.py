@@ -28,6 +28,7 @@ class Dense(base.Strategy):
   """
 
   family: ClassVar[str] = 'dense'
+  rows_are_given: ClassVar[bool] = True
   values: np.ndarray = attrs.field(
     converter=lambda values: _checks.real_array('C', values)
   )

@@ -37,8 +37,9 @@ from __future__ import annotations
 import abc
 import fractions
 import functools
+import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -85,16 +86,25 @@ class Recursion(abc.ABC):
       latest row is first.
     phases: number of distinct rounds; all rounds of a phase have the same
       weights.
-    digest: result of `Strategy.digest` for C.
+    strategy_digest: result of `Strategy.digest` for C.
   """
 
   rounds: int
   keeps: str
   memory: int
   phases: int
-  digest: str = ''
+  strategy_digest: str = ''
   shift: float = 0.0
   cut_norm: float = 0.0
+
+  @property
+  def digest(self) -> str:
+    """SHA-256 of all numbers that define C exactly, 64 hexadecimal digits."""
+    sha = hashlib.sha256(self.strategy_digest.encode())
+    for name, array in sorted(self.numbers().items()):
+      sha.update(f'{name} {array.shape}'.encode())
+      sha.update(np.ascontiguousarray(array, '<f8'))
+    return sha.hexdigest()
 
   def cells(self, participations: int) -> int:
     """Returns the maximum number of rounds whose release a client influences.
@@ -113,6 +123,18 @@ class Recursion(abc.ABC):
   @abc.abstractmethod
   def scales(self) -> np.ndarray:
     """scale_t = 1 / C[t, t] of each phase, [phases] float64."""
+
+  @abc.abstractmethod
+  def numbers(self) -> dict[str, np.ndarray]:
+    """Returns the float64 numbers that a family computed and that define C.
+
+    Other machines and libraries may compute other last digits. Numbers that
+    `Strategy.arrays` has are not among them.
+    """
+
+  @abc.abstractmethod
+  def use(self, numbers: dict[str, np.ndarray]) -> None:
+    """Replaces the numbers of `numbers`, before the first round."""
 
   @abc.abstractmethod
   def reach(self, t: int) -> int:
@@ -175,12 +197,23 @@ class Window(Recursion):
     self.memory = (strategy.bands if few is None else few) - 1
     self.phases = min(period, self.rounds)
     self._strategy = strategy
+    self._rows: Optional[np.ndarray] = None
 
   def phase(self, t: Index) -> Index:
     return t % self.phases
 
+  def numbers(self):
+    if self._strategy.rows_are_given:
+      return {}
+    return {'rows': self.rows(0, self.phases)}
+
+  def use(self, numbers):
+    self._rows = numbers.get('rows')
+
   def rows(self, start: int, stop: int) -> np.ndarray:
     """Returns rows of C or of C^-1, [stop - start, bands] float64."""
+    if self._rows is not None:
+      return self._rows[self.phase(np.arange(start, stop))]
     if self.keeps == PAST_Z:
       return self._strategy.inverse_band_rows(start, stop)
     return self._strategy.band_rows(start, stop)

@@ -156,6 +156,12 @@ class ToeplitzWindow(recursion_lib.Window):
     )
     self._row = series(self.memory + 1)
 
+  def numbers(self):
+    return {'row': self._row}
+
+  def use(self, numbers):
+    self._row = numbers['row']
+
   def rows(self, start: int, stop: int) -> np.ndarray:
     return np.broadcast_to(self._row, (stop - start, len(self._row)))
 
@@ -172,6 +178,38 @@ class ToeplitzWindow(recursion_lib.Window):
       return float(np.linalg.norm(self._row) / self.scales[0])
     energy = _energy(np.ones(1), self._row, self.rounds)
     return math.sqrt(energy) / float(self.scales[0])
+
+
+class NormalizedWindow(recursion_lib.Window):
+  """A window of a Toeplitz C whose columns are divided by their norms."""
+
+  def __init__(
+    self, strategy: base.Strategy, row: np.ndarray, norms: np.ndarray
+  ):
+    """Makes the window.
+
+    Args:
+      strategy: the strategy with divided columns.
+      row: first coefficients of the Toeplitz C, or of its inverse if
+        `strategy.inverse_bands` is not None.
+      norms: [n] float64, the divisors of the columns.
+    """
+    super().__init__(strategy, strategy.rounds)
+    self._row, self._norms = row, norms
+
+  def numbers(self):
+    return {'row': self._row, 'norms': self._norms}
+
+  def use(self, numbers):
+    self._row, self._norms = numbers['row'], numbers['norms']
+
+  def rows(self, start: int, stop: int) -> np.ndarray:
+    t = np.arange(start, stop)[:, np.newaxis]
+    column = t - np.arange(len(self._row))
+    row = np.where(column >= 0, self._row, 0.0)
+    if self.keeps == recursion_lib.PAST_Z:
+      return self._norms[t] * row
+    return row / self._norms[np.maximum(column, 0)]
 
 
 class RationalToeplitz(Toeplitz):

@@ -262,6 +262,12 @@ class TreeBuffers(recursion_lib.Buffers):
       float(self._scales[phase]), self.readout[phase], update, gain
     )
 
+  def numbers(self):
+    return {'readout': self.readout, 'scales': self._scales}
+
+  def use(self, numbers):
+    self.readout, self._scales = numbers['readout'], numbers['scales']
+
   def reach(self, t: int) -> int:
     return t % self._period
 

@@ -216,9 +216,7 @@ def past_y_error(
     terms: b, number of rounds of the window.
   """
   sums = (terms + 6) * size + 6 * largest + 6
-  return _MORE * (
-    generator_lib.ERROR * noise_scale + recursion_lib.UNIT * sums
-  )
+  return _MORE * (generator_lib.ERROR * noise_scale + recursion_lib.UNIT * sums)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,9 +258,7 @@ class PastYBlock(Block):
     """
     scale, near_far, near = window.block(rounds.start, len(rounds))
     far, row = _in_ring(near_far, rounds.start, ring_rows)
-    return cls(
-      rounds.start, z_steps * scale, row, 0, far, near, window.memory
-    )
+    return cls(rounds.start, z_steps * scale, row, 0, far, near, window.memory)
 
   def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
     mean = self._mean_of_past(chunk) if self.terms else z
@@ -487,14 +483,14 @@ class BufferBlock(Block):
     for r, step in enumerate(self._split_steps):
       t = self.first + r
       z[r] += step.readout @ memory
-      fixed = buffer_error(
-        self.noise_scale[r], step.weights, sizes, errors
-      )
+      fixed = buffer_error(self.noise_scale[r], step.weights, sizes, errors)
       largest = chunk.round(
         z[r],
         y[r],
         lambda largest, fixed=fixed: fixed + error_of_y(largest),
-        lambda column, t=t: chunk.rounding.column(chunk.start + column, t + 1)[t],
+        lambda column, t=t: chunk.rounding.column(chunk.start + column, t + 1)[
+          t
+        ],
       )
       if len(step.mixed):
         mixed = step.mix @ memory
@@ -606,9 +602,7 @@ def buffer_bounds(
   return after, [
     _MORE * unit * (2 * size + 2 * gain * largest + new)
     + (1 + 8 * unit) * sum(weight * errors[j] for j, weight in row)
-    for row, size, gain, new in zip(
-      weights.update, passed, weights.gain, after
-    )
+    for row, size, gain, new in zip(weights.update, passed, weights.gain, after)
   ]
 
 

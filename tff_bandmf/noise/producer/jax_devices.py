@@ -276,9 +276,7 @@ def _draw(key, first_row, first_group, noise_scale, count):
   return z * noise_scale[:, None]
 
 
-@functools.partial(
-  jax.jit, donate_argnums=0, static_argnames=('terms', 'few')
-)
+@functools.partial(jax.jit, donate_argnums=0, static_argnames=('terms', 'few'))
 def _past_y(memory, z, far, near, noise_scale, bounds, row, *, terms, few):
   """Computes a `blocks.PastYBlock`; `blocks` defines the arguments."""
   rounds = len(z)
@@ -303,7 +301,9 @@ def _past_y(memory, z, far, near, noise_scale, bounds, row, *, terms, few):
     # Rounds of this group and of later groups are still zero in `y` and
     # `largest`, so they add nothing.
     means = group(mean) + _product(group(near), y)
-    totals = group(sizes) + _product(jnp.abs(group(near)), largest[:, None])[:, 0]
+    totals = (
+      group(sizes) + _product(jnp.abs(group(near)), largest[:, None])[:, 0]
+    )
     weights, noise, scales = group(group(near), 1), group(z), group(noise_scale)
     new: list[tuple[jax.Array, jax.Array, jax.Array]] = []
     for r in range(together):
@@ -333,7 +333,9 @@ def _past_y(memory, z, far, near, noise_scale, bounds, row, *, terms, few):
   carried = jax.lax.fori_loop(0, len(z) // together, make_group, carried)
   y, largest, doubt = (rows[:rounds] for rows in carried)
   if not len(memory):
-    return _result(memory, memory, y.astype(np.int32), bounds, largest, y, doubt, few)
+    return _result(
+      memory, memory, y.astype(np.int32), bounds, largest, y, doubt, few
+    )
   after = jax.lax.dynamic_update_slice(memory, y.astype(np.int32), (row, 0))
   bounds = jax.lax.dynamic_update_slice(bounds, largest, (row,))
   return _result(memory, after, None, bounds, largest, y, doubt, few)
@@ -347,9 +349,7 @@ def _past_z(memory, z, far, near, errors_, row, *, few):
   if len(memory):
     v += _product(far, memory)
     after = jax.lax.dynamic_update_slice(memory, z, (row, 0))
-  rows = [
-    _rounded(v[r], lambda _, r=r: errors_[r]) for r in range(len(v))
-  ]
+  rows = [_rounded(v[r], lambda _, r=r: errors_[r]) for r in range(len(v))]
   y, largest, doubt = map(jnp.stack, zip(*rows))
   return _result(
     memory,
@@ -518,7 +518,11 @@ def check(device: jax.Device) -> None:
     product = np.asarray(jax.jit(_product)(weights, rows))
   # The host's product has 64 bits of mantissa, and no error of its own here.
   expected = weights.astype(np.longdouble) @ rows.astype(np.longdouble)
-  allowed = (len(rows) + 1) * recursion_lib.UNIT * (np.abs(weights) @ np.abs(rows.astype(float)))
+  allowed = (
+    (len(rows) + 1)
+    * recursion_lib.UNIT
+    * (np.abs(weights) @ np.abs(rows.astype(float)))
+  )
   # PRIVACY: If a library computes float64 products from numbers with fewer
   # bits, or in a way without the classical bound, roundings in doubt are missed,
   # and epsilon does not hold. A device that computes inexact products or
@@ -536,8 +540,8 @@ def check(device: jax.Device) -> None:
     )
 
 
-def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
-  """Returns (devices, version of JAX and kind of these devices).
+def known(names: Sequence[str]) -> tuple[jax.Device, ...]:
+  """Returns devices of one kind, for which chunks have one size.
 
   Args:
     names: names such as 'gpu:0'. An empty sequence means all devices that
@@ -554,15 +558,10 @@ def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
         f'{" ".join(by_name)}'
       )
   chosen = tuple(by_name[name] for name in names or by_name)
-  # PRIVACY: If a run resumes with fewer or more devices, some chunks move from
-  # one device to another, which computes past noise again. If these two devices
-  # rounded differently, past noise would not be the released noise, and epsilon
-  # would not hold. Devices of several kinds are refused.
-  # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   kinds = {each.device_kind for each in chosen}
   if len(kinds) > 1:
     raise errors.value_error(
       f'devices={" ".join(names or by_name)}: are of several kinds; use '
       'devices of one kind'
     )
-  return chosen, f'jax {jax.__version__} {kinds.pop()}'
+  return chosen

@@ -49,15 +49,9 @@ class Stream:
 
     y_t = z_steps (C^-1 Z)[t], apart from rounding
 
-  Each row is rounded to integers, and later rows are computed from the rounded
-  ones. With a window of past y (`recursion.PAST_Y`) the weighted sums of past y
-  are exact, so y has the same bits for every choice of blocks and chunks, and
-  for every device that gets the same normals. The host computes the normals for
-  NumPy and TensorFlow. JAX computes its own normals, whose last bits can differ
-  from the host's. All recursions except a window of past y add float64 numbers,
-  in an order that depends only on the block and the chunk. Their y has the same
-  bits only on one machine and kind of device. If the last bit of a sum or of a
-  normal differs, the rounding of rare coordinates can differ.
+  Each row is rounded to integers, exactly (see `blocks`), and later rows are
+  computed from the rounded ones. So y has the same bits for every choice of
+  blocks, chunks, devices, libraries and machines.
 
   Attributes:
     recursion: recursion that computes y from z, for the strategy matrix C.
@@ -67,8 +61,6 @@ class Stream:
     block_rounds: number of rounds of a block, > 0; the last block may have
       fewer.
     coordinates: the coordinates of y that the stream computes.
-    kind: kind of the devices that compute y, for JAX with its version; 'host'
-      for NumPy.
   """
 
   def __init__(
@@ -81,6 +73,7 @@ class Stream:
     coordinates: Optional[range] = None,
     devices: Sequence[str] = (),
     backend: str = NUMPY,
+    memory_copies: Optional[int] = None,
   ):
     """Initializes the stream; `rows` starts the work.
 
@@ -100,10 +93,13 @@ class Stream:
         needs. () means all devices of the kind that the backend prefers. NumPy
         takes no devices.
       backend: one of `BACKENDS`; NumPy computes on the host.
+      memory_copies: 0 to make past normals again instead of keeping them, which
+        takes as many normals in a round as C^-1 has bands; None to keep them.
 
     Raises:
       ValueError: a value is out of range, the backend or a device is unknown,
-        NumPy gets devices, or devices are of several kinds.
+        NumPy gets devices, devices are of several kinds, or `memory_copies` is
+        0 for noise that depends on past y.
       TypeError: `dimension` or `max_memory_bytes` is not an integer.
       ImportError: the backend is not installed.
     """
@@ -125,13 +121,16 @@ class Stream:
       if coordinates is None
       else _checked(coordinates, dimension)
     )
-    self.block_rounds = min(recursion.rounds, _block_rounds(recursion.memory))
+    self._memory_copies = _checked_copies(recursion, memory_copies)
+    self.block_rounds = min(
+      recursion.rounds, _block_rounds(self._memory_copies)
+    )
     self.identifier = identify(key, recursion, dimension, self.z_steps)
     self._generator = generator_lib.Generator(key)
     self._rounding = exact.Rounding(recursion, self.z_steps, self._generator)
     self._max_memory_bytes = max_memory_bytes
     self._backend = backend
-    self._devices, self.kind = _known(backend, devices)
+    self._devices = _known(backend, devices)
 
   def rows(self) -> Iterator[Optional[np.ndarray]]:
     """Yields y_t, [len(coordinates)] int32 in lattice steps, for t = 0, 1, ...
@@ -158,7 +157,7 @@ class Stream:
 
   @property
   def _memory_rows(self) -> int:
-    memory, m = self.recursion.memory, self.block_rounds
+    memory, m = self._memory_copies, self.block_rounds
     if self.recursion.keeps == recursion_lib.BUFFERS:
       return memory
     # The memory is a ring: row u % memory_rows holds round u.
@@ -197,8 +196,27 @@ class Stream:
     )
 
 
-def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
-  """Returns (devices of a backend, kind of these devices)."""
+def _checked_copies(
+  recursion: recursion_lib.Recursion, memory_copies: Optional[int]
+) -> int:
+  """Returns the number of rows of past noise to keep.
+
+  Raises:
+    ValueError: the recursion needs past rows, and none may be kept.
+  """
+  if memory_copies is None:
+    return recursion.memory
+  again = recursion.keeps == recursion_lib.PAST_Z or not recursion.memory
+  if memory_copies != 0 or not again:
+    raise errors.value_error(
+      f'memory_copies={memory_copies}: must be 0, for a C whose inverse has few '
+      f'bands; leave it out to keep {recursion.memory} copies of the model'
+    )
+  return 0
+
+
+def _known(backend: str, names: Sequence[str]) -> tuple[Any, ...]:
+  """Returns the devices of a backend."""
   if backend != NUMPY:
     return _module(backend).known(names)
   if names:
@@ -206,7 +224,7 @@ def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
       f'devices={" ".join(names)}: need a backend, and {NUMPY} works on the '
       f'host; use backend={JAX!r}'
     )
-  return (), 'host'
+  return ()
 
 
 def _module(backend: str) -> Any:

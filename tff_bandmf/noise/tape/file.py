@@ -32,7 +32,7 @@ if TYPE_CHECKING:
   import tensorflow as tf
 
 MAGIC = 0x7466665F6D66
-VERSION = 3
+VERSION = 4
 HEADER_WORDS = 6
 # The reasons for which a reader refuses a file.
 SIZE = 'the file has the wrong size, or another version of tff_bandmf wrote it'

@@ -6,6 +6,7 @@ the coordinates of y_t. The noise is y = C^-1 z for a strategy matrix C and
 normals z, in steps of `noise.lattice`. A folder holds these files:
 
   lock              locked by the producer; names its host and process
+  definition.npz    of a noise-server: see `noise.definition`
   tape.json         a `Description` of the noise, without a secret
   00000003.noise    y_3, the noise of round 3; see `tape.file`
   00000003.reached  a mark: rounds below 3 are refused
@@ -28,8 +29,8 @@ The folder of a `bandmf noise-server` also holds this file:
 
   reader            locked by the only process that may read the folder
 
-When a noise-server stops, its folder keeps `lock`, `reader`, `tape.json` and
-the highest marks, so that no later run gets noise that was used. When a tape
+When a noise-server stops, its folder keeps `lock`, `reader`, `tape.json`,
+`definition.npz` and the highest marks, so that no later run gets noise that was used. When a tape
 that no noise-server wrote is closed, all files of the tape are removed.
 """
 
@@ -56,16 +57,18 @@ from tff_bandmf.strategies import recursion as recursion_lib
 POLL_SECONDS = 0.02
 
 DESCRIPTION = 'tape.json'
+DEFINITION = 'definition.npz'
 _FORMAT = 'tff_bandmf.tape'
 _READER = 'reader'
 _PREFIX = 'tff_bandmf-tape-'
 _MEMORY = _files.MEMORY
 _FILE = re.compile(
-  r'lock|(failed|tape\.json|\d{8,}\.(noise|reached))(\.\w+\.part)?'
+  r'lock|(failed|tape\.json|definition\.npz|\d{8,}\.(noise|reached))'
+  r'(\.\w+\.part)?'
   r'|\d{8,}-\d+-\d+-\d+\.reached'
 )
 # Files that stay in the folder when a noise-server ends.
-_KEPT = re.compile(r'lock|tape\.json|.*\.reached')
+_KEPT = re.compile(r'lock|tape\.json|definition\.npz|.*\.reached')
 # The reasons for which a reader refuses a round.
 BEHIND = (
   'the producer ended or fell behind; is its process alive, and is there room '
@@ -142,14 +145,12 @@ class Description:
 
   Attributes:
     tape_id: 63-bit ID of the noise, a one-way function of the key.
-    strategy: digest of the strategy matrix C.
+    strategy: digest of the numbers of C, `Recursion.digest`.
     rounds: number of rounds of the run, > 0.
     dimension: d, number of coordinates of y_t in all shards together, > 0.
     first: first coordinate of this folder, >= 0.
     count: number of coordinates of this folder, > 0.
     z_steps: standard deviation of z in lattice steps, > 0.
-    device: kind of device that computes the noise. Two kinds may round
-      differently.
     served: whether a `bandmf noise-server` makes the noise.
   """
 
@@ -160,7 +161,6 @@ class Description:
   first: int
   count: int
   z_steps: float
-  device: str
   served: bool
 
   @classmethod

@@ -88,6 +88,7 @@ class OpenTape:
           placement.max_memory_bytes,
           devices=placement.devices,
           backend=placement.backend,
+          memory_copies=placement.memory_copies,
         ),
         start_round=placement.start_round,
       )

@@ -60,8 +60,7 @@ class ServedTape(tape_folder.ReadableTape):
       ValueError: `start_round` is out of range; a folder does not belong to a
         noise-server, has another reader, holds noise of another strategy,
         `dimension` or `z_steps`, or has a mark of a round after `start_round`;
-        a shard is missing; or the folders hold noise of several keys or kinds
-        of device.
+        a shard is missing; or the folders hold noise of several keys.
     """
     tape_folder.check_start(start_round, recursion.rounds)
     self.dimension = dimension
@@ -192,14 +191,12 @@ def _check_together(
   """Raises ValueError if the folders are not the shards of one tape."""
   # PRIVACY: All shards of a run have one key. A shard with a different key may
   # belong to a second run, and the difference of the two runs' releases would
-  # have no noise in this shard. Shards of two keys are refused. Shards from two
-  # kinds of device are refused because the kinds may round differently.
+  # have no noise in this shard. Shards of two keys are refused.
   # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
-  if len({(each.tape_id, each.device) for each in descriptions}) > 1:
+  if len({each.tape_id for each in descriptions}) > 1:
     raise errors.value_error(
       f'noise_server={[str(shard.directory) for shard in shards]}: hold noise '
-      'of several keys or kinds of device; start all shards with one key file, '
-      'on devices of one kind'
+      'of several keys; start all shards with one key file'
     )
   ends = itertools.accumulate((each.count for each in shards), initial=0)
   if [*(each.first for each in shards), dimension] != list(ends):

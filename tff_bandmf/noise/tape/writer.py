@@ -35,9 +35,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Tape(tape_folder.ReadableTape):
   """A thread that writes y_t a bounded number of rounds ahead of the reader.
 
-  A tape that starts at round s also computes the rounds before s, so on one
-  machine and kind of device it gives the same bits as a tape that starts at
-  round 0. The shards of a tape together give the same y_t as a single folder.
+  A tape that starts at round s also computes the rounds before s, and gives the
+  same bits as a tape that starts at round 0. The shards of a tape together give the same y_t as a single folder.
   While the disk is full, the producer waits, and rounds wait for it.
 
   PRIVACY: A program that resumes from an old server state could repeat a round
@@ -119,7 +118,6 @@ class Tape(tape_folder.ReadableTape):
       first,
       count,
       self.z_steps,
-      noise_stream.kind,
       resume,
     )
     self._ahead = max(2, ahead_bytes // (4 * count))

@@ -1,0 +1,118 @@
+"""The numbers that define the noise of a run, to the last bit.
+
+Other processors and libraries compute other last digits of C and of the
+standard deviation of z. The first process of a run writes the numbers to a
+file, and every later process takes them from there. So a run goes on on another
+machine with the same noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pathlib
+import zipfile
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tff_bandmf import _files, errors
+from tff_bandmf.noise import lattice as lattice_lib
+from tff_bandmf.noise import placements
+from tff_bandmf.strategies import recursion as recursion_lib
+
+_FORMAT = 'tff_bandmf.noise 1'
+# PRIVACY: The claim is computed from this machine's C and deviation of z. Noise
+# of clearly other numbers could have another epsilon. The file's numbers must
+# agree with this machine's up to rounding errors, which the stated sensitivity
+# covers.
+# Guard: definition_test.test_numbers_that_differ_are_refused.
+_TOLERANCE = 1000 * recursion_lib.UNIT
+
+
+class Definition(NamedTuple):
+  """What defines the noise of a run, apart from key and dimension.
+
+  Attributes:
+    recursion: recursion that computes y from z, with the exact numbers of C.
+    lattice: range of sums and noise, with the standard deviation of z.
+  """
+
+  recursion: recursion_lib.Recursion
+  lattice: lattice_lib.Lattice
+
+  def in_file(self, path: Optional[pathlib.Path], make: bool) -> Definition:
+    """Returns the definition with the numbers of a file.
+
+    Args:
+      path: path of the file; None for no file.
+      make: whether to write a file that is missing.
+
+    Raises:
+      ValueError: the file is damaged, or is of another noise.
+    """
+    if path is None or not (make or path.exists()):
+      return self
+    numbers = self.recursion.numbers()
+    size = np.float64(self.lattice.z_steps)
+    scalars = (_FORMAT, self.recursion.strategy_digest, self.lattice.clip_bits)
+    if not path.exists():
+      content = io.BytesIO()
+      np.savez(
+        content, definition=list(map(str, scalars)), z_steps=size, **numbers
+      )
+      _files.write(path, content.getvalue(), mode=0o600)
+      return self
+    try:
+      with np.load(io.BytesIO(_files.read(path)), allow_pickle=False) as stored:
+        held = dict(stored)
+      same = held.pop('definition').tolist() == list(map(str, scalars))
+      size_held = held.pop('z_steps')
+    except (EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+      raise errors.value_error(
+        f'file={path}: is not {_FORMAT}; restore it, or start a new run with a '
+        'new key'
+      ) from error
+    same &= _is_close(size_held, size) and set(held) == set(numbers)
+    if not same or not all(
+      _is_close(held[name], numbers[name]) for name in numbers
+    ):
+      raise errors.value_error(
+        f'file={path}: defines another noise; give the plan with which the run '
+        'began, or start a new run with a new key'
+      )
+    self.recursion.use(held)
+    lattice = dataclasses.replace(self.lattice, z_steps=float(size_held))
+    return self._replace(lattice=lattice)
+
+
+def of_run(
+  recursion: recursion_lib.Recursion,
+  placement: placements.Placement,
+  z_stddev_per_clip: float,
+  **options: Any,
+) -> Definition:
+  """Returns the definition of the noise of a run, from its file if it has one.
+
+  Args:
+    recursion: recursion that computes y from z, for the strategy matrix C.
+    placement: the user's choice of where noise comes from.
+    z_stddev_per_clip: standard deviation of z divided by the clipping norm.
+    **options: other arguments of `Lattice.of`.
+  """
+  lattice = lattice_lib.Lattice.of(recursion, z_stddev_per_clip, **options)
+  computed = Definition(recursion, lattice)
+  if not lattice.z_steps:
+    return computed
+  # A noise-server writes the file of its noise.
+  make = not isinstance(placement, placements.Served)
+  return computed.in_file(placement.definition, make)
+
+
+def _is_close(held: np.ndarray, computed: np.ndarray) -> bool:
+  """Returns whether arrays agree but for rounding errors."""
+  computed = np.asarray(computed)
+  if held.dtype != np.float64 or held.shape != computed.shape:
+    return False
+  largest = np.max(np.abs(computed), initial=0.0)
+  return bool(np.all(np.abs(held - computed) <= _TOLERANCE * largest))
