@@ -162,7 +162,7 @@ def test_damaged_use_of_a_key_is_read_or_refused(tmp_path):
 
 def test_damaged_description_of_a_tape_is_read_or_refused(tmp_path):
   description = tape_folder.Description(
-    1, '00', _ROUNDS, _DIMENSION, 0, _DIMENSION, 9.5, 'host', True)  # fmt: skip
+    1, '00', _ROUNDS, _DIMENSION, 0, _DIMENSION, 9.5, True)  # fmt: skip
   description.write(tmp_path)
   path = tmp_path / tape_folder.DESCRIPTION
   document = _files.read_json(path)

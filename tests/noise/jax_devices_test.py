@@ -105,19 +105,7 @@ def test_devices_make_the_noise_of_the_host(name):
   host, on_device = _rows(name), _made(name)
   assert on_device.dtype == np.int32 and on_device.shape == host.shape
   assert host.std(axis=1).min() > 900
-  # A cell that the last bit of a normal or of a sum decides is one of 10^9.
   assert np.array_equal(on_device, host)
-
-
-@pytest.mark.parametrize('name', ['blt', 'inverse'])
-def test_many_coordinates_are_those_of_the_host(monkeypatch, name):
-  """At most one in a million differs, and by one step."""
-  monkeypatch.setattr(stream, '_GRID', 2**16)
-  monkeypatch.setattr(jax_devices, '_width', lambda *_: 2**13)
-  shape = {'dimension': 2**14}
-  off = _rows(name, **shape) - _rows(name, **shape, backend='jax')
-  assert np.mean(off != 0) <= 1e-6
-  assert np.abs(off).max() <= 1
 
 
 @pytest.mark.parametrize('name', ['banded', 'blt', 'inverse'])
@@ -143,8 +131,16 @@ def test_devices_multiply_in_float64(monkeypatch):
   monkeypatch.setattr(jax_devices.jnp, 'matmul', spy)
   rows = np.zeros((5, 24), np.int32)
   with jax_generator.precise():
-    jax_devices._window.lower(
-      rows, np.ones((5, 24)), np.eye(5), np.eye(5), np.ones(5), 0
+    jax_devices._past_y.lower(
+      rows,
+      np.ones((5, 24)),
+      np.eye(5),
+      np.eye(5),
+      np.ones(5),
+      np.ones(5),
+      0,
+      terms=5,
+      few=2,
     )
   highest = jax.lax.Precision.HIGHEST
   assert set(seen) == {(np.dtype(float), np.dtype(float), highest)}
@@ -159,8 +155,8 @@ def test_device_that_is_not_exact_is_refused(monkeypatch, wrong):
     # As of three products of half the bits each.
     monkeypatch.setattr(
       jax_devices,
-      '_exact_product',
-      lambda weights, rows: weights @ rows.astype(float) * (1 + 2.0**-50),
+      '_product',
+      lambda weights, rows: weights @ rows.astype(float) * (1 + 2.0**-40),
     )
   with pytest.raises(RuntimeError, match='does not compute the noise as exact'):
     jax_devices.check.__wrapped__(device)
@@ -189,9 +185,8 @@ def test_noise_out_of_range_is_refused():
     made = noise.Stream(
       strategy.recursion(), z_steps, _DIMENSION, _KEY, backend='jax'
     )
-    with pytest.raises(OverflowError, match='32 bits'):
+    with pytest.raises(OverflowError, match='left its range'):
       list(made.rows())
-  assert np.isinf(jax_devices._largest(np.array([1.0, np.nan, 2.0])))
 
 
 def test_programs_of_users_keep_their_32_bits():
@@ -216,16 +211,13 @@ def test_devices_of_two_kinds_are_refused(monkeypatch):
     _rows('banded', backend='jax')
 
 
-def test_tape_goes_on_where_it_ended_and_with_no_other_backend(tmp_path):
+def test_tape_goes_on_with_another_backend(tmp_path):
   expected = tapes.expected()
   tape = tapes.make(tmp_path / 'tape', resume=True, backend='jax')
-  assert tape.description.device.startswith('jax ')
   for t in range(3):
     assert np.array_equal(tapes.release(tape, t), expected[t])
   tape.close()
-  with pytest.raises(ValueError, match='another tape, device=jax'):
-    tapes.make(tmp_path / 'tape', resume=True)
-  tape = tapes.make(tmp_path / 'tape', resume=True, backend='jax')
+  tape = tapes.make(tmp_path / 'tape', resume=True)
   assert tape.start_round == 2
   for t in range(2, tapes.ROUNDS):
     assert np.array_equal(tapes.release(tape, t), expected[t])

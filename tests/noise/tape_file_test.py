@@ -35,7 +35,7 @@ def test_file_is_gzip_of_header_and_noise(tmp_path, count):
   path = _write(tmp_path, count)
   packed = gzip.decompress(path.read_bytes())
   assert struct.unpack('<6q', packed[:48]) == (
-    tape_file.MAGIC, 3, _ID, _ROUND, _FIRST, count)  # fmt: skip
+    tape_file.MAGIC, 4, _ID, _ROUND, _FIRST, count)  # fmt: skip
   assert np.array_equal(np.frombuffer(packed[48:], '<i4'), _y(count))
   assert path.stat().st_size == tape_file.size(count)
 
