@@ -10,6 +10,9 @@ file or tests contain a word. An entry is
   new = '''fit = rounds // self.min_sep'''
   tests = ['participation_test.test_participations_is_the_longest_pattern']
 
+Several changes that the same tests must notice are one entry, in which a list
+`changes` of [old, new] stands in the place of `old` and `new`.
+
 Tests of the strategy for Flower run where Flower is installed, which is not
 beside TensorFlow: `make mutants-flower` tries their entries.
 
@@ -108,7 +111,9 @@ def read(root: pathlib.Path = ROOT) -> list[Mutant]:
   """Returns the list of a tree."""
   entries = tomllib.loads((root / LIST).read_text())['mutant']
   return [
-    Mutant(**{**entry, 'tests': tuple(entry['tests'])}) for entry in entries
+    Mutant(entry['file'], old, new, tuple(entry['tests']))
+    for entry in entries
+    for old, new in entry.get('changes') or [(entry['old'], entry['new'])]
   ]
 
 

@@ -121,6 +121,46 @@ def test_runs_of_any_sampling_get_the_sum_of_their_shares():
   assert claim.failure_probability > 0
 
 
+@pytest.mark.slow
+def test_claims_of_random_compositions_add_up():
+  """Two sampled runs or more: each can fail, and each has a slack."""
+  rng = np.random.default_rng(0)
+  for count in (2, 3):
+    bins = [
+      _run(
+        rng.uniform(0.7, 1.2),
+        strategies.Identity(16),
+        accounting.BallsInBins(16),
+        max_slack=0.5,
+        samples=monte_carlo.Samples(int(rng.integers(1000, 2000))),
+      )
+      for _ in range(count)
+    ]
+    gaussians = [_run(rng.uniform(1, 4)) for _ in range(3 - count)]
+    composed = accounting.compose([*gaussians, *bins])
+    delta = rng.uniform(1e-2, 5e-2)
+    claim = composed.claim(delta)
+    assert claim.total <= delta * (1 + 1e-9)
+    share = delta / (len(bins) + bool(gaussians))
+    parts = [run.claim(share) for run in bins]
+    if gaussians:
+      parts.append(accounting.compose(gaussians).claim(share))
+    for field in (
+      'epsilon',
+      'estimate',
+      'upper',
+      'failure_probability',
+      'slack_epsilon',
+      'slack_delta',
+    ):
+      values = [getattr(part, field) for part in parts]
+      assert getattr(claim, field) == pytest.approx(sum(values), rel=1e-9)
+      assert getattr(claim, field) >= sum(values) * (1 - 1e-15)
+      # No part is lost in another.
+      assert len([value for value in values if value > 0]) > 1, field
+    assert claim.samples == max(part.samples for part in parts)
+
+
 def test_runs_whose_chance_gives_little_are_composed_without_it():
   # One bin: nothing is left to chance.
   runs = [

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import random_structures
 
 from tff_bandmf import accounting, sensitivity, strategies
 from tff_bandmf import cohorts as cohorts_lib
@@ -147,6 +148,40 @@ def test_cost_bounds_the_shift_of_every_pattern(name):
       for pattern, most in zip(patterns, cost):
         columns = wide[:, pattern]
         assert np.abs(columns.T @ columns).sum() == pytest.approx(most, 1e-8)
+
+
+@pytest.mark.parametrize(
+  'name', ['banded', 'toeplitz', 'falling', 'normalized', 'normalized falling']
+)
+def test_random_budgets_bound_the_rounds_that_they_admit(name):
+  """All patterns of random C: their sums of |X|, number and distances."""
+  rng = np.random.default_rng(list(name.encode()))
+  longest = 0
+  for _ in range(30):
+    rounds = int(rng.integers(2, 13))
+    bands = int(rng.integers(1, rounds))
+    strategy = random_structures.MATRICES[name](rng, rounds, bands)
+    min_sep = int(rng.integers(1, rounds + 1))
+    apart = int(rng.integers(1, min_sep + 1))
+    most = int(rng.integers(1, 4)) if rng.random() < 0.7 else None
+    budget = _budget(strategy, min_sep, most, apart=apart)
+    sets = random_structures.separated(rounds, apart)
+    indices = np.where(sets > 0, np.arange(rounds), -1)
+    cost = budget.known_costs.total(-np.sort(-indices, axis=1))
+    admitted = sets[cost <= budget.known_costs.limit]
+    bound = sensitivity.sensitivity(strategy, budget).value ** 2
+    x = random_structures.gram(strategy)
+    assert random_structures.sums(admitted, x).max() <= bound
+    size = admitted.sum(1).max()
+    assert size <= budget.participations(rounds) <= rounds
+    longest += size > budget.typical.participations(rounds)
+    assert budget.separation(rounds) == apart
+    # Whoever keeps the typical schema is admitted.
+    typical = random_structures.separated(rounds, min_sep)
+    typical = typical[typical.sum(1) <= (most or rounds)]
+    largest = random_structures.sums(typical, x).max()
+    assert random_structures.sums(admitted, x).max() >= largest
+  assert longest > 3 or name != 'banded'
 
 
 @pytest.mark.parametrize('name', _MATRICES)

@@ -50,6 +50,37 @@ def test_sums_and_noise_stay_in_32_bits(cohort, z, secure_sum):
     assert found.z_steps == z * found.clip_steps
 
 
+def test_random_lattices_hold_sums_and_noise():
+  """The noise decides where C is nearly singular, and sums where it is not."""
+  rng = np.random.default_rng(0)
+  widths, shares = [], []
+  for _ in range(400):
+    series = rng.uniform(0.2, 2) * np.array([1, -rng.uniform(0, 1.8)])
+    rows = np.tile(series, (25, 1)) * rng.uniform(0.7, 1.4, (25, 1))
+    rows[0, 1] = 0
+    strategy = strategies.Banded(rows)
+    z, cohort = np.exp(rng.uniform(-9, 4)), int(np.exp(rng.uniform(0, 14)))
+    secure_sum = bool(rng.random() < 0.5)
+    try:
+      found = _of(strategy.recursion(), z, cohort, 1, secure_sum=secure_sum)
+    except ValueError:
+      continue
+    inverse = np.linalg.inv(strategy.matrix())
+    noise = 12 * np.linalg.norm(inverse, axis=1).max() * found.z_steps
+    sums = (2 if secure_sum else 1) * cohort * found.clip_steps
+    rounding = np.abs(inverse * rows[:, 0]).sum(1).max() / 2 + 1
+    assert sums + noise + rounding < 2**31
+    shares.append(noise / 2**31)
+    widths += [
+      rows[:, 0].min() / found.z_steps,
+      rows[:, 0].max() / found.z_steps,
+    ]
+  assert cells.CELL_WIDTH <= min(widths) and max(widths) <= 1
+  # Every limit decides for some.
+  assert max(shares) > 0.9 and np.quantile(shares, 0.3) < 0.1
+  assert min(widths) < 1.5 * cells.CELL_WIDTH and max(widths) > 0.7
+
+
 def test_cells_wider_than_a_deviation_are_refused():
   # 2^10 steps are all that a million clients leave.
   assert _of(z=2.0**-9, cohort=2**20, dimension=1).z_steps >= 1

@@ -282,6 +282,21 @@ def test_run_that_is_over_says_so(tmp_path, capsys):
         mine.record(**other)
 
 
+def test_run_is_not_recorded_before_its_last_round(tmp_path):
+  """After any number of rounds, of clients that are drawn or that came."""
+  for done in range(_ROUNDS):
+    with _open(tmp_path) as mine:
+      with pytest.raises(ValueError, match=f'record=round {done}: .* of 9'):
+        mine.record(accuracy=0.5)
+      if done % 2:
+        _finish(next(mine.rounds(clients=30)))
+      else:
+        with mine.round(cohort=[20 + done]) as opened:
+          _finish(opened)
+  with _open(tmp_path) as mine:
+    mine.record(accuracy=0.5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'schema',

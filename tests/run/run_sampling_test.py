@@ -254,6 +254,40 @@ def test_cohort_that_differs_voids_the_claim(tmp_path, monkeypatch):
     assert ledger.observed().drawn is False
 
 
+@pytest.mark.parametrize(
+  ('cohorts', 'last'),
+  zip(_KINDS, (0, 2, 4)),
+  ids=[each.name for each in _KINDS],
+)
+def test_last_cohort_that_the_key_does_not_give_stops_the_run(
+  tmp_path, monkeypatch, cohorts, last
+):
+  """One client fewer, one more, and another one, after any round."""
+  plan, drawn = _plan(cohorts), {}
+  with pytest.raises(_Killed):
+    _train(tmp_path, plan, kill=last + 1, cohorts=drawn)
+  cohort = np.array(drawn[last])
+  outside = np.setdiff1d(np.arange(_CLIENTS), cohort)[:1]
+  kind = getattr(samplers, type(cohorts).__name__)
+  sample = kind.cohort
+  with run.Run(tmp_path, plan) as mine:
+    mine.restore(lambda: np.zeros(2))
+    for other in (
+      cohort[1:],
+      np.sort(np.append(cohort, outside)),
+      np.sort(np.append(cohort[1:], outside)),
+    ):
+      with monkeypatch.context() as patch:
+        patch.setattr(
+          kind,
+          'cohort',
+          lambda self, t, other=other: other if t == last else sample(self, t),
+        )
+        with pytest.raises(ValueError, match=f'round={last}: has another coh'):
+          next(mine.rounds(clients=_CLIENTS))
+    assert next(mine.rounds(clients=_CLIENTS)).index == last + 1
+
+
 class _Process:
   """A process of nobody's making: its state is the sum of all releases."""
 

@@ -35,7 +35,8 @@ class KeyUse:
   noise of some of them was made in another folder.
   Guards:
   noise_server_test.test_second_server_of_a_key_is_refused,
-  noise_server_test.test_key_of_another_folder_is_refused.
+  noise_server_test.test_key_of_another_folder_is_refused,
+  key_use_test.test_coordinates_serve_one_tape_in_one_folder.
 
   **Formal guarantee.**
   Assumption: every process that uses the key reaches the key file by the same
