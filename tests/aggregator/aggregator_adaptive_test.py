@@ -5,7 +5,6 @@ import functools
 
 import numpy as np
 import pytest
-import small_aggregator
 import tapes
 import tensorflow_federated as tff
 
@@ -46,7 +45,7 @@ def _ran(factory):
   outputs = []
   with factory:
     process = factory.create(_TYPE)
-    state = small_aggregator.with_key(process.initialize(), _KEY)
+    state = process.initialize()
     for _ in range(_STRATEGY.rounds):
       outputs.append(process.next(state, list(map(_update, _SIZES))))
       state = outputs[-1].state
@@ -54,7 +53,7 @@ def _ran(factory):
 
 
 def test_every_place_gives_the_same_noise_and_the_same_clips(runtime, tmp_path):
-  factory = _factory(placements.InState(), measure_clients=True)
+  factory = _factory(placements.Tape(key=_KEY), measure_clients=True)
   in_state = _ran(factory)
   on_tape = _ran(_factory(placements.Tape(key=_KEY)))
   # A noise server knows of no clip.
@@ -141,7 +140,7 @@ def test_audit_follows_the_clip(runtime):
 
 @pytest.mark.parametrize('secure', [False, True])
 def test_nothing_leaves_past_the_release(secure):
-  with _factory(placements.InState(), secure_sum=secure) as factory:
+  with _factory(placements.Tape(key=_KEY), secure_sum=secure) as factory:
     assert aggregator.check_process(factory.create(_TYPE)) == []
 
 

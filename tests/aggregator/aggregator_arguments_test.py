@@ -19,18 +19,18 @@ def _tape_threads():
 
 @pytest.mark.parametrize('option', ['secure_sum', 'measure_clients'])
 def test_groups_are_not_hidden_or_measured(option):
-  with small.factory_of('state', **{option: True}) as factory:
+  with small.factory_of(**{option: True}) as factory:
     with pytest.raises(ValueError, match=f'{option}=True: is for updates of'):
       factory.create_for_sums(small.TYPE)
 
 
 def test_noise_is_on_a_tape_unless_the_state_is_asked_for():
-  with small.factory_of('tape', noise=None) as factory:
+  with small.factory_of(noise=None) as factory:
     assert factory.noise == placements.Tape()
 
 
 def test_spec_is_the_claim():
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     spec = factory.guarantee
   assert spec.noise_multiplier == small.MULTIPLIER
   assert spec.sensitivity.value == pytest.approx(small.SENSITIVITY)
@@ -68,7 +68,7 @@ def test_adaptive_clip_is_refused(clip):
   with pytest.raises(
     TypeError, match='l2_norm_clip.*noise of the run; give a norm'
   ):
-    small.factory_of('state', l2_norm_clip=clip)
+    small.factory_of(l2_norm_clip=clip)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_adaptive_clip_is_refused(clip):
 def test_bad_argument_is_refused(kwargs, error, match):
   threads = _tape_threads()
   with pytest.raises(error, match=match):
-    small.factory_of('tape', **kwargs)
+    small.factory_of(**kwargs)
   assert _tape_threads() == threads
 
 
@@ -119,14 +119,14 @@ def test_bad_argument_is_refused(kwargs, error, match):
 )
 def test_what_does_not_fit_is_refused_and_leaves_nothing(kwargs, error, match):
   threads = _tape_threads()
-  with small.factory_of('tape', **kwargs) as factory:
+  with small.factory_of(**kwargs) as factory:
     with pytest.raises(error, match=match):
       factory.create(small.TYPE)
   assert _tape_threads() == threads
 
 
 def test_update_of_integers_is_refused_by_name():
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     with pytest.raises(TypeError, match=r'update\[step\].*int32'):
       factory.create(
         tff.to_type(
@@ -137,7 +137,7 @@ def test_update_of_integers_is_refused_by_name():
 
 def test_producer_of_a_tape_ends_with_the_factory():
   before = _tape_threads()
-  with small.factory_of('tape') as factory:
+  with small.factory_of() as factory:
     factory.create(small.TYPE)
     assert len(_tape_threads()) == len(before) + 1
   assert _tape_threads() == before

@@ -7,7 +7,6 @@ import time
 import numpy as np
 import psutil
 import pytest
-import small_aggregator
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -33,7 +32,7 @@ def _factory(l2_norm_clip=_CLIP, **kwargs):
       'l2_norm_clip': l2_norm_clip,
       'strategy': _STRATEGY,
       'participation': participation.MinSep(2),
-      'noise': placements.InState(),
+      'noise': placements.Tape(key=_KEY),
       'largest_cohort': 9,
       **kwargs,
     }
@@ -51,11 +50,6 @@ def _process(factory):
       )
     )
   )
-
-
-def _start(process):
-  """A state with the key that the tests know."""
-  return small_aggregator.with_key(process.initialize(), _KEY)
 
 
 def _update(kernel, bias):
@@ -85,7 +79,7 @@ def test_clips_by_layer_bound_the_layers_and_scale_the_noise(runtime):
   clips = {'kernel': 3.0, 'bias': 4.0}
   with _factory(clips) as factory:
     process = _process(factory)
-    output = process.next(_start(process), [_FINE, _LARGE])
+    output = process.next(process.initialize(), [_FINE, _LARGE])
     assert factory.l2_norm_clip == 5.0
     assert factory.guarantee.z_stddev_per_clip == pytest.approx(
       _MULTIPLIER * _SENSITIVITY
@@ -104,7 +98,7 @@ def test_update_above_the_zeroing_norm_counts_as_zero(runtime):
   with _factory(zeroing_norm=500.0, measure_clients=True) as factory:
     process = _process(factory)
     output = process.next(
-      _start(process), [_FINE, _LARGE, _HUGE, _BROKEN, _BROKEN, _FINE]
+      process.initialize(), [_FINE, _LARGE, _HUGE, _BROKEN, _BROKEN, _FINE]
     )
   assert output.measurements['not_private'] == {
     'non_finite_count': 2,
@@ -152,7 +146,7 @@ def test_tape_says_how_many_rounds_are_ready(runtime, tmp_path):
 def test_any_number_of_clients_is_divided_by_the_same(runtime, clients):
   with _factory() as factory:
     process = _process(factory)
-    result = process.next(_start(process), [_FINE] * clients).result
+    result = process.next(process.initialize(), [_FINE] * clients).result
   np.testing.assert_allclose(
     _flat(result),
     (clients * _flat(_FINE) + _first_noise(_MULTIPLIER * _SENSITIVITY * _CLIP))
@@ -187,7 +181,7 @@ def test_secure_sum_is_the_plain_one_to_the_bit(runtime):
   with _secure_runtime():
     with _factory(secure_sum=True) as factory:
       process = _process(factory)
-      state = _start(process)
+      state = process.initialize()
       output = process.next(state, updates)
       results.append(output.result)
       with pytest.raises(Exception, match='largest_cohort=9; give'):
@@ -200,7 +194,7 @@ def test_secure_sum_is_the_plain_one_to_the_bit(runtime):
   with _factory() as factory:
     process = _process(factory)
     assert factory.lattice.clip_bits in (bits, bits + 1)
-    plain = process.next(_start(process), updates).result
+    plain = process.next(process.initialize(), updates).result
   step = _CLIP / 2**bits / _CLIENTS
   np.testing.assert_allclose(
     _flat(results[0]), _flat(plain), rtol=0, atol=10 * step + 1e-6

@@ -12,33 +12,32 @@ from tff_bandmf import aggregator, noise
 from tff_bandmf.noise.producer import stream
 
 
-@pytest.fixture(scope='module', params=small.PLACEMENTS)
-def whole(request, runtime):
-  """A placement, and the results of an undisturbed run with it."""
-  with small.factory_of(request.param) as factory:
+@pytest.fixture(scope='module')
+def whole(runtime):
+  """The results of an undisturbed run."""
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
-    results, _ = small.run(process, small.start(process), 0, small.ROUNDS)
-  return request.param, results
+    results, _ = small.run(process, process.initialize(), 0, small.ROUNDS)
+  return results
 
 
 @pytest.mark.parametrize('split', [1, 4])
 def test_run_split_in_two_equals_one_run(whole, split):
-  placement, expected = whole
-  with small.factory_of(placement) as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
-    first, saved = small.run(process, small.start(process), 0, split)
+    first, saved = small.run(process, process.initialize(), 0, split)
     # A round that was started and lost is played again after the restart.
     small.run(process, saved, split, split + 1)
-  with small.factory_of(placement, {'start_round': split}) as factory:
+  with small.factory_of({'start_round': split}) as factory:
     process = factory.create(small.TYPE)
     fresh = process.initialize()
     tf.nest.assert_same_structure(fresh, saved)
     second, _ = small.run(process, saved, split, small.ROUNDS)
-  assert np.array_equal(np.concatenate([first, second]), expected)
+  assert np.array_equal(np.concatenate([first, second]), whole)
 
 
 def test_finished_run_can_be_opened_again(runtime):
-  with small.factory_of('tape', {'start_round': small.ROUNDS}) as factory:
+  with small.factory_of({'start_round': small.ROUNDS}) as factory:
     process = factory.create(small.TYPE)
     state = process.initialize()
     assert state.query_state.round == small.ROUNDS
@@ -47,7 +46,7 @@ def test_finished_run_can_be_opened_again(runtime):
 
 
 def test_tape_of_another_key_or_round_is_refused(runtime):
-  with small.factory_of('tape') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     _, saved = small.run(process, process.initialize(), 0, 2)
   for tape, match in [
@@ -55,14 +54,14 @@ def test_tape_of_another_key_or_round_is_refused(runtime):
     ({'key': None}, 'another tape'),
     ({'start_round': 3}, 'already used'),
   ]:
-    with small.factory_of('tape', tape) as factory:
+    with small.factory_of(tape) as factory:
       process = factory.create(small.TYPE)
       with pytest.raises(Exception, match=match):
         process.next(saved, small.updates_of(1, seed=2))
 
 
 def test_round_after_close_fails_at_once(runtime):
-  with small.factory_of('tape') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     state = process.initialize()
   with pytest.raises(Exception, match='the tape is not there'):
@@ -78,7 +77,7 @@ def test_failed_producer_fails_the_round_at_once(runtime, monkeypatch):
 
   monkeypatch.setattr(stream.Stream, 'rows', fail)
   began = time.monotonic()
-  with small.factory_of('tape') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     with pytest.raises(Exception, match='producer ended'):
       process.next(process.initialize(), small.updates_of(1, seed=0))
@@ -86,7 +85,7 @@ def test_failed_producer_fails_the_round_at_once(runtime, monkeypatch):
 
 
 def test_round_of_a_tape_releases_one_sum(runtime):
-  with small.factory_of('tape') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     state = process.initialize()
     first = process.next(state, small.updates_of(2, seed=0)).result
@@ -98,7 +97,7 @@ def test_round_of_a_tape_releases_one_sum(runtime):
 
 
 def test_used_noise_is_refused_to_a_second_run(runtime):
-  with small.factory_of('tape') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     state = process.initialize()
     small.run(process, state, 0, 2)
@@ -108,10 +107,9 @@ def test_used_noise_is_refused_to_a_second_run(runtime):
       process.next(process.initialize(), small.updates_of(1, seed=7))
 
 
-@pytest.mark.parametrize('placement', small.PLACEMENTS)
 @pytest.mark.parametrize('sums', [False, True])
-def test_second_process_of_a_factory_is_refused(placement, sums):
-  with small.factory_of(placement) as factory:
+def test_second_process_of_a_factory_is_refused(sums):
+  with small.factory_of() as factory:
     create = factory.create_for_sums if sums else factory.create
     create(small.TYPE)
     for again in (factory.create, factory.create_for_sums):
@@ -124,9 +122,9 @@ def test_second_process_of_a_factory_is_refused(placement, sums):
 def test_second_factory_with_a_key_is_refused(start_round, multiplier):
   """Another size or deviation has the same z, times another number."""
   with (
-    small.factory_of('tape') as first,
+    small.factory_of() as first,
     small.factory_of(
-      'tape', {'start_round': start_round}, noise_multiplier=multiplier
+      {'start_round': start_round}, noise_multiplier=multiplier
     ) as second,
   ):
     first.create(small.TYPE)
@@ -138,7 +136,7 @@ def test_second_factory_with_a_key_is_refused(start_round, multiplier):
     second.create(small.TYPE)
     first.close()
     with (
-      small.factory_of('tape') as third,
+      small.factory_of() as third,
       pytest.raises(ValueError, match='serves'),
     ):
       third.create(small.TYPE)
@@ -146,7 +144,7 @@ def test_second_factory_with_a_key_is_refused(start_round, multiplier):
 
 @pytest.mark.parametrize('start_round', [0, 3])
 def test_second_run_on_a_tape_is_refused_its_first_round(runtime, start_round):
-  with small.factory_of('tape', {'start_round': start_round}) as factory:
+  with small.factory_of({'start_round': start_round}) as factory:
     process = factory.create(small.TYPE)
     first, second = process.initialize(), process.initialize()
     process.next(first, small.updates_of(2, seed=0))
@@ -157,19 +155,8 @@ def test_second_run_on_a_tape_is_refused_its_first_round(runtime, start_round):
     process.next(first, small.updates_of(2, seed=0))
 
 
-def test_two_runs_in_the_state_share_no_noise(runtime):
-  with small.factory_of('state') as factory:
-    process = factory.create(small.TYPE)
-    states = [process.initialize() for _ in range(2)]
-    runs = [small.run(process, state, 0, 2)[0] for state in states]
-  keys = [state.query_state.noise['key'] for state in states]
-  assert not np.isin(*keys).any()
-  assert np.mean(np.isclose(*runs, atol=0)) < 0.2
-
-
-@pytest.mark.parametrize('placement', small.PLACEMENTS)
-def test_state_that_was_never_begun_releases_nothing(runtime, placement):
-  with small.factory_of(placement) as factory:
+def test_state_that_was_never_begun_releases_nothing(runtime):
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     state = process.initialize()
     state = state._replace(query_state=state.query_state._replace(round=-1))
@@ -181,11 +168,11 @@ def test_state_that_was_never_begun_releases_nothing(runtime, placement):
 
 
 def test_skipped_round_releases_nothing(runtime):
-  with small.factory_of('tape') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     state = process.initialize()
     expected, _ = small.run(process, state, 0, 3)
-  with small.factory_of('tape') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     state = process.initialize()
     skipped = aggregator.skip_round(aggregator.skip_round(state))
@@ -196,17 +183,12 @@ def test_skipped_round_releases_nothing(runtime):
     # It does not come back.
     with pytest.raises(Exception, match='noise tape'):
       process.next(state, small.updates_of(2, seed=0))
-  with small.factory_of('state') as factory:
-    process = factory.create(small.TYPE)
-    with pytest.raises(ValueError, match='cannot skip a round'):
-      aggregator.skip_round(process.initialize())
 
 
-@pytest.mark.parametrize('placement', small.PLACEMENTS)
-def test_key_is_in_the_state_of_the_state_placement_only(runtime, placement):
-  with small.factory_of(placement) as factory:
+def test_key_is_in_no_state_and_no_graph(runtime):
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
-    state = small.start(process)
+    state = process.initialize()
     output = process.next(state, small.updates_of(1, seed=0))
     late = output.state.query_state._replace(round=small.ROUNDS)
     with pytest.raises(Exception, match='all are done') as error:
@@ -221,10 +203,8 @@ def test_key_is_in_the_state_of_the_state_placement_only(runtime, placement):
     repr(output.result),
     repr(output.measurements),
   ]
+  seen.append(repr(output.state))
   assert not any(word in text for word in words for text in seen)
-  assert all(word in repr(output.state) for word in words) == (
-    placement == 'state'
-  )
   graphs = [
     tff.framework.serialize_computation(graph).SerializeToString()
     for graph in (process.initialize, process.next)

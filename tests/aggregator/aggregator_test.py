@@ -10,9 +10,8 @@ import tensorflow_federated as tff
 from tff_bandmf import run
 
 
-@pytest.mark.parametrize('placement', small.PLACEMENTS)
-def test_types_are_those_of_a_dp_factory(placement):
-  with small.factory_of(placement) as factory:
+def test_types_are_those_of_a_dp_factory():
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     plain = tff.aggregators.SumFactory().create(small.TYPE)
   assert isinstance(process, tff.templates.AggregationProcess)
@@ -24,39 +23,29 @@ def test_types_are_those_of_a_dp_factory(placement):
   query_state = state.member['query_state']
   scalar = tff.TensorType(np.int64)
   assert query_state['round'] == scalar
-  expected = (
-    tff.StructType([('tape_id', scalar), ('run', scalar)])
-    if placement == 'tape'
-    else tff.StructType(
-      [
-        ('key', tff.TensorType(np.int32, [8])),
-        ('past', tff.TensorType(np.int32, [2, small.DIMENSION])),
-      ]
-    )
-  )
+  expected = tff.StructType([('tape_id', scalar), ('run', scalar)])
   assert query_state['noise'].is_equivalent_to(expected)
   free = [
     ('round', scalar),
     ('z_stddev', tff.TensorType(np.float32)),
     ('noise_placement', tff.TensorType(np.str_)),
     ('noise_checked', tff.TensorType(np.bool_)),
+    ('rounds_ahead', tff.TensorType(np.int32)),
   ]
-  if placement == 'tape':
-    free.append(('rounds_ahead', tff.TensorType(np.int32)))
   assert signature.result.measurements.member.is_equivalent_to(
     tff.StructType([('free', tff.StructType(free))])
   )
 
 
-@pytest.mark.parametrize('placement', [*small.PLACEMENTS, 'run'])
-def test_checks_of_the_graph_are_single_operations(placement, tmp_path):
+@pytest.mark.parametrize('by_run', [False, True])
+def test_checks_of_the_graph_are_single_operations(by_run, tmp_path):
   # `tf.debugging.Assert` makes a branch of its own, which takes long to build
   # and to compile, unless it prints strings alone.
-  if placement == 'run':
+  if by_run:
     with run.Run(tmp_path / 'run', small_run.small_plan()) as mine:
       process = mine.aggregator.create(small.TYPE)
   else:
-    with small.factory_of(placement) as factory:
+    with small.factory_of() as factory:
       process = factory.create(small.TYPE)
   for computation in (process.initialize, process.next):
     proto = tff.framework.ConcreteComputation.get_proto(computation)
@@ -64,12 +53,11 @@ def test_checks_of_the_graph_are_single_operations(placement, tmp_path):
     assert b'Assert' in content and b'AssertGuard' not in content
 
 
-@pytest.mark.parametrize('placement', small.PLACEMENTS)
-def test_rounds_equal_clipped_mean_plus_dense_noise(runtime, placement):
+def test_rounds_equal_clipped_mean_plus_dense_noise(runtime):
   noise_rows = small.Z_STDDEV * small.dense_noise()
-  with small.factory_of(placement) as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
-    state = small.start(process)
+    state = process.initialize()
     for t in range(small.ROUNDS):
       # Some are clipped and some are not; the divisor stays.
       updates = small.updates_of(3 + t % 2, seed=t, scale=10.0 ** (t % 3 - 1))
@@ -81,7 +69,7 @@ def test_rounds_equal_clipped_mean_plus_dense_noise(runtime, placement):
       metrics = output.measurements['free']
       assert metrics['round'] == t + 1
       assert metrics['z_stddev'] == pytest.approx(small.Z_STDDEV)
-      assert metrics['noise_placement'] == placement.encode()
+      assert metrics['noise_placement'] == b'tape'
       assert metrics['noise_checked']
       state = output.state
     with pytest.raises(Exception, match='all are done'):
@@ -90,7 +78,7 @@ def test_rounds_equal_clipped_mean_plus_dense_noise(runtime, placement):
 
 def test_round_past_the_last_raises(runtime):
   # Also without noise, where no noise source would object.
-  with small.factory_of('state', noise_multiplier=0.0) as factory:
+  with small.factory_of(noise_multiplier=0.0) as factory:
     process = factory.create(small.TYPE)
     state = process.initialize()
     for t in range(small.ROUNDS):
@@ -113,13 +101,13 @@ def test_round_past_the_last_raises(runtime):
 
 
 def test_client_with_nan_or_infinity_contributes_zero(runtime):
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     updates = small.updates_of(5, seed=0)
     updates[1]['kernel'][2, 1] = np.nan
     updates[3]['bias'][0][0] = -np.inf
     updates[4]['after']['z'][1] = np.inf
-    output = process.next(small.start(process), updates)
+    output = process.next(process.initialize(), updates)
   finite = [updates[0], updates[2]]
   small.assert_close(
     output.result,
@@ -130,7 +118,7 @@ def test_client_with_nan_or_infinity_contributes_zero(runtime):
 
 @pytest.mark.parametrize('sums', [False, True])
 def test_round_of_too_many_clients_fails_and_says_what_to_do(runtime, sums):
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     assert factory.lattice is None
     if sums:
       clipping, _, process = factory.create_for_sums(small.TYPE)
@@ -146,19 +134,19 @@ def test_round_of_too_many_clients_fails_and_says_what_to_do(runtime, sums):
     process.next(state, updates[:5])
     with pytest.raises(Exception, match='largest_cohort=5; give'):
       process.next(state, updates)
-  with small.factory_of('state', largest_cohort=6) as factory:
+  with small.factory_of(largest_cohort=6) as factory:
     process = factory.create(small.TYPE)
     process.next(process.initialize(), small.updates_of(6, seed=0))
 
 
 def test_sums_of_groups_are_those_of_their_clients(runtime):
   updates = small.updates_of(5, seed=3)
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.TYPE)
-    expected = process.next(small.start(process), updates).result
-  with small.factory_of('state') as factory:
+    expected = process.next(process.initialize(), updates).result
+  with small.factory_of() as factory:
     clipping, _, process = factory.create_for_sums(small.TYPE)
-    state = small.start(process)
+    state = process.initialize()
     clipped = list(map(clipping.clip, updates))
     for ends in ([1, 2, 3, 4, 5], [2, 5], [5]):
       groups = [
@@ -186,12 +174,12 @@ def test_sums_of_groups_are_those_of_their_clients(runtime):
   ids=['leaf', 'list', 'tuple', 'dict'],
 )
 def test_containers_of_any_kind_get_their_noise(runtime, specs):
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     process = factory.create(small.type_of(specs))
     value = tf.nest.map_structure(
       lambda s: np.zeros(s.shape, s.dtype.as_numpy_dtype), specs
     )
-    result = process.next(small.start(process), [value, value]).result
+    result = process.next(process.initialize(), [value, value]).result
   dimension = sum(s.shape.num_elements() for s in tf.nest.flatten(specs))
   np.testing.assert_allclose(
     small.flat(result),
@@ -236,15 +224,12 @@ def client_data():
   ]
 
 
-@pytest.mark.parametrize('placement', small.PLACEMENTS)
 @pytest.mark.parametrize('algorithm', ['fed_avg', 'fed_sgd'])
 def test_learning_process_adds_the_noise_to_its_weights(
-  runtime, client_data, placement, algorithm
+  runtime, client_data, algorithm
 ):
   def train(noise_multiplier):
-    with small.factory_of(
-      placement, noise_multiplier=noise_multiplier
-    ) as factory:
+    with small.factory_of(noise_multiplier=noise_multiplier) as factory:
       server = tff.learning.optimizers.build_sgdm(1.0)
       if algorithm == 'fed_avg':
         process = tff.learning.algorithms.build_unweighted_fed_avg(
@@ -259,10 +244,7 @@ def test_learning_process_adds_the_noise_to_its_weights(
           server,
           model_aggregator=tff.aggregators.as_weighted_aggregator(factory),
         )
-      state = process.initialize()
-      if noise_multiplier:
-        state = state._replace(aggregator=small.with_key(state.aggregator))
-      output = process.next(state, client_data)
+      output = process.next(process.initialize(), client_data)
       weights = process.get_model_weights(output.state)
       assert list(output.metrics['aggregator']) == ['free']
       return small.flat(weights.trainable)
@@ -279,7 +261,7 @@ def test_learning_process_adds_the_noise_to_its_weights(
 
 
 def test_weighted_fed_avg_is_refused():
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     # The troubleshooting page has the remedy under these words of TFF.
     with pytest.raises(
       TypeError, match='Expected tensorflow_federated.*WeightedAggregation'

@@ -21,7 +21,7 @@ def _factory(**kwargs):
       'l2_norm_clip': 1.0,
       'strategy': strategies.BandedToeplitz(4, [1.0, 0.5]),
       'participation': participation.MinSep(2),
-      'noise': placements.InState(),
+      'noise': placements.Tape(),
       **kwargs,
     }
   )

@@ -13,7 +13,6 @@ _MODULES = (
   'simulations.training',
   'sqlalchemy.dialects.sqlite',
   'tff_bandmf.cli.main',
-  'tff_bandmf.noise.producer.devices',
   'tff_bandmf.run',
 )
 

@@ -9,7 +9,6 @@ import tensorflow_federated as tff
 from tff_bandmf import aggregator, noise, participation, strategies
 from tff_bandmf.noise import generator, placements
 
-PLACEMENTS = ('state', 'tape')
 ROUNDS = 6
 STRATEGY = strategies.BandedToeplitz(ROUNDS, [1.0, 0.5, 0.25])
 PARTICIPATION = participation.MinSep(3)
@@ -51,38 +50,17 @@ def type_of(specs):
 TYPE = type_of(SPECS)
 
 
-def _placement(name, **kwargs):
-  if name == 'state':
-    return placements.InState()
-  return placements.Tape(**{'key': KEY, **kwargs})
-
-
-def factory_of(placement, tape=None, **kwargs):
+def factory_of(tape=None, **kwargs):
   arguments = {
     'noise_multiplier': MULTIPLIER,
     'clients_per_round': CLIENTS,
     'l2_norm_clip': CLIP,
     'strategy': STRATEGY,
     'participation': PARTICIPATION,
-    'noise': _placement(placement, **(tape or {})),
+    'noise': placements.Tape(**{'key': KEY, **(tape or {})}),
     **kwargs,
   }
   return aggregator.dp_aggregator(**arguments)
-
-
-def with_key(state, key=KEY):
-  """The state of a run with a key that the tests know, where it has one."""
-  query_state = state.query_state
-  if 'key' not in query_state.noise:
-    return state
-  known = collections.OrderedDict(
-    query_state.noise, key=np.frombuffer(key.secret, np.int32)
-  )
-  return state._replace(query_state=query_state._replace(noise=known))
-
-
-def start(process):
-  return with_key(process.initialize())
 
 
 def updates_of(clients, seed, scale=1.0):

@@ -9,7 +9,7 @@ import recursions
 
 from tff_bandmf import noise, strategies
 from tff_bandmf.noise import exact, generator
-from tff_bandmf.noise.producer import blocks, stream
+from tff_bandmf.noise.producer import blocks
 from tff_bandmf.strategies import recursion as recursion_lib
 
 pytestmark = pytest.mark.slow

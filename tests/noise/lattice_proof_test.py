@@ -124,7 +124,7 @@ def test_rounded_runs_have_the_gaussian_guarantee(strategy, client, others):
 
 
 def _matrix(recursion, z_steps):
-  """Returns C in fractions: z_steps z_t = sum_s C[t, s] y_s without rounding."""
+  """Returns C in fractions: without rounding, C y is z_steps z."""
   n = recursion.rounds
   rows = []
   for t in range(n):
@@ -133,10 +133,7 @@ def _matrix(recursion, z_steps):
       # Row t of R = C^-1, whose inverse follows row by row.
       r = [f / fractions.Fraction(z_steps) for f in ideal.factors[: t + 1]]
       row = [
-        -sum(
-          r[t - u] * rows[u][s]
-          for u in range(max(s, t - len(r) + 1), t)
-        )
+        -sum(r[t - u] * rows[u][s] for u in range(max(s, t - len(r) + 1), t))
         / r[0]
         for s in range(t)
       ]
@@ -180,9 +177,7 @@ def test_releases_are_a_function_of_the_gaussian_mechanism(name, z_steps):
       for t in range(6):
         last = path[-1] if path else 1
         sums.append(0 if adapts == 3 else (last * adapts) % 17 - 8)
-        moved.append(
-          z[t] - sum(c[t][s] * sums[s] for s in range(t + 1)) / size
-        )
+        moved.append(z[t] - sum(c[t][s] * sums[s] for s in range(t + 1)) / size)
         ideal = recursion.ideal(z_steps, t, noise[::-1], 600)
         v = ideal.mean + sum(
           factor * moved[t - s] for s, factor in enumerate(ideal.factors)

@@ -28,6 +28,8 @@ _STRATEGIES = {
   ),
   'online-tree': strategies.OnlineTree(_ROUNDS),
 }
+
+
 def _source(strategy, dimension, directory):
   return source_lib.of(
     placements.Tape(directory / 'tape', _KEY),

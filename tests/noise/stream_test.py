@@ -83,6 +83,8 @@ _FAMILIES = {
     )
   },
 }
+
+
 def _streamed(strategy, dimension=_DIMENSION, z_steps=_Z_STEPS, **kwargs):
   made = noise.Stream(strategy.recursion(), z_steps, dimension, _KEY, **kwargs)
   return np.stack([y.copy() for y in made.rows() if y is not None])
@@ -175,17 +177,13 @@ def test_inverse_that_float32_would_change_is_made_exactly():
   strategy = strategies.BandedInverse(600, inverse)
   y = _streamed(strategy, dimension=8, z_steps=2.0**22)
   z = generator.Generator(_KEY).rows(0, 600, 0, 8)
-  ideal = recursions.run(
-    strategy.recursion(), z, 2.0**22, rounding=lambda v: v
-  )
+  ideal = recursions.run(strategy.recursion(), z, 2.0**22, rounding=lambda v: v)
   assert np.abs(y - ideal).max() <= 0.5 + 1e-3
   # Coefficients in float32 are the inverse of another C.
   rounded = strategies.BandedInverse(
     600, inverse.astype(np.float32).astype(np.float64)
   )
-  other = recursions.run(
-    rounded.recursion(), z, 2.0**22, rounding=lambda v: v
-  )
+  other = recursions.run(rounded.recursion(), z, 2.0**22, rounding=lambda v: v)
   assert np.abs(y - other).max() > 0.6
 
 

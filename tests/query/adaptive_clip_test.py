@@ -1,6 +1,5 @@
 """Tests of clips that follow a quantile, eagerly and without TFF."""
 
-import collections
 import itertools
 import math
 
@@ -16,6 +15,8 @@ from tff_bandmf.noise import generator, placements
 
 _BITS = 20
 _KEY = noise.Key.from_seed(5)
+# The queries of a test, which are open.
+_queries = []
 _SPECS = {
   'a': tf.TensorSpec([2, 2], tf.float32),
   'b': tf.TensorSpec([1], tf.float64),
@@ -45,8 +46,9 @@ def _query(
   specs=_SPECS,
   clients_per_round=4.0,
   dimension=None,
+  key=None,
 ):
-  return query_lib.CorrelatedNoiseQuery.of(
+  query = query_lib.CorrelatedNoiseQuery.of(
     accounting.Guarantee(
       strategy or strategies.BandedToeplitz(6, [1.0, 0.5]),
       schema or participation.MinSep(2),
@@ -57,19 +59,17 @@ def _query(
     (adaptive, None, math.inf),
     clients_per_round,
     largest_cohort=8,
-    noise_from=placements.InState(),
+    noise_from=placements.Tape(key=key),
   )
+  _queries.append(query)
+  return query
 
 
-def _begun(query):
-  state = query.begin(query.initial_global_state())
-  if not state.noise:
-    return state
-  return state._replace(
-    noise=collections.OrderedDict(
-      state.noise, key=tf.io.decode_raw(_KEY.secret, tf.int32)
-    )
-  )
+@pytest.fixture(autouse=True)
+def _close():
+  yield
+  while _queries:
+    _queries.pop().close()
 
 
 def _round(query, state, records):
@@ -173,8 +173,8 @@ def test_clip_follows_what_is_released():
   adaptive = tff_bandmf.AdaptiveClip(
     0.5, quantile=0.7, rate=0.5, fraction_weight=1.0, until=4
   )
-  query = _query(adaptive, 0.3)
-  state = _begun(query)
+  query = _query(adaptive, 0.3, key=_KEY)
+  state = query.begin(query.initial_global_state())
   z = generator.Generator(_KEY).rows(0, 6, 0, 6)
   y = np.linalg.solve(
     strategies.BandedToeplitz(6, [1.0, 0.5]).matrix(), query.z_stddev * z
@@ -207,7 +207,7 @@ def test_clip_comes_to_the_quantile_from_far_away(start):
     participation.MinSep(1),
     clients_per_round=4,
   )
-  state = _begun(query)
+  state = query.begin(query.initial_global_state())
   for _ in range(80):
     _, state = _round(query, state, map(_record, (0.1, 0.2, 0.6, 0.9)))
   # Between the third and the fourth, or on its way over one of them.
@@ -217,7 +217,7 @@ def test_clip_comes_to_the_quantile_from_far_away(start):
 def test_scale_stays_finite():
   adaptive = tff_bandmf.AdaptiveClip(0.5, rate=10.0, fraction_weight=1e-3)
   query = _query(adaptive, 0.0, clients_per_round=1e-3)
-  state = _begun(query)
+  state = query.begin(query.initial_global_state())
   for released in (2**31 - 1, -(2**31)):
     clip = state.clip
     for _ in range(3):
@@ -271,7 +271,7 @@ def test_audit_finds_noise_without_delta(enough):
     lambda state, present: _round(query, state, [client] * present),
     autograph=False,
   )
-  state = _begun(query)
+  state = query.begin(query.initial_global_state())
   scores = ([], [])
   for t in range(rounds):
     unit = float(state.clip['l2_norm_clip'])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tff_bandmf import noise, strategies
 from tff_bandmf import query as query_lib
-from tff_bandmf.noise import generator
+from tff_bandmf.noise import generator, placements
 from tff_bandmf.noise import source as source_lib
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -24,6 +24,8 @@ _ROUNDS = 4
 _STRATEGY = strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5])
 _KEY = noise.Key.from_seed(2)
 _LARGEST_COHORT = 8
+# The query that is open.
+_queries = []
 _BITS = 20
 
 
@@ -38,21 +40,24 @@ def _clipping(specs, l2_norm_clip=1.0, clip_bits=_BITS, **zeroing):
   return query_lib.GraphClipping.of(l2_norm_clip, specs, clip_bits, **zeroing)
 
 
-def _query(specs, l2_norm_clip=1.0, noise_per_clip=1.0, divisor=1.0, **kwargs):
-  """A query whose noise is in its state."""
+def _query(
+  specs, l2_norm_clip=1.0, noise_per_clip=1.0, divisor=1.0, key=_KEY, **kwargs
+):
+  """A query whose noise is on a tape until the next query is made."""
+  if _queries:
+    _queries.pop().close()
   lattice = noise.Lattice(
     clip_bits=_BITS,
     largest_cohort=_LARGEST_COHORT,
     z_steps=noise_per_clip * 2**_BITS,
   )
+  clipping = _clipping(specs, l2_norm_clip)
   dimension = query_lib.record_dimension(specs)
-  source = (
-    source_lib.StateSource(_STRATEGY.recursion(), lattice.z_steps, dimension)
-    if noise_per_clip
-    else source_lib.NoNoise(dimension)
+  source = source_lib.of(
+    placements.Tape(key=key), _STRATEGY.recursion(), lattice.z_steps, dimension
   )
-  return query_lib.CorrelatedNoiseQuery(
-    _clipping(specs, l2_norm_clip),
+  query = query_lib.CorrelatedNoiseQuery(
+    clipping,
     lattice,
     divisor,
     specs,
@@ -60,18 +65,19 @@ def _query(specs, l2_norm_clip=1.0, noise_per_clip=1.0, divisor=1.0, **kwargs):
     source,
     **kwargs,
   )
+  _queries.append(query)
+  return query
 
 
-def _begun(query, key=_KEY):
-  """The state of a run, with a key that the tests know."""
-  state = query.begin(query.initial_global_state())
-  if not state.noise:
-    return state
-  return state._replace(
-    noise=collections.OrderedDict(
-      state.noise, key=tf.io.decode_raw(key.secret, tf.int32)
-    )
-  )
+def _begun(query):
+  return query.begin(query.initial_global_state())
+
+
+@pytest.fixture(autouse=True)
+def _close():
+  yield
+  while _queries:
+    _queries.pop().close()
 
 
 def _record(specs, scale, seed=0):
@@ -529,7 +535,7 @@ def test_metrics_are_round_and_noise():
   assert {k: v.numpy() for k, v in metrics.items()} == {
     'round': 0,
     'z_stddev': 2.5,
-    'noise_placement': b'state',
+    'noise_placement': b'tape',
     'noise_checked': True,
   }
 

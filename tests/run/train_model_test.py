@@ -6,10 +6,9 @@ import small_training
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bandmf import accounting, aggregator, participation, run, strategies
+from tff_bandmf import accounting, run
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.accounting.kinds import samplers
-from tff_bandmf.noise import placements
 from tff_bandmf.run_files import run_json
 from tff_bandmf.tff import runtime as runtime_lib
 
@@ -193,18 +192,3 @@ def test_round_cannot_be_discarded(program_runtime, tmp_path):
     with pytest.raises(TypeError, match='should_discard_round'):
       _train(mine, should_discard_round=lambda _: False)
     assert mine._journal.ledger.last_round() == -1
-
-
-def test_noise_in_the_state_is_refused_in_a_program(program_runtime):
-  """TFF's program would give the key to its release manager."""
-  with aggregator.dp_aggregator(
-    0.5,
-    3,
-    l2_norm_clip=0.2,
-    strategy=strategies.Identity(_ROUNDS),
-    participation=participation.MinSep(2),
-    noise=placements.InState(),
-  ) as factory:
-    for create in (factory.create, factory.create_for_sums):
-      with pytest.raises(ValueError, match='noise=InState.*would be released'):
-        create(tff.TensorType(np.float32, [3]))

@@ -130,8 +130,8 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 @click.option(
   '--memory-copies',
   type=options.INTEGER_OR_ZERO,
-  help='0: keep no past noise, and compute it again in each round, for a C whose '
-  'inverse has few bands.  [default: keep it]',
+  help='0: keep no past noise, and compute it again in each round, for a C '
+  'whose inverse has few bands.  [default: keep it]',
 )
 @options.as_json
 def noise_server(

@@ -10,8 +10,9 @@
 | RN(v)  | floor(v + 1/2)                                                   |
 
 `producer.blocks` computes v_t in float64 with a bound of its error. Where the
-bound leaves the rounding in doubt, `Rounding` decides it: an interval that holds
-v_t gets narrower with every further word, until all of it rounds to one integer.
+bound leaves the rounding in doubt, `Rounding` decides it: an interval that
+holds v_t gets narrower with every further word, until all of it rounds to one
+integer.
 
 Neither the number of these decisions nor their time is logged, since both
 depend on the noise.

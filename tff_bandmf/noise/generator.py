@@ -8,9 +8,10 @@ of row t is computed from the word w[i % 8] of one block:
   z = Phi^-1(V), or -Phi^-1(V) if w is odd
 
 Here Phi is the normal CDF, and e_j is the word of the same coordinate and row
-in the block (i // 8, t, j): the binary digits of a real number V. So z is a real
-number, exactly normal, that depends only on key, row and coordinate. A test
-that distinguishes the words from uniform ones would break ChaCha20 [RFC 8439].
+in the block (i // 8, t, j): the binary digits of a real number V. So z is a
+real number, exactly normal, that depends only on key, row and coordinate. A
+test that distinguishes the words from uniform ones would break ChaCha20
+[RFC 8439].
 
 `Generator.fill` computes z in float64, from w and, for k < 2^39, from e_1 too.
 It errs by at most `ERROR`, and gives NaN for k = 0. `noise.exact` reads as many
@@ -40,11 +41,10 @@ _Words = Any
 GROUP = 8
 # With k below this number, one word leaves too large an error of z.
 EXTENDED_BELOW = 2**39
-# PRIVACY: `producer.blocks` rounds v~ to y where v~ is computed from these z. If
-# an error of z exceeded its bound, y could be another integer than the rounding
-# of the ideal mechanism's v, and the claim would not cover it. The bound is
-# proved: 2^-47 max(1, |z|) for `scipy.special.ndtri`, and 2^-42.4 for the words
-# that are not read.
+# PRIVACY: y is rounded from a v that is computed from these z. If an error of z
+# exceeded its bound, y could be another integer than the rounding of the ideal
+# mechanism's v, and the claim would not cover it. The bound is proved: 2^-47
+# max(1, |z|) for `scipy.special.ndtri`, and 2^-42.4 for words that are not read.
 # Guard: normal_error_test.test_inverse_cdf_is_within_its_bound.
 ERROR = 2.0**-42
 # Bound of |z| wherever `fill` gives a number: k is 1 at least.

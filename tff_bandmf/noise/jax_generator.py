@@ -1,10 +1,10 @@
 """Standard normals from a key as JAX operations, for noise from accelerators.
 
 The words have the same bits as the words of `generator.Generator`, and
-`generator` defines V, z and the words. The formula for Phi^-1, the inverse of the
-normal CDF, is not SciPy's, so the normals can differ from the generator's in
-their last bits; `generator.ERROR` bounds the errors of both. A group is eight
-coordinates that share a block of ChaCha20.
+`generator` defines V, z and the words. The formula for Phi^-1, the inverse of
+the normal CDF, is not SciPy's, so the normals can differ from the generator's
+in their last bits; `generator.ERROR` bounds the errors of both. A group is
+eight coordinates that share a block of ChaCha20.
 
 `words` and `normals`, and `inverse` with `jax.numpy`, compute in 64 bits. They
 must run in the context `precise()`.
@@ -186,8 +186,8 @@ def normals(
   word = words(key, rows, groups, jnp.full(len(rows), generator_lib.WORDS))
   u = (_magnitude(word) + 0.5) * 2.0**-64
   z = _signed(word, inverse(u, jnp, (_CENTRE, _MIDDLE))).reshape(shape)
-  # With a small first word, one word leaves too large an error of z. No bound of
-  # the error holds for k = 0, so it gives NaN.
+  # With a small first word, one word leaves too large an error of z. No bound
+  # of the error holds for k = 0, so it gives NaN.
   rare = (word >> 1 < generator_lib.EXTENDED_BELOW).any(-1)
 
   # One group in 2 million needs second words. The loop computes them for one
@@ -286,8 +286,8 @@ def is_exact(device: jax.Device) -> bool:
 def _error(z: np.ndarray) -> np.ndarray:
   """Returns the bound of the error of `inverse` that a device has to keep.
 
-  The formula errs by 2^-50.3 of |z| on CPUs. The words that are not read leave
-  9/10 of `generator.ERROR` at most, so that errors could be 20 times this bound.
+  The formula errs by 2^-50.3 of |z| on CPUs. Words that are not read take at
+  most 3/4 of `generator.ERROR`, so that errors could be 2 times this bound.
   """
   return 2.0**-48 * np.maximum(1.0, np.abs(z))
 

@@ -178,8 +178,10 @@ class Recursion(abc.ABC):
 class Window(Recursion):
   """Weighted sums over a window of rounds.
 
-    C of few bands:     v_t = (z_steps z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
-    C^-1 of few bands:  v_t = z_steps sum_{s>=0} C^-1[t, t-s] z_{t-s}
+    C of few bands:
+      v_t = (z_steps z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
+    C^-1 of few bands:
+      v_t = z_steps sum_{s>=0} C^-1[t, t-s] z_{t-s}
 
   The weights may differ from round to round.
   """

@@ -203,8 +203,8 @@ class TreeBuffers(recursion_lib.Buffers):
 
     y_t = |w| z_t + sum_{h<H} (a_h - 1) S_h,   S_H <- y_t + sum_{h<H} S_h
 
-  S holds integers. The noise has the covariance of the decoder's noise, and its C is
-  `OnlineTree.matrix`.
+  S holds integers. The noise has the covariance of the decoder's noise, and its
+  C is `OnlineTree.matrix`.
   """
 
   is_exact = True

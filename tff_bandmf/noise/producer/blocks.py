@@ -36,7 +36,8 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from tff_bandmf.noise import exact, generator as generator_lib
+from tff_bandmf.noise import exact
+from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Number of rounds of a group. A block is computed group by group: one matrix
@@ -344,9 +345,9 @@ class PastZBlock(Block):
 
     V = far S + near Z
 
-  If the memory keeps z, S holds the rows of the ring, and the block overwrites m
-  of them with Z. Else there is no ring, and Z begins with the rounds before the
-  block.
+  If the memory keeps z, S holds the rows of the ring, and the block overwrites
+  m of them with Z. Else there is no ring, and Z begins with the rounds before
+  the block.
 
   Attributes:
     far: [m, rows of the ring] float64, weights of the rounds before the block.
@@ -567,7 +568,7 @@ def buffer_error(
 
 
 def error_of_y(largest: _Scalar) -> _Scalar:
-  """Returns the part of e of a round of buffers that its y, |y| <= largest, has."""
+  """Returns the part of e that a y of |y| <= largest adds, for buffers."""
   return recursion_lib.UNIT * _MORE * (6 * largest + 6)
 
 

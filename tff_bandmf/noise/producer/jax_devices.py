@@ -524,9 +524,9 @@ def check(device: jax.Device) -> None:
     * (np.abs(weights) @ np.abs(rows.astype(float)))
   )
   # PRIVACY: If a library computes float64 products from numbers with fewer
-  # bits, or in a way without the classical bound, roundings in doubt are missed,
-  # and epsilon does not hold. A device that computes inexact products or
-  # normals is refused.
+  # bits, or in a way without the classical bound, roundings in doubt are
+  # missed, and epsilon does not hold. A device that computes inexact products
+  # or normals is refused.
   # Guard: jax_devices_test.test_device_that_is_not_exact_is_refused.
   if not np.all(np.abs(product - expected) <= allowed) or not (
     jax_generator.is_exact(device)

@@ -209,8 +209,8 @@ def _checked_copies(
   again = recursion.keeps == recursion_lib.PAST_Z or not recursion.memory
   if memory_copies != 0 or not again:
     raise errors.value_error(
-      f'memory_copies={memory_copies}: must be 0, for a C whose inverse has few '
-      f'bands; leave it out to keep {recursion.memory} copies of the model'
+      f'memory_copies={memory_copies}: must be 0, for a C whose inverse has '
+      f'few bands; leave it out to keep {recursion.memory} copies of the model'
     )
   return 0
 

@@ -30,8 +30,9 @@ The folder of a `bandmf noise-server` also holds this file:
   reader            locked by the only process that may read the folder
 
 When a noise-server stops, its folder keeps `lock`, `reader`, `tape.json`,
-`definition.npz` and the highest marks, so that no later run gets noise that was used. When a tape
-that no noise-server wrote is closed, all files of the tape are removed.
+`definition.npz` and the highest marks, so that no later run gets noise that was
+used. When a tape that no noise-server wrote is closed, all files of the tape
+are removed.
 """
 
 from __future__ import annotations

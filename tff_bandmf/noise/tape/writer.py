@@ -36,8 +36,9 @@ class Tape(tape_folder.ReadableTape):
   """A thread that writes y_t a bounded number of rounds ahead of the reader.
 
   A tape that starts at round s also computes the rounds before s, and gives the
-  same bits as a tape that starts at round 0. The shards of a tape together give the same y_t as a single folder.
-  While the disk is full, the producer waits, and rounds wait for it.
+  same bits as a tape that starts at round 0. The shards of a tape together give
+  the same y_t as a single folder. While the disk is full, the producer waits,
+  and rounds wait for it.
 
   PRIVACY: A program that resumes from an old server state could repeat a round
   with a second sum, and the difference of the two releases would have no noise.
