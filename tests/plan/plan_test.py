@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import attrs
+import families
 import numpy as np
 import pytest
 
@@ -13,6 +14,8 @@ from tff_bandmf import accounting, participation, strategies
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json, plan_text
 from tff_bandmf.plan import result as result_lib
+
+_BLOCK = {'block_rounds': 6, 'block_family': 'banded-sqrt', 'bands': 3}
 
 
 def _plan(**changes):
@@ -238,6 +241,10 @@ def test_sampled_plan_with_less_noise_is_refused(tmp_path, cohorts):
   (tmp_path / 'edited.json').write_text(json.dumps(content))
   with pytest.raises(ValueError, match='does not prove its claim'):
     tff_bandmf.Plan.load(tmp_path / 'edited.json')
+  content['noise_multiplier'] *= 1.1 / 0.99
+  (tmp_path / 'edited.json').write_text(json.dumps(content))
+  with pytest.raises(ValueError, match='asks for epsilon=4'):
+    tff_bandmf.Plan.load(tmp_path / 'edited.json')
 
 
 @pytest.mark.slow
@@ -336,6 +343,76 @@ def test_plan_with_less_noise_than_its_claim_needs_is_refused(tmp_path):
 
   with pytest.raises(ValueError, match='does not prove its claim'):
     _edited(tmp_path, edit)
+
+
+@pytest.mark.parametrize('factor', [1.001, 10])
+def test_plan_with_more_noise_than_it_asks_for_is_refused(tmp_path, factor):
+  def edit(content):
+    content['noise_multiplier'] *= factor
+
+  with pytest.raises(
+    ValueError, match='noise_multiplier=.* asks for epsilon=4'
+  ):
+    _edited(tmp_path, edit)
+
+
+def _given_noise(content):
+  content['request'].update(epsilon=None, delta=None, noise_multiplier=1.0)
+  content['noise_multiplier'] = 1.0
+
+
+@pytest.mark.parametrize(
+  'edit',
+  [
+    lambda content: content['request'].update(epsilon=4.1),
+    lambda content: content['request'].update(delta=2e-6),
+    lambda content: content['request'].update(dimension=1000),
+    lambda content: content['request'].update(mechanism='identity'),
+    lambda content: content['request'].update(
+      mechanism={'family': 'banded-sqrt', 'bands': 13}
+    ),
+    lambda content: content['request'].update(
+      mechanism={'family': 'banded-sqrt', 'column_normalize': True}
+    ),
+    lambda content: content['request'].update(
+      mechanism='best', memory_copies=4
+    ),
+    lambda content: content.update(runners_up=[['identity', 9.0]]),
+    lambda content: content.update(left_out={'identity': 'a reason'}),
+    lambda content: content['bound'].update(epsilon=1.0),
+    lambda content: content.update(bound=None),
+    _given_noise,
+  ],
+)
+def test_plan_that_contradicts_its_request_is_refused(tmp_path, edit):
+  with pytest.raises(ValueError) as caught:
+    _edited(tmp_path, edit)
+  assert '\n' not in str(caught.value)
+
+
+def test_mechanism_describes_what_it_asks_for_alone():
+  every = families.made(24)
+  for name, strategy in every.items():
+    plain = name not in ('normalised', 'stamped')
+    assert tff_bandmf.Mechanism(strategy.family).describes(strategy) == plain
+    for other in {*strategies.FAMILIES} - {strategy.family}:
+      assert not tff_bandmf.Mechanism(other).describes(strategy)
+  for name, own, wrong in (
+    ('banded-sqrt', {'bands': 4}, {'bands': 5}),
+    ('banded', {'bands': 3}, {'bands': 2}),
+    ('banded-inverse', {'bands': 3}, {'bands': 2}),
+    ('banded-inverse-sqrt', {'bands': 3}, {'bands': 4}),
+    ('blt', {'buffers': 2}, {'buffers': 1}),
+    ('dp-cgd', {'lambda': 0.8}, {'lambda': 0.81}),
+    ('normalised', {'column_normalize': True}, {'column_normalize': False}),
+    ('tree', {'arity': 2}, {'arity': 3}),
+    ('stamped', _BLOCK, {**_BLOCK, 'bands': 2}),
+    ('stamped', _BLOCK, {**_BLOCK, 'block_rounds': 5}),
+  ):
+    strategy = every[name]
+    for parameters in (own, wrong):
+      asked = tff_bandmf.Mechanism(strategy.family, **parameters)
+      assert asked.describes(strategy) == (parameters is own), (name, asked)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import written_run
 from tff_bandmf import accounting, report
 
 pytestmark = pytest.mark.slow
+_BOTH = ['first', 'second']
 
 
 def _run(folder, after=(), key=None, cohorts=written_run.KEPT, **changes):
@@ -43,7 +44,7 @@ def test_report_claims_the_composition(tmp_path, run_json):
   assert [
     (claim['runs'], claim['epsilon']) for claim in written['check']['claims']
   ] == [([0], written['epsilon']), ([0, 1, 2], written['together']['epsilon'])]
-  assert 'goes on' not in str(written['warnings'])
+  assert 'these rounds too' not in str(written['warnings'])
   said = str(written['assumptions'])
   assert 'did not depend on releases of earlier runs' in said
   assert 'did not depend on released values' not in said
@@ -115,17 +116,34 @@ def test_predecessors_of_one_name_all_count(tmp_path):
   ]
 
 
-def test_predecessor_that_may_go_on_is_warned_of(tmp_path, run_json):
-  first = tmp_path / 'first'
-  make = written_run.make_run
-  make(first, written_run.KEPT[:3], ended=False, key=b'first')
-  _run(tmp_path / 'ended')
-  _run(tmp_path / 'second', [first, tmp_path / 'ended'])
-  written = report.write(tmp_path / 'second')
-  (text,) = [each for each in written['warnings'] if 'goes on' in each]
-  shown = run_json('report', tmp_path / 'second', '--public')
-  assert text in shown['warnings']
-  assert written['together']['epsilon'] > written['epsilon']
+@pytest.mark.parametrize('unfinished', [['first'], ['second'], _BOTH], ids=str)
+def test_rounds_to_come_count_in_every_composition(
+  tmp_path, run, run_json, unfinished
+):
+  """Of the run and of those before it, for all readers of the files."""
+  specs, folders = [], [tmp_path / name for name in _BOTH]
+  for folder, before in zip(folders, ([], folders[:1])):
+    stops = folder.name in unfinished
+    cohorts = written_run.KEPT[: 3 if stops else None]
+    specs.append(_run(folder, before, cohorts=cohorts, ended=not stops))
+  expected = pytest.approx(accounting.compose(specs).epsilon(1e-5), rel=1e-9)
+  sources = [report.of_run(folder) for folder in folders]
+  for runs in (sources, sources[1:]):
+    assert accounting.compose(runs).epsilon(1e-5) == expected
+  _, out, _ = run('compose', *folders, '--delta', '1e-5', '--json')
+  assert json.loads(out)['epsilon'] == expected
+  written = report.write(folders[1])
+  alone, together = written['check']['claims']
+  assert written['together']['epsilon'] == together['epsilon'] == expected
+  assert alone['epsilon'] == written['epsilon'] < together['epsilon']
+  (text,) = [each for each in written['warnings'] if 'these rounds too' in each]
+  shown = run_json('report', folders[1], '--public')
+  assert text in shown['warnings'] and shown['epsilon'] >= expected.expected
+  all_runs, last = shown['check']['claims']
+  assert (all_runs['epsilon'], last['epsilon']) == (
+    shown['epsilon'],
+    shown['runs'][0]['epsilon'],
+  )
 
 
 def test_run_after_one_without_noise_claims_nothing_together(tmp_path):

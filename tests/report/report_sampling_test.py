@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 
 import jsonschema
 import numpy as np
@@ -235,15 +236,31 @@ def test_other_cohorts_are_not_amplified(tmp_path, monkeypatch, everybody):
   assert plan.sampled.rule not in made.statement
 
 
-def test_edited_bound_is_refused(whole):
-  directory = whole[0]
-  path = directory / run_json.RUN_FILE
-  kept = path.read_text()
-  content = json.loads(kept)
+@pytest.mark.parametrize('planned', [True, False])
+def test_edited_bound_is_refused(whole, tmp_path, planned):
+  directory = tmp_path / 'run'
+  shutil.copytree(whole[0], directory)
+  content = json.loads((directory / run_json.RUN_FILE).read_text())
   content['claim']['bound']['epsilon'] -= 0.05
-  path.write_text(json.dumps(content))
-  try:
-    with pytest.raises(ValueError, match='the noise gives epsilon'):
-      report.build(directory)
-  finally:
-    path.write_text(kept)
+  (directory / run_json.RUN_FILE).write_text(json.dumps(content))
+  if not planned:
+    (directory / run_json.PLAN_FILE).unlink()
+  message = 'plan.json has' if planned else 'the noise gives epsilon'
+  with pytest.raises(ValueError, match=message):
+    report.build(directory)
+
+
+def test_plan_with_other_noise_than_it_asks_for_is_not_reported(
+  whole, tmp_path
+):
+  """Even if all other files agree with the noise."""
+  directory = tmp_path / 'run'
+  shutil.copytree(whole[0], directory)
+  for name in (run_json.RUN_FILE, run_json.PLAN_FILE):
+    content = json.loads((directory / name).read_text())
+    place = content.get('claim', content)
+    for key in {'noise_multiplier', 'z_stddev_per_clip'} & {*place}:
+      place[key] *= 10
+    (directory / name).write_text(json.dumps(content))
+  with pytest.raises(ValueError, match='asks for epsilon=2'):
+    report.build(directory)

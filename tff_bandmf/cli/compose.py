@@ -35,9 +35,7 @@ def compose(runs, delta, as_json):
   started = time.perf_counter()
   claims = [_claim(run) for run in runs]
   guarantees = [
-    plan_lib.Plan.load(run).guarantee
-    if claim is None
-    else claim.planned_or_worse
+    plan_lib.Plan.load(run).guarantee if claim is None else claim.composed
     for run, claim in zip(runs, claims)
   ]
   _check_listed(runs)

@@ -32,3 +32,33 @@ class Mechanism:
   def __init__(self, family: str, **parameters: Any):
     checked = strategies.families.get(family).checked(parameters)
     self.__attrs_init__(family, checked)
+
+  def describes(self, strategy: strategies.Strategy) -> bool:
+    """Returns whether a strategy can be the result of this mechanism.
+
+    A search may use fewer bands or buffers than given. Parameters that a
+    strategy does not state, such as the end of a search, are not compared.
+    """
+    if strategy.family != self.family:
+      return False
+    given, stated = dict(self.parameters), strategy.parameters()
+    if isinstance(strategy, (strategies.Toeplitz, strategies.ColumnNormalized)):
+      stated = {'column_normalize': False, **stated}
+    if isinstance(strategy, strategies.Stamped):
+      block = strategy.block
+      stated = {'block_rounds': block.rounds, 'block_family': block.family}
+      own = {name: given.pop(name) for name in stated if name in given}
+      if not Mechanism(block.family, **given).describes(block):
+        return False
+      given = own
+    for each in strategies.families.get(self.family).parameters:
+      asked = given.get(each.name, None if each.sweep else each.default)
+      value = stated.get(each.name, stated.get(each.field))
+      if asked is None:
+        continue
+      if value is None:
+        if (getattr(strategy, each.field, None) or 0) > asked:
+          return False
+      elif value != asked:
+        return False
+    return True

@@ -30,6 +30,10 @@ from tff_bandmf.plan import result as result_lib
 FORMAT = 'tff_bandmf.plan'
 VERSION = 2
 
+# Calibration meets epsilon up to a relative difference of some 1e-6. If its
+# bound of delta rests on samples, the bound is near delta, but not equal to it.
+_LEAST_EPSILON, _LEAST_DELTA = 1 - 1e-4, 0.7
+
 
 def to_document(request: request_lib.Request) -> _files.JsonObject:
   """Returns the attributes of a request as a JSON object.
@@ -138,36 +142,82 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
       f'plan={path}: is damaged; write it again with bandmf plan'
     ) from error
   result = result_lib.Result(stored, guarantee, runners_up, left_out)
-  _check_claim(result, path, content.get('bound'))
+  _check_strategy(result, path)
+  _check_noise(result, path, content.get('bound'))
   return result
 
 
-def _check_claim(
+def _check_strategy(result: result_lib.Result, path: pathlib.Path) -> None:
+  """Raises ValueError if a request does not lead to the strategy of a file."""
+  stored, strategy = result.request, result.planned_strategy
+  mechanism = stored.mechanism
+  if isinstance(mechanism, str):
+    mechanism = mechanism_lib.Mechanism(
+      strategy.family if mechanism == mechanism_lib.BEST else mechanism
+    )
+  differs = strategy.rounds != stored.rounds
+  if isinstance(mechanism, mechanism_lib.Mechanism):
+    differs |= not mechanism.describes(strategy)
+  compared = result_lib.compared(stored)
+  most = stored.memory_copies
+  if compared and most is not None:
+    differs |= strategy.noise_copies > most
+  ranked = {family for family, _ in result.runners_up}
+  if differs or not ranked | {*result.left_out} <= {*compared}:
+    raise errors.value_error(
+      f'plan={path}: its request does not lead to its strategy, '
+      f'{strategy.family} for {strategy.rounds} rounds, or to its runners-up; '
+      'make the plan again'
+    )
+
+
+def _check_noise(
   result: result_lib.Result,
   path: pathlib.Path,
   bound: Optional[_files.JsonObject],
 ) -> None:
-  """Raises ValueError if the noise in a file does not prove its claim."""
+  """Raises ValueError if a request does not lead to the noise of a file."""
+  stored, guarantee = result.request, result.guarantee
+  if stored.epsilon is None or stored.delta is None:
+    holds = guarantee.noise_multiplier == stored.noise_multiplier
+    if not holds or bound is not None:
+      raise errors.value_error(
+        f'noise_multiplier={guarantee.noise_multiplier}: {path} asks for '
+        f'{stored.noise_multiplier}, and for no claim; make the plan again'
+      )
+    return
   # PRIVACY: An edited file could claim a smaller epsilon than its noise gives.
   # The claim is proved again from the noise in the file, and the file is
   # refused if the proof fails.
   # Guards: plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused
   # and test_sampled_plan_with_less_noise_is_refused.
-  stored, guarantee = result.request, result.guarantee
-  holds = result.planned_strategy.rounds == stored.rounds
-  if stored.epsilon is None or stored.delta is None:
-    holds &= guarantee.noise_multiplier == stored.noise_multiplier
-  else:
-    try:
-      claim = accounting.Bound(**(bound or {}))
-      holds &= claim.epsilon <= stored.epsilon
-      guarantee.confirm(claim, stored.delta)
-    except (TypeError, ValueError):
-      holds = False
+  try:
+    written = accounting.Bound(**(bound or {}))
+    holds = written.epsilon <= stored.epsilon
+    guarantee.confirm(written, stored.delta)
+    claim = guarantee.claim(stored.delta)
+  except (TypeError, ValueError):
+    holds = False
   if not holds:
     raise errors.value_error(
       f'plan={path}: the noise in the file does not prove its claim; make the '
       'plan again'
+    )
+  # PRIVACY: The training that a plan was made for has the noise of its request.
+  # If the noise multiplier in the file is edited to more, a report states an
+  # epsilon that this training does not have. Noise that is more than the least
+  # noise for the request is refused.
+  # Guards: plan_test.test_plan_with_more_noise_than_it_asks_for_is_refused
+  # and test_sampled_plan_with_less_noise_is_refused.
+  if (
+    claim.epsilon < _LEAST_EPSILON * stored.epsilon
+    or claim.total < _LEAST_DELTA * stored.delta
+    or written.epsilon < _LEAST_EPSILON * stored.epsilon
+  ):
+    raise errors.value_error(
+      f'noise_multiplier={guarantee.noise_multiplier}: {path} asks for '
+      f'epsilon={stored.epsilon} at delta={stored.delta}, and this noise or '
+      'its bound is for another claim; make the plan again'
     )
 
 

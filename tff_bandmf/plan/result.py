@@ -97,8 +97,8 @@ def search(
     # The sizes of the cohorts are known before the search, which may take
     # minutes. So they are checked here.
     _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
-  families = _compared(request, cohorts)
-  if families == ():
+  families = compared(request)
+  if not families:
     return Result(
       request, _calibrated(request, _strategy(request, progress), cohorts)
     )
@@ -160,17 +160,16 @@ def _check_sizes(
     )
 
 
-def _compared(
-  request: request_lib.Request, cohorts: participation.Cohorts
-) -> Optional[tuple[str, ...]]:
-  """Returns the families to compare: None for all, () for no comparison."""
+def compared(request: request_lib.Request) -> tuple[str, ...]:
+  """Returns the families that a search compares; () for no comparison."""
   mechanism = request.mechanism
   if (
     isinstance(mechanism, mechanism_lib.Mechanism) and not mechanism.parameters
   ):
     mechanism = mechanism.family
   if mechanism == mechanism_lib.BEST:
-    return None
+    return tuple(strategies.FAMILIES)
+  cohorts = request.cohorts.for_cohort_size(request.clients_per_round)
   if (
     isinstance(mechanism, str)
     and not pathlib.Path(mechanism).suffix

@@ -33,9 +33,9 @@ _NOBODY_ENDED_PUBLIC = (
   'All planned rounds are over, and nobody recorded the end of the training: '
   'the key of its noise may still exist. The claim is for all these rounds.'
 )
-UNENDED_BEFORE = (
-  'An earlier run has not started all its rounds: the epsilon of all runs '
-  'together is for the rounds so far, and grows if that run goes on.'
+WHOLE_RUNS = (
+  'This run or an earlier run has not started all its planned rounds: the '
+  'epsilon of all runs together counts these rounds too.'
 )
 _SIMULATED = (
   'SIMULATED: a small cohort stands for a larger cohort. No privacy claim '

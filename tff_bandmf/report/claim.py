@@ -113,16 +113,21 @@ class Claim:
     return self.amplified or self.held
 
   @property
-  def planned_or_worse(self) -> accounting.Guarantee:
-    """The claim if the run goes on to its last round.
+  def whole(self) -> accounting.Guarantee:
+    """The guarantee `held`, if the run goes on to its last round.
 
-    Its epsilon is never below the epsilon of `claimed`.
+    Its epsilon is never below the epsilon of `held`.
     """
     # PRIVACY: if a stopped run resumes, its later rounds make epsilon larger. A
     # composition that counted only its started rounds would give too small an
     # epsilon. So this guarantee counts all planned rounds of the run.
     # Guard: after_test.test_unfinished_run_counts_as_planned.
-    return self.amplified or (self.held if self.violated else self.planned)
+    return self.held if self.violated else self.planned
+
+  @property
+  def composed(self) -> accounting.Guarantee:
+    """The guarantee of the run in a composition with other runs."""
+    return self.amplified or self.whole
 
   @property
   def stated(self) -> bool:
@@ -302,11 +307,12 @@ def from_run(directory: pathlib.Path) -> Claim:
   for name in ('l2_norm_clip', 'clients_per_round'):
     _checks.positive(name, claim[name], f'restore {run_json.RUN_FILE}')
   strategy = _strategy(directory)
-  evidence.check_plan(directory, run, strategy)
-  planned, sampled = _planned(strategy, claim), None
+  planned, sampled = evidence.planned(directory, run, strategy), None
+  if planned is None:
+    planned = _confirmed(_planned(strategy, claim), claim, delta)
   cohorts = accounting.sampled(planned.cohorts)
   if cohorts is not None:
-    sampled = _confirmed(planned, claim, delta)
+    sampled = planned
     planned = planned.under(cohorts.always)
   observed = evidence.verified_ledger(
     directory,
@@ -519,7 +525,7 @@ def _planned(
 
 
 def _confirmed(
-  sampled: accounting.Guarantee, claim: _files.JsonObject, delta: float
+  planned: accounting.Guarantee, claim: _files.JsonObject, delta: float
 ) -> accounting.Guarantee:
   """Returns the guarantee after a check of the bound in `claim`, if any.
 
@@ -528,12 +534,12 @@ def _confirmed(
   bound = claim.get('bound')
   if bound is not None:
     try:
-      sampled.confirm(accounting.Bound(**bound), delta)
+      planned.confirm(accounting.Bound(**bound), delta)
     except TypeError as error:
       raise errors.value_error(
         f'bound=None: is damaged; restore {run_json.RUN_FILE}'
       ) from error
-  return sampled
+  return planned
 
 
 def _held(

@@ -21,19 +21,22 @@ notice it.
 
 from __future__ import annotations
 
+import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Optional
 
 from tff_bandmf import (
   _files,
   accounting,
-  clips,
   errors,
   participation,
   strategies,
 )
 from tff_bandmf import ledger as ledger_lib
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.plan import plan_json
 from tff_bandmf.run_files import (
   checkpoints,
   folder,
@@ -47,83 +50,61 @@ _Attempts = Mapping[int, Sequence[ledger_lib.Attempt]]
 # Relative tolerance of the measured standard deviation, which is float32.
 _TOLERANCE = 1e-6
 _REMEDY = 'nothing can be claimed for such a run'
-# Parameters that may be None in a plan. The run then sets their values.
-_OPEN = ('horizon', 'clients_per_round', 'delta')
 
 
-def check_plan(
+def planned(
   directory: pathlib.Path,
   run: run_json.RunRecord,
   strategy: strategies.Strategy,
-) -> None:
-  """Checks that `run.json` claims the guarantee of the plan in the folder.
+) -> Optional[accounting.Guarantee]:
+  """Returns the guarantee of the plan in a folder, which `run.json` claims.
 
   Args:
-    directory: folder of the run; a folder without a plan passes the check.
+    directory: folder of the run; without a plan in it, the result is None.
     run: content of `run.json`.
     strategy: C.
 
   Raises:
-    ValueError: the plan is damaged, or has another strategy, cohorts, clip or
-      noise than the files of the run.
+    ValueError: the plan is damaged or contradicts itself, or has another
+      strategy, cohorts, clip, noise or request than the files of the run.
   """
   path = directory / run_json.PLAN_FILE
   if not path.exists():
-    return
-  content = _files.read_json(path)
-  try:
-    request, cohorts = content['request'], content['request']['cohorts']
-    clip = clips.from_json(request['l2_norm_clip'])
-    sampled = accounting.of_claim(cohorts)
-    if sampled is not None:
-      # PRIVACY: a plan need not state the sampling probability. A forger could
-      # then write a smaller one into run.json, and the report would claim a
-      # smaller epsilon. So it is computed from population and cohort size.
-      # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
-      sized = sampled.for_cohort_size(request['clients_per_round'])
-      cohorts = sized.for_bands(strategy.bands).to_dict()
-    planned = {
-      **cohorts,
-      **request,
-      **clips.claim(clip),
-      'noise_multiplier': float(content['noise_multiplier']),
-    }
-    if planned['stands_for']:
-      # A simulation adds to its mean the noise of a larger cohort's mean, so
-      # the noise of its sum is smaller by the ratio of the cohort sizes.
-      planned['noise_multiplier'] *= (
-        planned['clients_per_round'] / planned['stands_for']
-      )
-    if planned.get('participation') == participation.Budget.name:
-      # A run states no more participations than min_sep allows in its rounds.
-      planned['max_participations'] = participation.MinSep(
-        planned['min_sep'], planned['max_participations']
-      ).participations(run.claim['rounds'])
-    if planned['dimension'] is not None:
-      planned['dimension'] += clips.indicators(clip)
-    same = strategies.from_document(content['strategy'], path).digest()
-  except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
-    raise errors.value_error(f'plan={path}: is damaged; {_REMEDY}') from error
+    return None
+  plan = plan_lib.Plan.load(path)
   _require(
-    same == strategy.digest(),
+    plan.strategy.digest() == strategy.digest(),
     f'strategy={path}: differs from the strategy in {run_json.STRATEGY_FILE}',
   )
+  request = json.loads(json.dumps(plan_json.to_document(plan)))
+  # A program may store a configuration of its own.
+  if run.config.keys() == request.keys():
+    _require_same(run.config, request)
   # PRIVACY: a forger could divide the clip in run.json by ten, multiply the
   # noise multiplier by ten, and compute every hash again. Their product, the
   # standard deviation of the noise, stays correct, but the report would claim a
   # tenth of the true mu = 1 / noise_multiplier. So the clip, the noise
-  # multiplier and all other values of the plan must be the same in run.json.
+  # multiplier and all other values of the claim must be those of the plan.
   # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
-  for name in sorted(planned.keys() & run.claim.keys() | cohorts.keys()):
-    value, claimed = planned[name], run.claim.get(name)
-    if value is None and name in _OPEN:
+  bound = {'bound': plan.result.bound} if plan.sampled else {}
+  _require_same(run.claim, run_json.RunRecord.from_plan(plan, bound).claim)
+  return plan.guarantee
+
+
+def _require_same(
+  stored: _files.JsonObject, expected: _files.JsonObject
+) -> None:
+  """Raises ValueError if a value in `run.json` differs from the plan."""
+  for name in sorted({*stored, *expected}):
+    value, other = stored.get(name), expected.get(name)
+    numbers = {type(value), type(other)} <= {int, float}
+    if isinstance(value, dict) and isinstance(other, dict):
+      _require_same(value, other)
       continue
     _require(
-      math.isclose(value, claimed, rel_tol=1e-9)
-      if isinstance(value, float) and isinstance(claimed, float)
-      else value == claimed,
-      f'{name}={claimed}: {run_json.RUN_FILE} has this value, and '
-      f'{run_json.PLAN_FILE} has {value}',
+      value == other or numbers and math.isclose(value, other, rel_tol=1e-9),  # type: ignore[arg-type]
+      f'{name}={value}: {run_json.RUN_FILE} has this value, and '
+      f'{run_json.PLAN_FILE} has {other}',
     )
 
 

@@ -268,14 +268,16 @@ def _recomputed(
     amplified = three(together['epsilon']) if chance else None
     claims.append(('all runs together', range(len(runs)), delta, amplified))
   names = [source.run.title or source.name for source in sources]
-  for i, (name, source) in enumerate(zip(names, sources)):
+  names += [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
+  guarantees, places = report_lib.recomputed(
+    [(name, claim) for name, (_, claim) in zip(names, runs)], len(sources)
+  )
+  for name, place, source in zip(names, places, sources):
     claim = source.claim
     epsilon = claim.claimed.proved_epsilon(claim.delta)
     amplified = three(epsilon) if claim.amplified else None
-    claims.append((name, [i], claim.delta, amplified))
-  names += [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
-  held = [claim.held for _, claim in runs]
-  return browser_check.numbers(list(zip(names, held)), claims, three)
+    claims.append((name, [place], claim.delta, amplified))
+  return browser_check.numbers(guarantees, claims, three)
 
 
 def _factor(epsilon: Optional[float]) -> Optional[str]:

@@ -327,27 +327,45 @@ def _check(
   together: Optional[_files.JsonObject],
 ) -> Optional[_files.JsonObject]:
   """Returns the numbers from which a browser recomputes the claims."""
-  runs = all_runs([source])
+  runs = all_runs([source])[: None if together else 1]
   delta = source.claim.delta
-  if not source.before:
-    together = None
+  guarantees, (place,) = recomputed(runs, 1)
   alone = numbers['epsilon'] if source.claim.amplified else None
-  claims = [('this run', [0], delta, alone)]
+  claims = [('this run', [place], delta, alone)]
   if together:
     chance = any(claim.amplified for _, claim in runs)
-    positions = list(range(len(runs)))
     claims.append(
       (
         'together with earlier runs',
-        positions,
+        list(range(len(runs))),
         delta,
         together['epsilon'] if chance else None,
       )
     )
-  return browser_check.numbers(
-    [(name, claim.held) for name, claim in runs[: None if together else 1]],
-    claims,
-  )
+  return browser_check.numbers(guarantees, claims)
+
+
+def recomputed(
+  runs: Sequence[tuple[str, claim_lib.Claim]], alone: int
+) -> tuple[list[tuple[str, accounting.Guarantee]], list[int]]:
+  """Returns the guarantees for a browser, and places of claims of one run.
+
+  Several runs are composed, so the guarantees begin with `whole` of each run. A
+  place is the index in the guarantees of `held` of a run.
+
+  Args:
+    runs: pairs of a run's name and its claim, at least one.
+    alone: number of the first runs whose own claims are recomputed too.
+  """
+  if len(runs) == 1:
+    return [(name, claim.held) for name, claim in runs], [0]
+  guarantees, places = [(name, claim.whole) for name, claim in runs], []
+  for place, (name, claim) in enumerate(runs[:alone]):
+    if claim.held is not claim.whole:
+      place = len(guarantees)
+      guarantees.append((f'{name}, the rounds so far', claim.held))
+    places.append(place)
+  return guarantees, places
 
 
 def _row(name: str, source: source_lib.Source) -> _files.JsonObject:

@@ -66,7 +66,10 @@ class Source:
 
   @property
   def guarantee(self) -> accounting.Composition:
-    """The guarantee of the run, composed with the earlier runs."""
+    """The guarantee of the run, composed with the earlier runs.
+
+    Each run counts with all its planned rounds, started or not.
+    """
     claims = {self.run.run_id: self.claim}
     claims.update({name: claim for name, (_, claim) in self.before.items()})
     # PRIVACY: earlier runs on the same clients add to the privacy loss, so the
@@ -74,18 +77,16 @@ class Source:
     # runs are composed.
     # Guard: after_test.test_guarantee_of_a_run_has_those_before_it.
     return accounting.Composition(
-      tuple(claim.claimed for claim in claims.values()), tuple(claims)
+      tuple(claim.composed for claim in claims.values()), tuple(claims)
     )
 
   @property
   def warned_before(self) -> list[str]:
-    """Warnings about the earlier runs."""
-    # PRIVACY: an earlier run that has not ended may release more and raise the
-    # epsilon of all runs together. The report warns of such a run.
-    # Guard: after_test.test_predecessor_that_may_go_on_is_warned_of.
-    if not any(claim.may_grow for _, claim in self.before.values()):
+    """Warnings about the composition with the earlier runs."""
+    claims = [self.claim, *(claim for _, claim in self.before.values())]
+    if not self.before or not any(claim.may_grow for claim in claims):
       return []
-    return [caveats.UNENDED_BEFORE]
+    return [caveats.WHOLE_RUNS]
 
 
 def of_run(directory: Path) -> Source:

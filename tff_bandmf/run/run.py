@@ -605,10 +605,11 @@ class Run:
 
   @property
   def guarantee(self) -> accounting.Composition:
-    """Guarantee of the run so far, together with the earlier runs of `after`.
+    """Guarantee of the whole run, together with the earlier runs of `after`.
 
-    `accounting.compose` reads this attribute of its arguments, so a run can be
-    an argument of `compose`.
+    Each run counts with all its planned rounds, started or not; the report has
+    the epsilon of the rounds so far. `accounting.compose` reads this attribute
+    of its arguments, so a run can be an argument of `compose`.
     """
     return report.of_run(self.directory).guarantee
 
