@@ -53,6 +53,7 @@ _DEV = [
   'psutil>=5',
   'pytest>=8',
   'pytest-xdist>=3',
+  'python-flint>=0.6',
   'ruff>=0.5',
   'twine>=5',
 ]
@@ -95,6 +96,7 @@ setuptools.setup(
     'dm-tree>=0.1.8',
     'dp-accounting>=0.4.3,<0.7',
     'jinja2>=3.1',
+    'mpmath>=1.3',
     'numpy>=1.24,<3',
     'pyyaml>=6',
     'scipy>=1.9.3,<2',

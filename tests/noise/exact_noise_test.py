@@ -248,6 +248,32 @@ def test_memory_that_cannot_be_left_out_is_refused(copies, kind):
     _streamed(_KINDS[kind], _FINE, memory_copies=copies)
 
 
+@pytest.mark.parametrize('first', [0, 2**40 + 1, 2**63])
+def test_more_words_are_further_digits(monkeypatch, first):
+  """Intervals are nested, shrink by 2^64, and hold the quantile."""
+  words = [first, 3, 2**64 - 1, 0, 5]
+  made = generator.Generator(_KEY)
+  monkeypatch.setattr(made, 'word', lambda t, i, stream: words[stream])
+  rounding = exact.Rounding(strategies.Identity(1).recursion(), 1.0, made)
+  mp = rounding._mp
+  widths, last = [], (mp.ninf, mp.inf)
+  for count in (1, 2, 3, 4):
+    mp.dps = 160
+    low, high = rounding._normal(0, 0, count)
+    assert last[0] <= low < high <= last[1]
+    last = low, high
+    widths.append(high - low)
+    digits = first >> 1
+    for word in words[1 : count + 1]:
+      digits = digits << 64 | word
+    tail = (digits + mp.mpf(1) / 2) * mp.mpf(2) ** (-64 * (count + 1))
+    signed = 1 - tail if first & 1 else tail
+    assert mp.ncdf(low) < signed < mp.ncdf(high)
+  # A tail of 0 in the first word takes a word to become a number.
+  for wide, narrow in zip(widths[bool(not first) :], widths[1 + (not first) :]):
+    assert 2.0**-66 < narrow / wide < 2.0**-62
+
+
 def test_words_that_decide_nothing_end_the_run(monkeypatch):
   rounding = exact.Rounding(
     strategies.Identity(1).recursion(), 1.0, generator.Generator(_KEY)

@@ -44,7 +44,7 @@ EXTENDED_BELOW = 2**39
 # PRIVACY: y is rounded from a v that is computed from these z. If an error of z
 # exceeded its bound, y could be another integer than the rounding of the ideal
 # mechanism's v, and the claim would not cover it. The bound is proved: 2^-47
-# max(1, |z|) for `scipy.special.ndtri`, and 2^-42.4 for words that are not read.
+# max(1, |z|) for `scipy.special.ndtri`, 2^-42.4 for words that are not read.
 # Guard: normal_error_test.test_inverse_cdf_is_within_its_bound.
 ERROR = 2.0**-42
 # Bound of |z| wherever `fill` gives a number: k is 1 at least.
