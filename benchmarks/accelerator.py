@@ -91,7 +91,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
   result = {
     'strategy': name,
     'parameters': parameters,
-    'devices': f'{len(devices)} x {stream.kind}',
+    'devices': f'{len(devices)} x {devices[0].device_kind} jax {jax.__version__}',
     'block_rounds': m,
     'bytes': moved,
     'past_bytes': held,
@@ -112,10 +112,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
       began = time.perf_counter()
       with jax_generator.precise():
         drawn = collections.deque(
-          (
-            maker.draw(i, block.first, np.ones(m))
-            for i in range(len(maker._layout.starts))
-          ),
+          (maker.draw(i, block) for i in range(len(maker._layout.starts))),
           len(devices),
         )
       for each in drawn:

@@ -1,7 +1,8 @@
 """A proof that the float64 inverse of the normal CDF errs by at most 2^-47.
 
 `scipy.special.ndtri` evaluates Cephes' rational functions, one for each of
-three regions. For each region two errors are bounded over short intervals that cover
+three regions. For each region two errors are bounded over short intervals that
+cover
 it, with balls that hold all real numbers in question:
 
 - the formula in exact arithmetic against -x for u = Phi(-x), by a Taylor

@@ -220,6 +220,11 @@ class Window(Recursion):
       return self._strategy.inverse_band_rows(start, stop)
     return self._strategy.band_rows(start, stop)
 
+  def cells(self, participations: int) -> int:
+    if self.keeps == PAST_Z:
+      return self.rounds
+    return min(self.rounds, participations * self._strategy.bands)
+
   def reach(self, t: int) -> int:
     return min(self.memory, t) if self.keeps == PAST_Y else 0
 
