@@ -23,6 +23,10 @@ from tff_bandmf import (
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import request as request_lib
 
+# Largest number of copies of the model that noise keeps, if a search compares
+# families or numbers of bands and the request names no limit.
+_MEMORY_COPIES = 8
+
 
 @attrs.frozen
 class Result:
@@ -98,6 +102,7 @@ def search(
     # minutes. So they are checked here.
     _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
   families = compared(request)
+  copies = request.memory_copies
   if not families:
     return Result(
       request, _calibrated(request, _strategy(request, progress), cohorts)
@@ -113,7 +118,7 @@ def search(
     request.rounds,
     cohorts,
     target,
-    noise_copies=request.memory_copies,
+    noise_copies=_MEMORY_COPIES if copies is None else copies,
     objective=request.objective,
     workload=request.workload,
     families=families,
@@ -205,6 +210,7 @@ def _strategy(
       request.cohorts.schema.typical,
       request.workload,
       request.objective,
+      noise_copies=request.memory_copies,
       callback=lambda loss: progress(f'loss {loss:.6g}'),
       **mechanism.parameters,
     ).strategy
@@ -212,6 +218,13 @@ def _strategy(
     raise errors.value_error(
       f'mechanism={mechanism.family}: is for {mechanism.rounds} rounds, not '
       f'for rounds={request.rounds}; optimise it for the rounds of the plan'
+    )
+  copies = request.memory_copies
+  if copies is not None and mechanism.noise_copies > copies:
+    raise errors.value_error(
+      f'memory_copies={copies}: {mechanism.family} keeps '
+      f'{mechanism.noise_copies} copies of the model; allow as many, or use '
+      'another mechanism'
     )
   return mechanism
 
