@@ -180,7 +180,7 @@ def test_strategy_that_files_cannot_hold_is_no_mechanism():
   class Other(strategies.BandedSqrt):
     pass
 
-  with pytest.raises(ValueError, match='strategy=Other: is no class of a decl'):
+  with pytest.raises(ValueError, match='strategy=Other: is not the class'):
     _plan(mechanism=Other(60, 7))
   with pytest.raises(TypeError, match='mechanism=3: must be best, a family'):
     _plan(mechanism=3)

@@ -501,9 +501,9 @@ def test_class_of_no_family_is_refused(tmp_path):
     strategies.Stamped(20, other),
     strategies.Stamped(20, strategies.ColumnNormalized(other)),
   ):
-    with pytest.raises(ValueError, match='strategy=Other: is no class of a d'):
+    with pytest.raises(ValueError, match='strategy=Other: is not the class'):
       strategies.to_document(each)
-    with pytest.raises(ValueError, match='strategy=Other: is no class of a d'):
+    with pytest.raises(ValueError, match='strategy=Other: is not the class'):
       strategies.save(each, tmp_path / 'c.json')
 
 

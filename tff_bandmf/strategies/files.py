@@ -111,7 +111,7 @@ def check_known(strategy: base.Strategy) -> None:
   # Guard: strategies_test.test_class_of_no_family_is_refused.
   if declared is None or type(inner) is not declared.kind:
     raise errors.value_error(
-      f'strategy={type(inner).__name__}: is no class of a declared family, so '
+      f'strategy={type(inner).__name__}: is not the class of a family, so '
       'files of runs and plans cannot hold it; give its matrix as '
       'strategies.Dense, or declare a family (CONTRIBUTING.md)'
     )
