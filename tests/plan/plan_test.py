@@ -560,7 +560,7 @@ def test_unit_of_several_clients_gets_the_noise_of_all(tmp_path, monkeypatch):
   # Of worse cohorts too.
   assert three.what_if() == pytest.approx(one.what_if(), rel=1e-2)
   families = ('identity', 'dp-cgd')
-  monkeypatch.setattr(result_lib, '_compared', lambda *_: families)
+  monkeypatch.setattr(result_lib, 'compared', lambda *_: families)
   best = _plan(clients_per_unit=3, mechanism='best')
   assert best.guarantee.clients_per_unit == 3
   assert best.rmse <= min(rmse for _, rmse in best.result.runners_up) * 1.01

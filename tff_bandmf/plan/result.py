@@ -102,7 +102,6 @@ def search(
     # minutes. So they are checked here.
     _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
   families = compared(request)
-  copies = request.memory_copies
   if not families:
     return Result(
       request, _calibrated(request, _strategy(request, progress), cohorts)
@@ -118,7 +117,7 @@ def search(
     request.rounds,
     cohorts,
     target,
-    noise_copies=_MEMORY_COPIES if copies is None else copies,
+    noise_copies=memory_copies(request),
     objective=request.objective,
     workload=request.workload,
     families=families,
@@ -188,6 +187,13 @@ def compared(request: request_lib.Request) -> tuple[str, ...]:
   return ()
 
 
+def memory_copies(request: request_lib.Request) -> Optional[int]:
+  """Returns the limit of copies of the model for noise; None for no limit."""
+  if request.memory_copies is None and compared(request):
+    return _MEMORY_COPIES
+  return request.memory_copies
+
+
 def _strategy(
   request: request_lib.Request, progress: Callable[[str], None]
 ) -> strategies.Strategy:
@@ -210,7 +216,7 @@ def _strategy(
       request.cohorts.schema.typical,
       request.workload,
       request.objective,
-      noise_copies=request.memory_copies,
+      noise_copies=memory_copies(request),
       callback=lambda loss: progress(f'loss {loss:.6g}'),
       **mechanism.parameters,
     ).strategy
@@ -219,7 +225,7 @@ def _strategy(
       f'mechanism={mechanism.family}: is for {mechanism.rounds} rounds, not '
       f'for rounds={request.rounds}; optimise it for the rounds of the plan'
     )
-  copies = request.memory_copies
+  copies = memory_copies(request)
   if copies is not None and mechanism.noise_copies > copies:
     raise errors.value_error(
       f'memory_copies={copies}: {mechanism.family} keeps '
