@@ -195,7 +195,7 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
   if name == 'momentum':
     if 'momentum' not in given:
       raise errors.value_error(
-        'momentum=None: workload momentum needs it; give --momentum, or 0 if '
+        'momentum=None: workload momentum needs it; give momentum, or 0 if '
         'only the learning rate varies'
       )
     return Workload(**given)

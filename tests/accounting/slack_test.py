@@ -396,7 +396,7 @@ def test_calibration_is_not_refused_for_the_slack_of_less_noise(monkeypatch):
   assert spec.claim(1e-3).epsilon == 2.0
   moved = spec.accountant.mean_shift(spec.cost, spec.noise_multiplier / 4)
   assert wide.cost.slack(2.0, 1e-3, moved).epsilon > spec.max_slack
-  with pytest.raises(ValueError, match='slack_epsilon=.*max_slack=0.01'):
+  with pytest.raises(ValueError, match='slack_epsilon=.*at most 0.01'):
     spec.cost.slack(2.0, 1e-3, moved)
 
 

@@ -33,14 +33,17 @@ def test_plan_is_printed_and_written(run, run_json, tmp_path):
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    ('--amplification balls-in-bins --population 240', 'clients_per_round=20'),
+    (
+      '--amplification balls-in-bins --population 240',
+      'use --clients-per-round=20',
+    ),
     (
       '--amplification b-min-sep --population 120',
       'clients_per_round=10: must be below',
     ),
     (
       '--amplification b-min-sep --population 120 --sampling-prob 0.3',
-      'use clients_per_round=8',
+      'use --clients-per-round=8',
     ),
     (
       '--amplification balls-in-bins --population 120 --largest-cohort 11',
@@ -49,6 +52,11 @@ def test_plan_is_printed_and_written(run, run_json, tmp_path):
     (
       '--amplification balls-in-bins --population 120 --arrivals log.csv',
       'arrivals=log.csv: needs a plan',
+    ),
+    ('--population 99', 'use --clients-per-round=8, or --min-sep=9'),
+    (
+      '--participation budget --apart 10 --population 99',
+      'use --clients-per-round=9, or --apart=9',
     ),
   ],
 )
@@ -93,11 +101,11 @@ def test_clip_that_adapts_is_planned(run_json, tmp_path):
     (['--clip-rate', '1'], 'clip_rate=1.0: needs a clip that adapts'),
     (['--clip-quantile', '2'], 'quantile=2.0: must be in [0, 1]'),
     (['--bands', '7'], 'bands=7: is a parameter of a family'),
-    (['--population', '99'], 'clients=99: cannot fill 60 rounds of 10'),
+    (['--population', '99'], 'population=99: cannot fill 60 rounds of'),
     (['--noise-multiplier', '1'], 'noise_multiplier=1.0: is given in place'),
     (['--mechanism', 'bandet'], 'family=bandet: is not known'),
     (['--mechanism', 'none.json'], 'mechanism=none.json: is not a file'),
-    (['--min-sep', '61'], 'cohorts=Single(), or --participation single.'),
+    (['--min-sep', '61'], 'use --participation single.'),
     (
       ['--amplification', 'cyclic-poisson', '--sampling-prob', '0.1'],
       'min_sep=12',
@@ -183,5 +191,5 @@ def test_half_of_a_target_names_the_other_half(run, name):
   flags += _FLAGS[_FLAGS.index(f'--{name}') + 2 :]
   status, out, error = run(*flags)
   assert (status, out) == (2, '')
-  assert error.startswith(f'{name}=None: bandmf plan needs it with ')
+  assert error.startswith(f'{name}=None: a claim is an epsilon at a delta')
   assert error.endswith(f'; give --{name}.\n')

@@ -316,7 +316,7 @@ _BAD_INPUT = [
   ),
   (
     'account ok.json --amplification cyclic-poisson --z-stddev 1 --delta 1e-6',
-    'sampling_prob=None: cyclic-poisson needs sampling_prob',
+    'sampling_prob=None: cyclic-poisson needs it; give --sampling-prob',
   ),
   (
     'calibrate ok.json --amplification cyclic-poisson --sampling-prob 0.1 '

@@ -144,6 +144,48 @@ def test_best_is_of_the_families_that_fit():
     assert (family in text) == (family != 'robust-toeplitz'), family
 
 
+@pytest.mark.parametrize(
+  'mechanism, copies',
+  [
+    ('dp-cgd', 1),
+    ('online-tree', 6),
+    (tff_bandmf.Mechanism('banded-sqrt', bands=7), 6),
+    (strategies.BandedSqrt(60, 7), 6),
+    ('c.json', 6),
+    ('c.npy', 6),
+  ],
+  ids=str,
+)
+def test_memory_that_a_mechanism_exceeds_is_refused(
+  tmp_path, monkeypatch, mechanism, copies
+):
+  """`memory_copies=0` was taken for dp-cgd, which keeps one."""
+  monkeypatch.chdir(tmp_path)
+  strategies.save(strategies.BandedSqrt(60, 7), 'c.json')
+  np.save('c.npy', strategies.BandedSqrt(60, 7).matrix())
+  for given in (None, copies):
+    plan = _plan(mechanism=mechanism, memory_copies=given)
+    assert plan.strategy.noise_copies == copies
+  with pytest.raises(ValueError, match=f'copies={copies - 1}: .* {copies} '):
+    _ = _plan(mechanism=mechanism, memory_copies=copies - 1).strategy
+
+
+def test_family_uses_the_memory_that_it_is_given():
+  assert _plan(memory_copies=3).strategy.noise_copies == 3
+
+
+def test_strategy_that_files_cannot_hold_is_no_mechanism():
+  """`Run` was the first to refuse it, after the search."""
+
+  class Other(strategies.BandedSqrt):
+    pass
+
+  with pytest.raises(ValueError, match='strategy=Other: is not the class'):
+    _plan(mechanism=Other(60, 7))
+  with pytest.raises(TypeError, match='mechanism=3: must be best, a family'):
+    _plan(mechanism=3)
+
+
 def test_changed_plan_does_not_keep_the_noise_of_the_other():
   plan = _plan()
   changed = attrs.evolve(plan, epsilon=plan.guarantee.epsilon(1e-6) / 2)
@@ -445,6 +487,16 @@ def test_other_files_are_refused_in_one_line(tmp_path, edit):
       'noise_multiplier=None: is given in place of',
     ),
     (dict(noise_multiplier=1.0), 'noise_multiplier=1.0: is given in place of'),
+    (
+      dict(noise_multiplier=1.0, delta=None),
+      'noise_multiplier=1.0: is given in place of',
+    ),
+    (
+      dict(noise_multiplier=-1.0, epsilon=None),
+      'noise_multiplier=-1.0: must be at least 0',
+    ),
+    (dict(memory_copies=-1), 'memory_copies=-1: must be at least 0'),
+    (dict(mechanism='bandet'), 'family=bandet: is not known'),
     (dict(epsilon=1000), 'epsilon=1000'),
     (dict(delta=0.5), 'delta=0.5'),
     (dict(rounds=0), 'rounds=0'),
@@ -508,7 +560,7 @@ def test_unit_of_several_clients_gets_the_noise_of_all(tmp_path, monkeypatch):
   # Of worse cohorts too.
   assert three.what_if() == pytest.approx(one.what_if(), rel=1e-2)
   families = ('identity', 'dp-cgd')
-  monkeypatch.setattr(result_lib, '_compared', lambda *_: families)
+  monkeypatch.setattr(result_lib, 'compared', lambda *_: families)
   best = _plan(clients_per_unit=3, mechanism='best')
   assert best.guarantee.clients_per_unit == 3
   assert best.rmse <= min(rmse for _, rmse in best.result.runners_up) * 1.01

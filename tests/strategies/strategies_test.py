@@ -488,6 +488,25 @@ def test_npy_file_of_complex_numbers_is_refused(tmp_path):
     strategies.load(tmp_path / 'c.npy')
 
 
+def test_class_of_no_family_is_refused(tmp_path):
+  """The file of a subclass was read as the C of its base."""
+
+  class Other(strategies.BandedToeplitz):
+    pass
+
+  other = Other(9, [1.0, 0.5])
+  for each in (
+    other,
+    strategies.ColumnNormalized(other),
+    strategies.Stamped(20, other),
+    strategies.Stamped(20, strategies.ColumnNormalized(other)),
+  ):
+    with pytest.raises(ValueError, match='strategy=Other: is not the class'):
+      strategies.to_document(each)
+    with pytest.raises(ValueError, match='strategy=Other: is not the class'):
+      strategies.save(each, tmp_path / 'c.json')
+
+
 @pytest.mark.parametrize('name', ['strategy', 'strategy.txt', 'c.npy'])
 def test_save_refuses_another_suffix(tmp_path, name):
   with pytest.raises(ValueError, match='out=.*: .*json'):

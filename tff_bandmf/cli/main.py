@@ -7,6 +7,7 @@ line on standard error, no traceback), 130 interrupted.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Optional
@@ -17,6 +18,18 @@ from tff_bandmf import errors
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
+# Names of arguments in a remedy: a name with an underscore; a name before '=';
+# and other names where a remedy lists what to give.
+_ARGUMENT = re.compile(
+  r'(?<![\w.-])(?:'
+  r'[a-z0-9]+(?:_[a-z0-9]+)+'
+  r'|[a-z]\w*(?==)'
+  r'|(?<=\bgive )[a-z]\w*(?= and\b|,| or\b|\.|$)'
+  r'|(?<=\band )[a-z]\w*(?=,|\.|$)'
+  r'|(?<=\buse )(?:participation|workload|amplification)\b'
+  r'|(?<=\bwith )[a-z]\w*(?= to\b)'
+  r')'
+)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -50,7 +63,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
   except (ImportError, RuntimeError, TypeError, ValueError) as error:
     if getattr(error, 'name', None) == 'tensorflow':
       error = errors.needs_tensorflow(f'bandmf {arguments[0]}')
-    message = str(error)
+    message = _with_flags(str(error), arguments[0])
   click.echo(' '.join(message.split()), err=True)
   return _BAD_INPUT
 
@@ -66,6 +79,34 @@ def _file(error: OSError) -> str:
   return errors.invalid(
     f'file={error.filename}: cannot be used ({error.strerror}); check the path '
     'and its permissions'
+  )
+
+
+def _with_flags(message: str, command: str) -> str:
+  """Returns an error message whose remedy names flags, not arguments.
+
+  The library names the arguments of its functions, such as `l2_norm_clip`, and
+  values in the form name=value. Names of flags of the command are replaced in
+  the part of the message after the last semicolon.
+
+  Args:
+    message: message of an error of the library.
+    command: name of a command of `bandmf`.
+  """
+  from tff_bandmf.cli import commands
+
+  group = commands.bandmf
+  subcommand = group.get_command(click.Context(group), command)
+  flags = {
+    each.name: each.opts[0]
+    for each in (subcommand.params if subcommand else [])
+    if isinstance(each, click.Option)
+  }
+  rule, semicolon, remedy = message.rpartition('; ')
+  return (
+    rule
+    + semicolon
+    + _ARGUMENT.sub(lambda match: flags.get(match[0], match[0]), remedy)
   )
 
 

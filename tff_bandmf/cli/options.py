@@ -72,6 +72,18 @@ class _OneOf(click.ParamType):
     )
 
 
+class _Clip(click.ParamType):
+  """A norm, or norms of layers with commas between them."""
+
+  name = 'number[,number]...'
+
+  def convert(self, value, param, ctx):
+    norms = tuple(
+      NUMBER.convert(each, param, ctx) for each in str(value).split(',')
+    )
+    return norms if len(norms) > 1 else norms[0]
+
+
 # If at most this number of families take a parameter, --help names them.
 _FEW_FAMILIES = 3
 FAMILY = _OneOf(tuple(strategies.FAMILIES))
@@ -79,14 +91,14 @@ FAMILY = _OneOf(tuple(strategies.FAMILIES))
 NO_AMPLIFICATION = 'none'
 INTEGER = _Number(int, lambda name, n: _checks.count(name, n, 'give 1 or more'))
 INTEGER_OR_ZERO = _Number(
-  int, lambda name, n: n and _checks.count(name, n, 'give 0 or more')
+  int, lambda name, n: _checks.count(name, n, 'give 0 or more', least=0)
 )
 NUMBER = _Number(
   float, lambda name, x: _checks.positive(name, x, 'give a number above 0')
 )
 NUMBER_OR_ZERO = _Number(
   float,
-  lambda name, x: x and _checks.positive(name, x, 'give a number of 0 or more'),
+  lambda name, x: _checks.nonnegative(name, x, 'give a number of 0 or more'),
 )
 
 family = click.option(
@@ -383,8 +395,9 @@ l2_norm_clip = together(
   click.option(
     '--l2-norm-clip',
     required=True,
-    type=NUMBER,
-    help='L2 norm to which an update is clipped.',
+    type=_Clip(),
+    help='L2 norm to which an update is clipped; one norm a layer with commas '
+    'between them.',
   ),
   *(
     click.option(f'--clip-{name.replace("_", "-")}', type=kind, help=about)

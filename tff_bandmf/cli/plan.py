@@ -47,11 +47,10 @@ from tff_bandmf.plan import plan as plan_lib
 @options.parameters
 @click.option(
   '--memory-copies',
-  default=8,
-  show_default=True,
   type=options.INTEGER_OR_ZERO,
   help='Largest number of copies of the model that the noise may have in '
-  'memory.',
+  'memory.  [default: 8 where families or numbers of bands are compared, else '
+  'no limit]',
 )
 @click.option(
   '--epsilon',
@@ -67,9 +66,16 @@ from tff_bandmf.plan import plan as plan_lib
   '--noise-multiplier',
   type=options.NUMBER_OR_ZERO,
   help='Standard deviation of z divided by clip * sensitivity, instead of '
-  '--epsilon and --delta; with 0, the plan claims nothing.',
+  '--epsilon; --delta then asks for its epsilon. With 0, the plan claims '
+  'nothing.',
 )
 @options.l2_norm_clip
+@click.option(
+  '--zeroing-norm',
+  type=options.NUMBER,
+  help='Largest absolute value of the coordinates of an update; an update '
+  'beyond it becomes zero.',
+)
 @options.workload
 @options.objective
 @options.dimension
@@ -80,6 +86,12 @@ from tff_bandmf.plan import plan as plan_lib
   type=options.INTEGER,
   help='Largest number of clients that belong to one unit of privacy, such as '
   'the devices of a person.',
+)
+@click.option(
+  '--stands-for',
+  type=options.INTEGER,
+  help='Number of clients in a round of a larger run that this run simulates; '
+  '--epsilon and --delta are then the claim of the larger run.',
 )
 @click.option(
   '--arrivals',
@@ -110,11 +122,6 @@ def plan(
   started = time.perf_counter()
   if out is not None:
     output.check_out(out)
-  for name, other in (('epsilon', 'delta'), ('delta', 'epsilon')):
-    if fields[name] is None and fields[other] is not None:
-      raise errors.value_error(
-        f'{name}=None: bandmf plan needs it with {other}; give --{name}'
-      )
   mechanism: Any = fields.pop('mechanism')
   if mechanism in strategies.FAMILIES:
     mechanism = mechanism_lib.Mechanism(mechanism, **parameters)
@@ -131,10 +138,13 @@ def plan(
   )
   if arrivals is not None:
     _check_rule(planned, arrivals)
+  if population is not None:
+    planned.check_population(population, 'population')
   with output.progress('searching the mechanism') as step:
     planned.search(step)
   if population is not None:
-    planned.check_population(population)
+    # The costs of a budget follow from the C that the search chose.
+    planned.check_population(population, 'population')
   if planned.epsilon is not None and planned.delta is not None:
     output.warn_of_weak(planned.epsilon, planned.delta)
   compared = None if arrivals is None else _compared(planned, arrivals)

@@ -322,14 +322,21 @@ class Plan(request_lib.Request):
     """Returns the wanted cohorts if a population cannot fill them, else None.
 
     For sampled cohorts, which may be small by chance, the result is None.
+    Before the search, the costs of a `Budget` are unknown, and only its `apart`
+    is compared.
     """
+    if not self.cohorts.is_enforced:
+      return None
     wanted = feasibility.Demand(
       clients,
       self.clients_per_round,
       self.rounds,
-      self.schema,
+      participation_lib.MinSep(self.cohorts.apart)
+      if isinstance(self.cohorts, participation_lib.Budget)
+      and self._result is None
+      else self.schema,
     )
-    return wanted if self.cohorts.is_enforced and wanted.never() else None
+    return wanted if wanted.never() else None
 
   def device_rule(self) -> _files.JsonObject:
     """Returns the rule by which a device decides whether it takes part.
@@ -348,27 +355,35 @@ class Plan(request_lib.Request):
       )
     return self.schema.device_rule()
 
-  def check_population(self, clients: int) -> None:
+  def check_population(self, clients: int, name: str = 'clients') -> None:
     """Raises ValueError if a population cannot fill the cohort of every round.
 
     The sampler of a run makes the same check, see `feasibility`. Sampled
-    cohorts always pass, since they may be small by chance.
+    cohorts always pass, since they may be small by chance. Before the search,
+    the costs of a `Budget` are unknown, and only its `apart` is compared.
 
     Args:
       clients: number of clients in the population.
+      name: name of this number in the message.
     """
     wanted = self._short_of(clients)
-    if wanted is not None:
-      remedy = ', or '.join(
-        f'{"clients_per_round" if name == "cohort_size" else name}={value}'
-        for name, value in wanted.largest().items()
-      )
-      remedy = f'use {remedy}' if remedy else 'use more clients'
-      raise errors.value_error(
-        f'clients={clients}: cannot fill {self.rounds} rounds of '
-        f'{self.clients_per_round} if cohorts are '
-        f'{plan_text.cohorts(self, self.schema)}; {remedy}'
-      )
+    if wanted is None:
+      return
+    names = {'cohort_size': 'clients_per_round'}
+    if isinstance(self.cohorts, participation_lib.Budget) and not self._result:
+      names['min_sep'] = 'apart'
+      kind = f'{self.cohorts.name} apart={self.cohorts.apart}'
+    else:
+      kind = plan_text.cohorts(self, wanted.participation)
+    remedy = ', or '.join(
+      f'{names.get(each, each)}={value}'
+      for each, value in wanted.largest().items()
+    )
+    remedy = f'use {remedy}' if remedy else 'use more clients'
+    raise errors.value_error(
+      f'{name}={clients}: cannot fill {self.rounds} rounds of '
+      f'{self.clients_per_round} if cohorts are {kind}; {remedy}'
+    )
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the plan under their JSON keys."""

@@ -159,9 +159,8 @@ def _check_strategy(result: result_lib.Result, path: pathlib.Path) -> None:
   if isinstance(mechanism, mechanism_lib.Mechanism):
     differs |= not mechanism.describes(strategy)
   compared = result_lib.compared(stored)
-  most = stored.memory_copies
-  if compared and most is not None:
-    differs |= strategy.noise_copies > most
+  most = result_lib.memory_copies(stored)
+  differs |= most is not None and strategy.noise_copies > most
   ranked = {family for family, _ in result.runners_up}
   if differs or not ranked | {*result.left_out} <= {*compared}:
     raise errors.value_error(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Optional, Union
+import pathlib
+from collections.abc import Sequence
+from typing import Optional, Union
 
 import attrs
 
@@ -23,7 +25,13 @@ _MOST_EPSILON = 100.0
 _MOST_DELTA = 1e-2
 
 
-def _clips(value: Any) -> Any:
+# Type checkers and the documentation take the types of the arguments of `Plan`
+# from the annotations of these converters.
+
+
+def _clips(
+  value: Union[float, Sequence[float], clips.AdaptiveClip],
+) -> Union[float, tuple[float, ...], clips.AdaptiveClip]:
   if isinstance(value, clips.AdaptiveClip):
     _clips(value.initial)
     return value
@@ -37,17 +45,62 @@ def _clips(value: Any) -> Any:
   )
 
 
-def _epsilon(value: object) -> float:
+def _rounds(value: int) -> int:
+  return _checks.count('rounds', value, 'rounds of the run')
+
+
+def _clients(value: int) -> int:
+  return _checks.count(
+    'clients_per_round', value, 'the expected number of clients'
+  )
+
+
+def _epsilon(value: Optional[float]) -> Optional[float]:
+  if value is None:
+    return None
   positive = _checks.positive('epsilon', value, 'usual values are 1 to 10')
   return _checks.between(
     'epsilon', positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
   )
 
 
-def _delta(value: object) -> float:
+def _delta(value: Optional[float]) -> Optional[float]:
+  if value is None:
+    return None
   remedy = 'take one far below one over the population'
   positive = _checks.positive('delta', value, remedy)
   return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)
+
+
+def _noise_multiplier(value: Optional[float]) -> Optional[float]:
+  if value is None:
+    return None
+  return _checks.nonnegative(
+    'noise_multiplier',
+    value,
+    'it is stddev(z) / (clip * sensitivity); 0 adds no noise',
+  )
+
+
+def _check_mechanism(self, attribute, value: object) -> None:
+  if isinstance(value, strategies.Strategy):
+    strategies.check_known(value)
+  elif isinstance(value, str):
+    if value != mechanism_lib.BEST and not pathlib.Path(value).suffix:
+      strategies.families.get(value)
+  elif not isinstance(value, (os.PathLike, mechanism_lib.Mechanism)):
+    raise errors.type_error(
+      f'mechanism={value}: must be best, a family, a Mechanism, a Strategy, or '
+      'the path of a file; give one of them'
+    )
+
+
+def _memory_copies(value: Optional[int]) -> Optional[int]:
+  if value is None:
+    return None
+  return _checks.count(
+    'memory_copies', value, 'give the vectors that fit in memory', least=0
+  )
 
 
 @attrs.frozen(kw_only=True, slots=False, eq=False)
@@ -74,8 +127,9 @@ class Request:
       the path of a strategy file or of a `.npy` file of C. A text without a
       suffix is the name of a family.
     memory_copies: largest number of vectors of past noise in memory, each of
-      the model's size, >= 0; None for no limit. The limit holds only if the
-      search compares families or numbers of bands.
+      the model's size, >= 0. A mechanism that keeps more is refused. None
+      stands for 8 if the search compares families or numbers of bands, and for
+      no limit if it compares none.
     largest_cohort: largest number of clients of a round, >=
       `clients_per_round`. If None, it is `clients_per_round` or, for sampled
       cohorts, a size that the cohorts of a run exceed with probability at most
@@ -99,31 +153,25 @@ class Request:
     ValueError: a value is out of range, or values contradict each other.
   """
 
-  rounds: int = attrs.field(
-    converter=lambda value: _checks.count('rounds', value, 'rounds of the run')
-  )
-  clients_per_round: int = attrs.field(
-    converter=lambda value: _checks.count(
-      'clients_per_round', value, 'the expected number of clients'
-    )
-  )
+  rounds: int = attrs.field(converter=_rounds)
+  clients_per_round: int = attrs.field(converter=_clients)
   cohorts: participation.Cohorts = attrs.field(
     validator=lambda self, field, value: participation.check_cohorts(value)
   )
   l2_norm_clip: Union[float, tuple[float, ...], clips.AdaptiveClip] = (
     attrs.field(converter=_clips)
   )
-  epsilon: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_epsilon)
+  epsilon: Optional[float] = attrs.field(default=None, converter=_epsilon)
+  delta: Optional[float] = attrs.field(default=None, converter=_delta)
+  noise_multiplier: Optional[float] = attrs.field(
+    default=None, converter=_noise_multiplier
   )
-  delta: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_delta)
-  )
-  noise_multiplier: Optional[float] = None
   mechanism: Union[
-    str, os.PathLike, mechanism_lib.Mechanism, strategies.Strategy
-  ] = mechanism_lib.BEST
-  memory_copies: Optional[int] = 8
+    str, os.PathLike[str], mechanism_lib.Mechanism, strategies.Strategy
+  ] = attrs.field(default=mechanism_lib.BEST, validator=_check_mechanism)
+  memory_copies: Optional[int] = attrs.field(
+    default=None, converter=_memory_copies
+  )
   largest_cohort: Optional[int] = None
   zeroing_norm: Optional[float] = None
   workload: workloads.Workload = workloads.PREFIX
@@ -133,7 +181,6 @@ class Request:
   stands_for: Optional[int] = None
 
   def __attrs_post_init__(self):
-    claimed = self.epsilon is not None and self.delta is not None
     missing = [
       name for name in ('epsilon', 'delta') if getattr(self, name) is None
     ]
@@ -142,11 +189,15 @@ class Request:
         f'{missing[0]}=None: a claim is an epsilon at a delta; give '
         f'{missing[0]}'
       )
-    if claimed == (self.noise_multiplier is not None):
+    # PRIVACY: With a noise multiplier, epsilon follows from the noise. A given
+    # epsilon that the noise does not reach would look like the claim. Epsilon
+    # together with a noise multiplier is refused.
+    # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
+    if (self.noise_multiplier is None) == ('epsilon' in missing):
       raise errors.value_error(
         f'noise_multiplier={self.noise_multiplier}: is given in place of '
-        'epsilon and delta; give epsilon and delta, or noise_multiplier (0 '
-        'claims nothing)'
+        'epsilon; give epsilon and delta, or noise_multiplier (0 claims '
+        'nothing), with delta to see its epsilon'
       )
     least = self.clients_per_round
     for name in ('largest_cohort', 'stands_for'):
@@ -163,7 +214,7 @@ class Request:
     if self.stands_for is not None and not self.cohorts.is_enforced:
       raise errors.value_error(
         f'stands_for={self.stands_for}: larger sampled cohorts amplify less; '
-        'leave it out, or enforce a schema: MinSep'
+        'leave it out, or enforce a schema such as min-sep'
       )
     schema = self.cohorts.schema
     if isinstance(schema, participation.Budget):
@@ -172,7 +223,7 @@ class Request:
     if min_sep is not None and min_sep > self.rounds:
       raise errors.value_error(
         f'min_sep={min_sep}: exceeds rounds={self.rounds}, so a client takes '
-        'part at most once; use cohorts=Single(), or --participation single'
+        'part at most once; use participation single'
       )
 
   @property

@@ -23,6 +23,10 @@ from tff_bandmf import (
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import request as request_lib
 
+# Largest number of copies of the model that noise keeps, if a search compares
+# families or numbers of bands and the request names no limit.
+_MEMORY_COPIES = 8
+
 
 @attrs.frozen
 class Result:
@@ -113,7 +117,7 @@ def search(
     request.rounds,
     cohorts,
     target,
-    noise_copies=request.memory_copies,
+    noise_copies=memory_copies(request),
     objective=request.objective,
     workload=request.workload,
     families=families,
@@ -183,6 +187,13 @@ def compared(request: request_lib.Request) -> tuple[str, ...]:
   return ()
 
 
+def memory_copies(request: request_lib.Request) -> Optional[int]:
+  """Returns the limit of copies of the model for noise; None for no limit."""
+  if request.memory_copies is None and compared(request):
+    return _MEMORY_COPIES
+  return request.memory_copies
+
+
 def _strategy(
   request: request_lib.Request, progress: Callable[[str], None]
 ) -> strategies.Strategy:
@@ -205,6 +216,7 @@ def _strategy(
       request.cohorts.schema.typical,
       request.workload,
       request.objective,
+      noise_copies=memory_copies(request),
       callback=lambda loss: progress(f'loss {loss:.6g}'),
       **mechanism.parameters,
     ).strategy
@@ -212,6 +224,13 @@ def _strategy(
     raise errors.value_error(
       f'mechanism={mechanism.family}: is for {mechanism.rounds} rounds, not '
       f'for rounds={request.rounds}; optimise it for the rounds of the plan'
+    )
+  copies = memory_copies(request)
+  if copies is not None and mechanism.noise_copies > copies:
+    raise errors.value_error(
+      f'memory_copies={copies}: {mechanism.family} keeps '
+      f'{mechanism.noise_copies} copies of the model; allow as many, or use '
+      'another mechanism'
     )
   return mechanism
 

@@ -108,7 +108,7 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
   if content['epsilon'] is None:
     raise errors.value_error(
       'epsilon=None: a registry lists guarantees, and this release has none; '
-      'report it without --registry'
+      'use bandmf report without --registry'
     )
   values = _values(content, data)
   unknown = missing(values)
@@ -117,7 +117,8 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
     notes = [str(FIELDS[name][1]) for name in first]
     raise errors.value_error(
       f'{", ".join(notes)}=None: is not stated, and a record of the registry '
-      'needs it; give it by run.note(NAME=TEXT) or --note NAME=TEXT'
+      'needs it; give it by run.note(NAME=TEXT), or bandmf report --note '
+      'NAME=TEXT'
     )
   _check(content)
   tier = min((FIELDS[name][0] for name in unknown), default=4) - 1

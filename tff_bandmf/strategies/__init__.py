@@ -14,6 +14,7 @@ from tff_bandmf.strategies.column_normalized import ColumnNormalized
 from tff_bandmf.strategies.dense import Dense, lower_factor
 from tff_bandmf.strategies.families import Family, Parameter
 from tff_bandmf.strategies.files import (
+  check_known,
   check_path,
   from_document,
   load,

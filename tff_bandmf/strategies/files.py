@@ -96,6 +96,27 @@ def save(
   _files.write_json(path, {**header, 'arrays': _lists(strategy)})
 
 
+def check_known(strategy: base.Strategy) -> None:
+  """Raises ValueError unless a strategy file can hold the strategy."""
+  inner = strategy
+  if type(inner) is stamped.Stamped:
+    inner = inner.block
+  if type(inner) is column_normalized.ColumnNormalized:
+    inner = inner.toeplitz
+  declared = families.known().get(inner.family)
+  # PRIVACY: A file names a family, and who reads it makes the C of that family.
+  # The C of another class under the same name may have a larger sensitivity, so
+  # the noise of a run could be too little for it. Only classes of declared
+  # families are written.
+  # Guard: strategies_test.test_class_of_no_family_is_refused.
+  if declared is None or type(inner) is not declared.kind:
+    raise errors.value_error(
+      f'strategy={type(inner).__name__}: is not the class of a family, so '
+      'files of runs and plans cannot hold it; give its matrix as '
+      'strategies.Dense, or declare a family (CONTRIBUTING.md)'
+    )
+
+
 def to_document(strategy: base.Strategy) -> _files.JsonObject:
   """Returns the content of a JSON strategy file; `from_document` reads it."""
   return {**_header(strategy), 'arrays': _lists(strategy)}
@@ -127,6 +148,7 @@ def _header(
   optimized: Optional[Mapping[str, _files.Json]] = None,
 ) -> _files.JsonObject:
   """Returns the content of a strategy file without its arrays."""
+  check_known(strategy)
   return {
     'format': FORMAT,
     'version': VERSION,

@@ -76,8 +76,7 @@ class WaitPolicy:
     if not over.is_set():
       give_up(
         f'{line}: no result within {self.limit_seconds:g} s, the limit of a '
-        'computation; look at the process, or raise the limit '
-        '(--round-timeout)'
+        'computation; look at the process, or raise the limit'
       )
 
 

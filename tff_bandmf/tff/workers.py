@@ -58,7 +58,7 @@ class Workers:
     if not remaining:
       raise RuntimeError(
         f'TFF workers: none of {", ".join(self._contexts)} answers in time; '
-        'start them, or leave --workers out.'
+        'start them, or name no workers.'
       )
     shares = [members[i :: len(remaining)] for i in range(len(remaining))]
     # Calls of TFF block, so each worker gets its own thread.
@@ -112,7 +112,7 @@ def connected(
       if not (host and colon and port.isdigit()) or address in contexts:
         raise errors.value_error(
           f'workers={address}: must be host:port, each address once; for '
-          'instance --workers=10.0.0.2:8000,10.0.0.3:8000'
+          'instance 10.0.0.2:8000,10.0.0.3:8000'
         )
       check = functools.partial(_require, address)
       check()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 from tff_bandmf import _checks, errors, strategies
@@ -32,6 +32,10 @@ MAX_SLACK = 0.01
 _SHARE = 1e-4
 # Relative allowance for rounding errors in delta, with ample margin.
 _ROUNDING = 1e-12
+# Steps of the search for the largest epsilon that is proved, and the fraction
+# of it that a message names.
+_HALVINGS = 20
+_BELOW_LARGEST = 0.995
 
 
 class Unproved(ValueError):
@@ -184,8 +188,8 @@ def _slack(
       errors.invalid(
         f'slack_epsilon={cost.epsilon:.4g}: the arithmetic of the noise adds '
         f'it to epsilon, and {cost.delta / delta:.2g} of delta to delta; both '
-        f'must be at most max_slack={largest:g}; use more noise, fewer rounds '
-        'or coordinates, or a larger max_slack'
+        f'must be at most {largest:g}; use more noise, or fewer rounds or '
+        'coordinates'
       )
     )
   return cost
@@ -315,8 +319,33 @@ class Cost:
       mean_shift: L2 norm by which cut weights move the means, in standard
         deviations of z; 0 for a claim whose noise includes the factor
         `more_noise`.
+
+    Raises:
+      ValueError: a value is out of range.
+      Unproved: the slack exceeds `max_slack`. If it does not for a smaller
+        epsilon or a larger delta, the message names the value.
     """
-    return slack(self.arithmetics, epsilon, delta, self.max_slack, mean_shift)
+
+    def part(epsilon: float, delta: float) -> Slack:
+      return slack(self.arithmetics, epsilon, delta, self.max_slack, mean_shift)
+
+    try:
+      return part(epsilon, delta)
+    except Unproved as error:
+      best = _largest(lambda each: part(each, delta), epsilon)
+      text = f'epsilon={best:.3g}'
+      if not best:
+        digits = _largest(lambda x: part(epsilon, 10**-x), -math.log10(delta))
+        if not digits:
+          raise
+        text = f'delta={10**-digits:.3g}'
+      more = 'less' if best else 'more'
+      raise Unproved(
+        errors.invalid(
+          f'epsilon={epsilon:.4g}: the arithmetic of the noise does not prove '
+          f'it at delta={delta:g}; use {text} or {more}, or more noise'
+        )
+      ) from error
 
   def least_delta(self, delta: float) -> float:
     """Returns a lower bound of `Slack.exact_delta`.
@@ -337,6 +366,28 @@ class Cost:
         f'which the claim covers; give dimension={dimension} where the noise '
         'is calibrated'
       )
+
+
+def _largest(part: Callable[[float], Slack], high: float) -> float:
+  """Returns nearly the largest value below `high` that has a slack, else 0.
+
+  Args:
+    part: function from a value > 0 to a slack; it raises `Unproved` for every
+      value above the largest.
+    high: a value for which `part` raises.
+  """
+  low = 0.0
+  for _ in range(_HALVINGS):
+    middle = (low + high) / 2
+    try:
+      part(middle)
+      low = middle
+    except Unproved:
+      high = middle
+  # The claim of a target epsilon looks at a slightly larger epsilon, so the
+  # result is a bit smaller, and its three digits are rounded down.
+  digits = 2 - math.floor(math.log10(low)) if low else 0
+  return math.floor(_BELOW_LARGEST * low * 10**digits) / 10**digits
 
 
 def less(epsilon: float, part: Slack) -> float:

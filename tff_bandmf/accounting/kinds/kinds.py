@@ -80,7 +80,8 @@ def accountant(
     if clients_per_unit > 1:
       raise errors.value_error(
         f'clients_per_unit={clients_per_unit}: no guarantee is proved if '
-        'cohorts are sampled and a unit has several clients; use MinSep'
+        'cohorts are sampled and a unit has several clients; enforce a schema '
+        'such as min-sep'
       )
     return cohorts.accountant(strategy)
   if isinstance(cohorts, logged_cohorts.Logged):
@@ -160,7 +161,7 @@ def from_flags(
     follows = name in kind.follows and population is not None
     if (value is not None) != needed and not (value is None and follows):
       rule = (
-        f'{kind.name} needs {name}; see --help for its meaning'
+        f'{kind.name} needs it; give {name}'
         if needed
         else f'{kind.name} takes no {name}; leave it out'
       )
