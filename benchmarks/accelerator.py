@@ -79,6 +79,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
   from tff_bandmf.noise.producer import jax_devices
 
   devices = jax.devices()
+  kind = devices[0].device_kind
   stream = noise.Stream(
     STRATEGIES[name]().recursion(),
     Z_STEPS,
@@ -91,7 +92,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
   result = {
     'strategy': name,
     'parameters': parameters,
-    'devices': f'{len(devices)} x {devices[0].device_kind} jax {jax.__version__}',
+    'devices': f'{len(devices)} x jax {jax.__version__} {kind}',
     'block_rounds': m,
     'bytes': moved,
     'past_bytes': held,

@@ -186,15 +186,16 @@ def noise_server(
     )
     coordinates = stream.shard(parameters, index - 1, shards)
 
-    def begin():
-      use.record()
-      defined.in_file(folder / tape_folder.DEFINITION, make=True)
-
     use = stack.enter_context(
       contextlib.closing(
         key_use.KeyUse(pathlib.Path(key_file), tape_id, coordinates, folder)
       )
     )
+
+    def begin():
+      use.record()
+      defined.in_file(folder / tape_folder.DEFINITION, make=True)
+
     tape = stack.enter_context(
       contextlib.closing(
         tape_lib.Tape(

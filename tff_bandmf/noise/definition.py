@@ -105,11 +105,13 @@ def of_run(
   if not lattice.z_steps:
     return computed
   # A noise-server writes the file of its noise.
-  make = not isinstance(placement, placements.Served)
-  return computed.in_file(placement.definition, make)
+  assert isinstance(placement, (placements.Tape, placements.Served))
+  return computed.in_file(
+    placement.definition, make=isinstance(placement, placements.Tape)
+  )
 
 
-def _is_close(held: np.ndarray, computed: np.ndarray) -> bool:
+def _is_close(held: np.ndarray, computed: np.typing.ArrayLike) -> bool:
   """Returns whether arrays agree but for rounding errors."""
   computed = np.asarray(computed)
   if held.dtype != np.float64 or held.shape != computed.shape:

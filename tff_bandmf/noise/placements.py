@@ -25,12 +25,9 @@ class Placement:
   Attributes:
     start_round: round of the state from which a resumed run continues, >= 0; 0
       for a new run.
-    definition: path of the file of `definition.Definition`; None if the run has
-      no such file.
   """
 
   start_round: int = 0
-  definition: Optional[pathlib.Path] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Served(Placement):
   notice_seconds: float = 60.0
 
   @property
-  def definition(self) -> pathlib.Path:
+  def definition(self) -> Optional[pathlib.Path]:
     """The file that a noise-server writes to its folder."""
     folders = self.folders
     if not isinstance(folders, (str, os.PathLike)):

@@ -95,7 +95,6 @@ class Recursion(abc.ABC):
   phases: int
   strategy_digest: str = ''
   shift: float = 0.0
-  cut_norm: float = 0.0
 
   @property
   def digest(self) -> str:
@@ -103,8 +102,13 @@ class Recursion(abc.ABC):
     sha = hashlib.sha256(self.strategy_digest.encode())
     for name, array in sorted(self.numbers().items()):
       sha.update(f'{name} {array.shape}'.encode())
-      sha.update(np.ascontiguousarray(array, '<f8'))
+      sha.update(np.asarray(array, '<f8').tobytes())
     return sha.hexdigest()
+
+  @property
+  def cut_norm(self) -> float:
+    """Bound of the L2 norm by which float64 moves a column of C."""
+    return 0.0
 
   def cells(self, participations: int) -> int:
     """Returns the maximum number of rounds whose release a client influences.

@@ -131,7 +131,7 @@ class Chunk(NamedTuple):
       for column in np.flatnonzero(~(np.abs(v) < limit)):
         y[column] = decide(int(column))
       largest = max(largest, _largest(y))
-    # PRIVACY: see `LARGEST`.
+    # A larger y would wrap around; see `LARGEST`.
     if not largest <= LARGEST:
       raise OverflowError('noise: a value left the range of 32 bits')
     return largest
@@ -313,8 +313,10 @@ class PastYBlock(Block):
     """
     earlier = min(self.terms, self.first + r) - r
     rows = (self.row - np.arange(1, earlier + 1)) % max(len(ring), 1)
-    past = [*y[:r][::-1], *ring[rows]] if earlier > 0 else y[:r][::-1]
-    return [int(value) for value in past]
+    past = y[:r][::-1].tolist()
+    if earlier > 0:
+      past += ring[rows].tolist()
+    return list(map(int, past))
 
   def decided(self, y, doubt, memory, coordinate, rounding):
     y = np.nan_to_num(y)
@@ -410,21 +412,30 @@ class PastZBlock(Block):
       chunk.memory[self.row : self.row + self.rounds] = z
     y = chunk.work.array('y', v.shape)
     for r in range(self.rounds):
-      t = self.first + r
       chunk.round(
         v[r],
         y[r],
-        lambda _, r=r: self.errors[r],
-        lambda column, t=t: chunk.rounding.decide(t, chunk.start + column, ()),
-        self.most[r],
+        functools.partial(_constant, float(self.errors[r])),
+        functools.partial(self._decide, r, chunk),
+        float(self.most[r]),
       )
     output[:] = y
+
+  def _decide(self, r: int, chunk: Chunk, column: int) -> int:
+    """Returns y of round r of the block for a column in doubt."""
+    return chunk.rounding.decide(self.first + r, chunk.start + column, ())
 
   def decided(self, y, doubt, memory, coordinate, rounding):
     y = np.nan_to_num(y)
     for r in np.flatnonzero(doubt):
       y[r] = rounding.decide(self.first + int(r), coordinate, ())
     return y
+
+
+def _constant(error: float, largest: float) -> float:
+  """Returns an e that does not depend on a bound of |y|."""
+  del largest
+  return error
 
 
 def _in_ring(
@@ -488,10 +499,8 @@ class BufferBlock(Block):
       largest = chunk.round(
         z[r],
         y[r],
-        lambda largest, fixed=fixed: fixed + error_of_y(largest),
-        lambda column, t=t: chunk.rounding.column(chunk.start + column, t + 1)[
-          t
-        ],
+        functools.partial(_with_y, fixed),
+        functools.partial(self._decide, t, chunk),
       )
       if len(step.mixed):
         mixed = step.mix @ memory
@@ -507,6 +516,10 @@ class BufferBlock(Block):
         raise OverflowError('noise: a value left the range of 52 bits')
     chunk.bounds[:] = errors
     output[:] = y
+
+  def _decide(self, t: int, chunk: Chunk, column: int) -> int:
+    """Returns y of round t for a column in doubt, from the key alone."""
+    return chunk.rounding.column(chunk.start + column, t + 1)[t]
 
   def decided(self, y, doubt, memory, coordinate, rounding):
     rounds = self.first + self.rounds
@@ -565,6 +578,10 @@ def buffer_error(
       for weight, size, error in zip(weights.readout, sizes, errors)
     )
   )
+
+
+def _with_y(fixed: float, largest: float) -> float:
+  return fixed + error_of_y(largest)
 
 
 def error_of_y(largest: _Scalar) -> _Scalar:

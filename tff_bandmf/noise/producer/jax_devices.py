@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -219,22 +219,23 @@ class Devices(makers.Maker):
     right = np.stack([y for _, _, y in wrong], 1)
     rows = slice(block.row, block.row + block.rounds)
     with jax_generator.precise():
-      memory = self._memories[i]
+      memory = result.memory
       if isinstance(block, blocks.PastYBlock):
         if len(memory):
           self._memories[i] = memory.at[rows, where].set(right.astype(np.int32))
       elif isinstance(block, blocks.BufferBlock):
         moved = block.moved(right - np.stack([y for _, y, _ in wrong], 1))
-        self._memories[i] = memory.at[:, where].add(moved)
+        memory = memory.at[:, where].add(moved)
+        self._memories[i] = memory
         if not block.is_exact:
           # Errors of `moved`, a sum over the block, and of its addition.
-          sizes = np.asarray(jnp.abs(self._memories[i][:, where]).max(1))
+          sizes = np.asarray(jnp.abs(memory[:, where]).max(1))
           unit = recursion_lib.UNIT * (1 + 2.0**-20)
           self._bounds[i] += unit * (
             (3 * block.rounds + 4) * np.abs(moved).max(1) + sizes
           )
-      if self._y[i] is not None:
-        self._y[i] = self._y[i].at[:, where].set(right.astype(np.int32))
+      if result.y is not None:
+        self._y[i] = result.y.at[:, where].set(right.astype(np.int32))
 
   def draw(self, i: int, block: blocks.Block) -> jax.Array:
     """Returns noise_scale * Z of a chunk; the device may still be computing it.
@@ -258,7 +259,7 @@ class Devices(makers.Maker):
     )
 
   def _row(self, i: int, r: int) -> np.ndarray:
-    rows = self._y[i]
+    rows: Any = self._y[i]
     if rows is None:
       rows, r = self._memories[i], self._first_row + r
     return np.asarray(_pick(rows, r))[: self._layout.count(i)]
@@ -385,7 +386,8 @@ def _buffers(
   """
   before, rows = memory, []
   sizes = list(jnp.max(jnp.abs(memory), axis=1))
-  errors_, most = list(bounds), jnp.zeros(())
+  errors_: Sequence[Any] = list(bounds)
+  most = jnp.zeros(())
   for r in range(len(z)):
     weights = blocks.Weights(
       list(jnp.abs(readout[r])),

@@ -168,12 +168,12 @@ class Stream:
     for first in range(0, recursion.rounds, m):
       rounds = range(first, min(first + m, recursion.rounds))
       if isinstance(recursion, recursion_lib.Window):
-        kind = (
-          blocks.PastYBlock
+        window = (
+          blocks.PastYBlock.of
           if recursion.keeps == recursion_lib.PAST_Y
-          else blocks.PastZBlock
+          else blocks.PastZBlock.of
         )
-        yield kind.of(recursion, self.z_steps, rounds, self._memory_rows)
+        yield window(recursion, self.z_steps, rounds, self._memory_rows)
       else:
         assert isinstance(recursion, recursion_lib.Buffers)
         yield blocks.BufferBlock.of(recursion, self.z_steps, rounds)
