@@ -29,6 +29,7 @@ from typing import Optional, Union
 import attrs
 
 from tff_bandmf import (
+  _checks,
   _files,
   accounting,
   clips,
@@ -233,6 +234,7 @@ class Plan(request_lib.Request):
     Args:
       rounds: number of rounds that are over, >= 0.
     """
+    rounds = _checks.count('rounds', rounds, 'rounds that are over', least=0)
     if not rounds:
       return 0.0
     schema, guarantee = self.schema, self.guarantee

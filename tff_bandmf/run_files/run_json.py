@@ -219,6 +219,7 @@ class RunRecord:
         value := getattr(self, field.name), field.metadata['kind']
       )
       and not (value is None and field.default is None)
+      or isinstance(value, bool)
       or not _is_printable(value)
     ]
     wrong += [
