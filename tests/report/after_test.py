@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import written_run
@@ -182,6 +183,19 @@ def test_runs_before_those_that_are_listed_are_asked_for(tmp_path, run):
   status, out, error = run('compose', tmp_path / 'second', '--delta', '1e-5')
   assert (status, out, error.count('\n')) == (2, '', 1)
   assert 'runs=../first: is before one of these runs' in error
+
+
+@pytest.mark.parametrize('again', ['same', 'path', 'link', 'copy'])
+def test_run_that_is_named_twice_is_refused(tmp_path, run, again):
+  first = tmp_path / 'first'
+  _run(first)
+  paths = {'same': first, 'path': tmp_path / 'first' / '..' / 'first'}
+  paths.update(link=tmp_path / 'link', copy=tmp_path / 'copy')
+  (tmp_path / 'link').symlink_to(first)
+  shutil.copytree(first, tmp_path / 'copy')
+  status, out, error = run('compose', first, paths[again], '--delta', '1e-5')
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert f'runs={paths[again]}: is named twice: it is the run {first}' in error
 
 
 def test_unfinished_run_counts_as_planned(run, tmp_path):

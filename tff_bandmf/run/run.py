@@ -436,8 +436,8 @@ class Run:
     if done is not None and done.without_effect:
       which = 'all' if done.without_effect == done.updates else 'some'
       lines[which] = (
-        f'WARNING: {which} updates of round {done.index} were zero or not '
-        'finite, and add nothing'
+        f'WARNING: {done.without_effect} of {done.updates} updates of round '
+        f'{done.index} were zero or not finite, and add nothing'
       )
     for kind, line in lines.items():
       if line is not None and kind not in self._warned:
