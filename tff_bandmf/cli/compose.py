@@ -76,9 +76,15 @@ def compose(runs, delta, as_json):
 
 def _check_listed(runs: Sequence[str]) -> None:
   """Raises ValueError if a run is listed twice, or an earlier run is not."""
-  records, listed = [], {}
+  records: list[run_json.RunRecord] = []
+  listed: dict[Optional[str], str] = {}
+  plans: set[pathlib.Path] = set()
   for run in runs:
-    if pathlib.Path(run).is_file():
+    path = pathlib.Path(run).resolve()
+    if path.is_file():
+      if path in plans:
+        output.warn(f'runs={run}: this plan is named twice, and counts twice')
+      plans.add(path)
       continue
     record = run_json.RunRecord.read(pathlib.Path(run))
     records.append(record)
