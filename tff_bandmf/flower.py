@@ -48,11 +48,7 @@ try:
   from flwr.serverapp import strategy as strategies
   from flwr.superlink import grid as grids
 except ImportError as error:
-  raise errors.not_installed(
-    'flwr',
-    'tff_bandmf.flower needs Flower 1.41 or later',
-    errors.install('flower'),
-  ) from error
+  raise errors.needs('flwr', 'tff_bandmf.flower') from error
 
 # Value of `weighted_by_key` that gives all updates equal weights.
 EQUAL = 'equal-weight'

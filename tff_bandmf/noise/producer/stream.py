@@ -206,17 +206,15 @@ def _module(backend: str) -> Any:
   """Returns the module that has the class `Devices` of a backend."""
   # TensorFlow and JAX are slow to import, and NumPy needs neither of them.
   if backend == TENSORFLOW:
-    from tff_bandmf.noise.producer import devices
-
+    with errors.importing(f'backend={TENSORFLOW!r}'):
+      from tff_bandmf.noise.producer import devices
     return devices
   if backend != JAX:
     raise errors.value_error(
       f'backend={backend}: is not known; use one of {", ".join(BACKENDS)}'
     )
-  try:
+  with errors.importing(f'backend={JAX!r}'):
     from tff_bandmf.noise.producer import jax_devices
-  except ModuleNotFoundError as error:
-    raise errors.needs_jax(f'backend={JAX!r}') from error
   return jax_devices
 
 
