@@ -32,13 +32,17 @@ _JAX = ['jax>=0.4.30']
 # Flower's simulation engine is its extra: flwr[simulation].
 _FLOWER = ['flwr>=1.41,<2']
 _LOGS = ['pyarrow>=14']
+_POSTGRESQL = ['psycopg2-binary>=2.9']
 _PLOTS = ['matplotlib>=3.7']
 # A file that is read, and no code.
 _PEOPLE = ['chitchat-dataset==0.9.0']
+# What the folder simulations/ of a checkout needs besides TensorFlow Federated.
 _SIMULATIONS = [
   'dacite>=1.8',
   'scikit-learn>=1.3',
   'tomli>=2; python_version < "3.11"',
+  *_LOGS,
+  *_PLOTS,
 ]
 _DOCS = [
   'ipykernel>=6',
@@ -112,8 +116,10 @@ setuptools.setup(
     'logs': _LOGS,
     'plots': _PLOTS,
     'people': _PEOPLE,
+    'postgresql': _POSTGRESQL,
+    'simulations': _SIMULATIONS,
     'docs': _DOCS,
-    'dev': _DEV + _DOCS + _LOGS + _PLOTS + _SIMULATIONS + _TFF,
+    'dev': _DEV + _DOCS + _POSTGRESQL + _SIMULATIONS + _TFF,
   },
   entry_points={
     'console_scripts': [

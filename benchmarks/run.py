@@ -181,7 +181,7 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
     'seconds': statistics.median(seconds),
     'first_seconds': seconds[0],
     'cpu_seconds': statistics.median(cpu),
-    'noise_bytes': 8 * strategy.noise_copies * parameters,
+    'noise_bytes': 8 * strategy.memory_copies * parameters,
     'peak_memory_bytes': memory.peak_bytes(),
   }
 

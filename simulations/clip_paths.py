@@ -25,10 +25,12 @@ from typing import Any
 
 import click
 import numpy as np
-from matplotlib import figure as figure_lib
 
-from tff_bandmf import _files, clips, strategies
+from tff_bandmf import _files, clips, errors, strategies
 from tff_bandmf.run_files import metrics, run_json
+
+with errors.importing('a plot'):
+  from matplotlib import figure as figure_lib
 
 _NAME = 'adaptive_clipping'
 

@@ -5,9 +5,9 @@
 Every run is a small `training.run` in its own process, on the docstrings of one
 package. One run, the undisturbed run, is never killed. All other runs have the
 noise key of the undisturbed run, and are killed (SIGKILL) once or several
-times. The time of a kill is random. About half of the times are drawn between
-the start and the end of a process, the others between the start of its first
-round and its end.
+times. The time of a kill is random. Two fifths of the times are drawn between
+the start, or the first round, of a process and its end. The others are in the
+first, a middle or the last round.
 After the last resume of a run
 
   * the cohort and the released sum of every round, and the final model, are the
@@ -104,24 +104,45 @@ def start(work: Callable[[], None], log: pathlib.Path) -> int:
     os._exit(status)
 
 
-def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
+def in_round(directory: pathlib.Path, t: int) -> Callable[[], bool]:
+  """Returns a function that returns whether round t of a run is open."""
+
+  def is_open() -> bool:
+    try:
+      content = (directory / 'private' / 'position').read_text()
+    except FileNotFoundError:
+      return False
+    return content.split()[1:2] == [str(t)]
+
+  return is_open
+
+
+def finish(
+  child: int,
+  after: Optional[float] = None,
+  when: Callable[[], bool] = lambda: True,
+) -> tuple[int, float]:
   """Waits for a process, or kills it.
 
   Args:
     child: process ID.
-    after: number of seconds after which the process is killed; None to wait
-      until it ends.
+    after: number of seconds between the moment and the kill; None to wait until
+      the process ends.
+    when: function that returns whether the moment has come.
 
   Returns:
     The status of `os.waitpid`, and the duration of the process in seconds.
   """
   began = time.monotonic()
+  moment = None
   while True:
     ended, status = os.waitpid(child, os.WNOHANG)
     seconds = time.monotonic() - began
     if ended:
       return status, seconds
-    if after is not None and seconds >= after:
+    if moment is None and when():
+      moment = seconds
+    if after is not None and moment is not None and seconds >= moment + after:
       os.kill(child, signal.SIGKILL)
       os.waitpid(child, 0)
       return signal.SIGKILL, seconds
@@ -322,10 +343,16 @@ def run(
   for i in range(kills):
     name = f'killed{i}'
     while True:
-      status, _ = finish(
-        work(name),
-        instants.uniform(instants.choice([0, before_rounds]), seconds),
-      )
+      t = instants.choice([None, None, 0, rounds // 2, rounds - 1])
+      if t is None:
+        after = instants.uniform(instants.choice([0, before_rounds]), seconds)
+        status, _ = finish(work(name), after)
+      else:
+        status, _ = finish(
+          work(name),
+          instants.uniform(0, (seconds - before_rounds) / rounds),
+          in_round(directory / name, t),
+        )
       if status != signal.SIGKILL:
         break
       killed += 1

@@ -130,7 +130,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 def _line(error: Exception) -> Optional[str]:
   """Returns a message of one line; None for an error in the program itself."""
-  text = str(error)
+  text = str(errors.missing(error, 'an experiment') or error)
   tensorflow = sys.modules.get('tensorflow')
   if tensorflow is not None and isinstance(
     error,

@@ -11,14 +11,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar
 
-import dacite
-
 from tff_bandmf import _files, errors
 
-if sys.version_info >= (3, 11):
-  import tomllib
-else:
-  import tomli as tomllib
+with errors.importing('an experiment'):
+  import dacite
+
+  if sys.version_info >= (3, 11):
+    import tomllib
+  else:
+    import tomli as tomllib
 
 _BARE_KEY = re.compile(r'[A-Za-z0-9_-]+')
 _Kind = TypeVar('_Kind')

@@ -54,6 +54,7 @@ def _read_as_python():
         str(pathlib.Path(path).relative_to(_ROOT))
         for pattern in patterns
         for path in glob.glob(str(_ROOT / pattern), recursive=True)
+        if pathlib.Path(path).is_file()
       }
       for patterns in (include, exclude)
     )
@@ -68,6 +69,7 @@ def _read_as_python():
     {
       **{kind: rule(kind) for kind in kinds},
       'glob': find,
+      'load': ignore,
       'package': ignore,
       'licenses': ignore,
       'exports_files': ignore,
@@ -198,6 +200,35 @@ def test_test_reaches_what_it_imports(name):
   target = _TARGETS[name]
   assert f'tests/{name}.py' in target.srcs
   assert _imported_libraries(target.srcs) <= _reached(target.deps)
+
+
+def test_rules_come_from_the_module_that_each_bazel_has():
+  """Bazel has no rules of Python from version 9 on, and no WORKSPACE."""
+  calls = collections.defaultdict(dict)
+
+  def read(path):
+    def record(kind):
+      return lambda *args, **kwargs: calls[path, kind].update(
+        {kwargs.get('name', str(args[:1])): (args, kwargs)}
+      )
+
+    kinds = ('module', 'bazel_dep', 'workspace', 'local_repository', 'load')
+    rules = {*kinds, *('package', 'licenses', 'exports_files', 'glob')}
+    rules |= {f'py_{kind}' for kind in ('library', 'binary', 'test')}
+    names = {kind: record(kind) for kind in rules}
+    names['glob'] = lambda *_, **__: []
+    exec((_ROOT / path).read_text(), names)
+
+  for path in ('BUILD', 'MODULE.bazel', 'WORKSPACE'):
+    read(path)
+  ((loaded, _),) = calls['BUILD', 'load'].values()
+  assert loaded[0] == '@rules_python//python:defs.bzl'
+  assert {*loaded[1:]} == {target.kind for target in _TARGETS.values()}
+  assert {*calls['MODULE.bazel', 'module']} == {'tff_bandmf'}
+  assert {*calls['MODULE.bazel', 'bazel_dep']} == {'rules_python'}
+  _, local = calls['WORKSPACE', 'local_repository']['rules_python']
+  native = (_ROOT / local['path'] / 'python' / 'defs.bzl').read_text()
+  assert all(f'{kind} = native.{kind}\n' in native for kind in loaded[1:])
 
 
 @pytest.mark.slow

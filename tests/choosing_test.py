@@ -37,8 +37,8 @@ def _choose(**kwargs):
 
 @pytest.mark.parametrize('copies', [0, 1, 7, 200])
 def test_every_choice_fits_in_memory(copies):
-  ranking = _choose(noise_copies=copies)
-  assert all(each.strategy.noise_copies <= copies for each in ranking.choices)
+  ranking = _choose(memory_copies=copies)
+  assert all(each.strategy.memory_copies <= copies for each in ranking.choices)
   families = [each.strategy.family for each in ranking.choices]
   assert sorted([*families, *ranking.left_out]) == sorted(_FAST)
   assert ('lti' in families) == (copies >= _ROUNDS - 1)
@@ -71,7 +71,7 @@ def test_rmse_is_that_of_the_calibrated_run():
 
 def test_more_memory_is_never_worse():
   best = [
-    _choose(noise_copies=copies).choices[0].rmse for copies in (0, 2, 8, 200)
+    _choose(memory_copies=copies).choices[0].rmse for copies in (0, 2, 8, 200)
   ]
   assert best == sorted(best, reverse=True)
 
@@ -88,7 +88,7 @@ def test_workload_changes_the_errors():
 
 def test_nothing_that_fits_is_an_error():
   with pytest.raises(ValueError, match='none fits'):
-    _choose(families=['lti'], noise_copies=3)
+    _choose(families=['lti'], memory_copies=3)
 
 
 def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
@@ -125,7 +125,7 @@ def test_cyclic_poisson_fits_in_memory():
     64,
     accounting.CyclicPoisson(population=64, clients_per_round=4),
     _TARGET,
-    noise_copies=3,
+    memory_copies=3,
     families=['banded-sqrt'],
   )
   assert max(each.strategy.bands for each in ranking.choices) == 4
@@ -168,7 +168,7 @@ def test_groups_without_a_number_are_as_many_as_bands():
     accounting.CyclicPoisson(0.1),
     _TARGET,
     families=['banded-sqrt'],
-    noise_copies=8,
+    memory_copies=8,
   )
   assert sorted(each.strategy.bands for each in ranking.choices) == [1, 2, 4, 8]
 
@@ -186,7 +186,7 @@ def test_target_out_of_range_is_refused(epsilon, delta):
 
 def test_progress_names_every_family_once():
   names = []
-  ranking = _choose(noise_copies=1, progress=names.append)
+  ranking = _choose(memory_copies=1, progress=names.append)
   assert ranking.left_out and sorted(names) == sorted(_FAST)
 
 

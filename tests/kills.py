@@ -1,12 +1,14 @@
-"""Kills runs at random instants, each way of driving them, and begins again.
+"""Kills runs in any round, each way of driving them, and begins again.
 
   make kills          # ARGS='--kills=200 --way=train'
 
 Every run is one of `tff_bandmf.Run` in a process of its own, with the key of an
-undisturbed run. It is killed (SIGKILL) once or several times in a row; then it
-is begun again, and ends with the model, the cohorts and the claim of the
-undisturbed run. One JSON line a way comes out; the exit status is 1 if a
-run ended otherwise. `run_replay_test` dies at each durable write in turn.
+undisturbed run. It is killed (SIGKILL) once or several times in a row, at any
+instant, or in the first, a middle or the last round. Then it is begun again,
+and ends with the model, the cohorts and the claim of the undisturbed run. Where
+clients come by themselves, a killed round is burnt, and the run ends with a
+report and keeps its claim. One JSON line a way comes out; the exit status is 1
+if a run ended otherwise. `run_interrupted_test` dies at each durable write.
 """
 
 import functools
@@ -26,7 +28,7 @@ import tensorflow_federated as tff
 
 import tff_bandmf
 from simulations import kill_test
-from tff_bandmf import _files
+from tff_bandmf import _files, verify
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.run_files import folder, run_json
 from tff_bandmf.tff import runtime
@@ -77,8 +79,19 @@ def _release(run):
     opened.finish(total)
 
 
+def _round(run):
+  total = run.restore(lambda: np.zeros(3))
+  while run.rounds_left:
+    # Others come at every start.
+    with run.round(cohort=np.random.permutation(9)[:6]) as opened:
+      updates = (np.full(3, 0.1 * client) for client in opened.cohort)
+      total = total + opened.release(updates, np.zeros(3, np.float32))
+      opened.finish(total)
+
+
 _WAYS = {
   'release': _release,
+  'round': _round,
   'rounds': _rounds,
   'train': _train,
   'train_model': _train_model,
@@ -105,8 +118,12 @@ def _work(way, directory):
     run.report()
 
 
-def _ended(directory):
-  """Returns the model, the cohorts and the claim of a run."""
+def _ended(directory, way):
+  """Returns the model, the cohorts and the claim of a run that ended."""
+  report = json.loads((directory / 'report.json').read_text())
+  if way == 'round':
+    verify.verify(directory)
+    return report['completed'], report['violated']
   path = directory / run_json.CHECKPOINTS / f'{_ROUNDS:08d}.npz'
   with np.load(path) as content:
     # What comes after the model names this start of the tape.
@@ -117,7 +134,6 @@ def _ended(directory):
   with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
     cohorts = [ledger.cohort(t).tolist() for t in range(_ROUNDS)]
     observed = ledger.observed()
-  report = json.loads((directory / 'report.json').read_text())
   return model, cohorts, observed.finished, report['epsilon']
 
 
@@ -132,7 +148,7 @@ def _kill(way, directory, kills, instants):
   status, seconds = kill_test.finish(start('whole'))
   if status:
     raise RuntimeError((directory / 'whole.log').read_text())
-  expected = _ended(directory / 'whole')
+  expected = _ended(directory / 'whole', way)
   killed, failed = 0, []
   for i in itertools.count():
     if killed >= kills:
@@ -140,10 +156,19 @@ def _kill(way, directory, kills, instants):
     name = f'killed{i}'
     status = signal.SIGKILL
     while status == signal.SIGKILL:
-      after = instants.uniform(0, seconds) if instants.random() < 0.7 else None
-      status, _ = kill_test.finish(start(name), after)
+      child = start(name)
+      t = instants.choice([None, 0, _ROUNDS // 2, _ROUNDS - 1])
+      if instants.random() > 0.7:
+        status, _ = kill_test.finish(child)
+      elif t is None:
+        status, _ = kill_test.finish(child, instants.uniform(0, seconds))
+      else:
+        # The write of a checkpoint follows within a few milliseconds.
+        after = instants.choice([0.0, 0.003, instants.uniform(0, 0.1)])
+        moment = kill_test.in_round(directory / name, t)
+        status, _ = kill_test.finish(child, after, moment)
       killed += status == signal.SIGKILL
-    if status or _ended(directory / name) != expected:
+    if status or _ended(directory / name, way) != expected:
       failed.append(name)
   return {'way': way, 'kills': killed, 'seconds': seconds, 'failed': failed}
 

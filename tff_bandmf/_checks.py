@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 
 from tff_bandmf import errors
 
 
-def count(name: str, value: object, remedy: str, least: int = 1) -> int:
+def is_number(value: Any, kind: type = SupportsFloat) -> bool:
+  """Returns whether a value is one integer or one real number.
+
+  Python and NumPy convert a bool, text in an array, a complex number and an
+  array of one entry to a number, and none of them is one.
+
+  Args:
+    value: any value.
+    kind: SupportsFloat for a real number, SupportsIndex for an integer.
+  """
+  numpy_kind = getattr(getattr(value, 'dtype', None), 'kind', 'f')
+  return (
+    isinstance(value, kind)
+    and not isinstance(value, (bool, str, bytes))
+    and numpy_kind not in 'bcmMOSU'
+    and not getattr(value, 'ndim', 0)
+  )
+
+
+def count(name: str, value: Any, remedy: str, least: int = 1) -> int:
   """Returns `value` as an int if it is an integer of at least `least`.
 
   Raises:
     TypeError: `value` is not an integer, or is a bool.
     ValueError: `value` is below `least`.
   """
-  if isinstance(value, bool) or not isinstance(value, (int, SupportsIndex)):
+  if not is_number(value, SupportsIndex):
     raise errors.type_error(f'{name}={value}: must be an integer; {remedy}')
   number = operator.index(value)
   if number < least:
@@ -27,11 +46,9 @@ def count(name: str, value: object, remedy: str, least: int = 1) -> int:
   return number
 
 
-def number(name: str, value: object, remedy: str) -> float:
+def number(name: str, value: Any, remedy: str) -> float:
   """Returns `value` as a float if it is a number, else raises TypeError."""
-  if isinstance(value, bool) or not isinstance(
-    value, (float, int, SupportsFloat)
-  ):
+  if not is_number(value, SupportsFloat):
     raise errors.type_error(f'{name}={value}: must be a number; {remedy}')
   return float(value)
 
@@ -95,13 +112,25 @@ def real_array(name: str, values: object) -> np.ndarray:
   """Returns a read-only copy of `values` as float64.
 
   Raises:
-    TypeError: a value is not a real number.
+    TypeError: a value is not a real number, or is masked.
     ValueError: the shape is ragged.
   """
-  array = np.array(values)
-  if array.dtype.kind not in 'fiu':
+  try:
+    array = np.array(values)
+  except ValueError as error:
+    raise errors.value_error(
+      f'{name}={type(values).__name__}: must have rows of one length; give an '
+      'array of numbers'
+    ) from error
+  # NumPy makes a number of a bool that stands among numbers.
+  has_bool = not isinstance(values, np.ndarray) and any(
+    isinstance(value, (bool, np.bool_))
+    for value in np.array(values, object).ravel()
+  )
+  if array.dtype.kind not in 'fiu' or has_bool or np.ma.isMaskedArray(values):
     raise errors.type_error(
-      f'{name}.dtype={array.dtype}: must be real numbers; give float64'
+      f'{name}.dtype={"bool" if has_bool else array.dtype}: must be real '
+      'numbers; give an array of float64'
     )
   array = array.astype(np.float64)
   array.flags.writeable = False

@@ -96,7 +96,7 @@ def choose(
   cohorts: participation.Cohorts,
   target: Target,
   *,
-  noise_copies: Optional[int] = None,
+  memory_copies: Optional[int] = None,
   objective: str = optimize.MEAN,
   workload: workloads.Workload = workloads.PREFIX,
   families: Optional[Iterable[str]] = None,
@@ -115,7 +115,7 @@ def choose(
     rounds: n, number of rounds of the run, >= 1.
     cohorts: participation schema that is enforced, or kind of sampling.
     target: (epsilon, delta) that every choice meets.
-    noise_copies: maximum number of vectors of past noise in memory, each of the
+    memory_copies: limit on the vectors of past noise in memory, each of the
       model's size, >= 0; None for no limit.
     objective: error to minimise and rank by, `optimize.MEAN` or `optimize.MAX`.
     workload: matrix A that turns released sums into models.
@@ -129,7 +129,7 @@ def choose(
   >>> from tff_bandmf import participation
   >>> ranking = choose(
   ...     100, participation.MinSep(10), Target(1.0, 1e-6),
-  ...     noise_copies=1, families=['identity', 'dp-cgd'])
+  ...     memory_copies=1, families=['identity', 'dp-cgd'])
   >>> [choice.strategy.family for choice in ranking.choices]
   ['dp-cgd', 'identity']
   """
@@ -148,7 +148,7 @@ def choose(
 
   def optimized(family: strategies.Family) -> list[Choice]:
     choices = []
-    candidates = _parameters(family, rounds, cohorts, noise_copies)
+    candidates = _parameters(family, rounds, cohorts, memory_copies)
     # PRIVACY: Each Monte Carlo bound is too low with a small probability, and
     # its strategy then seems to need less noise and ranks better. So the claim
     # of the best strategy would be false more often than one bound is too low.
@@ -162,7 +162,7 @@ def choose(
         cohorts.schema.typical,
         workload,
         objective,
-        noise_copies=noise_copies,
+        memory_copies=memory_copies,
         callback=stop,
         **parameters,
       )
@@ -218,7 +218,7 @@ def _parameters(
   family: strategies.Family,
   rounds: int,
   cohorts: participation.Cohorts,
-  noise_copies: Optional[int],
+  memory_copies: Optional[int],
 ) -> list[dict[str, int]]:
   """Returns the parameters of each strategy to optimise in a family.
 
@@ -236,8 +236,8 @@ def _parameters(
   if not family.parameter('bands'):
     return [{}]
   most = rounds
-  if noise_copies is not None:
-    most = min(most, noise_copies + 1)
+  if memory_copies is not None:
+    most = min(most, memory_copies + 1)
   if len(bands) == 1:
     return [{'bands': min(*bands, most)}]
   return [{'bands': each} for each in bands if each <= most]

@@ -3,7 +3,9 @@
 | function                          | purpose                                  |
 |-----------------------------------|------------------------------------------|
 | `value_error`, `type_error`       | errors for a value that breaks a rule    |
-| `not_installed`, `needs_...`      | errors for a package that is missing     |
+| `not_installed`, `needs_tff`,     | errors for a package that is missing     |
+| `needs`, `missing`                |                                          |
+| `importing`                       | raises them for imports that fail        |
 | `invalid`                         | text of an error, in one line            |
 | `refusal`                         | error for a failed TensorFlow assertion  |
 | `notice`                          | writes a line during a long wait         |
@@ -14,8 +16,22 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections.abc import Iterator
 from typing import Optional
 
+# Maps the package of an import to its name in sentences and to the extra that
+# installs it.
+EXTRAS = {
+  'dacite': ('dacite', 'tff,simulations'),
+  'flwr': ('Flower 1.41 or later', 'flower'),
+  'jax': ('JAX', 'jax'),
+  'matplotlib': ('Matplotlib', 'plots'),
+  'psycopg2': ('psycopg2', 'postgresql'),
+  'pyarrow': ('PyArrow', 'logs'),
+  'tensorflow': ('TensorFlow', 'tff'),
+  'tensorflow_privacy': ('TensorFlow Privacy 0.9.0', 'tff'),
+  'tomli': ('tomli', 'tff,simulations'),
+}
 # Largest number of characters of a message. A longer message loses its middle.
 _LONGEST = 800
 # TensorFlow prints a failed assertion of a graph as '[part] [part]', and a
@@ -112,32 +128,55 @@ def needs_tff(module: str) -> ImportError:
   return not_installed(
     'tensorflow_federated',
     f'{module} needs TensorFlow Federated 0.87.0',
-    'install it from requirements/*.lock: make env',
+    f'{install("tff")}, on Python 3.9 to 3.11, and then pip install --no-deps '
+    'tensorflow-federated==0.87.0 google-vizier==0.1.11; or make env, which '
+    'does both',
   )
 
 
-def needs_tensorflow_privacy(what: str) -> ImportError:
-  """Returns the error if TensorFlow Privacy is not installed."""
-  return not_installed(
-    'tensorflow_privacy',
-    f'{what} needs TensorFlow and TensorFlow Privacy 0.9.0',
-    f'{install("tff")}, on Python 3.9 to 3.11',
-  )
+def needs(package: str, what: str) -> ImportError:
+  """Returns the error if a package of an extra is not installed.
+
+  Args:
+    package: name by which the package is imported, a key of `EXTRAS`.
+    what: feature that needs the package.
+  """
+  name, extra = EXTRAS[package]
+  remedy = install(extra)
+  if extra.startswith('tff'):
+    remedy += ', on Python 3.9 to 3.11'
+  if extra == 'jax':
+    remedy += ", and JAX's own package for your accelerator"
+  return not_installed(package, f'{what} needs {name}', remedy)
 
 
-def needs_tensorflow(what: str) -> ImportError:
-  """Returns the error if TensorFlow is not installed."""
-  return not_installed(
-    'tensorflow',
-    f'{what} needs TensorFlow',
-    "install it: pip install 'tensorflow>=2.14'",
-  )
+def missing(error: BaseException, what: str) -> Optional[ImportError]:
+  """Returns the error for a failed import of such a package, else None.
+
+  Args:
+    error: any exception.
+    what: feature that needs the package.
+  """
+  package = str(getattr(error, 'name', '')).partition('.')[0]
+  if isinstance(error, ModuleNotFoundError):
+    if package == 'tensorflow_federated':
+      return needs_tff(what)
+    if package in EXTRAS:
+      return needs(package, what)
+  return None
 
 
-def needs_jax(what: str) -> ImportError:
-  """Returns the error if JAX is not installed."""
-  return not_installed(
-    'jax',
-    f'{what} needs JAX',
-    f"{install('jax')}, and JAX's own package for your accelerator",
-  )
+@contextlib.contextmanager
+def importing(what: str) -> Iterator[None]:
+  """Raises the error of `missing` if an import in a `with` block fails.
+
+  Args:
+    what: feature that needs the packages.
+  """
+  try:
+    yield
+  except ModuleNotFoundError as error:
+    better = missing(error, what)
+    if better is None:
+      raise
+    raise better from error

@@ -36,7 +36,7 @@ import numpy as np
 from cryptography import exceptions
 from cryptography.hazmat.primitives import serialization
 
-from tff_bandmf import errors, participation
+from tff_bandmf import _checks, errors, participation
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run import run as run_lib
@@ -48,11 +48,7 @@ try:
   from flwr.serverapp import strategy as strategies
   from flwr.superlink import grid as grids
 except ImportError as error:
-  raise errors.not_installed(
-    'flwr',
-    'tff_bandmf.flower needs Flower 1.41 or later',
-    errors.install('flower'),
-  ) from error
+  raise errors.needs('flwr', 'tff_bandmf.flower') from error
 
 # Value of `weighted_by_key` that gives all updates equal weights.
 EQUAL = 'equal-weight'
@@ -136,7 +132,9 @@ class CorrelatedNoise(strategies.Strategy):
     self._strategy = strategy
     self._plan = plan if private else _without_noise(plan)
     self._clients: Union[int, dict[bytes, str]] = (
-      clients if isinstance(clients, int) else dict(map(_key_and_name, clients))
+      _checks.count('clients', clients, 'give the number of SuperNodes')
+      if isinstance(clients, int)
+      else dict(map(_key_and_name, clients))
     )
     self._timeout = 0.0
     self._round: Optional[rounds_lib.Round] = None
@@ -188,7 +186,8 @@ class CorrelatedNoise(strategies.Strategy):
     train_config = train_config or app.ConfigRecord()
     evaluate_config = evaluate_config or app.ConfigRecord()
     result = strategies.Result()
-    if not 0 < num_rounds <= self._plan.rounds:
+    _checks.count('num_rounds', num_rounds, 'rounds of the whole run')
+    if num_rounds > self._plan.rounds:
       raise errors.value_error(
         f'num_rounds={num_rounds}: must be in [1, {self._plan.rounds}], the '
         'rounds of the plan; make a plan for more rounds'

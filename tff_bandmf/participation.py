@@ -166,15 +166,31 @@ class Single(Participation):
     return rounds
 
 
-def _count_min_sep(min_sep: object) -> int:
+def _count_min_sep(min_sep: int) -> int:
   return _checks.count(
     'min_sep', min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
   )
 
 
-def _count_participations(most: object) -> int:
+def _count_participations(most: Optional[int]) -> Optional[int]:
+  if most is None:
+    return None
   return _checks.count(
     'max_participations', most, 'leave it out where only min_sep is enforced'
+  )
+
+
+def _count_apart(apart: int) -> int:
+  return _checks.count(
+    'apart', apart, 'it is r2 - r1, so 1 allows consecutive rounds'
+  )
+
+
+def _count_horizon(horizon: Optional[int]) -> Optional[int]:
+  if horizon is None:
+    return None
+  return _checks.count(
+    'horizon', horizon, 'give the largest number of rounds of a run'
   )
 
 
@@ -190,7 +206,7 @@ class _Separated(Participation):
 
   min_sep: int = attrs.field(converter=_count_min_sep)
   max_participations: Optional[int] = attrs.field(
-    default=None, converter=attrs.converters.optional(_count_participations)
+    default=None, converter=_count_participations
   )
 
   def participations(self, rounds: int) -> int:
@@ -342,23 +358,17 @@ class Budget(Participation):
   name: ClassVar[str] = 'budget'
   min_sep: int = attrs.field(converter=_count_min_sep)
   max_participations: Optional[int] = attrs.field(
-    default=None, converter=attrs.converters.optional(_count_participations)
+    default=None, converter=_count_participations
   )
   apart: int = attrs.field(
     default=1,
     kw_only=True,
-    converter=lambda value: _checks.count(
-      'apart', value, 'it is r2 - r1, so 1 allows consecutive rounds'
-    ),
+    converter=_count_apart,
   )
   horizon: Optional[int] = attrs.field(
     default=None,
     kw_only=True,
-    converter=attrs.converters.optional(
-      lambda value: _checks.count(
-        'horizon', value, 'give the largest number of rounds of a run'
-      )
-    ),
+    converter=_count_horizon,
   )
   costs: Optional[Costs] = attrs.field(
     default=None, kw_only=True, eq=False, repr=False

@@ -19,7 +19,7 @@ any degree with h_0 = 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 import attrs
 import numpy as np
@@ -30,7 +30,7 @@ from tff_bandmf import _checks, _files, errors
 _LOWEST_RATE = 0.05
 
 
-def _momentum(value: object) -> float:
+def _momentum(value: float) -> float:
   momentum = _checks.number('momentum', value, 'give a fraction')
   if not 0 <= momentum < 1:
     raise errors.value_error(
@@ -39,14 +39,12 @@ def _momentum(value: object) -> float:
   return momentum
 
 
-def _fraction(name: str, about: str) -> Any:
-  return attrs.field(
-    default=0.0,
-    converter=lambda value: _checks.between(
-      name, value, 0, 1, 'give a fraction'
-    ),
-    metadata={'about': about},
-  )
+def _warmup(value: float) -> float:
+  return _checks.between('warmup', value, 0, 1, 'give a fraction')
+
+
+def _cooldown(value: float) -> float:
+  return _checks.between('cooldown', value, 0, 1, 'give a fraction')
 
 
 @attrs.frozen
@@ -78,14 +76,21 @@ class Workload:
     converter=_momentum,
     metadata={'about': 'Momentum beta of the SGD, in [0, 1).'},
   )
-  warmup: float = _fraction(
-    'warmup',
-    'Fraction of the rounds in which the learning rate climbs from 5%.',
+  warmup: float = attrs.field(
+    default=0.0,
+    converter=_warmup,
+    metadata={
+      'about': 'Fraction of the rounds in which the learning rate climbs from '
+      '5%.'
+    },
   )
-  cooldown: float = _fraction(
-    'cooldown',
-    'Fraction of the rounds in which the learning rate falls to 5%, at the '
-    'end.',
+  cooldown: float = attrs.field(
+    default=0.0,
+    converter=_cooldown,
+    metadata={
+      'about': 'Fraction of the rounds in which the learning rate falls to 5%, '
+      'at the end.'
+    },
   )
 
   def __attrs_post_init__(self):

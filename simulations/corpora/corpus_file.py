@@ -21,11 +21,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Callable, Optional
 
-import tensorflow as tf
 import tqdm
 
 from simulations.corpora import checksums
 from tff_bandmf import _files, errors
+
+with errors.importing('a corpus'):
+  import tensorflow as tf
 
 # TFF's names of the splits; 'heldout' is the validation split.
 SPLIT_NAMES = ('train', 'heldout', 'test')

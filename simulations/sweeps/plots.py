@@ -6,11 +6,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-import matplotlib
 import numpy as np
-from matplotlib import figure as figure_lib
 
 from simulations.sweeps import analysis
+from tff_bandmf import errors
+
+with errors.importing('a plot'):
+  import matplotlib
+  from matplotlib import figure as figure_lib
 
 _PANEL = (5.6, 4.6)
 _MARKERS = 'osD^vP'

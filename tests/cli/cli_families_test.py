@@ -215,7 +215,7 @@ def test_choose_prints_what_the_library_ranks(run, run_json):
   assert sorted(families) == ['banded-sqrt', 'dp-cgd', 'identity']
   assert list(found['left_out']) == ['lti']
   for choice in found['choices']:
-    assert choice['noise_copies'] <= 4
+    assert choice['memory_copies'] <= 4
     assert choice['epsilon'] == 2 and choice['z_stddev'] > 0
   rmse = [choice['rmse'] for choice in found['choices']]
   assert rmse == sorted(rmse)
@@ -223,7 +223,7 @@ def test_choose_prints_what_the_library_ranks(run, run_json):
   assert (status, error) == (0, '')
   lines = out.splitlines()
   assert [line.split()[0] for line in lines[2:5]] == families
-  assert lines[5].startswith('left out: lti: noise_copies=4')
+  assert lines[5].startswith('left out: lti: memory_copies=4')
 
 
 def test_choose_with_cyclic_poisson(run_json):
@@ -285,6 +285,7 @@ def test_reproduce_prints_rows_and_whether_they_pass(
   assert [row['row'] for row in rows] == ['rho', 'epsilon']
   assert [row['pass'] for row in rows] == [True, not expected]
   assert error.startswith('rows=1 of 2: ') if expected else not error
+  assert 'JSON object for each row' in run('reproduce', '--help')[1]
   status, out, _ = run('reproduce', 'gboard_report')
   assert status == expected
   assert out.splitlines()[2].endswith('NO' if expected else 'yes')

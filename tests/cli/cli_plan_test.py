@@ -163,7 +163,7 @@ def test_best_that_was_found_before_needs_no_tensorflow(
   assert status == 0
   for told in (
     'runners-up by rmse: ',
-    'left out: dense: noise_copies=3: dense keeps 59 model copies',
+    'left out: dense: memory_copies=3: dense keeps 59 model copies',
   ):
     assert told in cold
   # It is compared only where its parameter is given: nobody asked for it.

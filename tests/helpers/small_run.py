@@ -121,7 +121,8 @@ def counting(left, end=-1):
 
   Args:
     left: iterator that counts the writes, shared by several programs.
-    end: count of the write before which the program ends; -1 for none.
+    end: count of the write before which the program ends; -1 for none. A
+      program that goes on nevertheless, as in `finally`, writes nothing.
   """
 
   def counting(function):
@@ -129,7 +130,7 @@ def counting(left, end=-1):
     def step(*args, **kwargs):
       # Writes of the tape's thread do not count.
       mine = threading.current_thread() is threading.main_thread()
-      if mine and next(left) == end:
+      if mine and next(left) >= end >= 0:
         raise Killed
       with function(*args, **kwargs) as made:
         yield made

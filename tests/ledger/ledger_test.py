@@ -372,7 +372,7 @@ def test_round_below_a_started_one_cannot_start(ledger):
   ledger.start_round(6, [1])
   ledger.start_round(4, [1])
   for t in -1, -7, 2**30:
-    with pytest.raises(ValueError, match=f'round={t}: must be in'):
+    with pytest.raises(ValueError, match=f'round={t}: must be '):
       ledger.start_round(t, [2])
   assert list(ledger.observed().cohort_sizes) == [4, 6]
 

@@ -58,7 +58,7 @@ def test_optimised_strategy_is_found_again(folder):
     dict(objective=solver.MAX),
     dict(parameters={'bands': 3}),
     dict(parameters={}),
-    dict(noise_copies=9),
+    dict(memory_copies=9),
   ],
 )
 def test_another_request_is_searched_for(folder, change):

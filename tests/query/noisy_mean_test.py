@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import tff_bandmf
 from tff_bandmf import (
@@ -274,7 +275,7 @@ def test_model_larger_than_the_claim_is_refused():
 
 
 def test_leaf_that_is_no_float_is_refused_by_name():
-  for wrong in (np.int32, np.complex64, np.longdouble):
+  for wrong in (np.int32, np.longdouble):
     with pytest.raises(TypeError, match=r'update\[a\].dtype='):
       _mean(like={'a': np.zeros(3, wrong), 'b': np.zeros(3)})
   with pytest.raises(ValueError, match='holds no coordinate'):
@@ -284,12 +285,55 @@ def test_leaf_that_is_no_float_is_refused_by_name():
 def test_updates_may_be_of_any_real_numbers():
   like = np.zeros(3, np.float32)
   with _mean(like=like, noise_multiplier=0.0, clip=9.0) as mean:
-    for update in [1, 2, 3], np.array([1, 2, 3], np.int8), (1.0, 2, True):
+    for update in [1, 2, 3], np.array([1, 2, 3], np.int8), (1.0, 2, 3):
       np.testing.assert_allclose(
         7 * mean.release(0, [np.asarray(update)]).mean,
         np.asarray(update, float),
         atol=1e-3,
       )
+
+
+@pytest.mark.parametrize(
+  'leaf',
+  [
+    np.ones(3, np.complex64),
+    np.ones(3, bool),
+    np.array(['1', '2', '3']),
+    np.array([b'1', b'2', b'3']),
+    np.array([1.0, 2.0, None]),
+    np.ones(3, 'timedelta64[s]'),
+    np.array(['2020', '2021', '2022'], 'datetime64[Y]'),
+    np.ones(3, [('a', float)]),
+    np.ma.masked_array(np.ones(3), [False, True, False]),
+    np.ma.masked_array(np.ones(3)),
+    sparse.csr_matrix(np.ones([1, 3])),
+  ],
+  ids=lambda leaf: f'{type(leaf).__name__} of {leaf.dtype}',
+)
+def test_leaf_that_is_no_real_number_is_refused(leaf):
+  """Its imaginary part or its mask was dropped without a word."""
+  like = {'w': np.zeros(3, np.float32)}
+  with _mean(like=like) as mean:
+    updates = [{'w': np.ones(3)}, {'w': leaf}]
+    with pytest.raises(TypeError, match=r'^updates\[1\]\[w\]=') as caught:
+      mean.release(0, updates)
+    assert '\n' not in str(caught.value)
+  with pytest.raises(TypeError, match=r'^(like\[w\]=|update\[w\].dtype=)'):
+    _mean(like={'w': leaf})
+
+
+def test_update_of_another_form_is_refused_with_what_was_expected():
+  like = {'w': np.zeros((3, 2)), 'b': [np.zeros(1)]}
+  right = {'w': np.ones((3, 2)), 'b': [np.ones(1)]}
+  with _mean(like=like) as mean:
+    for wrong, told in (
+      ({**right, 'w': np.ones(3)}, 'updates[1][w].shape=(3,): must be (3, 2)'),
+      ({**right, 'b': [0.0]}, 'updates[1][b.0].shape=(): must be (1,)'),
+      ({'w': right['w']}, 'updates[1]=w(3, 2): must be b.0(1,), w(3, 2)'),
+    ):
+      with pytest.raises(ValueError) as caught:
+        mean.release(0, [right, wrong])
+      assert str(caught.value).startswith(told)
 
 
 def test_second_sum_of_a_round_is_refused_and_its_noise_is_not_used():

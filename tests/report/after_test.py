@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import written_run
 
+import tff_bandmf
 from tff_bandmf import accounting, report
 
 pytestmark = pytest.mark.slow
@@ -182,6 +184,36 @@ def test_runs_before_those_that_are_listed_are_asked_for(tmp_path, run):
   status, out, error = run('compose', tmp_path / 'second', '--delta', '1e-5')
   assert (status, out, error.count('\n')) == (2, '', 1)
   assert 'runs=../first: is before one of these runs' in error
+
+
+def test_plan_that_is_named_twice_counts_twice(tmp_path, run):
+  tff_bandmf.Plan(
+    rounds=6,
+    clients_per_round=2,
+    cohorts=tff_bandmf.MinSep(3),
+    epsilon=1.0,
+    delta=1e-5,
+    l2_norm_clip=1.0,
+    mechanism='identity',
+  ).save(tmp_path / 'plan.json')
+  (tmp_path / 'link.json').symlink_to(tmp_path / 'plan.json')
+  plans = tmp_path / 'plan.json', tmp_path / 'link.json'
+  _, out, error = run('compose', *plans, '--delta', '1e-5', '--json')
+  assert json.loads(out)['epsilon'] > 1.4
+  assert 'link.json: this plan is named twice, and counts twice' in error
+
+
+@pytest.mark.parametrize('again', ['same', 'path', 'link', 'copy'])
+def test_run_that_is_named_twice_is_refused(tmp_path, run, again):
+  first = tmp_path / 'first'
+  _run(first)
+  paths = {'same': first, 'path': tmp_path / 'first' / '..' / 'first'}
+  paths.update(link=tmp_path / 'link', copy=tmp_path / 'copy')
+  (tmp_path / 'link').symlink_to(first)
+  shutil.copytree(first, tmp_path / 'copy')
+  status, out, error = run('compose', first, paths[again], '--delta', '1e-5')
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert f'runs={paths[again]}: is named twice: it is the run {first}' in error
 
 
 def test_unfinished_run_counts_as_planned(run, tmp_path):

@@ -5,6 +5,8 @@ pages are opened in Chromium where it is installed (`make browser`).
 """
 
 import base64
+import copy
+import functools
 import hashlib
 import html
 import json
@@ -16,11 +18,13 @@ import subprocess
 
 import families
 import mpmath
+import numpy as np
 import pytest
 import written_run
 
 from tff_bandmf import accounting, participation, report, strategies
 from tff_bandmf.report import browser_check as check_lib
+from tff_bandmf.report import public
 
 mini_racer = pytest.importorskip(
   'py_mini_racer', reason='mini-racer is not installed; `make env` installs it'
@@ -123,6 +127,77 @@ def test_epsilon_at_any_delta_is_never_below_the_gaussian_one(
     assert exact <= found <= guarantee.epsilon(delta) * 1.02 + 1e-4
   # No slack is stated for such a delta, and none is made up.
   assert engine.call('epsilonAt', 1.0, points, 1e-40) in (None, math.inf)
+
+
+def _honest(rng):
+  """Returns a random guarantee, whose epsilon is 0.01 to 10, and a delta."""
+  rounds = int(rng.choice([1, 12, 60, 200]))
+  min_sep = int(rng.integers(1, rounds + 1))
+  strategy = (
+    strategies.Identity(rounds),
+    strategies.BandedSqrt(rounds, min_sep),
+    strategies.DpCgd(rounds, 0.7),
+    strategies.Lti(rounds, 0.05),
+  )[rng.integers(4)]
+  schema = (
+    participation.Single(),
+    participation.MinSep(min_sep),
+    participation.FixedEpoch(min_sep, -(-rounds // min_sep)),
+  )[rng.integers(3)]
+  delta = 10 ** rng.uniform(-12, -2.01)
+  noise_multiplier = accounting.gaussian_noise_multiplier(
+    10 ** rng.uniform(-2, 1), delta
+  )
+  guarantee = _guarantee(
+    strategy,
+    schema,
+    noise_multiplier,
+    dimension=(None, 1, 10**7)[rng.integers(3)],
+    clients_per_unit=int(rng.choice([1, 3])),
+  )
+  return guarantee, delta
+
+
+def _scaled(factor, *path):
+  """Returns a function that multiplies a number of a page by a factor."""
+
+  def forge(check):
+    *most, last = path
+    place = functools.reduce(lambda part, key: part[key], most, check)
+    place[last] *= factor
+
+  return forge
+
+
+# The rows of the claim and of the run state the same noise three times; each is
+# edited by more than rounding to three digits could hide.
+_FORGED = [
+  _scaled(0.97, 'claims', 0, 'epsilon'),
+  _scaled(0.97, 'claims', 0, 'rho'),
+  _scaled(0.5, 'claims', 0, 'delta'),
+  _scaled(1.03, 'runs', 0, 'noise_multiplier'),
+  _scaled(1.03, 'runs', 0, 'z_stddev_per_clip'),
+  _scaled(0.97, 'runs', 0, 'sensitivity'),
+  _scaled(0.97, 'runs', 0, 'more_noise'),
+]
+
+
+def test_red_lines_are_those_of_forged_claims_alone(engine):
+  """Of 500 claims at random (epsilon, delta), on both kinds of pages."""
+  rng = np.random.default_rng(0)
+  for case in range(500):
+    guarantee, delta = _honest(rng)
+    check = check_lib.numbers(
+      [('a run', guarantee)],
+      [('this run', [0], delta, None)],
+      public.three if case % 2 else None,
+    )
+    assert _reds(engine, check) == [], case
+    larger = copy.deepcopy(check)
+    larger['claims'][0]['epsilon'] *= 2
+    assert _reds(engine, larger) == [], case
+    _FORGED[case % len(_FORGED)](check)
+    assert _reds(engine, check), case
 
 
 def test_attacker_finds_no_fewer_members_than_the_gaussian_allows(engine):

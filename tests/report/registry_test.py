@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tff_bandmf import report
 from tff_bandmf.report import registry, statement
+from tff_bandmf.run_files import run_json
 
 pytestmark = pytest.mark.slow
 
@@ -35,16 +36,16 @@ _ACCESSES = {
 }
 
 
-def _record(folder, **notes):
+def _record(folder, data='docstrings', **notes):
   written_run.make_run(
     folder,
     written_run.KEPT,
     unit_of_privacy='one person',
-    data='docstrings',
+    data=data,
     **notes,
   )
   content = report.publish([report.of_run(folder)]).content
-  return registry.record(content, 'docstrings'), content
+  return registry.record(content, data), content
 
 
 def test_all_statements_reach_the_highest_tier(tmp_path):
@@ -80,6 +81,45 @@ def test_value_that_the_registry_does_not_know_is_refused(
 ):
   with pytest.raises(ValueError, match=f'{name}={value}'):
     _record(tmp_path / 'run', **{**_NOTES, name: value})
+
+
+@pytest.mark.parametrize('blank', ['', ' ', '\u00a0', '\u200b', '-'])
+@pytest.mark.parametrize('name', ['title', 'owner', 'region', 'tuning', 'data'])
+def test_blank_note_is_refused(tmp_path, name, blank):
+  with pytest.raises(ValueError, match=f'{name}=.*has no letter'):
+    run_json.check_visible({'model': None, name: blank})
+  if blank.isspace():
+    notes = {**_NOTES, **_ACCESSES, 'data': 'docstrings', name: blank}
+    data = notes.pop('data')
+    with pytest.raises(ValueError, match=f'{name}=.*has no letter'):
+      _record(tmp_path / 'run', data, **notes)
+
+
+def test_every_owner_is_a_curator(tmp_path):
+  owners = {'owner': 'A Lab; B, Inc.'}
+  record, _ = _record(tmp_path / 'run', **{**_NOTES, **owners})
+  basic = record['deployment']['basic']
+  assert basic['data_curators'] == ['A Lab', 'B, Inc.']
+  administrative = record['deployment']['administrative']
+  assert administrative['registry_authors'] == ['A Lab', 'B, Inc.']
+  for place, owner in enumerate(['A Lab; a  lab', 'A Lab;', '; A Lab']):
+    with pytest.raises(ValueError, match='owner=.* each owner once'):
+      _record(tmp_path / f'{place}', **{**_NOTES, 'owner': owner})
+
+
+def test_note_that_is_repeated_or_blank_is_refused_by_the_command(
+  tmp_path, run
+):
+  written_run.make_run(tmp_path / 'run', written_run.KEPT)
+  for notes, message in (
+    (['owner=A', 'owner=B'], 'note=owner=B: is the second note owner; '),
+    (['owner='], "owner='': has no letter"),
+    (['title= '], "title=' ': has no letter"),
+  ):
+    flags = [flag for note in notes for flag in ('--note', note)]
+    status, out, error = run('report', tmp_path / 'run', '--public', *flags)
+    assert (status, out, error.count('\n')) == (2, '', 1)
+    assert message in error
 
 
 def test_file_says_what_the_record_says(tmp_path):

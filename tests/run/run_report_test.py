@@ -215,11 +215,15 @@ def test_one_round_of_an_unchecked_process_is_enough(tmp_path, runtime):
 
 
 def test_updates_that_add_nothing_are_named(tmp_path, runtime, capsys):
-  """All updates are NaN: TFF makes them zero, and the model is noise."""
+  """Updates are NaN: TFF makes them zero, and a model may be noise alone."""
   import tensorflow as tf
 
+  first: dict[int, int] = {}
+
   def dataset(client, t):
-    x = np.full([4, 1], np.nan if t < 2 else client + 1, np.float32)
+    # All updates of rounds 0 and 1 are NaN, and one of round 2.
+    one = t == 2 and first.setdefault(t, client) == client
+    x = np.full([4, 1], np.nan if t < 2 or one else client + 1, np.float32)
     return tf.data.Dataset.from_tensor_slices((x, x)).batch(2)
 
   model = tff.learning.models.functional_model_from_keras(
@@ -241,7 +245,8 @@ def test_updates_that_add_nothing_are_named(tmp_path, runtime, capsys):
     mine.record(accuracy=0.25)
     made = mine.report()
   shown = capsys.readouterr().err
-  assert shown.count('WARNING: all updates of round 0 were zero or not') == 1
+  assert shown.count('WARNING: 2 of 2 updates of round 0 were zero or not') == 1
+  assert shown.count('WARNING: 1 of 2 updates of round 2 were zero or not') == 1
   # The size of the model is known as soon as the process is there.
   assert shown.count('WARNING: the noise drowns the updates') == 1
   assert run_json.ALL_ZERO in made.content['not_covered']

@@ -237,21 +237,20 @@ def test_state_is_restored_before_a_run_goes_on(tmp_path):
 _State = collections.namedtuple('_State', ['weights', 'aggregator'])
 
 
-@pytest.mark.parametrize('counts', [False, True])
-def test_round_is_not_finished_with_an_old_state(tmp_path, counts):
-  """By the bits of a state, or by the rounds that TFF's aggregator counts."""
-  plan = dict(noise_multiplier=0.5, delta=1e-5)
+_NOISE = {'noise_multiplier': 0.5, 'delta': 1e-5}
+
+
+def test_round_is_not_finished_with_a_state_that_counts_less(tmp_path):
+  """By the rounds that TFF's aggregator counts."""
 
   def state(rounds):
-    if not counts:
-      return np.full(2, rounds)
     query = collections.OrderedDict(round=np.int64(rounds))
     query_state = collections.namedtuple('Aggregator', ['query_state'])(query)
     # The same counts with other weights: it follows from an old state.
     return _State(np.random.default_rng().normal(size=2), query_state)
 
   for first in 0, 3:
-    with run.Run(tmp_path, _plan(**plan)) as mine:
+    with run.Run(tmp_path, _plan(**_NOISE)) as mine:
       mine.restore(lambda: state(0))
       for opened in itertools.islice(mine.rounds(clients=8), 3):
         opened.release([], np.zeros(2))
@@ -261,6 +260,43 @@ def test_round_is_not_finished_with_an_old_state(tmp_path, counts):
           with pytest.raises(ValueError, match='state=.*earlier round'):
             opened.finish(state(old))
         opened.finish(state(opened.index + 1))
+
+
+def test_round_is_not_finished_with_the_arrays_of_an_earlier_one(tmp_path):
+  for _ in range(2):
+    with run.Run(tmp_path, _plan(**_NOISE)) as mine:
+      states = [mine.restore(lambda: {'w': np.zeros(2), 'step': 0})]
+      for opened in itertools.islice(mine.rounds(clients=8), 3):
+        mean = opened.release([], np.zeros(2))
+        for old in states[:-1]:
+          with pytest.raises(ValueError, match='state=.*earlier round'):
+            opened.finish(old)
+        now = {'w': states[-1]['w'] + mean, 'step': opened.index + 1}
+        states.append(opened.finish(now))
+    assert len(states) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('in_place', [False, True])
+@pytest.mark.parametrize('rates', [(0, 0, 0, 1), (1, -1)], ids=str)
+def test_state_with_the_bits_of_an_earlier_one_is_of_its_round(
+  tmp_path, in_place, rates
+):
+  """A schedule begins at 0 or goes back; float16 rounds an update away."""
+  path = []
+  for _ in range(2):
+    with run.Run(tmp_path, _plan(**_NOISE)) as mine:
+      weights = mine.restore(lambda: np.ones(2, np.float16))
+      for opened in itertools.islice(mine.rounds(clients=8), 4):
+        step = (
+          0 * opened.release([], weights) + rates[opened.index % len(rates)]
+        )
+        if in_place:
+          weights += step
+        else:
+          weights = weights + step
+        path.append(opened.finish(weights).tolist())
+  assert len(path) == 8 and len(set(map(str, path))) < 4
 
 
 def test_run_that_is_over_says_so(tmp_path, capsys):

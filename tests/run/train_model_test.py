@@ -1,5 +1,7 @@
 """Tests of TFF's own training program in a run."""
 
+import asyncio
+
 import numpy as np
 import pytest
 import small_training
@@ -49,8 +51,8 @@ def _open(directory, **changes):
   )
 
 
-def _train(mine, dataset=None, **managers):
-  process = tff.learning.algorithms.build_unweighted_fed_avg(
+def _process(mine):
+  return tff.learning.algorithms.build_unweighted_fed_avg(
     small_training.functional_model(
       small_training.MODEL, small_training.LENGTH
     ),
@@ -58,7 +60,10 @@ def _train(mine, dataset=None, **managers):
     tff.learning.optimizers.build_sgdm(1.0, 0.9),
     model_aggregator=mine.aggregator,
   )
-  mine.train_model(process, dataset or _dataset, clients=9, **managers)
+
+
+def _train(mine, dataset=None, **managers):
+  mine.train_model(_process(mine), dataset or _dataset, clients=9, **managers)
 
 
 def _dataset(client, t):
@@ -129,6 +134,32 @@ def test_program_that_is_begun_again_goes_on(whole, tmp_path):
   tf.nest.map_structure(
     np.testing.assert_array_equal, last.released, outputs.released
   )
+
+
+def test_program_runs_beside_a_loop_and_leaves_it(program_runtime, tmp_path):
+  """In a script, and where a loop is running: a notebook, a coroutine."""
+  loop = asyncio.new_event_loop()
+  asyncio.set_event_loop(loop)
+
+  async def notebook():
+    with _open(tmp_path / 'notebook') as mine:
+      process = _process(mine)
+      # Other ways need a context that gives values, and say so.
+      with pytest.raises(TypeError, match=r'state\[.*run\.train_model'):
+        mine.restore(process.initialize)
+      with pytest.raises(ValueError, match='context=Native.*local_runtime'):
+        next(mine.train(process, _dataset, clients=9))
+      mine.train_model(process, _dataset, clients=9)
+      return mine.rounds_left
+
+  with _open(tmp_path / 'script') as mine:
+    process = _process(mine)
+    with pytest.raises(ValueError, match='context=Native.*local_runtime'):
+      mine.restore(process.initialize)
+    mine.train_model(process, _dataset, clients=9)
+  assert asyncio.get_event_loop_policy().get_event_loop() is loop
+  assert loop.run_until_complete(notebook()) == 0
+  assert asyncio.get_event_loop_policy().get_event_loop() is loop
 
 
 @pytest.mark.parametrize('differs', [False, True])

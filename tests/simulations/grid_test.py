@@ -131,7 +131,7 @@ def test_driver_lists_keys_with_what_they_say(driver):
       'row=docstrings_bisr_epsilon3: is not known; use docstrings_bisr_epsilon',
     ),
     ('bandmf23.toml:zzz', (), 'bandmf23.toml --list lists all'),
-    ('bandmf23.toml', ('--print',), 'has 89 rows'),
+    ('bandmf23.toml', ('--print',), 'has 99 rows'),
     ('bandmf23.toml:docstrings_bisr_*', (), 'has 5 rows'),
     ('demo.toml:demi', (), 'row=demi: is not known; use demo;'),
     ('demo.toml', (), 'output_dir='),
@@ -189,6 +189,33 @@ def test_published_rates_stand_in_the_files(mechanism, published):
     if row.series == f'stackoverflow_{mechanism}'
   ]
   assert rates == pytest.approx(published, abs=5e-5)
+
+
+def test_rows_have_the_settings_of_the_paper():
+  """The file said that the paper states neither rate, clip nor warm-up."""
+  assert 'do not state them: privacy.zeroing_norm.' in _BANDMF23.rows[0].toml()
+  rows = {
+    row.name: row.config()
+    for row in _BANDMF23.rows
+    if row.name.startswith('stackoverflow')
+  }
+  for config in rows.values():
+    training = config.training
+    assert training.client_learning_rate == config.privacy.l2_norm_clip == 1.0
+    assert training.server_momentum == 0.95
+    assert training.server_warmup_rounds == 309
+    assert training.server_cooldown_rounds == 513
+  for name, rates in {
+    'mf-single-epoch': (0.1197, 0.2035, 0.346, 0.5882, 1.0),
+    'mf-multi-epoch': (0.2035, 0.346, 0.5882, 1.0, 1.7),
+  }.items():
+    for epsilon, rate in zip((1, 2, 4, 8, 16), rates):
+      config = rows[f'stackoverflow_{name}_epsilon{epsilon}']
+      assert config.privacy.family == 'dense'
+      found = config.training.server_learning_rate
+      assert found == pytest.approx(rate, abs=5e-5)
+  banded = rows['stackoverflow_banded_epsilon16']
+  assert banded.training.server_learning_rate == pytest.approx(1.7)
 
 
 def test_every_row_has_cohorts():

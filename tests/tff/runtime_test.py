@@ -1,5 +1,6 @@
 """Tests that the TFF worker ends with its block, whatever ends the block."""
 
+import asyncio
 import dataclasses
 import inspect
 import os
@@ -7,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from unittest import mock
 
@@ -20,6 +22,8 @@ from tff_bandmf.tff import runtime as runtime_lib
 from tff_bandmf.tff import timeouts
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Seconds that no test waits.
+_FOREVER = 600
 
 
 def _workers(process=None):
@@ -242,3 +246,21 @@ def _wait_until_busy(worker):
   while worker.cpu_times().user < 0.5:
     assert time.monotonic() < deadline
     time.sleep(0.05)
+
+
+def test_coroutine_of_an_interrupted_caller_is_cancelled(runtime):
+  """Ctrl-C in a notebook must not leave a round running in a thread."""
+  ends = []
+
+  async def forever():
+    try:
+      await asyncio.sleep(_FOREVER)
+    finally:
+      ends.append(tff.framework.get_context_stack().current)
+
+  timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+  timer.start()
+  with pytest.raises(KeyboardInterrupt):
+    runtime_lib.run_coroutine(forever())
+  # It ran in the context of its caller.
+  assert ends == [tff.framework.get_context_stack().current]

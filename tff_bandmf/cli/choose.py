@@ -15,7 +15,7 @@ _COLUMNS = (
   'bands',
   'buffers',
   'parameters',
-  'noise_copies',
+  'memory_copies',
   'z_stddev',
   'rmse',
   'max_rmse',
@@ -82,7 +82,7 @@ def choose(
       rounds,
       cohorts,
       target,
-      noise_copies=memory_copies,
+      memory_copies=memory_copies,
       objective=objective,
       workload=workload,
       families=families,
@@ -159,7 +159,7 @@ def _record(choice, schema, workload, epsilon, delta):
     **output.describe(
       choice.strategy, schema, choice.guarantee.sensitivity, False, workload
     ),
-    'noise_copies': choice.strategy.noise_copies,
+    'memory_copies': choice.strategy.memory_copies,
     'noise_multiplier': choice.guarantee.noise_multiplier,
     'z_stddev': choice.guarantee.z_stddev_per_clip,
     'sampling_prob': getattr(choice.guarantee.cohorts, 'sampling_prob', None),

@@ -33,12 +33,12 @@ def compose(runs, delta, as_json):
   `composition` names the method.
   """
   started = time.perf_counter()
+  _check_listed(runs)
   claims = [_claim(run) for run in runs]
   guarantees = [
     plan_lib.Plan.load(run).guarantee if claim is None else claim.composed
     for run, claim in zip(runs, claims)
   ]
-  _check_listed(runs)
   together = accounting.compose(guarantees).to_dict(delta)
   output.warn_of_weak(together['epsilon'], delta)
   rows = [
@@ -75,13 +75,26 @@ def compose(runs, delta, as_json):
 
 
 def _check_listed(runs: Sequence[str]) -> None:
-  """Raises ValueError if a run names an earlier run that is not listed."""
-  records = [
-    run_json.RunRecord.read(pathlib.Path(run))
-    for run in runs
-    if not pathlib.Path(run).is_file()
-  ]
-  listed = {record.run_id for record in records}
+  """Raises ValueError if a run is listed twice, or an earlier run is not."""
+  records: list[run_json.RunRecord] = []
+  listed: dict[Optional[str], str] = {}
+  plans: set[pathlib.Path] = set()
+  for run in runs:
+    path = pathlib.Path(run).resolve()
+    if path.is_file():
+      if path in plans:
+        output.warn(f'runs={run}: this plan is named twice, and counts twice')
+      plans.add(path)
+      continue
+    record = run_json.RunRecord.read(pathlib.Path(run))
+    records.append(record)
+    # Another path or a copy of the folder is the same run.
+    if record.run_id in listed:
+      raise errors.value_error(
+        f'runs={run}: is named twice: it is the run {listed[record.run_id]}; '
+        'name each run once'
+      )
+    listed[record.run_id] = run
   for record in records:
     for each in record.after or ():
       # PRIVACY: If a composition lacks an earlier run on the same clients, its

@@ -61,9 +61,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
   except (MemoryError, OverflowError) as error:
     message = f'{error}; use fewer rounds, or fewer bands.'
   except (ImportError, RuntimeError, TypeError, ValueError) as error:
-    if getattr(error, 'name', None) == 'tensorflow':
-      error = errors.needs_tensorflow(f'bandmf {arguments[0]}')
-    message = _with_flags(str(error), arguments[0])
+    missing = errors.missing(error, f'bandmf {arguments[0]}')
+    message = _with_flags(str(missing or error), arguments[0])
   click.echo(' '.join(message.split()), err=True)
   return _BAD_INPUT
 

@@ -209,6 +209,9 @@ strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
   '--json', 'as_json', is_flag=True, help='Print one JSON object.'
 )
+as_json_rows = click.option(
+  '--json', 'as_json', is_flag=True, help='Print one JSON object for each row.'
+)
 coefficients = click.option(
   '--coefficients',
   'with_coefficients',

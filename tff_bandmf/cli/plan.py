@@ -198,9 +198,11 @@ def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
       f'--rounds={plan.rounds}; plan at least as many rounds'
     )
   parts = list(arrivals.parts())
-  budget = participation.Budget(schema.min_sep, schema.max_participations)
   if isinstance(schema, participation.Budget):
     budget = schema
+  else:
+    assert schema.min_sep is not None
+    budget = participation.Budget(schema.min_sep, schema.max_participations)
   _, by_budget = sensitivity.budget.of_run(budget, plan.planned_strategy)
   return {
     rule.name: arrivals_lib.admission_counts(

@@ -37,14 +37,20 @@ def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
 
 
 def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
-  """Returns {NAME: TEXT}; if a name is given twice, the last text counts."""
-  notes = {}
+  """Returns {NAME: TEXT}, with each name once."""
+  notes: dict[str, str] = {}
   for value in values:
-    name, equals, notes[name] = value.partition('=')
+    name, equals, text = value.partition('=')
     if not equals:
       raise errors.value_error(
         f'note={value}: must be NAME=TEXT; give --note title=TEXT'
       )
+    if name in notes:
+      raise errors.value_error(
+        f'note={value}: is the second note {name}; give each note once, and '
+        f'several owners as --note owner="A; B"'
+      )
+    notes[name] = text
   return notes
 
 

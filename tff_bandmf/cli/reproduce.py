@@ -20,7 +20,7 @@ _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {}'
   'plot_folder',
   help='Folder for plots of matrices, coefficients and errors.',
 )
-@options.as_json
+@options.as_json_rows
 def reproduce(names, plot_folder, as_json):
   """Compares published figures with our own; NAMES chooses tables.
 

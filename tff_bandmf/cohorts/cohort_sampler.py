@@ -87,6 +87,7 @@ class CohortSampler:
   def __post_init__(self):
     for name in ('clients', 'cohort_size', 'rounds'):
       _checks.count(name, getattr(self, name), 'see the configuration')
+    _checks.count('seed', self.seed, 'give an integer', least=0)
     if self.rounds > history_lib.MAX_ROUNDS:
       raise errors.value_error(
         f'rounds={self.rounds}: must not exceed {history_lib.MAX_ROUNDS}; use '

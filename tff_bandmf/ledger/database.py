@@ -72,13 +72,14 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
       f'ledger={url.drivername}: is not a database that can hold a ledger; use '
       'a SQLite file or postgresql+psycopg2://'
     )
-  writer = sa.create_engine(
-    url,
-    future=True,
-    pool_pre_ping=True,
-    isolation_level='READ COMMITTED',
-    connect_args=_postgresql_arguments(str(url.query.get('options', ''))),
-  )
+  with errors.importing('a ledger in PostgreSQL'):
+    writer = sa.create_engine(
+      url,
+      future=True,
+      pool_pre_ping=True,
+      isolation_level='READ COMMITTED',
+      connect_args=_postgresql_arguments(str(url.query.get('options', ''))),
+    )
   return writer, writer.execution_options(isolation_level='REPEATABLE READ')
 
 

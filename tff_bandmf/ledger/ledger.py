@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import operator
 import os
 import pathlib
@@ -29,7 +28,7 @@ from typing import Callable, Optional, TypeVar, Union
 import numpy as np
 import sqlalchemy as sa
 
-from tff_bandmf import errors, sensitivity, strategies
+from tff_bandmf import _checks, errors, sensitivity, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import history as history_lib
 from tff_bandmf.ledger import chain, counts, database, identifiers, tables
@@ -160,7 +159,7 @@ class Ledger:
 
   def cohort_size(self, round_index: int) -> int:
     """Returns the number of clients of a round; 0 for a round not started."""
-    return self._read(tables.cohort_size, operator.index(round_index))
+    return self._read(tables.cohort_size, _round(round_index))
 
   def next_round(self) -> int:
     """Returns the round with which a run continues.
@@ -180,7 +179,7 @@ class Ledger:
 
   def attempts(self, round_index: int) -> list[chain.Attempt]:
     """Returns the attempts at a round, in order; [] for a round not started."""
-    return self._read(tables.attempts, operator.index(round_index))
+    return self._read(tables.attempts, _round(round_index))
 
   def all_attempts(self) -> dict[int, list[chain.Attempt]]:
     """Returns the attempts at every started round, rounds ascending.
@@ -206,7 +205,7 @@ class Ledger:
     Raises:
       ValueError: a client of the cohort is not in the population.
     """
-    recorded = self._read(tables.cohort, operator.index(round_index))
+    recorded = self._read(tables.cohort, _round(round_index))
     if recorded is None:
       return None
     if population is None:
@@ -528,11 +527,9 @@ class Ledger:
         f'{int(rounds_done) - 1}; do not release its result; resume with a '
         'state and a ledger of the same moment'
       )
-    z_stddev = None if z_stddev is None else float(z_stddev)
-    if z_stddev is not None and not 0 <= z_stddev < math.inf:
-      raise errors.value_error(
-        f'z_stddev={z_stddev}: must be finite and at least 0; leave it out if '
-        'it was not measured'
+    if z_stddev is not None:
+      z_stddev = _checks.nonnegative(
+        'z_stddev', z_stddev, 'leave it out if it was not measured'
       )
     self._end(
       chain.Event(
@@ -744,8 +741,8 @@ def of_another_run() -> ValueError:
 
 
 def _round(round_index: int) -> int:
-  round_index = operator.index(round_index)
-  if not 0 <= round_index < history_lib.MAX_ROUNDS:
+  round_index = _checks.count('round', round_index, 'count from 0', least=0)
+  if round_index >= history_lib.MAX_ROUNDS:
     raise errors.value_error(
       f'round={round_index}: must be in [0, {history_lib.MAX_ROUNDS}); rounds '
       'count from 0'

@@ -7,9 +7,9 @@ import hashlib
 import os
 import pathlib
 import secrets
-from typing import Union
+from typing import SupportsIndex, Union
 
-from tff_bandmf import _files, errors
+from tff_bandmf import _checks, _files, errors
 
 _BYTES = 32
 
@@ -56,7 +56,7 @@ class Key:
     Raises:
       TypeError: `seed` is not an integer.
     """
-    if isinstance(seed, bool) or not hasattr(seed, '__index__'):
+    if not _checks.is_number(seed, SupportsIndex):
       raise errors.type_error(
         f'noise_seed={type(seed).__name__}: must be an integer; leave it out '
         'to draw a key from the operating system'

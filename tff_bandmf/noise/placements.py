@@ -79,6 +79,8 @@ class Tape(Placement):
 
   def __post_init__(self):
     _check_start(self.start_round)
+    if self.max_memory_bytes is not None:
+      _checks.count('max_memory_bytes', self.max_memory_bytes, 'None: no limit')
     if self.key is not None and not isinstance(self.key, key_lib.Key):
       # The message shows the type only, because the value may be a secret.
       raise errors.type_error(
@@ -130,9 +132,9 @@ class Served(Placement):
 
 
 def _check_start(start_round: int) -> None:
-  if start_round != 0:
-    _checks.count(
-      'start_round',
-      start_round,
-      'give the round of the state from which the run resumes',
-    )
+  _checks.count(
+    'start_round',
+    start_round,
+    'give the round of the state from which the run resumes',
+    least=0,
+  )

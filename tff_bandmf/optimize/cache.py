@@ -71,7 +71,7 @@ def _key(request: request_lib.Request) -> str:
     request.workload.to_dict(),
     request.objective,
     dict(request.parameters),
-    request.noise_copies,
+    request.memory_copies,
   ]
   text = json.dumps(content, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()

@@ -28,7 +28,7 @@ def optimize(
   workload: workloads.Workload = workloads.PREFIX,
   objective: str = solver.MEAN,
   *,
-  noise_copies: Optional[int] = None,
+  memory_copies: Optional[int] = None,
   callback: Optional[solver.Callback] = None,
   **parameters: object,
 ) -> solver.Optimized:
@@ -40,7 +40,7 @@ def optimize(
     participation: schema under which the sensitivity is computed.
     workload: workload under which the error is computed.
     objective: `MEAN` or `MAX` over the per-query errors.
-    noise_copies: maximum number of vectors of past noise in memory, each of the
+    memory_copies: limit on the vectors of past noise in memory, each of the
       model's size, >= 0; None for no limit.
     callback: function that is called during the search with the best loss so
       far; None for no calls.
@@ -65,7 +65,7 @@ def optimize(
     workload,
     objective,
     callback=callback,
-    noise_copies=noise_copies,
+    memory_copies=memory_copies,
     family=declared,
     parameters=declared.checked(parameters),
   )
@@ -79,7 +79,7 @@ def optimize(
     if declared.optimizer
     else build(request)
   )
-  _check_copies(request, optimized.strategy.noise_copies)
+  _check_copies(request, optimized.strategy.memory_copies)
   return optimized
 
 
@@ -89,9 +89,9 @@ def _search(request: _Request) -> solver.Optimized:
 
 
 def _check_copies(request: _Request, needed: int) -> None:
-  if request.noise_copies is not None and needed > request.noise_copies:
+  if request.memory_copies is not None and needed > request.memory_copies:
     raise errors.value_error(
-      f'noise_copies={request.noise_copies}: {request.family.name} keeps '
+      f'memory_copies={request.memory_copies}: {request.family.name} keeps '
       f'{needed} model copies; allow as many, or use another family'
     )
 
@@ -180,7 +180,7 @@ def stamped(request: _Request) -> solver.Optimized:
     participation_lib.Single(),
     workloads.PREFIX,
     request.objective,
-    noise_copies=request.noise_copies,
+    memory_copies=request.memory_copies,
     callback=request.callback,
     **parameters,
   )

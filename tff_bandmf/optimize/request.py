@@ -20,13 +20,13 @@ class Request(solver.Problem):
     family: declaration of the family of strategies.
     parameters: given parameters of the family, checked; the search chooses all
       other parameters.
-    noise_copies: maximum number of vectors of past noise in memory, each of the
+    memory_copies: limit on the vectors of past noise in memory, each of the
       model's size, >= 0; None for no limit.
   """
 
   family: strategies.Family = attrs.field(kw_only=True)
   parameters: Mapping[str, object] = attrs.field(kw_only=True)
-  noise_copies: Optional[int] = None
+  memory_copies: Optional[int] = None
 
   def __getitem__(self, name: str) -> Any:
     """Returns the given value of a parameter, else its default, else None."""
@@ -69,10 +69,10 @@ class Request(solver.Problem):
     return min(bands, self.most_bands())
 
   def most_bands(self) -> int:
-    """Returns the largest number of bands that `noise_copies` allows."""
-    if self.noise_copies is None:
+    """Returns the largest number of bands that `memory_copies` allows."""
+    if self.memory_copies is None:
       return self.rounds
-    return min(self.rounds, self.noise_copies + 1)
+    return min(self.rounds, self.memory_copies + 1)
 
   def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:
     """Returns the strategy, column-normalised if `column_normalize` is set."""

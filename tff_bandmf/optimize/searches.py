@@ -56,8 +56,8 @@ def blt(request: _Request) -> solver.Optimized:
   decreases the loss by at least the fraction `_WORTH`.
   """
   most = _MOST_BUFFERS
-  if request.noise_copies is not None:
-    most = min(most, request.noise_copies)
+  if request.memory_copies is not None:
+    most = min(most, request.memory_copies)
   given = request['buffers']
   optimized = blt_lib.optimize_blt(
     request,

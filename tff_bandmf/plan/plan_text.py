@@ -125,7 +125,7 @@ def mechanism(strategy: strategies.Strategy) -> str:
     else f'{strategy.inverse_bands or strategy.bands} bands'
   )
   return (
-    f'{strategy.family}, {size}; its noise keeps {strategy.noise_copies} '
+    f'{strategy.family}, {size}; its noise keeps {strategy.memory_copies} '
     'copies of the model'
   )
 

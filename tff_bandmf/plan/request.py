@@ -103,6 +103,22 @@ def _memory_copies(value: Optional[int]) -> Optional[int]:
   )
 
 
+def _zeroing_norm(value: Optional[float]) -> Optional[float]:
+  if value is None:
+    return None
+  return _checks.positive('zeroing_norm', value, 'leave it out to zero nothing')
+
+
+def _dimension(value: Optional[int]) -> Optional[int]:
+  if value is None:
+    return None
+  return _checks.count('dimension', value, 'the coordinates of the model')
+
+
+def _clients_per_unit(value: int) -> int:
+  return _checks.count('clients_per_unit', value, 'give 1 for one client')
+
+
 @attrs.frozen(kw_only=True, slots=False, eq=False)
 class Request:
   """The rounds, cohorts, clip and claim that a user asks for.
@@ -173,11 +189,13 @@ class Request:
     default=None, converter=_memory_copies
   )
   largest_cohort: Optional[int] = None
-  zeroing_norm: Optional[float] = None
+  zeroing_norm: Optional[float] = attrs.field(
+    default=None, converter=_zeroing_norm
+  )
   workload: workloads.Workload = workloads.PREFIX
   objective: str = 'mean'
-  dimension: Optional[int] = None
-  clients_per_unit: int = 1
+  dimension: Optional[int] = attrs.field(default=None, converter=_dimension)
+  clients_per_unit: int = attrs.field(default=1, converter=_clients_per_unit)
   stands_for: Optional[int] = None
 
   def __attrs_post_init__(self):

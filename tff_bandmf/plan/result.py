@@ -117,7 +117,7 @@ def search(
     request.rounds,
     cohorts,
     target,
-    noise_copies=memory_copies(request),
+    memory_copies=memory_copies(request),
     objective=request.objective,
     workload=request.workload,
     families=families,
@@ -216,7 +216,7 @@ def _strategy(
       request.cohorts.schema.typical,
       request.workload,
       request.objective,
-      noise_copies=memory_copies(request),
+      memory_copies=memory_copies(request),
       callback=lambda loss: progress(f'loss {loss:.6g}'),
       **mechanism.parameters,
     ).strategy
@@ -226,10 +226,10 @@ def _strategy(
       f'for rounds={request.rounds}; optimise it for the rounds of the plan'
     )
   copies = memory_copies(request)
-  if copies is not None and mechanism.noise_copies > copies:
+  if copies is not None and mechanism.memory_copies > copies:
     raise errors.value_error(
       f'memory_copies={copies}: {mechanism.family} keeps '
-      f'{mechanism.noise_copies} copies of the model; allow as many, or use '
+      f'{mechanism.memory_copies} copies of the model; allow as many, or use '
       'another mechanism'
     )
   return mechanism

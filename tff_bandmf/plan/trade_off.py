@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Optional
 
 import tabulate
 
-from tff_bandmf import _files
+from tff_bandmf import _files, errors
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -83,7 +83,8 @@ class TradeOff:
     Raises:
       ImportError: matplotlib is not installed.
     """
-    from matplotlib import figure as figure_lib
+    with errors.importing('a plot'):
+      from matplotlib import figure as figure_lib
 
     drawing = figure_lib.Figure(figsize=(5.6, 3.6), layout='constrained')
     axes = drawing.subplots()

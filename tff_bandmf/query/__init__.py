@@ -34,10 +34,8 @@ _IN_A_GRAPH = ('CorrelatedNoiseQuery', 'GraphClipping', 'RELEASE_NAME')
 def __getattr__(name: str) -> _Any:
   if name not in _IN_A_GRAPH:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  try:
+  with _errors.importing(f'query.{name}'):
     from tff_bandmf.query import correlated_noise, graph_clipping
-  except ModuleNotFoundError as error:
-    raise _errors.needs_tensorflow_privacy(f'query.{name}') from error
   return getattr(
     graph_clipping if name == 'GraphClipping' else correlated_noise, name
   )

@@ -74,7 +74,7 @@ class Clipping(clip_bounds.Bounds):
       [dimensions] int32, in steps: the leaves in the order of dm-tree, each in
       C order. If the clip adapts, the indicator is last.
     """
-    leaves = [_flat(leaf) for leaf in tree.flatten(record)]
+    leaves = [real(leaf).reshape(-1) for leaf in tree.flatten(record)]
     sizes = [leaf.size for leaf in leaves]
     if out is None:
       out = np.empty(sum(self.dimensions), np.int32)
@@ -141,15 +141,27 @@ class Clipping(clip_bounds.Bounds):
     return finite, above, np.where(norms > radii, radii / norms, 1.0)
 
 
-def is_real(array: np.ndarray) -> bool:
-  """Returns whether the type of an array is float, integer or boolean."""
-  return array.dtype.kind in 'biuf' or array.dtype.name in clip_bounds.FLOATS
+def real(leaf: np.typing.ArrayLike) -> np.ndarray:
+  """Returns a leaf of an update as an array of floats or integers.
 
-
-def _flat(leaf: np.typing.ArrayLike) -> np.ndarray:
-  """Returns a leaf as a vector of real numbers."""
-  leaf = np.asarray(leaf)
-  return (leaf if is_real(leaf) else leaf.astype(np.float64)).reshape(-1)
+  Raises:
+    TypeError: the leaf has other values; or it is a subclass of NumPy's arrays,
+      which says more than its numbers, such as a mask or a unit.
+  """
+  array = np.asarray(leaf)
+  kind = f'{type(leaf).__name__} of {array.dtype}'
+  # PRIVACY: A conversion to floats would drop an imaginary part or a mask, and
+  # the run would release values that the client did not mean to send. Only
+  # plain arrays of real numbers are taken.
+  # Guard: noisy_mean_test.test_leaf_that_is_no_real_number_is_refused.
+  is_plain = type(leaf) in (np.ndarray, np.memmap)
+  if isinstance(leaf, np.ndarray) and not is_plain:
+    raise TypeError(f'{kind} says more than its numbers')
+  if (
+    array.dtype.kind not in 'iuf' and array.dtype.name not in clip_bounds.FLOATS
+  ):
+    raise TypeError(f'{kind} has no real numbers')
+  return array
 
 
 def _write(

@@ -76,11 +76,12 @@ class NoisyMean:
     """
     l2_norm_clip, zeroing_norm, order = bounds
     # Arrays of zeros that take no memory.
-    self.like = tree.map_structure(
-      lambda leaf: np.broadcast_to(
-        np.zeros((), np.asarray(leaf).dtype), np.shape(leaf)
-      ),
+    self.like = tree.unflatten_as(
       like,
+      [
+        np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        for leaf in _arrays('like', like)
+      ],
     )
     dimension = clip_bounds.record_dimension(self.like)
     dimension += clips.indicators(l2_norm_clip)
@@ -203,36 +204,43 @@ class NoisyMean:
           f'{self.lattice.largest_cohort}; give the plan a larger '
           'largest_cohort, or admit fewer clients'
         )
-      self.clip.clip(self._checked(update), scale, out=record)
+      name = f'updates[{count - 1}]'
+      self.clip.clip(self._checked(name, update), scale, out=record)
       total += record
       without_effect += not coordinates.any()
     return total, (count, without_effect)
 
-  def _checked(self, update: object) -> object:
-    """Returns an update as arrays if it has the structure of `like`.
+  def _checked(self, name: str, update: object) -> list[np.ndarray]:
+    """Returns the leaves of an update with the structure of `like`.
+
+    Args:
+      name: name of the update, for errors.
+      update: update of a client.
 
     Raises:
+      TypeError: a leaf has no real numbers.
       ValueError: the structure or a shape differs.
     """
-
-    def converted(example: np.ndarray, leaf: np.typing.ArrayLike) -> np.ndarray:
-      leaf = np.asarray(leaf)
-      # PRIVACY: All updates are clipped into one array. An update with too few
-      # entries would leave entries of another update there to be added twice,
-      # so a client could change the sum by more than the clip. An update whose
-      # shapes are not the shapes of `like` is refused.
-      # Guard: run_test.test_update_of_another_shape_is_refused.
-      if leaf.shape != example.shape:
-        raise ValueError(f'{leaf.shape} is not {example.shape}')
-      return leaf if clipping.is_real(leaf) else leaf.astype(np.float64)
-
     try:
-      return tree.map_structure(converted, self.like, update)
+      tree.assert_same_structure(self.like, update)
     except (TypeError, ValueError) as error:
       raise errors.value_error(
-        f'update={type(update).__name__}: has other shapes than `like`; give '
-        'float arrays in its structure'
+        f'{name}={_described(update)}: must be {_described(self.like)}, as in '
+        '`like`; give arrays in its structure'
       ) from error
+    leaves = _arrays(name, update)
+    # PRIVACY: All updates are clipped into one array. An update with too few
+    # entries would leave entries of another update there to be added twice, so
+    # a client could change the sum by more than the clip. An update whose
+    # shapes are not the shapes of `like` is refused.
+    # Guard: run_test.test_update_of_another_shape_is_refused.
+    for i, (leaf, example) in enumerate(zip(leaves, tree.flatten(self.like))):
+      if leaf.shape != example.shape:
+        raise errors.value_error(
+          f'{name}{_place(update, i)}.shape={leaf.shape}: must be '
+          f'{example.shape}, as in `like`; give arrays of its shapes'
+        )
+    return leaves
 
   def _add_noise(
     self, t: int, total: np.ndarray, counts: tuple[int, int]
@@ -273,3 +281,39 @@ class NoisyMean:
       leaves.append(leaf.reshape(example.shape))
       start += example.size
     return tree.unflatten_as(self.like, leaves)
+
+
+def _arrays(name: str, update: object) -> list[np.ndarray]:
+  """Returns the leaves of an update as arrays of real numbers.
+
+  Args:
+    name: name of the update, for errors.
+    update: nested structure of arrays or numbers.
+
+  Raises:
+    TypeError: a leaf has no real numbers, or more than its numbers.
+  """
+  leaves = []
+  for i, leaf in enumerate(tree.flatten(update)):
+    try:
+      leaves.append(clipping.real(leaf))
+    except TypeError as error:
+      raise errors.type_error(
+        f'{name}{_place(update, i)}={error}: must be an array of floats or '
+        'integers; convert it to one'
+      ) from error
+  return leaves
+
+
+def _place(update: object, i: int) -> str:
+  """Returns the place of the i-th leaf, such as '[w.0]'; '' for one array."""
+  path, _ = tree.flatten_with_path(update)[i]
+  return f'[{".".join(map(str, path))}]' if path else ''
+
+
+def _described(update: object) -> str:
+  """Returns the places and shapes of the leaves of an update."""
+  return ', '.join(
+    f'{".".join(map(str, path))}{np.shape(leaf)}'
+    for path, leaf in tree.flatten_with_path(update)
+  )

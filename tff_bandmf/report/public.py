@@ -27,6 +27,7 @@ from tff_bandmf.report import (
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import source as source_lib
+from tff_bandmf.run_files import run_json
 
 FORMAT = 'tff_bandmf.public_report'
 VERSION = 1
@@ -182,6 +183,7 @@ def three(value: Optional[float], up: bool = True) -> Optional[float]:
 def _check(
   sources: Sequence[source_lib.Source], notes: Mapping[str, str]
 ) -> None:
+  run_json.check_visible(notes)
   for name in notes.keys() - set(report_lib.NAMED):
     raise errors.value_error(
       f'{name}={notes[name]}: is not a note of a public report; use one of '

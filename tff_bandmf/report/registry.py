@@ -18,7 +18,9 @@ import yaml
 
 from tff_bandmf import errors
 from tff_bandmf.report import public as public_lib
+from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import statement
+from tff_bandmf.run_files import run_json
 
 REGISTRY_FILE = 'registry.yaml'
 CARD_FILE = 'card.md'
@@ -102,14 +104,22 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
     data: a few words on the corpus, `RunRecord.data`.
 
   Raises:
-    ValueError: the report has no guarantee, a field of tier 1 is missing, the
-      date is not YYYY-MM-DD, or the registry lacks the sector.
+    ValueError: the report has no guarantee, a field of tier 1 is missing, a
+      note is blank, an owner is named twice, the date is not YYYY-MM-DD, or the
+      registry lacks the sector.
   """
   if content['epsilon'] is None:
     raise errors.value_error(
       'epsilon=None: a registry lists guarantees, and this release has none; '
       'use bandmf report without --registry'
     )
+  run_json.check_visible(
+    {
+      'data': data,
+      **{name: content[name] for name in report_lib.NAMED},
+      **content['data_accesses'],
+    }
+  )
   values = _values(content, data)
   unknown = missing(values)
   first = [name for name in unknown if FIELDS[name][0] == 1]
@@ -205,7 +215,7 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
   )
   values: dict[str, Any] = {
     'basic.name': content['title'],
-    'basic.data_curators': content['owner'] and [content['owner']],
+    'basic.data_curators': _curators(content['owner']),
     'basic.description': content['model'] or _first(content, 'model'),
     'basic.intended_use': content['intended_use'],
     'basic.data_product_type': 'Machine learning model',
@@ -260,7 +270,7 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
       'A program wrote this record from the privacy report of the training '
       'run; `bandmf verify public.json` recomputes the claim.'
     ),
-    'administrative.registry_authors': content['owner'] and [content['owner']],
+    'administrative.registry_authors': _curators(content['owner']),
   }
   return {f'deployment.{name}': value for name, value in values.items()}
 
@@ -278,6 +288,23 @@ def _check(content: Mapping[str, Any]) -> None:
       f'sector={content["sector"]}: is not a sector of the registry; use one '
       f'of {", ".join(SECTORS)}'
     )
+
+
+def _curators(owner: Optional[str]) -> Optional[list[str]]:
+  """Returns the names in the note `owner`, which semicolons separate.
+
+  Raises:
+    ValueError: a name is empty, or is there twice.
+  """
+  if owner is None:
+    return None
+  names = [' '.join(name.split()) for name in owner.split(';')]
+  if len({name.casefold() for name in names}) < len(names) or not all(names):
+    raise errors.value_error(
+      f'owner={owner}: must name each owner once, with a semicolon between two '
+      'owners; give --note owner="A; B"'
+    )
+  return names
 
 
 def _first(content: Mapping[str, Any], name: str) -> Optional[str]:

@@ -6,12 +6,14 @@ import math
 import pathlib
 from collections.abc import Iterator
 
-import matplotlib.figure
 import numpy as np
 
-from tff_bandmf import accounting, optimize, strategies
+from tff_bandmf import accounting, errors, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
+
+with errors.importing('a plot'):
+  import matplotlib.figure
 
 # Rounds and min_sep of the drawn matrices; so few that single entries are seen.
 _PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16

@@ -16,12 +16,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Sequence
-from typing import Any, Callable, Optional, Protocol, Union
+from typing import Any, Callable, Optional, Protocol, SupportsIndex, Union
 
 import numpy as np
 
-from tff_bandmf import cohorts, errors, participation
+from tff_bandmf import _checks, cohorts, errors, participation
 from tff_bandmf.ledger import identifiers
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.plan import plan as plan_lib
@@ -87,8 +88,8 @@ def population(clients: Clients) -> np.ndarray:
   [0, 1, 2]
   """
   ids: Any = getattr(clients, 'client_ids', clients)
-  if isinstance(ids, int) and not isinstance(ids, bool):
-    ids = range(ids)
+  if _checks.is_number(ids, SupportsIndex):
+    ids = range(operator.index(ids))
   if not isinstance(ids, range) and np.ndim(ids) != 1:
     raise errors.type_error(
       f'clients={type(clients).__name__}: must be a number of clients, or a '

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import pathlib
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 
@@ -72,7 +73,7 @@ class Journal:
 
   Attributes:
     next: index of the open round or, between rounds, of the next round, integer
-      >= 0.
+      >= 0. Only `burn` and `finish` change it.
     open_round: the open round; None between rounds.
     closed: whether this process has released the lock of the folder.
     ledger: ledger of the run.
@@ -85,8 +86,12 @@ class Journal:
     ledger: ledger_lib.Ledger,
     position: released_sums.Position,
     columns: Sequence[str],
+    ended: bool,
   ):
     """Initializes the journal at the latest checkpoint in the folder.
+
+    The journal of an ended run begins after the last round in the ledger, and
+    writes nothing.
 
     Args:
       directory: folder of the run; this process has its lock.
@@ -95,6 +100,7 @@ class Journal:
       position: files that state the open round of the run, and the fingerprint
         of each released sum.
       columns: names of the columns of `metrics.csv`.
+      ended: whether the run has ended.
     """
     self._ledger = ledger
     self.closed = False
@@ -106,10 +112,13 @@ class Journal:
     self._checkpoints = checkpoints.Checkpoints(
       directory / run_json.CHECKPOINTS
     )
-    self.next = self._checkpoints.latest()
-    self._has_state = not self.next
+    latest = self._checkpoints.latest()
+    self.next = ledger.next_round() if ended else latest
+    self._has_state = not latest
     self._states = _States()
-    self._rows = metrics.Metrics(directory, ledger, columns, self.next)
+    self._rows = metrics.Metrics(
+      directory, ledger, columns, None if ended else latest
+    )
     self._released = [name for name in metrics.RELEASED if name in columns]
 
   @property
@@ -137,19 +146,20 @@ class Journal:
   def restore(self, initialize: Callable[[], _State]) -> _State:
     """Returns the state before round `next`; see `Run.restore`."""
     self.check_folder()
-    state = initialize()
-    if self._checkpoints.latest():
-      state, head = self._checkpoints.load(self.next, state)
-      attempts = self.ledger.attempts(self.next - 1)
+    state, latest = initialize(), self._checkpoints.latest()
+    checkpoints.arrays(state)
+    if latest:
+      state, head = self._checkpoints.load(latest, state)
+      attempts = self.ledger.attempts(latest - 1)
       # PRIVACY: if the state did not follow from the rounds in the ledger, the
       # next round could compute a second sum for noise that was used before.
       # A checkpoint has the head that the ledger's chain had after the round
-      # before `next`. The last attempt at this round must have the same head.
+      # before it. The last attempt at this round must have the same head.
       # Guard:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
         raise errors.value_error(
-          f'checkpoint={self.next}: does not follow from the rounds in the '
+          f'checkpoint={latest}: does not follow from the rounds in the '
           'ledger; restore the files of this run, all of the same moment'
         )
     self._has_state = True
@@ -324,6 +334,7 @@ class Journal:
     """
     t = entry.index
     self.check_open(entry)
+    checkpoints.arrays(state)
     attempt = len(self.ledger.attempts(t))
     result = dict(self._position.released(t)).get(attempt)
     # PRIVACY: if the round released no sum with noise, the state after the
@@ -477,6 +488,26 @@ class Journal:
     )
     return [] if complete else [chain.INCOMPLETE]
 
+  def settle(self, replays: bool = True) -> None:
+    """Burns the rounds from `next` on that were started and cannot be replayed.
+
+    Args:
+      replays: whether the next round may replay an interrupted round, with the
+        cohort that the interrupted round drew.
+    """
+    # PRIVACY: the clients of a round of `Run.round` do not check in again, so a
+    # replay would add the same noise to the sum of other clients. `Run.round`
+    # removes the population from run.json before it starts a round, and
+    # `history` states it before a drawn round, so an interrupted round without
+    # a population is burnt, whatever runs next.
+    # Guard:
+    # run_interrupted_test.test_undrawn_round_is_burnt_by_every_way.
+    replays = replays and self._record.population is not None
+    while self.ledger.attempts(self.next) and not (
+      replays and not self.is_burnt(self.next)
+    ):
+      self.burn(self.next)
+
   def burn(self, t: int) -> None:
     """Records in the ledger that a started round is given up."""
     self.fail_open_round()
@@ -494,29 +525,43 @@ class Journal:
 
 
 class _States:
-  """Recognises a state that does not follow from the open round.
+  """Recognises a state that an earlier round than the last one made.
 
   The state of a TFF process has the aggregator's count of rounds. A state
-  without this count is recognised by its bits: because of the noise, no two
-  finished rounds give the same state.
+  without this count is recognised by its arrays: an array belongs to the last
+  round that made it, unless the program wrote to it since then. Equal bits in
+  other arrays say nothing, since a learning rate of 0, or an update that
+  float16 rounds away, gives the bits of an earlier state.
   """
 
   def __init__(self):
     self._rounds = -1
-    self._digests: set[bytes] = set()
+    # {id of an array: (the array, digest of the state that last had it)}.
+    self._arrays: dict[int, tuple[weakref.ref, bytes]] = {}
+    self._latest = b''
 
   def add(self, state: object) -> None:
     """Adds a state from which the program continues."""
     self._rounds = max(self._rounds, _aggregator_rounds(state))
     if self._rounds < 0:
-      self._digests.add(_digest(state))
+      self._latest = _digest(state)
+      for leaf in tree.flatten(state):
+        if isinstance(leaf, np.ndarray):
+          self._arrays[id(leaf)] = weakref.ref(leaf), self._latest
 
   def has(self, state: object) -> bool:
-    """Returns whether a state was added, or is from before an added state."""
+    """Returns whether a state is of a round before the last added state."""
     rounds = _aggregator_rounds(state)
     if rounds >= 0:
       return rounds <= self._rounds
-    return _digest(state) in self._digests
+    digest = _digest(state)
+    if digest == self._latest:
+      return False
+    for leaf in tree.flatten(state):
+      reference, earlier = self._arrays.get(id(leaf), (None, b''))
+      if reference is not None and reference() is leaf and earlier == digest:
+        return True
+    return False
 
 
 def _aggregator_rounds(state: object) -> int:

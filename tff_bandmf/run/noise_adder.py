@@ -88,6 +88,13 @@ class NoiseAdder:
       f'the outputs; values that bypass the aggregator: {past}'
     )
 
+  def check_context(self) -> None:
+    """Raises ValueError if the context of TFF gives no values."""
+    if self._factory is not None:
+      from tff_bandmf.tff import runtime
+
+      runtime.check_values()
+
   def release(
     self,
     t: int,

@@ -134,8 +134,10 @@ def open_folder(
     with run_ledger.open_ledger(directory) as open_ledger:
       _check_ledger(directory, open_ledger, ledger_head)
       journal = journal_lib.Journal(
-        directory, record, open_ledger, position, columns
+        directory, record, open_ledger, position, columns, ended
       )
+      if not ended:
+        journal.settle()
       noise_adder = noise_adder_lib.NoiseAdder(
         plan,
         lambda: placements.Tape(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import math
@@ -15,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 import numpy as np
 import tqdm
 
-from tff_bandmf import _files, accounting, errors, participation, report
+from tff_bandmf import (
+  _checks,
+  _files,
+  accounting,
+  errors,
+  participation,
+  report,
+)
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf.ledger import identifiers
 from tff_bandmf.plan import plan as plan_lib
@@ -161,7 +167,9 @@ class Run:
     Raises:
       ValueError: the next state depends on values that bypass the aggregator.
     """
-    self.note(process=self._noise_adder.check(process))
+    bypasses = self._noise_adder.check(process)
+    if not self._ended:
+      self.note(process=bypasses)
     return process
 
   @property
@@ -182,7 +190,11 @@ class Run:
       ValueError: the checkpoint is damaged, belongs to another process, or
         contradicts the ledger.
     """
-    return self._journal.restore(initialize)
+    try:
+      return self._journal.restore(initialize)
+    except RuntimeError:
+      self._noise_adder.check_context()
+      raise
 
   def rounds(
     self,
@@ -218,6 +230,8 @@ class Run:
     """
     plan, journal = self._plan, self._journal
     last = self._last(rounds)
+    if not self._ended:
+      journal.settle()
     if self._ended or journal.next >= last:
       remedy = opening.MORE_ROUNDS
       if last < plan.strategy.rounds and not self._ended:
@@ -242,9 +256,6 @@ class Run:
     ) as cohorts:
       while journal.next < last:
         t = journal.next
-        if journal.is_burnt(t):
-          journal.burn(t)
-          continue
         cohort, data = cohorts.draw(t)
         open_round = journal.start(
           rounds_lib.Round(journal, self._noise_adder, t, cohort, data=data)
@@ -260,7 +271,7 @@ class Run:
           journal.burn(t)
           continue
         yield open_round
-        self._warn()
+        self._warn(open_round)
         if journal.open_round is not None:
           raise errors.value_error(
             f'round={t}: was not finished; call round.finish(state) before you '
@@ -289,11 +300,6 @@ class Run:
       ValueError: the run has no rounds left, or its cohorts are sampled.
     """
     plan, journal = self._plan, self._journal
-    # PRIVACY: clients that checked in need not be in the population that an
-    # earlier call of `rounds` stated, and the report would then state too small
-    # a population. This line removes the statement.
-    # Guard: run_rounds_test.test_clients_that_no_list_had_can_be_reported.
-    self.note(population=None, highest_client=None)
     # PRIVACY: clients that checked in were not sampled at random, so an
     # amplified epsilon would be too small. A plan with sampled cohorts is
     # refused.
@@ -304,18 +310,26 @@ class Run:
         'cannot come by themselves; use run.rounds or run.train, or a plan '
         'with MinSep'
       )
-    while journal.ledger.attempts(journal.next):
-      # PRIVACY: an interrupted round may have released a sum. The clients of
-      # this round do not check in again, so a replay would add the same noise
-      # to the sum of different clients. The interrupted round is burnt.
-      # Guard:
-      # run_replay_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
-      journal.burn(journal.next)
+    # PRIVACY: an event after the end of a run would change the ledger's head,
+    # which the results name, and no report would accept the run. A round of an
+    # ended run is refused before anything is written.
+    # Guard: run_interrupted_test.test_ended_run_is_as_it_was_after_every_call.
+    if self._ended:
+      raise errors.value_error(
+        f'round={journal.next}: comes after the end of the run; '
+        f'{opening.MORE_ROUNDS}'
+      )
+    # PRIVACY: an interrupted round may have released a sum, and the clients
+    # that check in now send other updates, so a replay would add the same noise
+    # to a second sum. The interrupted round is burnt, even if it was drawn.
+    # Guard:
+    # run_interrupted_test.test_drawn_round_is_burnt_by_clients_that_come.
+    journal.settle(replays=False)
     t = journal.next
-    if t >= plan.strategy.rounds or self._ended:
+    if t >= plan.strategy.rounds:
       raise errors.value_error(
         f'round={t}: is past the last round of the plan, '
-        f'{plan.strategy.rounds - 1}; '
+        f'{plan.strategy.rounds - 1}; end the run with run.record(...); '
         f'{opening.MORE_ROUNDS}'
       )
     ids = np.asarray(identifiers.names(cohort))
@@ -329,12 +343,19 @@ class Run:
     )
     admitted = ids[admission.admitted][: plan.most_clients]
     refused = len(ids) - len(admitted)
+    # PRIVACY: clients that checked in need not be in the population that an
+    # earlier call of `rounds` stated, and the report would then state too small
+    # a population. This line removes the statement. Without a population,
+    # `Journal.settle` takes an interrupted round for one of these clients.
+    # Guards: run_rounds_test.test_clients_that_no_list_had_can_be_reported and
+    # run_interrupted_test.test_undrawn_round_is_not_taken_for_a_drawn_one.
+    self.note(population=None, highest_client=None)
     open_round = journal.start(
       rounds_lib.Round(journal, self._noise_adder, t, admitted, refused=refused)
     )
     try:
       yield open_round
-      self._warn()
+      self._warn(open_round)
     finally:
       if not open_round.finished:
         journal.burn(t)
@@ -369,6 +390,7 @@ class Run:
         aggregator; or `rounds` is out of range.
     """
     self.check(process)
+    self._noise_adder.check_context()
     self._warn()
     journal = self._journal
     state = self.restore(process.initialize)
@@ -414,8 +436,8 @@ class Run:
     if done is not None and done.without_effect:
       which = 'all' if done.without_effect == done.updates else 'some'
       lines[which] = (
-        f'WARNING: {which} updates of round {done.index} were zero or not '
-        'finite, and add nothing'
+        f'WARNING: {done.without_effect} of {done.updates} updates of round '
+        f'{done.index} were zero or not finite, and add nothing'
       )
     for kind, line in lines.items():
       if line is not None and kind not in self._warned:
@@ -433,8 +455,11 @@ class Run:
 
   @property
   def rounds_left(self) -> int:
-    """Number of remaining rounds; an interrupted round counts as remaining."""
-    return max(self._rounds - self._journal.next, 0)
+    """Number of remaining rounds; 0 if the run has ended.
+
+    An interrupted round that can be replayed counts as remaining.
+    """
+    return 0 if self._ended else max(self._rounds - self._journal.next, 0)
 
   def _last(self, rounds: Optional[int]) -> int:
     """Returns the number of rounds of the whole run.
@@ -448,11 +473,12 @@ class Run:
     plan = self._plan
     if rounds is None:
       return self._rounds
+    rounds = _checks.count('rounds', rounds, 'rounds of the whole run')
     # PRIVACY: the claim covers only the rounds of the strategy, and in a later
     # round a client could take part more often than the claim counts. A number
     # of rounds beyond the strategy is refused.
     # Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
-    if not 0 < rounds <= plan.strategy.rounds:
+    if rounds > plan.strategy.rounds:
       raise errors.value_error(
         f'rounds={rounds}: must be in [1, {plan.strategy.rounds}], the rounds '
         'of the noise; plan with cohorts=Budget(..., horizon=) to go on for '
@@ -474,7 +500,9 @@ class Run:
 
     The loop is `tff.learning.programs.train_model`; the module
     `run.train_model` lists how a run changes this loop. Call this method inside
-    of `runtime.local_runtime(program=True)`.
+    of `runtime.local_runtime(program=True)`. In a notebook or a coroutine, the
+    event loop of the caller waits until the call returns. The functions and
+    managers that the call gets run in another thread.
 
     Args:
       process: learning process with `run.aggregator`.
@@ -503,11 +531,11 @@ class Run:
     # manager may publish them. The report names each manager that gets metrics.
     # Guard: train_model_test.test_what_managers_get_is_named.
     for name, sentence in _UNNOISED_MANAGERS.items():
-      if program.get(name) is not None:
+      if program.get(name) is not None and not self._ended:
         self.note_side_release(sentence)
     remaining = self.rounds(clients=clients, seed=seed, rounds=rounds)
     source = train_model.RoundSource(process, remaining, dataset, self._journal)
-    asyncio.run(
+    runtime.run_coroutine(
       train_model.train_model(
         process, source, self._journal, self._last(rounds), **program
       )
@@ -615,7 +643,4 @@ class Run:
 
 
 def _is_finite(value: Any) -> bool:
-  try:
-    return math.isfinite(value)
-  except TypeError:
-    return False
+  return _checks.is_number(value) and math.isfinite(value)

@@ -59,7 +59,7 @@ async def train_model(
   outputs = _WeightsManager(process, model_output_manager)
   initial = await tff.program.materialize_value(process.initialize())
   state = journal.restore(lambda: initial)
-  if journal.next == rounds:
+  if journal.next >= rounds:
     # No rounds are left. If cohorts are sampled, advancing the iterator still
     # checks the population and the last cohort, and gives `Run.record` the
     # function that checks all cohorts.

@@ -51,7 +51,7 @@ class Checkpoints:
       head: head of the ledger's chain after round t - 1, 64 hexadecimal digits.
     """
     content = io.BytesIO()
-    np.savez(content, *map(np.asarray, tree.flatten(state)))
+    np.savez(content, *arrays(state))
     archive, sealed = content.getbuffer(), bytes.fromhex(head)
     if len(sealed) != _BYTES:
       raise errors.value_error(
@@ -80,18 +80,17 @@ class Checkpoints:
         optimiser or placement of the noise.
     """
     path = self._path(round_index)
-    leaves = [np.asarray(leaf) for leaf in tree.flatten(template)]
     archive, head = read(path)
     with np.load(io.BytesIO(archive), allow_pickle=False) as content:
-      arrays = [content[name] for name in content.files]
-    if [(array.dtype, array.shape) for array in arrays] != [
-      (leaf.dtype, leaf.shape) for leaf in leaves
+      loaded = [content[name] for name in content.files]
+    if [(array.dtype, array.shape) for array in loaded] != [
+      (leaf.dtype, leaf.shape) for leaf in arrays(template)
     ]:
       raise errors.value_error(
         f'checkpoint={path}: belongs to another model, optimiser or noise '
         'placement; restore the files of this run'
       )
-    return tree.unflatten_as(template, arrays), head
+    return tree.unflatten_as(template, loaded), head
 
   def _rounds(self) -> list[int]:
     return [
@@ -102,6 +101,25 @@ class Checkpoints:
 
   def _path(self, round_index: int) -> pathlib.Path:
     return self._directory / f'{round_index:08d}.npz'
+
+
+def arrays(state: object) -> list[np.ndarray]:
+  """Returns the leaves of a state as arrays.
+
+  Raises:
+    TypeError: a leaf is an object that no file can hold.
+  """
+  leaves = []
+  for path, leaf in tree.flatten_with_path(state):
+    leaves.append(np.asarray(leaf))
+    if leaves[-1].dtype.hasobject:
+      name = '.'.join(map(str, path)) or 'state'
+      raise errors.type_error(
+        f'state[{name}]={type(leaf).__name__}: must be an array of numbers, or '
+        'no checkpoint can hold it; give arrays; in TFF, use '
+        'runtime.local_runtime() without program=True, or run.train_model'
+      )
+  return leaves
 
 
 def read(path: pathlib.Path) -> tuple[bytes, str]:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from tff_bandmf import _files, errors
 from tff_bandmf.run_files import run_json
@@ -36,7 +36,7 @@ class Metrics:
     directory: pathlib.Path,
     ledger: ledger_lib.Ledger,
     columns: Sequence[str],
-    start: int,
+    start: Optional[int],
   ):
     """Rewrites the file with only the rows of the rounds below `start`.
 
@@ -44,7 +44,8 @@ class Metrics:
       directory: folder of the run.
       ledger: ledger of the run.
       columns: names of the columns, 'round' first.
-      start: index of the first round whose row this object will write.
+      start: index of the first round whose row this object will write; None if
+        the run has ended, and the file stays as it is.
 
     Raises:
       ValueError: a row differs from its digest in the ledger, or the ledger
@@ -57,8 +58,10 @@ class Metrics:
     self._lines = [_line(columns)]
     self._round = -1
     _, lines, _ = _read(directory)
+    # One read of the ledger is as fast as a query for each of a few rows.
+    all_attempts = ledger.all_attempts() if lines else {}
     for t, line in lines.items():
-      attempts = ledger.attempts(t)
+      attempts = all_attempts.get(t)
       # PRIVACY: a round that the ledger has lost would run again, and could add
       # the same noise to a second, different sum. If the ledger lacks the round
       # of a row, the ledger was rolled back. This is an error.
@@ -69,14 +72,15 @@ class Metrics:
           f'{run_json.METRICS_FILE} has: the ledger is of an earlier moment; '
           'restore the latest files, all of the same moment'
         )
-      if t < start:
+      if start is None or t < start:
         if attempts[-1].row != row_digest(self._lines[0], line):
           raise errors.value_error(
             f'metrics={self._path}: has a row of round {t} that differs from '
             f'its digest in the ledger; {_REMEDY}'
           )
         self._lines.append(line)
-    self._write()
+    if start is not None:
+      self._write()
 
   def rows(self) -> list[dict[str, str]]:
     """Returns each row as {column: text}, without reading the file."""

@@ -163,7 +163,8 @@ class RunRecord:
     sampling_key_id: ID of the key by which cohorts are sampled, 16 hexadecimal
       digits; None if the plan's cohorts are not sampled.
     title: text: title of a published report.
-    owner: text: person or organisation that answers for the model.
+    owner: text: person or organisation that answers for the model; several
+      are separated by semicolons.
     contact: text: address for questions.
     date: text: date of the training, in any format.
     model: text: kind of model.
@@ -221,6 +222,7 @@ class RunRecord:
         value := getattr(self, field.name), field.metadata['kind']
       )
       and not (value is None and field.default is None)
+      or isinstance(value, bool)
       or not _is_printable(value)
     ]
     wrong += [
@@ -332,6 +334,7 @@ class RunRecord:
         f'{fixed[0]}={statements[fixed[0]]}: is not a statement that a run '
         f'may change; use one of {", ".join(_STATEMENTS)}'
       )
+    check_visible(statements)
     return attrs.evolve(self, **statements)
 
   def statements(self) -> dict[str, Any]:
@@ -508,6 +511,21 @@ def read_result(
 def is_head(text: str) -> bool:
   """Returns whether a text is 64 hexadecimal digits, like a chain's head."""
   return bool(_HEAD.fullmatch(text))
+
+
+def check_visible(notes: Mapping[str, Any]) -> None:
+  """Raises ValueError if a note is, or has in its list, a text without letters.
+
+  Args:
+    notes: maps the name of a note to its value.
+  """
+  for name, value in notes.items():
+    for text in value if isinstance(value, list) else [value]:
+      if isinstance(text, str) and not any(map(str.isalnum, text)):
+        raise errors.value_error(
+          f'{name}={text!r}: has no letter and no digit, so a reader learns '
+          'nothing from it; give a text, or leave the note out'
+        )
 
 
 def _is_printable(value: _files.Json) -> bool:

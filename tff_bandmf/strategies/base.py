@@ -132,7 +132,7 @@ class Strategy(abc.ABC):
     return self
 
   @property
-  def noise_copies(self) -> int:
+  def memory_copies(self) -> int:
     """Rows of past noise, each of the model's size, that one round needs."""
     few = self.bands if self.inverse_bands is None else self.inverse_bands
     return few - 1

@@ -90,7 +90,7 @@ class Blt(toeplitz.Toeplitz):
     return len(self.theta)
 
   @property
-  def noise_copies(self) -> int:
+  def memory_copies(self) -> int:
     return self.buffers
 
   def buffered(

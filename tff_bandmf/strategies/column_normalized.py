@@ -94,8 +94,8 @@ class ColumnNormalized(base.Strategy):
     return np.ones(self.rounds)
 
   @property
-  def noise_copies(self) -> int:
-    return self.toeplitz.noise_copies
+  def memory_copies(self) -> int:
+    return self.toeplitz.memory_copies
 
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None

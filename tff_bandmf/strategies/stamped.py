@@ -50,8 +50,8 @@ class Stamped(base.Strategy):
     return self.block.inverse_bands
 
   @property
-  def noise_copies(self) -> int:
-    return self.block.noise_copies
+  def memory_copies(self) -> int:
+    return self.block.memory_copies
 
   def _recursion(self) -> recursion_lib.Recursion:
     return self.block.buffered(self.rounds) or recursion_lib.Window(

@@ -143,7 +143,7 @@ class OnlineTree(_OfNodes):
   rounds: int = attrs.field(converter=base.count_rounds)
 
   @property
-  def noise_copies(self) -> int:
+  def memory_copies(self) -> int:
     return len(self.sizes)
 
   def buffered(

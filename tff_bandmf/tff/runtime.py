@@ -9,6 +9,8 @@ keeps the program's pipes open.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import ctypes
 import os
@@ -17,8 +19,8 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Iterator
-from typing import Callable, Optional, Union
+from collections.abc import Coroutine, Iterator
+from typing import Any, Callable, Optional, Union
 
 from tff_bandmf import errors
 from tff_bandmf.tff import names as tff
@@ -163,6 +165,53 @@ def check_program() -> None:
       f'context={type(context).__name__}: must be the context of a federated '
       'program; use runtime.local_runtime(program=True)'
     )
+
+
+def check_values() -> None:
+  """Raises ValueError if computations in TFF's context return no values."""
+  context = tff.framework.get_context_stack().current
+  if isinstance(
+    context, (tff.program.FederatedContext, tff.framework.AsyncContext)
+  ):
+    raise errors.value_error(
+      f'context={type(context).__name__}: gives references instead of values; '
+      'use runtime.local_runtime(), or call run.train_model in '
+      'local_runtime(program=True)'
+    )
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
+  """Runs a coroutine to its end, also where an event loop is running.
+
+  A thread of its own runs the coroutine in a new event loop and in TFF's
+  context of the caller. So the caller may be in a notebook or in a coroutine,
+  whose thread runs a loop already, and the event loop of its thread stays as it
+  is. If the caller is interrupted, the coroutine is cancelled.
+  """
+  stack = tff.framework.get_context_stack()
+  context = stack.current
+  tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = []
+
+  async def work() -> None:
+    task = asyncio.ensure_future(coroutine)
+    tasks.append((asyncio.get_running_loop(), task))
+    await task
+
+  def run() -> None:
+    with stack.install(context):
+      asyncio.run(work())
+
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    future = thread.submit(run)
+    try:
+      future.result()
+    except BaseException:
+      while not (tasks or future.done()):
+        time.sleep(_POLL_SECONDS)
+      if not future.done():
+        loop, task = tasks[0]
+        loop.call_soon_threadsafe(task.cancel)
+      raise
 
 
 class _Link:

@@ -26,6 +26,18 @@ _SAMPLES = 100_000
 WARM, COLD = 'warm', 'cold'
 
 
+def _min_sep(value: int) -> int:
+  return _checks.count('min_sep', value, 'at least the bands of C')
+
+
+def _sampling_prob(value: Optional[float]) -> Optional[float]:
+  if value is None:
+    return None
+  return samplers.check_prob(
+    'sampling_prob', value, 'it is the probability of an eligible client'
+  )
+
+
 @attrs.frozen
 class BMinSep(sampled_cohorts.Sampled):
   """Cohorts in which each eligible client takes part with probability p.
@@ -61,18 +73,9 @@ class BMinSep(sampled_cohorts.Sampled):
   # cold start.
   # Guard: accounting_cohorts_test.test_record_without_a_start_is_cold.
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
-  min_sep: int = attrs.field(
-    converter=lambda value: _checks.count(
-      'min_sep', value, 'at least the bands of C'
-    )
-  )
+  min_sep: int = attrs.field(converter=_min_sep)
   sampling_prob: Optional[float] = attrs.field(
-    default=None,
-    converter=attrs.converters.optional(
-      lambda value: samplers.check_prob(
-        'sampling_prob', value, 'it is the probability of an eligible client'
-      )
-    ),
+    default=None, converter=_sampling_prob
   )
   start: str = attrs.field(default=WARM, kw_only=True)
 

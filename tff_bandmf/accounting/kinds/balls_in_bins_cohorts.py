@@ -18,6 +18,10 @@ from tff_bandmf.accounting.methods import accountants
 _SAMPLES = 400_000
 
 
+def _bins(value: int) -> int:
+  return _checks.count('bins', value, 'rounds of an epoch')
+
+
 @attrs.frozen
 class BallsInBins(sampled_cohorts.Sampled):
   """Each client draws one of b bins once; bin t mod b takes part in round t.
@@ -34,9 +38,7 @@ class BallsInBins(sampled_cohorts.Sampled):
 
   name: ClassVar[str] = 'balls-in-bins'
   flags: ClassVar[Mapping[str, str]] = {'min_sep': 'bins'}
-  bins: int = attrs.field(
-    converter=lambda value: _checks.count('bins', value, 'rounds of an epoch')
-  )
+  bins: int = attrs.field(converter=_bins)
 
   @property
   def schema(self) -> participation_lib.Participation:

@@ -14,6 +14,22 @@ from tff_bandmf.accounting.kinds import poisson, sampled_cohorts, samplers
 from tff_bandmf.accounting.methods import accountants
 
 
+def _sampling_prob(value: Optional[float]) -> Optional[float]:
+  return None if value is None else poisson.check_sampling_prob(value)
+
+
+def _groups(value: Optional[int]) -> Optional[int]:
+  if value is None:
+    return None
+  return _checks.count('groups', value, 'at least the bands of C')
+
+
+def _clients_per_round(value: Optional[float]) -> Optional[float]:
+  if value is None:
+    return None
+  return _checks.positive('clients_per_round', value, 'the expected number')
+
+
 @attrs.frozen
 class CyclicPoisson(sampled_cohorts.Sampled):
   """Each round draws clients from one of g groups, by Poisson sampling.
@@ -60,22 +76,16 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
   sampling_prob: Optional[float] = attrs.field(
     default=None,
-    converter=attrs.converters.optional(poisson.check_sampling_prob),
+    converter=_sampling_prob,
   )
   groups: Optional[int] = attrs.field(
     default=None,
-    converter=attrs.converters.optional(
-      lambda value: _checks.count('groups', value, 'at least the bands of C')
-    ),
+    converter=_groups,
   )
   clients_per_round: Optional[float] = attrs.field(
     default=None,
     kw_only=True,
-    converter=attrs.converters.optional(
-      lambda value: _checks.positive(
-        'clients_per_round', value, 'the expected number'
-      )
-    ),
+    converter=_clients_per_round,
   )
 
   @clients_per_round.validator

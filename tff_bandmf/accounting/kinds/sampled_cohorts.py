@@ -18,6 +18,12 @@ from tff_bandmf.accounting.methods import accountants
 ADD_REMOVE = 'add-remove'
 
 
+def _population(value: Optional[int]) -> Optional[int]:
+  if value is None:
+    return None
+  return _checks.count('population', value, 'the number of clients')
+
+
 @attrs.frozen
 class Sampled(participation_lib.Cohorts):
   """Cohorts that are drawn by secret randomness.
@@ -38,9 +44,7 @@ class Sampled(participation_lib.Cohorts):
   population: Optional[int] = attrs.field(
     default=None,
     kw_only=True,
-    converter=attrs.converters.optional(
-      lambda value: _checks.count('population', value, 'the number of clients')
-    ),
+    converter=_population,
   )
   adjacency: str = attrs.field(default=participation_lib.ZERO_OUT, kw_only=True)
 

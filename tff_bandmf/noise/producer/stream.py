@@ -234,10 +234,8 @@ def _module(backend: str) -> Any:
     raise errors.value_error(
       f'backend={backend}: is not known; use one of {", ".join(BACKENDS)}'
     )
-  try:
+  with errors.importing(f'backend={JAX!r}'):
     from tff_bandmf.noise.producer import jax_devices
-  except ModuleNotFoundError as error:
-    raise errors.needs_jax(f'backend={JAX!r}') from error
   return jax_devices
 
 

@@ -1,0 +1,109 @@
+"""A boolean, a text or an array is never taken for a number, anywhere."""
+
+import numpy as np
+import pytest
+
+import tff_bandmf
+from tff_bandmf import _checks, cohorts, noise, run, strategies, workloads
+from tff_bandmf import ledger as ledger_lib
+from tff_bandmf.noise import placements
+
+_NO_NUMBERS = (
+  True,
+  np.True_,
+  np.array(True),
+  '1',
+  np.str_('1'),
+  np.complex128(1),
+  np.array([1]),
+  np.timedelta64(1),
+)
+_ROUNDS = 4
+_PLAN = {
+  'rounds': _ROUNDS,
+  'clients_per_round': 2,
+  'cohorts': tff_bandmf.MinSep(2),
+  'delta': 1e-5,
+  'l2_norm_clip': 1.0,
+  'noise_multiplier': 0.5,
+  'mechanism': 'banded-sqrt',
+}
+
+
+def _plan(**changes):
+  return tff_bandmf.Plan(**{**_PLAN, **changes})
+
+
+_NUMBERS = {
+  **{
+    f'Plan.{name}': lambda value, name=name: _plan(**{name: value})
+    for name in (
+      'rounds clients_per_round delta l2_norm_clip noise_multiplier '
+      'memory_copies clients_per_unit largest_cohort dimension stands_for '
+      'zeroing_norm'
+    ).split()
+  },
+  'MinSep': tff_bandmf.MinSep,
+  'Budget': lambda value: tff_bandmf.Budget(4, value),
+  'BallsInBins': lambda value: tff_bandmf.BallsInBins(
+    bins=value, population=100
+  ),
+  'Identity': strategies.Identity,
+  'Workload': lambda value: workloads.Workload(momentum=value),
+  'AdaptiveClip': lambda value: tff_bandmf.AdaptiveClip(initial=value),
+  'CohortSampler': lambda value: cohorts.CohortSampler(
+    8, 2, 4, tff_bandmf.MinSep(1), value
+  ),
+  'Key': noise.Key.from_seed,
+  'Tape': lambda value: placements.Tape(max_memory_bytes=value),
+}
+
+
+@pytest.mark.parametrize('value', _NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize('name', _NUMBERS)
+def test_no_argument_takes_what_is_no_number(name, value):
+  with pytest.raises(TypeError, match='^[a-z0-9_]+=.*; ') as caught:
+    _NUMBERS[name](value)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('value', _NO_NUMBERS, ids=repr)
+def test_no_run_takes_what_is_no_number(tmp_path, value):
+  plan = _plan(noise_multiplier=0.0, delta=None)
+  with run.Run(tmp_path, plan) as mine:
+    for arguments in {'clients': value}, {'clients': 8, 'rounds': value}:
+      if arguments == {'clients': [1]}:
+        continue  # A population of one client.
+      with pytest.raises(TypeError, match='^(clients|rounds|client)='):
+        next(mine.rounds(**arguments))
+    with pytest.raises(ValueError, match='^record=accuracy='):
+      mine.record(accuracy=value)
+    with pytest.raises(ValueError, match='population'):
+      mine.note(population=value)
+  with ledger_lib.Ledger(tmp_path / 'other.sqlite') as ledger:
+    for call in ledger.attempts, ledger.fail_round, ledger.abandon_round:
+      with pytest.raises(TypeError, match='^round='):
+        call(value)
+
+
+@pytest.mark.parametrize('value', [True, np.True_, '1', 1j], ids=repr)
+def test_no_coefficient_is_what_is_no_number(value):
+  with pytest.raises(TypeError, match=r'\.dtype=.*must be real numbers'):
+    strategies.BandedToeplitz(3, [1.0, value])
+
+
+def test_arrays_of_masks_or_ragged_rows_are_refused_by_name():
+  masked = np.ma.masked_array([1.0, 0.5], [False, True])
+  with pytest.raises(TypeError, match=r'^coefficients\.dtype='):
+    _checks.real_array('coefficients', masked)
+  with pytest.raises(ValueError, match='^rows=list: must have rows of one'):
+    _checks.real_array('rows', [[1.0], [1.0, 0.5]])
+
+
+@pytest.mark.parametrize(
+  'value', [np.int8(3), np.array(3), 3, np.uint64(3)], ids=repr
+)
+def test_numbers_of_every_kind_are_taken(value):
+  assert _checks.count('n', value, '') == 3
+  assert _checks.number('x', value, '') == _checks.number('x', 3.0, '')
