@@ -163,12 +163,6 @@ class Strategy(abc.ABC):
     del rounds, norms
     return None
 
-  def column_sum(self) -> float:
-    """Returns an upper bound of max_t sum_s |C[t, s]| C^-1[s, s]."""
-    check_rounds(self.rounds)
-    entries = np.abs(self.band_rows(0, self.rounds))
-    return float(np.max(entries.sum(1)) / np.min(entries[:, 0]))
-
   def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns X[i, j] = <C_i, C_j>, [m] float64, where X = C^T C.
 

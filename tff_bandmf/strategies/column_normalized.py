@@ -111,11 +111,6 @@ class ColumnNormalized(base.Strategy):
       self, row, self.column_norms
     )
 
-  def column_sum(self) -> float:
-    # Column i of C is divided by its norm and row i of C^-1 is multiplied by
-    # it, so the norms cancel in |C[t, i]| C^-1[i, i].
-    return self.toeplitz.column_sum()
-
   def column_error(self) -> float:
     return self.toeplitz.column_error()
 

@@ -72,9 +72,6 @@ class Stamped(base.Strategy):
       return np.cumsum(self.block.column(self.rounds) ** 2)[::-1]
     return super().column_norms_squared()
 
-  def column_sum(self) -> float:
-    return self.block.column_sum()
-
   def column_error(self) -> float:
     return self.block.column_error()
 

@@ -70,11 +70,6 @@ class Toeplitz(base.Strategy):
   def column_norms_squared(self) -> np.ndarray:
     return np.cumsum(self.column(self.rounds) ** 2)[::-1]
 
-  def column_sum(self) -> float:
-    base.check_rounds(self.rounds)
-    column = self.column(self.rounds)
-    return float(np.sum(np.abs(column)) / column[0])
-
   def _recursion(self) -> recursion_lib.Recursion:
     return self.buffered(self.rounds) or ToeplitzWindow(self)
 
