@@ -427,6 +427,21 @@ def test_arrivals_are_admitted_by_a_budget(tmp_path):
   assert {t for t, _ in seen} == {4}
 
 
+@pytest.mark.parametrize('stop', [1, 3, 4])
+def test_arrivals_that_are_interrupted_in_any_round_end(tmp_path, stop):
+  """In the first, a middle and the last round, which nobody runs again."""
+  plan, seen = _plan(cohorts=tff_bandmf.Budget(2)), []
+  grid = _Stopped(_client_app(), 8)
+  grid.stop = stop
+  with pytest.raises(ConnectionError):
+    _trained(tmp_path, plan, grid=grid)
+  _trained(tmp_path, plan, _client_app(seen=seen))
+  assert sorted({t for t, _ in seen}) == list(range(stop + 1, 5))
+  content = _report(tmp_path)
+  assert content['completed'] and content['observed']['rounds_burnt'] == 1
+  assert not (tmp_path / run_json.NOISE_KEY).exists()
+
+
 @pytest.mark.parametrize(
   'plan, changes, line',
   [

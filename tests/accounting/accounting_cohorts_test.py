@@ -1,5 +1,6 @@
 """Tests of what all kinds of cohorts have in common."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -84,6 +85,27 @@ def test_chance_gives_no_rho(cohorts):
   assert _make(cohorts).rho is None
   assert _make(cohorts, 0.0).epsilon(1e-3) == math.inf
   assert _make(cohorts, 0.0).dp_event() == dp_accounting.NonPrivateDpEvent()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'cohorts', [participation.MinSep(3), *_SAMPLED[1:]], ids=lambda x: x.name
+)
+def test_claim_that_the_noise_does_not_give_is_not_confirmed(cohorts):
+  """A claim of a file that was edited, or of a run with more noise."""
+  guarantee = _make(cohorts, 1.3)
+  bound = guarantee.claim(1e-3)
+  guarantee.confirm(bound, 1e-3)
+  less = dataclasses.replace(
+    bound, epsilon=0.9 * (bound.epsilon - bound.slack_epsilon)
+  )
+  for other, claim, delta in (
+    (guarantee, less, 1e-3),
+    (guarantee, bound, 0.5e-3),
+    (_make(cohorts, 1.2), bound, 1e-3),
+  ):
+    with pytest.raises(ValueError, match='epsilon=.*the noise gives'):
+      other.confirm(claim, delta)
 
 
 def test_event_of_a_mixture_is_refused_by_accountants():

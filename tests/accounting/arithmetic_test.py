@@ -120,6 +120,37 @@ def test_error_bounds_cells_with_moved_edges(width):
   assert 0.5 < _largest_ratio(cells_lib.Arithmetic, _FINE, width, move=1.0) <= 1
 
 
+def test_error_bounds_random_cells_of_any_width():
+  """Roundings of earlier noise move a mean, and more so in wide cells."""
+  rng = np.random.default_rng(0)
+  largest = []
+  for feedback in (0.0, 1.0, 30.0, 1000.0):
+    narrowest = 2.0 ** -rng.integers(1, 12)
+    sums = _NoSpacing(
+      cells=1,
+      rho=1.0,
+      shift=0.0,
+      cell_width=narrowest,
+      feedback=feedback,
+      rounds=1,
+      dimension=1,
+      words=dataclasses.replace(_FINE.words, unit=2.0**-34),
+    )
+    near = rng.uniform(0, 6, 20_000)
+    width = np.exp(rng.uniform(np.log(narrowest), 0, 20_000))
+    mean = rng.uniform(0, 5, 20_000)
+    far, moved_mean = near + width, mean + feedback * width / 2
+    move_near, move_far = (sums._edge(z, moved_mean) for z in (near, far))
+    p = _ndtr(-near) - _ndtr(-far)
+    found = np.maximum(
+      _ndtr(move_near - near) - _ndtr(-move_far - far) - p,
+      p - _ndtr(-move_near - near) + _ndtr(move_far - far),
+    )
+    r = _error(sums, near, mean)
+    largest.append(np.max(found / p / r))
+  assert max(largest) <= 1 and min(largest) > 0.3, largest
+
+
 def test_inverse_of_the_cdf_errs_less():
   u = inverse_cdf.points()
   largest = inverse_cdf.largest_error(u, scipy.special.ndtri(u))

@@ -7,6 +7,7 @@ import attrs
 import dp_accounting
 import numpy as np
 import pytest
+import random_structures
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
 
@@ -93,6 +94,52 @@ def test_log_of_uneven_epochs_is_not_what_was_planned():
   assert seen.epsilon(1e-6) > 1.2 * planned.epsilon(1e-6)
   assert not found.keeps(participation.MinSep(4), 4)
   assert not found.keeps(participation.MinSep(2, 1), 4)
+
+
+def test_random_logs_claim_what_their_clients_reached():
+  """Clients that keep the schema, and clients of any rounds."""
+  rng = np.random.default_rng(0)
+  names = [
+    name for name in random_structures.MATRICES if not name.endswith('tree')
+  ]
+  outcomes = []
+  for i in range(60):
+    rounds = int(rng.integers(2, 11))
+    bands = int(rng.integers(1, rounds + 1))
+    strategy = random_structures.MATRICES[names[i % len(names)]](
+      rng, rounds, bands
+    )
+    min_sep = int(rng.integers(1, rounds + 1))
+    kind = rng.choice([participation.MinSep, participation.FixedEpoch])
+    most = int(rng.integers(1, 4)) if rng.random() < 0.5 else None
+    planned = accounting.Guarantee(
+      strategy, kind(min_sep, most), 8.0, max_slack=0.5
+    )
+    sets = random_structures.separated(rounds, min_sep)[1:]
+    allowed = sets[sets.sum(1) <= (most or rounds)]
+    keeps = rng.random() < 0.5
+    if not keeps:
+      allowed = random_structures.separated(rounds, 1)[1:]
+    pattern = allowed[rng.integers(len(allowed), size=3)]
+    clients, indices = np.nonzero(pattern)
+    found = sensitivity.of_clients([(indices, clients)], strategy)
+    x = random_structures.gram(strategy)
+    reached = math.sqrt(random_structures.sums(pattern, x).max())
+    least = accounting.gaussian_epsilon(
+      planned.z_stddev_per_clip / reached, 1e-6
+    )
+    epsilons = [
+      each.proved_epsilon(1e-6) for each in (planned, planned.seen(found))
+    ]
+    if None in epsilons:
+      # Columns so uneven leave too much slack.
+      continue
+    assert epsilons[1] >= least, (strategy, planned.cohorts, pattern)
+    if keeps and kind is participation.MinSep:
+      assert epsilons[1] <= epsilons[0] * (1 + 1e-9)
+    outcomes.append(least > epsilons[0])
+  # Some logs show more than was planned.
+  assert 10 < sum(outcomes) < len(outcomes) - 10
 
 
 def test_log_seen_with_another_strategy_is_refused():

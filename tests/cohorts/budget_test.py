@@ -1,5 +1,6 @@
 """Tests of admission by budget: what is let in never moves a run by more."""
 
+import fractions
 import itertools
 
 import numpy as np
@@ -167,11 +168,15 @@ def test_random_budgets_bound_the_rounds_that_they_admit(name):
     budget = _budget(strategy, min_sep, most, apart=apart)
     sets = random_structures.separated(rounds, apart)
     indices = np.where(sets > 0, np.arange(rounds), -1)
-    cost = budget.known_costs.total(-np.sort(-indices, axis=1))
-    admitted = sets[cost <= budget.known_costs.limit]
-    bound = sensitivity.sensitivity(strategy, budget).value ** 2
+    costs = budget.known_costs
+    cost = costs.total(-np.sort(-indices, axis=1))
+    admitted = sets[cost <= costs.limit]
+    bound = sensitivity.sensitivity(strategy, budget).value
+    assert fractions.Fraction(bound) ** 2 >= (
+      costs.limit * fractions.Fraction(costs.unit)
+    )
     x = random_structures.gram(strategy)
-    assert random_structures.sums(admitted, x).max() <= bound
+    assert random_structures.sums(admitted, x).max() <= bound**2
     size = admitted.sum(1).max()
     assert size <= budget.participations(rounds) <= rounds
     longest += size > budget.typical.participations(rounds)

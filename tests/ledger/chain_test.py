@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 import shutil
 import sqlite3
 
@@ -101,6 +102,90 @@ def test_head_is_the_hash_of_what_happened(path):
       for event in events:
         head = chain.link(head, next(place), event)
       assert ledger.attempts(t)[-1].head == head.hex()
+
+
+# Events of a round, a letter each: attempts that began and maybe ended, and
+# abandoned rounds. Only the last attempt may be open.
+_LETTERS = {
+  's': chain.STARTED,
+  'F': chain.FINISHED,
+  'L': chain.FAILED,
+  'a': chain.ABANDONED,
+  'r': chain.ROW,
+  'e': chain.ENFORCED,
+  'z': chain.ENDED,
+  'd': chain.DRAWN,
+  'n': chain.NOT_DRAWN,
+  **dict(zip('012', chain.FLAGS)),
+}
+_ATTEMPT = r's[e012]*[FL][rdnz012]*|a[rdnz012]*'
+_ROUND = re.compile(rf'(?=s)({_ATTEMPT})*(s[e012]*)?')
+
+
+def _parts(letters):
+  """Returns where attempts begin and end, or None if no round is like this."""
+  if not _ROUND.fullmatch(letters):
+    return None
+  starts = [i for i, letter in enumerate(letters) if letter in 'sa']
+  parts = list(zip(starts, [*starts[1:], len(letters)]))
+  for start, stop in parts:
+    if any(letters[start:stop].count(flag) > 1 for flag in '012'):
+      return None
+  return parts
+
+
+def test_random_events_are_attempts_or_are_refused():
+  rng = np.random.default_rng(0)
+  refused = 0
+  for _ in range(300):
+    letters = 's'
+    for _ in range(rng.integers(12)):
+      letter = rng.choice(list(_LETTERS))
+      # Few sequences at random are possible ones.
+      if _parts(letters + letter) or rng.random() < 0.05:
+        letters += letter
+    events = [
+      (
+        chain.Event(
+          3, _LETTERS[x], b'digest %d' % i, float(i), bool(rng.random() < 0.5)
+        ),
+        b'head %d' % i,
+      )
+      for i, x in enumerate(letters)
+    ]
+    parts = _parts(letters)
+    if parts is None:
+      refused += 1
+      with pytest.raises(ValueError, match='attempt'):
+        chain.attempts(events)
+      continue
+    expected = []
+    for start, stop in parts:
+      last = {x: events[i] for i, x in enumerate(letters) if start <= i < stop}
+      digest = {x: event.digest for x, (event, _) in last.items()}
+      closed = last.get('F') or last.get('L')
+      heads = [
+        head
+        for x, (_, head) in zip(letters[start:stop], events[start:stop])
+        if x not in 'dnz'
+      ]
+      outcome = 's' if letters[start] == 's' else 'a'
+      expected.append(
+        chain.Attempt(
+          _LETTERS[outcome] if not closed else closed[0].kind,
+          z_stddev=closed[0].z_stddev if closed else None,
+          result=closed[0].digest if closed else None,
+          noise_checked=closed[0].noise_checked if closed else False,
+          row=digest.get('r'),
+          head=heads[-1].hex(),
+          enforced=digest.get('e'),
+          drawn='n' not in last if {'d', 'n'} & set(last) else None,
+          flags=frozenset(_LETTERS[x] for x in last if x in '012'),
+          ended=digest.get('z'),
+        )
+      )
+    assert chain.attempts(events) == expected, letters
+  assert 20 < refused < 150
 
 
 def test_two_runs_have_no_head_in_common(tmp_path):

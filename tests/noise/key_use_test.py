@@ -1,6 +1,7 @@
 """Random uses of one key file against the rule, use by use."""
 
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -83,3 +84,20 @@ def test_use_that_another_process_recorded_first_is_refused(tmp_path):
       else:
         with pytest.raises(ValueError, match='has served another noise'):
           second.record()
+
+
+def test_use_is_on_the_disk_before_noise_is_made(tmp_path, monkeypatch):
+  """After a power cut, a server in another folder would know nothing of it."""
+  synced, to_disk = [], os.fsync
+
+  def fsync(handle):
+    to_disk(handle)
+    synced.append(path.read_text())
+
+  path = tmp_path / 'key.use'
+  monkeypatch.setattr(os, 'fsync', fsync)
+  with contextlib.closing(
+    key_use.KeyUse(tmp_path / 'key', 7, range(2, 5), tmp_path / 'a')
+  ) as use:
+    use.record()
+  assert synced == [f'7 2 3 {tmp_path / "a"}\n']

@@ -54,17 +54,21 @@ def test_random_lattices_hold_sums_and_noise():
   """The noise decides where C is nearly singular, and sums where it is not."""
   rng = np.random.default_rng(0)
   widths, shares = [], []
-  for _ in range(400):
+  for _ in range(250):
     series = rng.uniform(0.2, 2) * np.array([1, -rng.uniform(0, 1.8)])
     rows = np.tile(series, (25, 1)) * rng.uniform(0.7, 1.4, (25, 1))
     rows[0, 1] = 0
     strategy = strategies.Banded(rows)
     z, cohort = np.exp(rng.uniform(-9, 4)), int(np.exp(rng.uniform(0, 14)))
     secure_sum = bool(rng.random() < 0.5)
+    dimension = int(np.exp(rng.uniform(0, 14)))
     try:
-      found = _of(strategy.recursion(), z, cohort, 1, secure_sum=secure_sum)
+      found = _of(
+        strategy.recursion(), z, cohort, dimension, secure_sum=secure_sum
+      )
     except ValueError:
       continue
+    assert found.clip_steps >= 2 * np.sqrt(dimension)
     inverse = np.linalg.inv(strategy.matrix())
     noise = 12 * np.linalg.norm(inverse, axis=1).max() * found.z_steps
     sums = (2 if secure_sum else 1) * cohort * found.clip_steps
@@ -78,7 +82,34 @@ def test_random_lattices_hold_sums_and_noise():
   assert cells.CELL_WIDTH <= min(widths) and max(widths) <= 1
   # Every limit decides for some.
   assert max(shares) > 0.9 and np.quantile(shares, 0.3) < 0.1
-  assert min(widths) < 1.5 * cells.CELL_WIDTH and max(widths) > 0.7
+  assert min(widths) < 1.5 * cells.CELL_WIDTH and max(widths) > 0.5
+
+
+def test_nearly_singular_matrix_is_refused_before_the_range_is_left():
+  """Roundings of past noise add to a range that noise alone does not leave."""
+  rounds = 300
+  diagonal = np.exp(np.linspace(0, -11, rounds))
+  z = diagonal.max() / 2
+
+  def singular(ratio):
+    below = -ratio * np.append(0, diagonal[1:])
+    return strategies.Banded(np.stack([diagonal, below], 1))
+
+  low, high = 1.0, 1.2
+  for _ in range(20):
+    middle = (low + high) / 2
+    try:
+      _of(singular(middle).recursion(), z, cohort=1, dimension=1)
+      low = middle
+    except ValueError:
+      high = middle
+  found = _of(singular(low).recursion(), z, cohort=1, dimension=1)
+  inverse = np.linalg.inv(singular(low).matrix())
+  noise = 12 * np.linalg.norm(inverse, axis=1).max() * found.z_steps
+  rounding = np.abs(inverse * diagonal).sum(1).max() / 2 + 1
+  assert found.clip_steps + noise + rounding < 2**31
+  # A limit for noise alone would have let more pass.
+  assert noise > 0.5 * 2**31 and rounding > 0.1 * noise
 
 
 def test_cells_wider_than_a_deviation_are_refused():

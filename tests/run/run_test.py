@@ -1,5 +1,7 @@
 """Tests of runs: noise, updates, clients, plans and the loop."""
 
+import itertools
+import math
 import re
 
 import databases
@@ -173,11 +175,13 @@ def test_past_the_last_round_the_way_on_is_told(whole):
 
 
 def test_more_updates_than_clients_are_refused(opened):
-  with pytest.raises(
-    ValueError, match='must not exceed the 1 clients of the round'
-  ):
-    opened.release([np.zeros(3)] * 2, np.zeros(3))
-  assert not opened._journal._position.released(0)
+  """Whether they add something to the sum or not."""
+  for values in itertools.product((0.0, 1.0, math.nan), repeat=2):
+    with pytest.raises(
+      ValueError, match='must not exceed the 1 clients of the round'
+    ):
+      opened.release([np.full(3, value) for value in values], np.zeros(3))
+    assert not opened._journal._position.released(0)
 
 
 def test_more_updates_than_clients_are_refused_with_tff(tmp_path, runtime):

@@ -233,3 +233,30 @@ def test_window_in_blocks_is_the_window_round_by_round():
       assert np.array_equal(row, y[9 + r])
       if not of_z:
         rows[r] = row
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_rounds_that_a_client_moves_are_counted(kind):
+  """The slack of a run is for so many rounds; random rounds of a client."""
+  rng = np.random.default_rng(0)
+  moved = np.abs(_matrix(_KINDS[kind])) > 1e-12
+  recursion = _KINDS[kind].recursion()
+  for count in range(1, 6):
+    for _ in range(20):
+      rounds = rng.choice(_ROUNDS, count, replace=False)
+      most = recursion.cells(count)
+      assert moved[:, rounds].any(1).sum() <= most <= _ROUNDS
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_bounds_of_weights_in_pieces_are_those_of_the_whole(kind, monkeypatch):
+  """As for more rounds than are in memory at one time."""
+
+  def bounds():
+    made = _KINDS[kind].recursion()
+    return made.cut_norm, made.rho, made.max_scale, made.row_norms
+
+  whole = bounds()
+  monkeypatch.setattr(recursion_lib, '_ROWS', 3)
+  for one, other in zip(bounds(), whole):
+    np.testing.assert_allclose(one, other, rtol=1e-13)
