@@ -254,7 +254,7 @@ def test_ledger_with_rounds_is_not_bound_any_more(ledger):
 
 def test_history_of_a_larger_population_is_refused(ledger):
   ledger.start_round(0, np.array([30]))
-  with pytest.raises(ValueError, match='client=30'):
+  with pytest.raises(ValueError, match='clients=30: 1 clients'):
     ledger.history(30, 1)
 
 
