@@ -30,7 +30,7 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = memoryview(bytes(2**20))
 PART = '.part'
-# First bytes of files that are no JSON.
+# First bytes of files in other formats than JSON.
 _MARKS = (
   (b'\xef\xbb\xbf', 'a byte order mark'),
   (b'\xff\xfe', 'a byte order mark of UTF-16'),
@@ -313,9 +313,9 @@ def json_fault(content: bytes, error: Exception) -> str:
   >>> json_fault(b'\\xef\\xbb\\xbf{}', ValueError())
   'begins with a byte order mark, which JSON does not allow'
   """
-  for mark, found in _MARKS:
+  for mark, fault in _MARKS:
     if content.startswith(mark):
-      return f'begins with {found}, which JSON does not allow'
+      return f'begins with {fault}, which JSON does not allow'
   if not content.strip():
     return 'is empty'
   if isinstance(error, json.JSONDecodeError):

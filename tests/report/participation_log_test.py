@@ -61,7 +61,7 @@ def test_log_shows_its_rows(tmp_path, suffix, order):
   size=st.integers(1, 80),
 )
 def test_parts_are_the_log(tmp_path_factory, rows, suffix, size):
-  # Names with characters that no name may have are for names_test.
+  # Names with characters that no name may have are for client_names_test.
   names = [client.encode('utf-16', 'surrogatepass').hex() for _, client in rows]
   rows = [(t, f'c{name}') for (t, _), name in zip(rows, names)]
   if min(rows)[0]:
@@ -323,7 +323,7 @@ _TABLE = b'round,client\n0,a\n1,a\n'
     (_TABLE + b'1,a\n', "'a', in .*line 3 and in .*line 4; give each"),
     (_TABLE + b'99,a\n', 'round=99: is not among the 40 rounds .*line 4'),
     (_TABLE + b'2\n', "line 4 has 1 cells, not 2: '2'"),
-    (_TABLE + b'x2,a\n', "line 4 has round='x2', which is no integer"),
+    (_TABLE + b'x2,a\n', "line 4 has round='x2', which must be an integer"),
     (_TABLE + b'2,a', 'line 4, the last one, has no line end'),
   ],
 )

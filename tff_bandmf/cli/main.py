@@ -20,7 +20,7 @@ from tff_bandmf import errors
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
-# What a shell gives for a program that SIGPIPE ends.
+# Status that a shell gives for a program that SIGPIPE ends.
 _CLOSED = 141
 # Names of arguments in a remedy: a name with an underscore; a name before '=';
 # and other names where a remedy lists what to give.
@@ -49,7 +49,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
       sys.stdout.flush()
     return status
   except BrokenPipeError:
-    # What is still in the buffers is written when the interpreter ends.
+    # When the interpreter ends, it writes the rest of the buffers.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
       with contextlib.suppress(OSError, ValueError):

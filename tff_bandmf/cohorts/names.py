@@ -133,8 +133,8 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
 
   Raises:
     TypeError: a client is neither an index nor a string, or `clients` has both.
-    ValueError: an index is negative, or has more than 63 bits; or a string is
-      no name, see the module.
+    ValueError: an index is negative, or has more than 63 bits; or a string
+      breaks the rule of the module.
 
   >>> names(np.array([3, np.int32(1)], object)).tolist()
   [3, 1]
@@ -168,12 +168,15 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
   column = Column.from_texts(strings)
   # PRIVACY: names such as '7' and '7 ' may be one client, which would count as
   # two clients with fewer rounds each, so epsilon would be too small. A string
-  # that the rule of this module refuses is no name.
-  # Guard: names_test.test_text_that_is_no_name_is_refused_by_every_reader.
+  # that breaks the rule of this module is refused.
+  # Guard:
+  # client_names_test.test_text_that_is_no_name_is_refused_by_every_reader.
   fault = first_fault(column)
   if fault is not None:
-    place, found = fault
-    raise errors.value_error(f'client={column[place]!r}: {found}; {REMEDY}')
+    place, text_fault = fault
+    raise errors.value_error(
+      f'client={column[place]!r}: {text_fault}; {REMEDY}'
+    )
   return strings
 
 
@@ -201,7 +204,7 @@ def missing_integers(values: np.ndarray) -> np.ndarray:
 
 
 def first_fault(column: Column) -> Optional[tuple[int, str]]:
-  """Returns the place of the first text that is no name, and what it has.
+  """Returns the place of the first text that breaks the rule, and its fault.
 
   The result is None if every text is a name.
   """
@@ -209,14 +212,14 @@ def first_fault(column: Column) -> Optional[tuple[int, str]]:
   for chunk in column.chunks():
     faults = sorted(_faults(chunk))
     if faults:
-      place, found = faults[0]
-      return start + place, found
+      place, fault = faults[0]
+      return start + place, fault
     start += len(chunk)
   return None
 
 
 def _faults(column: Column) -> Iterable[tuple[int, str]]:
-  """Yields (place, what it has) for the first text of each kind of fault."""
+  """Yields (place, fault) for the first text of each kind of fault."""
   content, starts, ends = column.content, column.bounds[:-1], column.bounds[1:]
   empty = starts == ends
   if empty.any():
@@ -224,7 +227,7 @@ def _faults(column: Column) -> Iterable[tuple[int, str]]:
     # Below, each text has a first and a last byte.
     full = Column(content, np.append(starts[~empty], ends[-1]))
     places = np.flatnonzero(~empty)
-    yield from ((int(places[i]), found) for i, found in _faults(full))
+    yield from ((int(places[i]), fault) for i, fault in _faults(full))
     return
   if not len(column):
     return

@@ -109,8 +109,8 @@ class Identifiers:
     Raises:
       TypeError: a client is neither an index nor a string, or `clients` has
         both.
-      ValueError: an index is negative or has more than 63 bits, or a string is
-        no name.
+      ValueError: an index is negative or has more than 63 bits, or a string
+        breaks the rule of `names`.
     """
     clients = names.names(clients)
     if isinstance(clients, np.ndarray):

@@ -47,7 +47,8 @@ _TEXTS = (
   *('binary', 'large_binary', 'binary_view'),
 )
 _LONGEST_HEADER = 2**20
-# First bytes of files that are no CSV: what they are, and the remedy.
+# First bytes of files in other formats than CSV, with the format and the
+# remedy.
 _SIGNATURES = (
   (b'PAR1', 'is a Parquet file', 'let its name end in .parquet'),
   (b'\x1f\x8b', 'is compressed with gzip', 'let its name end in .csv.gz'),
@@ -198,8 +199,8 @@ class ParticipationLog:
   def sha256(self) -> str:
     """Returns the SHA-256 of the log, in hexadecimal.
 
-    That of a folder is the SHA-256 of what `sha256sum *` prints of its Parquet
-    files, in the order of their names.
+    The digest of a folder is the SHA-256 of the output of `sha256sum` for its
+    Parquet files, in the order of their names.
     """
     if not self.path.is_dir():
       return _files.sha256(self.path)
@@ -369,12 +370,12 @@ class ParticipationLog:
     # epsilon would be too small; a client whose name is missing would lose a
     # round. A row without a name by the rule of `cohorts.names` is refused.
     # Guards: participation_log_test.test_byte_never_makes_a_claim_smaller and
-    # names_test.test_text_that_is_no_name_is_refused_by_every_reader.
+    # client_names_test.test_text_that_is_no_name_is_refused_by_every_reader.
     fault = names.first_fault(texts)
     if fault is not None:
-      row, found = fault
+      row, text_fault = fault
       raise errors.value_error(
-        f'{file.where(start + row)}: {name}={texts[row]!r} {found}; '
+        f'{file.where(start + row)}: {name}={texts[row]!r} {text_fault}; '
         f'{names.REMEDY}'
       )
     return self._register.add(texts), 'strings'
@@ -411,7 +412,7 @@ class ParticipationLog:
         if isinstance(error, OSError) and error.errno is not None:
           raise
         raise errors.value_error(
-          f'log={path}: cannot be read: {self._found(file, error)}; give the '
+          f'log={path}: cannot be read: {self._damage(file, error)}; give the '
           'whole file: one row a participation, with the columns '
           f'{" and ".join(self._columns.values())}'
         ) from error
@@ -504,7 +505,7 @@ class ParticipationLog:
       )
     return list(self._columns.values())
 
-  def _found(self, file: _File, error: Exception) -> str:
+  def _damage(self, file: _File, error: Exception) -> str:
     """Returns what is wrong in a file that a reader refused."""
     if file.kind in _CSV and not isinstance(
       error, (EOFError, zlib.error, gzip.BadGzipFile)
@@ -527,7 +528,7 @@ class ParticipationLog:
           if not _is_integer(values[place]):
             return (
               f'line {number} has {self._columns[ROUND]}={values[place]!r}, '
-              'which is no integer'
+              'which must be an integer'
             )
     return ' '.join(str(error).split())
 
@@ -542,7 +543,7 @@ def _is_integer(text: str) -> bool:
 def _is_same(column: str, wanted: str) -> bool:
   """Returns whether two names of columns may mean the same.
 
-  pandas calls a second column `client` `client.1`.
+  pandas adds .1 to the name of a second column of one name.
   """
   name = column.strip().casefold()
   return name in (wanted.strip().casefold(), f'{wanted}.1'.casefold())
@@ -604,23 +605,23 @@ def _header(file: _File) -> str:
   with file.open() as stream:
     head = stream.read(_LONGEST_HEADER)
   line = head[: head.find(b'\n') + 1 or None]
-  for signature, found, remedy in _SIGNATURES:
+  for signature, fault, remedy in _SIGNATURES:
     if head.startswith(signature):
-      raise errors.value_error(f'log={file.path}: {found}; {remedy}')
+      raise errors.value_error(f'log={file.path}: {fault}; {remedy}')
   text = line[len(_BOM) :] if line.startswith(_BOM) else line
-  found = ''
+  fault = ''
   if not head:
-    found = 'is empty'
+    fault = 'is empty'
   elif text[:8].count(b'\0') > 2:
-    found = 'is UTF-16 or UTF-32'
+    fault = 'is UTF-16 or UTF-32'
   elif b'\0' in line:
-    found = 'is binary: it has a NUL'
-  if not found:
+    fault = 'is binary: it has a NUL'
+  if not fault:
     with contextlib.suppress(UnicodeDecodeError):
       return text.decode().rstrip('\r\n')
-    found = f'is not UTF-8: line 1 begins with {text[:20]!r}'
+    fault = f'is not UTF-8: line 1 begins with {text[:20]!r}'
   raise errors.value_error(
-    f'log={file.path}: cannot be read: {found}; give a CSV file in UTF-8 whose '
+    f'log={file.path}: cannot be read: {fault}; give a CSV file in UTF-8 whose '
     'first line names its columns'
   )
 
@@ -639,10 +640,10 @@ def _check_lines(file: _File) -> None:
   # ways. These files are refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if last != b'\n' or returns not in (0, ends):
-    found = f'{returns} carriage returns are in {ends} lines'
+    fault = f'{returns} carriage returns are in {ends} lines'
     if last != b'\n':
-      found = f'line {ends + 1}, the last one, has no line end'
+      fault = f'line {ends + 1}, the last one, has no line end'
     raise errors.value_error(
-      f'log={file.path}: {found}, so the file may be cut or damaged; end all '
+      f'log={file.path}: {fault}, so the file may be cut or damaged; end all '
       'lines, also the last line, in the same way'
     )
