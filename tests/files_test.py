@@ -200,3 +200,27 @@ def test_secret_is_whole_where_its_maker_was_interrupted(tmp_path):
     with pytest.raises(KeyboardInterrupt):
       _files.load_or_create_secret(path, 32, 'key')
   assert _files.load_secret(path, 32, 'key') != bytes(32)
+
+
+@pytest.mark.parametrize(
+  'content, message',
+  [
+    (b'', 'is empty'),
+    (b'{"a": 1,\n "b": }', 'is not JSON: Expecting value in line 2'),
+    (b'\xef\xbb\xbf{}', 'begins with a byte order mark, which JSON'),
+    ('{}'.encode('utf-16'), 'begins with a byte order mark of UTF-16'),
+    (b'{\n"a": "\xff"}', 'line 2 is not UTF-8'),
+    (b'\x1f\x8b\x08', 'begins with the mark of gzip'),
+    (b'{"a": 1, "a": 2}', 'a JSON object has a key twice'),
+    (b'{"a": NaN}', 'NaN is not JSON'),
+  ],
+)
+def test_damaged_json_is_refused_with_its_file_and_line(
+  tmp_path, content, message
+):
+  path = tmp_path / 'plan.json'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match=message) as caught:
+    _files.read_json(path)
+  assert str(caught.value).startswith(f'file={path}: ')
+  assert '\n' not in str(caught.value)

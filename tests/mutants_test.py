@@ -53,8 +53,10 @@ def _statements(content):
 def test_mutant_changes_the_program(mutant):
   content = (mutants.ROOT / mutant.file).read_text()
   changed = mutant.applied(content)
-  # Not only a comment.
-  assert _statements(content) != _statements.__wrapped__(changed)
+  assert changed != content
+  if mutant.file.endswith('.py'):
+    # Not only a comment.
+    assert _statements(content) != _statements.__wrapped__(changed)
 
 
 @pytest.mark.parametrize('mutant', _MUTANTS, ids=str)

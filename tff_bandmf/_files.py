@@ -30,6 +30,13 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = memoryview(bytes(2**20))
 PART = '.part'
+# First bytes of files in other formats than JSON.
+_MARKS = (
+  (b'\xef\xbb\xbf', 'a byte order mark'),
+  (b'\xff\xfe', 'a byte order mark of UTF-16'),
+  (b'\xfe\xff', 'a byte order mark of UTF-16'),
+  (b'\x1f\x8b', 'the mark of gzip'),
+)
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _CODE = ('.py', '.j2', '.json')
 # Folder in memory for temporary folders; not every system has it.
@@ -284,8 +291,39 @@ def read(path: pathlib.Path) -> bytes:
 
 
 def read_json(path: pathlib.Path) -> Json:
-  """Returns the value in a JSON file; see `read` and `parse_json`."""
-  return parse_json(read(path))
+  """Returns the value in a JSON file; see `read` and `parse_json`.
+
+  Raises:
+    ValueError: the file is not JSON; the message names the file.
+    OSError: the file cannot be read.
+  """
+  content = read(path)
+  try:
+    return parse_json(content)
+  except ValueError as error:
+    raise errors.value_error(
+      f'file={path}: {json_fault(content, error)}; restore the file, or write '
+      'it again as UTF-8'
+    ) from error
+
+
+def json_fault(content: bytes, error: Exception) -> str:
+  """Returns what is wrong in a file that `parse_json` refused.
+
+  >>> json_fault(b'\\xef\\xbb\\xbf{}', ValueError())
+  'begins with a byte order mark, which JSON does not allow'
+  """
+  for mark, fault in _MARKS:
+    if content.startswith(mark):
+      return f'begins with {fault}, which JSON does not allow'
+  if not content.strip():
+    return 'is empty'
+  if isinstance(error, json.JSONDecodeError):
+    return f'is not JSON: {error.msg} in line {error.lineno}'
+  if isinstance(error, UnicodeDecodeError):
+    line = content.count(b'\n', 0, error.start) + 1
+    return f'is not JSON: line {line} is not UTF-8'
+  return f'is not JSON: {error}'
 
 
 def parse_json(text: bytes) -> Json:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -593,3 +594,32 @@ def test_file_of_a_system_error_is_named(run, tmp_path):
   status, out, error = run('observe', log, _toeplitz())
   assert (status, out, error.count('\n')) == (2, '', 1)
   assert str(log) in error and 'None' not in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'arguments',
+  [
+    *(('--help',), ('--version',), ('nonsense',), ('choose', '--help')),
+    ('evaluate', 'missing.json'),
+    ('account', '--family', 'identity', '--rounds', '9', '--json'),
+  ],
+)
+def test_output_that_nobody_reads_ends_the_command_quietly(arguments):
+  """As `| head` does; also if the pipe has standard error."""
+  program = 'import sys; from tff_bandmf.cli import main; sys.exit(main.main())'
+  for both in (False, True):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+      result = subprocess.run(
+        [sys.executable, '-c', program, *arguments],
+        stdout=write,
+        stderr=write if both else subprocess.PIPE,
+        text=True,
+        check=False,
+      )
+    finally:
+      os.close(write)
+    assert result.returncode == 141 or (result.returncode == 2 and not both)
+    assert 'Broken' not in (result.stderr or '')

@@ -228,6 +228,7 @@ def test_history_has_every_round_of_a_client(tmp_path, monkeypatch, entries):
   names = np.array([f'client {i}' for i in range(40)])
   rounds = {i: [] for i in range(40)}
   patterns = history_lib.Patterns.empty(40)
+  budget = participation_lib.Budget(3, 2)
   seen = []
 
   def check(history, order):
@@ -245,7 +246,8 @@ def test_history_has_every_round_of_a_client(tmp_path, monkeypatch, entries):
       if t % 4:
         # Several rounds at once are taken up as one by one.
         check(ledger.past(names[order], t, whole=True), order)
-        check(ledger.patterns(names[order], t).of(np.arange(40)), order)
+        whole, _ = ledger.population(names[order], t, budget)
+        check(whole.of(np.arange(40)), order)
       cohort = rng.choice(40, rng.integers(0, 12), replace=False)
       ledger.start_round(t, names[cohort])
       patterns.record(t, cohort)
@@ -255,8 +257,9 @@ def test_history_has_every_round_of_a_client(tmp_path, monkeypatch, entries):
     again = ledger.past(names, seen[5][0], whole=True)
     assert again.count.sum() == seen[5][1]
     # Who is not named is not looked for.
-    few = ledger.patterns(names[:7], 60).of(np.arange(7))
-    check(few, range(7))
+    few, missing = ledger.population(names[:7], 60, budget)
+    check(few.of(np.arange(7)), range(7))
+    assert missing == sum(map(bool, list(rounds.values())[7:]))
   with pytest.raises(ValueError, match='client=0..40: is not among the 40'):
     patterns.of(np.array([0, 40]))
 

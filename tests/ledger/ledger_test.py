@@ -254,8 +254,39 @@ def test_ledger_with_rounds_is_not_bound_any_more(ledger):
 
 def test_history_of_a_larger_population_is_refused(ledger):
   ledger.start_round(0, np.array([30]))
-  with pytest.raises(ValueError, match='client=30'):
+  with pytest.raises(ValueError, match='clients=30: 1 clients'):
     ledger.history(30, 1)
+
+
+@pytest.mark.parametrize(
+  'schema',
+  [participation_lib.MinSep(2), participation_lib.Budget(2, 9)],
+  ids=str,
+)
+@pytest.mark.parametrize('kind', ['all', 'gaps', 'strings', 'gone'])
+def test_history_of_a_population_is_that_of_its_rounds(ledger, schema, kind):
+  rng = np.random.default_rng(2)
+  ids = np.arange(30) if kind != 'gaps' else np.arange(30) ** 3 + 5
+  if kind == 'strings':
+    ids = np.array([f'c{i:02d}' for i in range(30)])
+  rounds = {i: [] for i in range(30)}
+  for t in range(0, 40, 2):
+    places = rng.choice(30, 7, replace=False)
+    ledger.start_round(t, ids[places])
+    for i in places if t < 31 else ():
+      rounds[i].append(t)
+  here = np.arange(30) if kind != 'gone' else np.arange(3, 22)
+  history, missing = ledger.population(ids[here], 31, schema)
+  assert missing == sum(
+    bool(each) and i not in here for i, each in rounds.items()
+  )
+  assert history.count.tolist() == [len(rounds[i]) for i in here]
+  past = history.of(np.arange(len(here)))
+  for row, i in enumerate(here):
+    assert past.last_round[row] == (rounds[i][-1] if rounds[i] else -(2**30))
+    if past.rounds is not None:
+      all_rounds = past.rounds[row]
+      assert all_rounds[all_rounds >= 0].tolist() == rounds[i][::-1]
 
 
 def test_attempts_and_their_outcomes_are_recorded(ledger):

@@ -2,6 +2,8 @@
 
 import csv
 import functools
+import gzip
+import hashlib
 import pathlib
 
 import numpy as np
@@ -15,6 +17,7 @@ from tff_bandmf.report import participation_log
 pa = pytest.importorskip('pyarrow')
 parquet = pytest.importorskip('pyarrow.parquet')
 
+_STRATEGY = strategies.BandedSqrt(40, 6)
 _ROWS = [(0, 'ann'), (0, 'bob'), (4, 'ann'), (7, 'bob'), (9, 'ann')]
 
 
@@ -58,9 +61,9 @@ def test_log_shows_its_rows(tmp_path, suffix, order):
   size=st.integers(1, 80),
 )
 def test_parts_are_the_log(tmp_path_factory, rows, suffix, size):
-  if suffix == '.csv':  # A CSV file tells no empty string from none.
-    names = [client.encode().hex() for _, client in rows]
-    rows = [(t, f'c{name}') for (t, _), name in zip(rows, names)]
+  # Names with characters that no name may have are for client_names_test.
+  names = [client.encode('utf-16', 'surrogatepass').hex() for _, client in rows]
+  rows = [(t, f'c{name}') for (t, _), name in zip(rows, names)]
   if min(rows)[0]:
     rows.insert(0, (0, 'first'))
   path = tmp_path_factory.mktemp('logs') / f'log{suffix}'
@@ -123,19 +126,19 @@ def test_hashes_are_uniform_and_do_not_meet(tmp_path):
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('round,client\n0,a\n0,a\n', 'is twice in a round'),
+    ('round,client\n0,a\n0,a\n', "'a', in .*line 2 and in .*line 3"),
     ('round,client\n-1,a\n', 'rounds are counted from 0'),
-    ('round,client\n0,a\n3000000000,b\n', 'rounds are counted from 0'),
-    ('round,client\n0,a\nb,c\n', 'cannot be read'),
-    ('round,client\n0.5,a\n', 'cannot be read'),
-    ('round,client\n,a\n', 'are missing in some rows'),
-    ('round,client\n0,\n', 'are missing in some rows'),
-    ('time,client\n0,a\n', "Column 'round'"),
+    ('round,client\n0,a\n3000000000,b\n', 'line 3: round=3000000000'),
+    ('round,client\n0,a\nb,c\n', "line 3 has round='b'"),
+    ('round,client\n0.5,a\n', "line 2 has round='0.5'"),
+    ('round,client\n,a\n', 'line 2: the value of round is missing'),
+    ('round,client\n0,\n', "line 2: client='' is empty"),
+    ('time,client\n0,a\n', "line 1 has the columns .*none of which is 'round'"),
     ('', 'cannot be read'),
-    ('round,client\n0,a,7\n', 'cannot be read'),
-    ('round,client\n0,a\n\n1,a\n', 'are missing in some rows'),
-    ('round,client\n0,a\n1,"a"\n', 'nothing is quoted in a log'),
-    ('round,client\n0,a\n1,a\x00\n', 'nothing is quoted in a log'),
+    ('round,client\n0,a,7\n', 'line 2 has 3 cells, not 2'),
+    ('round,client\n0,a\n\n1,a\n', 'line 3: the value of round is missing'),
+    ('round,client\n0,a\n1,"a"\n', 'line 3: .* a quote; .* bare name'),
+    ('round,client\n0,a\n1,a\x00\n', r'line 3: .* has U\+0000'),
     ('round,client\n0,a\n1,a', 'may be cut'),
     ('round,client\n0,a\n1,a\r\n', 'may be cut'),
   ],
@@ -144,7 +147,7 @@ def test_malformed_csv_is_refused_in_one_line(tmp_path, text, message):
   path = tmp_path / 'log.csv'
   path.write_text(text)
   with pytest.raises(ValueError, match=message) as caught:
-    _seen(participation_log.ParticipationLog(path))
+    participation_log.ParticipationLog(path).observed(_STRATEGY)
   assert '\n' not in str(caught.value)
 
 
@@ -159,8 +162,7 @@ def _shown(path, content):
   """Returns the sensitivity that a log with this content shows."""
   path.write_bytes(content)
   log = participation_log.ParticipationLog(path)
-  strategy = strategies.BandedSqrt(40, 6)
-  return sensitivity.of_clients(log.parts(), strategy).sensitivity.value
+  return sensitivity.of_clients(log.parts(), _STRATEGY).sensitivity.value
 
 
 def _claims_less(path, content):
@@ -258,3 +260,143 @@ def test_log_without_rows_shows_nobody(tmp_path):
   assert (log.participations, log.rounds) == (0, 0)
   assert _seen(log).clients == 0
   np.testing.assert_equal(list(log.parts())[0][0], [])
+
+
+def _csv(path, header, rows=_ROWS):
+  lines = [','.join(header), *(f'{t},{client},x' for t, client in rows)]
+  path.write_text('\n'.join(lines) + '\n')
+
+
+@pytest.mark.parametrize(
+  'other',
+  ['client', 'Client', 'client.1', ' client', 'round', 'ROUND', '"round"'],
+)
+def test_column_that_occurs_twice_is_refused(tmp_path, other):
+  """The first one counted: with the true one behind it, 3.19 for 8.00."""
+  _csv(tmp_path / 'log.csv', ['round', 'client', other])
+  path = tmp_path / 'log.parquet'
+  columns = ['round', 'client', other.strip('"')]
+  arrays = [pa.array([0]), pa.array(['a']), pa.array(['b'])]
+  parquet.write_table(pa.Table.from_arrays(arrays, columns), path)
+  for each in tmp_path / 'log.csv', path:
+    with pytest.raises(ValueError, match=f'{each.name}.* twice') as caught:
+      participation_log.ParticipationLog(each)
+    assert '\n' not in str(caught.value)
+
+
+def test_columns_may_have_other_names(tmp_path):
+  _csv(tmp_path / 'log.csv', ['step', 'user id', '"device"'])
+  log = participation_log.ParticipationLog(
+    tmp_path / 'log.csv', round_column='step', client_column='user id'
+  )
+  assert _seen(log) == sensitivity.Observed(2, 5, 4, 3, {2: 1, 3: 1})
+  with pytest.raises(ValueError, match='--round-column'):
+    participation_log.ParticipationLog(tmp_path / 'log.csv')
+  with pytest.raises(ValueError, match='client_column=step: is the column of'):
+    participation_log.ParticipationLog(tmp_path / 'log.csv', 'step', 'step')
+
+
+_TABLE = b'round,client\n0,a\n1,a\n'
+
+
+@pytest.mark.parametrize(
+  'content, message',
+  [
+    (_TABLE.replace(b',', b';'), 'line 1 has semicolons .*write commas'),
+    (_TABLE.replace(b',', b'\t'), 'line 1 has tabs .*write commas'),
+    (_TABLE.replace(b',', b'|'), 'line 1 has bars .*write commas'),
+    (_TABLE.decode().encode('utf-16'), 'is UTF-16; save it as UTF-8'),
+    (_TABLE.decode().encode('utf-16-le'), 'is UTF-16 or UTF-32'),
+    (_TABLE.decode().encode('utf-32'), 'is UTF-16'),
+    (b'PAR1' + bytes(20), 'is a Parquet file; let its name end in .parquet'),
+    (gzip.compress(_TABLE), r'is compressed with gzip; .*\.csv\.gz'),
+    (b'PK\x03\x04' + bytes(20), 'is a zip archive or a workbook'),
+    (b'GIF89a\x10' + bytes(2) + b'\n' + bytes(20), 'is binary'),
+    (b'\x80\x81round,client\n', 'is not UTF-8'),
+    (b'0,a\n1,b\n', r"line 1 has the columns \['0', 'a'\], none of which"),
+    (b'Round,client\n0,a\n', "line 1 has 'Round', not 'round'"),
+    (b'round, client\n0,a\n', "line 1 has ' client', not 'client'"),
+    (_TABLE + b'2,\xff\n', "line 4 is not UTF-8: '2,"),
+    (_TABLE + b'2,None\n', "line 4: client='None' stands for a missing name"),
+    (_TABLE + b'2,NA\n', "line 4: client='NA' stands for a missing name"),
+    (_TABLE + b'2,a \n', "line 4: client='a ' ends with a blank"),
+    (_TABLE + b'1,a\n', "'a', in .*line 3 and in .*line 4; give each"),
+    (_TABLE + b'99,a\n', 'round=99: is not among the 40 rounds .*line 4'),
+    (_TABLE + b'2\n', "line 4 has 1 cells, not 2: '2'"),
+    (_TABLE + b'x2,a\n', "line 4 has round='x2', which must be an integer"),
+    (_TABLE + b'2,a', 'line 4, the last one, has no line end'),
+  ],
+)
+def test_other_table_is_refused_with_its_file_and_row(
+  tmp_path, content, message
+):
+  path = tmp_path / 'log.csv'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match=message) as caught:
+    participation_log.ParticipationLog(path).observed(_STRATEGY)
+  assert '\n' not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_byte_order_mark_is_no_part_of_a_column(tmp_path):
+  (tmp_path / 'log.csv').write_bytes(b'\xef\xbb\xbf' + _TABLE)
+  assert participation_log.ParticipationLog(tmp_path / 'log.csv').rounds == 2
+
+
+def test_compressed_log_is_read(tmp_path):
+  path = tmp_path / 'log.csv.gz'
+  path.write_bytes(gzip.compress(_TABLE))
+  log = participation_log.ParticipationLog(path)
+  assert _seen(log) == sensitivity.Observed(1, 2, 1, 2, {2: 1})
+  assert log.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
+  for damaged in (path.read_bytes()[:-9], path.read_bytes()[:-12] + bytes(12)):
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r'log\.csv\.gz: cannot be read'):
+      participation_log.ParticipationLog(path)
+
+
+def test_folder_of_parquet_files_is_one_log(tmp_path):
+  folder = tmp_path / 'log'
+  folder.mkdir()
+
+  def part(i, rows):
+    columns = dict(zip(('round', 'client'), zip(*rows)))
+    parquet.write_table(pa.table(columns), folder / f'part-{i}.parquet')
+
+  for i in range(3):
+    part(i, _ROWS[2 * i : 2 * i + 2])
+  (folder / '_SUCCESS').touch()
+  log = participation_log.ParticipationLog(folder)
+  assert _seen(log) == sensitivity.Observed(2, 5, 4, 3, {2: 1, 3: 1})
+  lines = ''.join(
+    f'{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n'
+    for path in sorted(folder.glob('*.parquet'))
+  )
+  assert log.sha256() == hashlib.sha256(lines.encode()).hexdigest()
+  # A repetition is found across files.
+  part(3, _ROWS[:1])
+  with pytest.raises(ValueError, match=r'part-0.*row 1 and in .*part-3.*row 1'):
+    participation_log.ParticipationLog(folder).observed(_STRATEGY)
+  part(3, [(0, 7)])
+  with pytest.raises(ValueError, match='part-3.* are integers, and strings in'):
+    participation_log.ParticipationLog(folder)
+
+
+@pytest.mark.parametrize(
+  'name', ['part-1.csv', 'more/', 'part.parquet.gz', '_temporary/', None]
+)
+def test_folder_with_other_files_is_refused(tmp_path, name):
+  if name is not None:
+    _written(tmp_path / 'part-0.parquet', _ROWS)
+    path = tmp_path / name
+    path.mkdir() if name.endswith('/') else path.touch()
+  with pytest.raises(ValueError, match=f'log={tmp_path}: has '):
+    participation_log.ParticipationLog(tmp_path)
+
+
+@pytest.mark.parametrize('suffix', ['.csv', '.parquet'])
+def test_names_alike_are_a_warning(tmp_path, suffix):
+  rows = [(0, '7'), (1, '7'), (2, '7.0'), (2, 'a'), (3, '7.0')]
+  log = _written(tmp_path / f'log{suffix}', rows)
+  assert "'7'" in log.alike and "'7.0'" in log.alike
+  assert log.observed(_STRATEGY).clients == 3
+  assert _written(tmp_path / f'log{suffix}', _ROWS).alike is None

@@ -184,6 +184,33 @@ def test_other_names_are_refused(tmp_path):
   assert told.startswith('1 clients that took part left the population')
 
 
+@pytest.mark.parametrize('way', ['rounds', 'round', 'later rounds', 'resume'])
+def test_names_alike_are_named_at_the_start_of_a_run(tmp_path, capsys, way):
+  """'7' and '07' may be one client, and count as two."""
+  names = ['7', '07', *'abcdefgh']
+  with _open(tmp_path) as mine:
+    if way == 'rounds':
+      _finish(next(mine.rounds(clients=names)))
+    elif way == 'round':
+      with mine.round(cohort=names[:2]) as opened:
+        _finish(opened)
+    elif way == 'later rounds':
+      for cohort in (names[1:3], names[:1]):
+        with mine.round(cohort=cohort) as opened:
+          _finish(opened)
+    else:
+      with mine.round(cohort=names[:1]) as opened:
+        _finish(opened)
+  if way == 'resume':
+    with _open(tmp_path) as mine:
+      with mine.round(cohort=names[1:2]) as opened:
+        _finish(opened)
+  error = capsys.readouterr().err
+  assert error.count("client='07': and '7' differ only") == 1
+  (sentence,) = report.build(tmp_path).content['not_covered']
+  assert sentence.startswith('some names of clients differ from others only')
+
+
 @pytest.mark.parametrize('way', ['rounds', 'round'])
 def test_names_keep_their_kind_in_any_container(tmp_path, way):
   """'1' and then 1 in an array of objects were two clients, a round apart."""

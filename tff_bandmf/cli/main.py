@@ -1,11 +1,13 @@
 """The entry point of `bandmf`, which prints errors and returns exit statuses.
 
 Exit status: 0 done, 1 a claim, comparison or search failed, 2 bad input (one
-line on standard error, no traceback), 130 interrupted.
+line on standard error, no traceback), 130 interrupted, 141 the reader of the
+output closed it, as `head` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -18,6 +20,8 @@ from tff_bandmf import errors
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
+# Status that a shell gives for a program that SIGPIPE ends.
+_CLOSED = 141
 # Names of arguments in a remedy: a name with an underscore; a name before '=';
 # and other names where a remedy lists what to give.
 _ARGUMENT = re.compile(
@@ -39,7 +43,26 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     arguments: arguments after the name of the program; if None,
       `sys.argv[1:]`.
   """
-  arguments = list(sys.argv[1:] if arguments is None else arguments)
+  try:
+    status = _run(list(sys.argv[1:] if arguments is None else arguments))
+    if sys.stdout is not None:  # It is None if a program closed it.
+      sys.stdout.flush()
+    return status
+  except BrokenPipeError:
+    # When the interpreter ends, it writes the rest of the buffers.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+      with contextlib.suppress(OSError, ValueError):
+        os.dup2(nowhere, stream.fileno())
+    return _CLOSED
+
+
+def _run(arguments: list[str]) -> int:
+  """Returns the exit status of `bandmf`, and prints errors in one line.
+
+  Raises:
+    BrokenPipeError: nobody reads the output any more.
+  """
   # This keeps TensorFlow from printing remarks about the machine.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   try:
@@ -51,6 +74,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
       return commands.bandmf.invoke(context)
   except click.exceptions.Exit as stop:  # click raises it after --help.
     return stop.exit_code
+  except BrokenPipeError:
+    raise
   except KeyboardInterrupt:
     click.echo('interrupted; a file is written whole or not at all.', err=True)
     return _INTERRUPTED

@@ -10,7 +10,7 @@ from typing import Optional
 import attrs
 import click
 
-from tff_bandmf import accounting, clips, errors, sensitivity
+from tff_bandmf import accounting, clips, errors
 from tff_bandmf.cli import options, output
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
@@ -34,17 +34,20 @@ from tff_bandmf.report import participation_log
 )
 @options.dimension
 @options.max_slack
+@options.log_columns
 @options.as_json
-def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
+def observe(log, file, z_stddev, delta, dimension, max_slack, as_json, **more):
   """Shows the sensitivity and the epsilon of the rounds in a log.
 
-  LOG is a CSV or Parquet file with the columns round and client; each row is
-  one participation. FILE is a plan, a strategy file or a .npy file of C. The
-  result is for exactly this log and needs no participation schema. The result
-  holds if participation did not depend on private data.
+  LOG is a CSV or Parquet file, or a folder of Parquet files, with the columns
+  round and client; each row is one participation. FILE is a plan, a strategy
+  file or a .npy file of C. The result is for exactly this log and needs no
+  participation schema. The result holds if participation did not depend on
+  private data.
   """
   started = time.perf_counter()
-  participations = participation_log.ParticipationLog(log)
+  clip = more.pop('clip')
+  participations = participation_log.ParticipationLog(log, **more)
   plan = _plan(file)
   if plan is None:
     strategy = output.load(file)[0]
@@ -67,15 +70,9 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     sampled = plan.sampled is not None and plan.sampled.population is None
     if plan.largest_cohort or not sampled:
       participations.check_sizes(plan.most_clients)
-  observed = sensitivity.of_clients(
-    participations.parts(),
-    strategy,
-    None if plan is None else plan.schema.costs,
+  observed = participations.observed(
+    strategy, None if plan is None else plan.schema.costs
   )
-  if not observed.clients:
-    raise errors.value_error(
-      f'log={log}: shows no participation; give the whole log'
-    )
   assert observed.sensitivity is not None
   guarantee = None
   if plan is not None and plan.guarantee.noise_multiplier:
@@ -117,6 +114,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     **planned,
     'seconds': time.perf_counter() - started,
   }
+  if participations.alike is not None:
+    output.warn(participations.alike)
   if guarantee is not None:
     output.warn_of_weak(record['epsilon'], delta)
   output.show(record, as_json)

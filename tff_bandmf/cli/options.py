@@ -13,6 +13,18 @@ from tff_bandmf import _checks, accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
 
+def log_columns(command: Callable) -> Callable:
+  """Adds the names of the columns of a participation log to a command."""
+  for column in ('client', 'round'):
+    command = click.option(
+      f'--{column}-column',
+      default=column,
+      show_default=True,
+      help=f'Name of the column of {column}s in the log.',
+    )(command)
+  return command
+
+
 class _Number(click.ParamType):
   """A number of a given type that passes a check."""
 

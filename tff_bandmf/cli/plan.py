@@ -99,6 +99,7 @@ from tff_bandmf.plan import plan as plan_lib
   help='Log of check-ins, CSV or Parquet with the columns round and client, on '
   'which admission by --min-sep and by budget are compared.',
 )
+@options.log_columns
 @click.option('--out', type=click.Path(), help='File to write.')
 @options.as_json
 def plan(
@@ -122,6 +123,9 @@ def plan(
   started = time.perf_counter()
   if out is not None:
     output.check_out(out)
+  columns = {
+    name: fields.pop(name) for name in ('round_column', 'client_column')
+  }
   mechanism: Any = fields.pop('mechanism')
   if mechanism in strategies.FAMILIES:
     mechanism = mechanism_lib.Mechanism(mechanism, **parameters)
@@ -147,7 +151,7 @@ def plan(
     planned.check_population(population, 'population')
   if planned.epsilon is not None and planned.delta is not None:
     output.warn_of_weak(planned.epsilon, planned.delta)
-  compared = None if arrivals is None else _compared(planned, arrivals)
+  compared = None if arrivals is None else _compared(planned, arrivals, columns)
   if out is not None:
     planned.save(out)
   if as_json:
@@ -182,7 +186,9 @@ def _check_rule(plan: plan_lib.Plan, log: str) -> None:
     )
 
 
-def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
+def _compared(
+  plan: plan_lib.Plan, log: str, columns: dict[str, str]
+) -> dict[str, dict[str, Any]]:
   """Replays a log of check-ins under admission by min_sep and by budget.
 
   Returns {name of the rule: values of its `arrivals.AdmissionCounts`}.
@@ -191,7 +197,9 @@ def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
   from tff_bandmf.report import participation_log
 
   schema = plan.schema
-  arrivals = participation_log.ParticipationLog(log)
+  arrivals = participation_log.ParticipationLog(log, **columns)
+  if arrivals.alike is not None:
+    output.warn(arrivals.alike)
   if arrivals.rounds > plan.rounds:
     raise errors.value_error(
       f'arrivals={log}: has {arrivals.rounds} rounds, more than '

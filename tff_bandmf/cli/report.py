@@ -72,9 +72,11 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
 @click.option(
   '--log',
   type=click.Path(),
-  help='With --plan: participation log of the training, CSV or Parquet with '
-  'the columns round and client.  [default: participation as planned]',
+  help='With --plan: participation log of the training, CSV or Parquet, or a '
+  'folder of Parquet files, with the columns round and client.  [default: '
+  'participation as planned]',
 )
+@options.log_columns
 @click.option(
   '--note',
   'notes',
@@ -111,7 +113,7 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'several runs, the current folder]',
 )
 @options.as_json
-def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
+def report(run_dirs, what_if, plan, log, notes, out, as_json, **more):
   """Writes the privacy report of a run into its directory.
 
   With --plan, the report is on training that ran without tff_bandmf.Run: on the
@@ -121,8 +123,10 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   """
   # Imported here, since matplotlib is slow to import.
   from tff_bandmf import report as report_lib
+  from tff_bandmf.report import participation_log
 
   elsewhere = {'plan': plan, 'log': log, 'note': notes or None}
+  kinds = {name: more.pop(name) for name in ('public', 'registry', 'card')}
   public = kinds['public']
   _check(run_dirs, elsewhere, public)
   for name, value in kinds.items():
@@ -141,9 +145,15 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
     else:
       click.echo(numbers['summary'])
     return output.DONE
-  sources = [report_lib.of_run(run) for run in run_dirs] or [
-    report_lib.of_plan(plan, log, notes)
-  ]
+  if run_dirs:
+    sources = [report_lib.of_run(run) for run in run_dirs]
+  else:
+    if log is not None:
+      log = participation_log.ParticipationLog(log, **more)
+    sources = [report_lib.of_plan(plan, log, notes)]
+  for source in sources:
+    if source.alike is not None:
+      output.warn(source.alike)
   folder = pathlib.Path(out or (run_dirs[0] if len(run_dirs) == 1 else '.'))
   broken = report_lib.BROKEN * any(source.claim.violated for source in sources)
   if public:

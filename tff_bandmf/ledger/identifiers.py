@@ -29,18 +29,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import operator
 import pathlib
 from collections.abc import Iterable
-from typing import Union
 
 import numpy as np
 from cryptography.hazmat.primitives import ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms, modes
 
 from tff_bandmf import _files, errors
-
-Client = Union[int, str]
+from tff_bandmf.cohorts import names
 
 _BYTES = 16
 _ROUNDS = 10
@@ -103,18 +100,19 @@ class Identifiers:
     ).digest()
     return int.from_bytes(digest, 'little', signed=True)
 
-  def hashes(self, clients: Iterable[Client]) -> np.ndarray:
+  def hashes(self, clients: Iterable[names.Client]) -> np.ndarray:
     """Returns the identifiers of m clients, [m] int64, in the same order.
 
     Args:
-      clients: indices or strings, see `names`.
+      clients: indices or strings, see `names.names`.
 
     Raises:
       TypeError: a client is neither an index nor a string, or `clients` has
         both.
-      ValueError: an index is negative, or has more than 63 bits.
+      ValueError: an index is negative or has more than 63 bits, or a string
+        breaks the rule of `names`.
     """
-    clients = names(clients)
+    clients = names.names(clients)
     if isinstance(clients, np.ndarray):
       return self._permuted(clients.astype(np.uint64), range(_ROUNDS))
     keyed = hashlib.blake2b(
@@ -166,67 +164,6 @@ class Identifiers:
     return permuted.view(np.int64)
 
 
-def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
-  """Returns the names of clients in order: all indices, or all strings.
-
-  Args:
-    clients: indices (any kind of integer, at least 0) or strings, in a list, a
-      range or an array of any dtype.
-
-  Returns:
-    An array of int64 indices, or a list of strings. Without clients, the result
-    is an empty array.
-
-  Raises:
-    TypeError: a client is neither an index nor a string, or `clients` has both.
-    ValueError: an index is negative, or has more than 63 bits.
-
-  >>> names(np.array([3, np.int32(1)], object)).tolist()
-  [3, 1]
-  """
-  if isinstance(clients, range):
-    clients = np.arange(clients.start, clients.stop, clients.step)
-  if isinstance(clients, np.ndarray) and clients.dtype.kind in 'iu':
-    for client in (clients.min(), clients.max()) if len(clients) else ():
-      _index(client)
-    return clients.astype(np.int64)
-  if isinstance(clients, np.ndarray):
-    # `tolist` gives Python values: each element of an object array stays an
-    # integer or a string.
-    clients = clients.tolist()
-  clients = list(clients)
-  strings = sum(isinstance(client, str) for client in clients)
-  # PRIVACY: a program that reads names from two sources may name one client
-  # both '1' and 1, and this client could take part twice within min_sep rounds.
-  # A mixture of strings and indices is refused here, before NumPy could convert
-  # all names to strings.
-  # Guard: identifiers_test.test_names_of_two_kinds_are_refused.
-  if 0 < strings < len(clients):
-    raise errors.type_error(
-      f'clients={strings} strings and {len(clients) - strings} others: must be '
-      'all indices or all strings, since 1 and "1" would count as two clients; '
-      'name all clients in one way'
-    )
-  if strings:
-    return [client for client in clients if isinstance(client, str)]
-  return np.array([_index(client) for client in clients], np.int64)
-
-
 def _swapped(values: np.ndarray) -> np.ndarray:
   """Returns uint64 values with exchanged 32-bit halves."""
   return values << np.uint64(32) | values >> np.uint64(32)
-
-
-def _index(client: object) -> int:
-  if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
-    raise errors.type_error(
-      f'client={type(client).__name__}: must be an integer or a string; name '
-      'clients by their index or by their identifier'
-    )
-  index = operator.index(client)
-  if not 0 <= index < 2**63:
-    rule = 'must be at least 0' if index < 0 else 'must be below 2^63'
-    raise errors.value_error(
-      f'client={index}: {rule}; give an index in the population'
-    )
-  return index

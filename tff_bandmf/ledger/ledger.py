@@ -31,11 +31,12 @@ import sqlalchemy as sa
 from tff_bandmf import _checks, errors, sensitivity, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import history as history_lib
+from tff_bandmf.cohorts import names as names_lib
 from tff_bandmf.ledger import chain, counts, database, identifiers, tables
 
 _Result = TypeVar('_Result')
 # Clients of one kind: indices in a population, or strings.
-_Clients = Union[Sequence[identifiers.Client], np.ndarray]
+_Clients = Union[Sequence[names_lib.Client], np.ndarray]
 
 
 class Ledger:
@@ -241,27 +242,59 @@ class Ledger:
     Raises:
       ValueError: the ledger has clients outside of the population, or strings.
     """
-    highest = self._read(tables.last_client)
-    if highest >= clients:
+    history, missing = self.population(range(clients), before, participation)
+    # PRIVACY: if the history lacks a client, the client could be drawn again
+    # earlier than the schema allows. A ledger with a client outside of the
+    # population is refused.
+    # Guard: identifiers_test.test_clients_can_be_strings.
+    if missing:
       raise errors.value_error(
-        f'client={highest}: is not among the {clients} clients; resume with '
-        'the data that the run started with'
+        f'clients={clients}: {missing} clients that took part are not among '
+        f'the {clients} indices; resume with the data that the run started with'
       )
-    hashed = self._hash()
-    history = history_lib.empty(clients, participation)
-    for round_index, cohort in self._cohorts(operator.index(before)):
-      indices = hashed.indices(cohort)
-      # PRIVACY: if the history lacks a client, the client could be drawn again
-      # earlier than the schema allows. A ledger with a client outside of the
-      # population is refused.
-      # Guard: identifiers_test.test_clients_can_be_strings.
-      if len(indices) and not (0 <= indices.min() and indices.max() < clients):
-        raise errors.value_error(
-          f'round={round_index}: has clients that are not among the {clients} '
-          'indices; resume with the data that the run started with'
-        )
-      history.record(round_index, indices)
     return history
+
+  def population(
+    self,
+    ids: _Clients,
+    before: int,
+    participation: Optional[participation_lib.Participation] = None,
+  ) -> tuple[Union[history_lib.History, history_lib.Patterns], int]:
+    """Returns the rounds below `before` of clients, and who is missing.
+
+    The running time for indices is that of one look at each participation.
+
+    Args:
+      ids: [N] different indices, ascending, or different strings.
+      before: index of a round.
+      participation: schema of the run; required for a `Budget`.
+
+    Returns:
+      The rounds of each client, in the order of `ids`; and the number of
+      clients that took part and are not in `ids`.
+    """
+    names = names_lib.names(ids)
+    whole = isinstance(participation, participation_lib.Budget)
+    if not isinstance(names, np.ndarray):
+      index = self._index_before(before, whole)
+      hashes = self._hash().hashes(names)
+      history: Union[history_lib.History, history_lib.Patterns] = (
+        index.patterns(hashes) if whole else index.of(hashes)
+      )
+      return history, index.clients() - int(np.count_nonzero(history.count))
+    hashed = self._hash()
+    history = history_lib.empty(len(names), participation)
+    # In a population without gaps, the place of an index is the index.
+    gaps = len(names) and names[-1] != len(names) - 1
+    missing = [np.empty(0, np.int64)]
+    for round_index, cohort in self._cohorts(operator.index(before)):
+      indices = np.sort(hashed.indices(cohort))
+      places = np.searchsorted(names, indices) if gaps else indices
+      present = (places >= 0) & (places < len(names))
+      present[present] = names[places[present]] == indices[present]
+      missing.append(indices[~present])
+      history.record(round_index, places[present])
+    return history, len(np.unique(np.concatenate(missing)))
 
   def past(
     self,
@@ -281,20 +314,6 @@ class Ledger:
         needs, or only the last round and the number of rounds.
     """
     return self._index_before(before, whole).of(self._hash().hashes(clients))
-
-  def patterns(
-    self,
-    population: _Clients,
-    before: int,
-  ) -> history_lib.Patterns:
-    """Returns each client's rounds before a round, in the given order.
-
-    Args:
-      population: different indices or strings.
-      before: index of a round; the result has only rounds below this index.
-    """
-    hashes = self._hash().hashes(population)
-    return self._index_before(before, whole=True).patterns(hashes)
 
   def clients(self, before: int) -> int:
     """Returns the number of different clients in the rounds below `before`."""
@@ -636,7 +655,7 @@ class Ledger:
 
     The index is -1 if clients are strings, or for an empty cohort.
     """
-    names = identifiers.names(cohort)
+    names = names_lib.names(cohort)
     highest = names.max(initial=-1) if isinstance(names, np.ndarray) else -1
     return np.sort(self._hash().hashes(names)), int(highest)
 

@@ -1,80 +1,156 @@
 """Participation logs of training outside this library: CSV and Parquet.
 
-A log has the columns `round`, integers from 0, and `client`, strings or
-integers; a row is one participation. Rows may be in any order, and other
-columns are ignored. In CSV, each line after the first is a row. Nothing is
-quoted, and every line, also the last one, has a line end.
-
-Clients are identified by 64-bit hashes. Two strings with the same hash count as
-one client, which can only raise the sensitivity. The probability that two of
-10^7 strings have the same hash is 3e-6.
+A log has a column of rounds, integers from 0, and a column of clients, strings
+or integers; a row is one participation. Rows may be in any order, and other
+columns are ignored. In CSV, each line after the first is a row. Nothing but the
+names of the columns may be quoted, and every line, also the last one, has a
+line end. A log is a CSV file, which may be compressed (.csv.gz), a Parquet
+file, or a folder of Parquet files. `cohorts.names` has the rule for names of
+clients.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import gzip
+import hashlib
 import os
 import pathlib
-import secrets
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Union
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, BinaryIO, Optional, Union, cast
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _files, errors, sensitivity, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.cohorts import names
 
 if TYPE_CHECKING:
   import pyarrow as pa
 
-COLUMNS = ('round', 'client')
+ROUND = 'round'
+CLIENT = 'client'
 # Number of participations in a part that `parts` yields; about 150 MB.
 _PART_SIZE = 2**22
 _MOST_ROUNDS = 2**31
-# Client names in CSV may not have a quote, a control character, or a blank at
-# either end.
-_BAD_NAME = r'["\x00-\x1f\x7f]|^\s|\s$'
 # Size of a batch: bytes of CSV, or rows of Parquet.
 _BATCH_BYTES = 2**24
 _BATCH_ROWS = 2**20
 _CSV = ('.csv', '.txt')
 _PARQUET = ('.parquet', '.pq')
-# Factors of the finaliser of SplitMix64.
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_GZIP = '.gz'
+_ENDINGS = (*_CSV, *(f'{ending}{_GZIP}' for ending in _CSV), *_PARQUET)
+_TEXTS = (
+  *('string', 'large_string', 'string_view'),
+  *('binary', 'large_binary', 'binary_view'),
+)
+_LONGEST_HEADER = 2**20
+# First bytes of files in other formats than CSV, with the format and the
+# remedy.
+_SIGNATURES = (
+  (b'PAR1', 'is a Parquet file', 'let its name end in .parquet'),
+  (b'\x1f\x8b', 'is compressed with gzip', 'let its name end in .csv.gz'),
+  (b'PK\x03\x04', 'is a zip archive or a workbook', 'save the table as CSV'),
+  (b'SQLite format 3', 'is a database', 'save the table as CSV'),
+  (b'BZh', 'is compressed with bzip2', 'unpack it'),
+  (b'\x28\xb5\x2f\xfd', 'is compressed with zstd', 'unpack it'),
+  (b'\xfd7zXZ', 'is compressed with xz', 'unpack it'),
+  (b'\xff\xfe', 'is UTF-16', 'save it as UTF-8'),
+  (b'\xfe\xff', 'is UTF-16', 'save it as UTF-8'),
+)
+_BOM = b'\xef\xbb\xbf'
+_SEPARATORS = {';': 'semicolons', '\t': 'tabs', '|': 'bars', ' ': 'blanks'}
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+  """A file of a log.
+
+  Attributes:
+    path: path of the file.
+    kind: ending of its name, in lower case and without .gz.
+    start: number of rows of the log before this file.
+  """
+
+  path: pathlib.Path
+  kind: str
+  start: int = 0
+
+  @property
+  def is_compressed(self) -> bool:
+    return self.path.suffix.lower() == _GZIP
+
+  def where(self, row: int) -> str:
+    """Returns the words for a row of the log, such as 'log.csv: line 2'."""
+    row -= self.start
+    if self.kind in _PARQUET:
+      return f'log={self.path}: row {row + 1}'
+    return f'log={self.path}: line {row + 2}'
+
+  def open(self) -> BinaryIO:
+    if self.is_compressed:
+      return cast(BinaryIO, gzip.open(self.path))
+    return open(self.path, 'rb')
 
 
 class ParticipationLog:
   """The participations of a log.
 
   Attributes:
-    path: path of the file.
+    path: path of the file, or of the folder.
     participations: number of rows.
     rounds: 1 + the highest round; 0 without rows.
+    alike: warning that names the two names of clients that may be two spellings
+      of one client; None if there are none.
   """
 
-  def __init__(self, path: Union[str, os.PathLike]):
+  def __init__(
+    self,
+    path: Union[str, os.PathLike],
+    round_column: str = ROUND,
+    client_column: str = CLIENT,
+  ):
     """Reads a log and keeps 12 bytes per participation in memory.
 
     Args:
-      path: path of a CSV or Parquet file; the ending of its name selects the
-        format.
+      path: path of a CSV or Parquet file, whose ending selects the format; or
+        of a folder of Parquet files.
+      round_column: name of the column of rounds.
+      client_column: name of the column of clients.
 
     Raises:
-      ValueError: the file is not a log with the columns `COLUMNS`.
+      ValueError: the file is not a log with these columns.
       OSError: the file cannot be read.
       ImportError: pyarrow is not installed.
     """
     self.path = pathlib.Path(path)
-    # Without this secret random factor, an attacker could choose client names
-    # that have the same hash.
-    self._factor = np.uint64(secrets.randbits(64) | 1)
+    self._columns = {ROUND: round_column, CLIENT: client_column}
+    if round_column == client_column:
+      raise errors.value_error(
+        f'client_column={client_column}: is the column of rounds; name two '
+        'columns'
+      )
+    self._register = names.Register()
+    self._files: list[_File] = []
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
-    kinds = set()
-    for batch in _batches(self.path):
-      rounds.append(self._rounds(batch.column(0)))
-      hashes, kind = self._hashes(batch.column(1))
+    kinds: dict[str, _File] = {}
+    count = 0
+    for file, batch in self._batches():
+      if file not in self._files:
+        self._files.append(file)
+      rounds.append(self._rounds(file, count, batch.column(0)))
+      hashes, kind = self._hashes(file, count, batch.column(1))
       clients.append(hashes)
-      kinds.add(kind)
-    if len(kinds) > 1:
-      raise self._refused('client', 'are of several types', 'use strings')
+      kinds.setdefault(kind, file)
+      if len(kinds) > 1:
+        raise errors.value_error(
+          f'log={file.path}: the values of {client_column} are {kind}, and '
+          f'{next(iter(kinds))} in {next(iter(kinds.values())).path}; use '
+          'strings in all files'
+        )
+      count += len(hashes)
     self._rounds_of_rows = np.concatenate(rounds)
     self._clients_of_rows = np.concatenate(clients)
     self.participations = len(self._rounds_of_rows)
@@ -83,13 +159,96 @@ class ParticipationLog:
     # refused.
     # Guard: participation_log_test.test_rounds_from_1_are_refused.
     if self.participations and self._rounds_of_rows.min() > 0:
-      raise self._refused(
-        'round',
-        f'begin at {self._rounds_of_rows.min()}',
-        'give a whole log, and number its rounds from 0',
+      raise errors.value_error(
+        f'log={self.path}: the values of {round_column} begin at '
+        f'{self._rounds_of_rows.min()}; give a whole log, and number its '
+        'rounds from 0'
       )
     self.rounds = 1 + int(self._rounds_of_rows.max(initial=-1))
     self._ordered = bool(np.all(np.diff(self._rounds_of_rows) >= 0))
+    self.alike = self._alike()
+
+  def _alike(self) -> Optional[str]:
+    """Returns the warning about names that may mean one client."""
+    result = self._register.alike(self._clients_of_rows)
+    if result is None:
+      return None
+    count, *hashes = result
+    one, other = (
+      self._client(int(np.argmax(self._clients_of_rows == np.uint64(each))))
+      for each in hashes
+    )
+    return names.alike_text(one, other, count)
+
+  def _client(self, row: int) -> str:
+    """Returns the name of the client of a row, which is read again."""
+    start = 0
+    for _, batch in self._batches():
+      if row < start + len(batch):
+        name = batch.column(1)[row - start].as_py()
+        return name.decode() if isinstance(name, bytes) else str(name)
+      start += len(batch)
+    raise errors.value_error(
+      f'log={self.path}: changed while it was read; write it first'
+    )
+
+  def _where(self, row: int) -> str:
+    file = [each for each in self._files if each.start <= row][-1]
+    return file.where(row)
+
+  def sha256(self) -> str:
+    """Returns the SHA-256 of the log, in hexadecimal.
+
+    The digest of a folder is the SHA-256 of the output of `sha256sum` for its
+    Parquet files, in the order of their names.
+    """
+    if not self.path.is_dir():
+      return _files.sha256(self.path)
+    lines = (
+      f'{_files.sha256(each)}  {each.name}\n' for each in _paths(self.path)
+    )
+    return hashlib.sha256(''.join(lines).encode()).hexdigest()
+
+  def observed(
+    self,
+    strategy: strategies.Strategy,
+    costs: Optional[participation_lib.Costs] = None,
+  ) -> sensitivity.Observed:
+    """Returns what the log shows of C, see `sensitivity.of_clients`.
+
+    Raises:
+      ValueError: the log has no rows, a round after the last round of C, or a
+        client twice in a round.
+    """
+    if not self.participations:
+      raise errors.value_error(
+        f'log={self.path}: shows no participation; give the whole log'
+      )
+    late = self._rounds_of_rows >= strategy.rounds
+    if late.any():
+      row = int(np.argmax(late))
+      raise errors.value_error(
+        f'round={self._rounds_of_rows[row]}: is not among the '
+        f'{strategy.rounds} rounds of the strategy, in {self._where(row)}; '
+        'give the strategy that the run used'
+      )
+    try:
+      return sensitivity.of_clients(self.parts(), strategy, costs)
+    except ValueError as error:
+      rounds, clients = self._rounds_of_rows, self._clients_of_rows
+      order = np.argsort(rounds, kind='stable')
+      order = order[np.argsort(clients[order], kind='stable')]
+      same = np.diff(rounds[order]) == 0
+      same &= np.diff(clients[order]) == 0
+      if not same.any():
+        raise
+      # The order is stable, so the first row of the pair comes first.
+      first, second = order[int(np.argmax(same)) :][:2].tolist()
+      raise errors.value_error(
+        f'round={self._rounds_of_rows[second]}: a client is twice in a round, '
+        f'{self._client(second)!r}, in {self._where(first)} and in '
+        f'{self._where(second)}; give each participation once'
+      ) from error
 
   def parts(
     self, size: int = _PART_SIZE
@@ -139,45 +298,65 @@ class ParticipationLog:
           f'allows {largest_cohort}; give the plan whose noise was added'
         )
 
-  def _rounds(self, column: pa.Array) -> np.ndarray:
+  def _rounds(self, file: _File, start: int, column: pa.Array) -> np.ndarray:
+    """Returns [m] int32 rounds; `start` is the first row of the column."""
     import pyarrow as pa
-    import pyarrow.compute
 
+    name = self._columns[ROUND]
     if not pa.types.is_integer(column.type):
-      raise self._refused('round', f'are {column.type}', 'give integers from 0')
-    if column.null_count:
-      raise self._refused('round', 'are missing in some rows', 'complete it')
-    least, most = pa.compute.min_max(column).as_py().values()
-    if column and not 0 <= least <= most < _MOST_ROUNDS:
-      raise self._refused(
-        'round',
-        f'are {least}..{most}',
-        f'rounds are counted from 0, below {_MOST_ROUNDS}',
+      raise errors.value_error(
+        f'log={file.path}: the values of {name} are {column.type}; give '
+        'integers from 0'
       )
-    return column.cast(pa.int32()).to_numpy(zero_copy_only=False)
+    if column.null_count:
+      row = start + int(np.argmax(column.is_null().to_numpy(False)))
+      raise errors.value_error(
+        f'{file.where(row)}: the value of {name} is missing; complete it'
+      )
+    values = column.to_numpy(zero_copy_only=False)
+    wrong = (values < 0) | (values >= _MOST_ROUNDS)
+    if wrong.any():
+      row = int(np.argmax(wrong))
+      raise errors.value_error(
+        f'{file.where(start + row)}: {name}={values[row]}; rounds are counted '
+        f'from 0, below {_MOST_ROUNDS}'
+      )
+    return values.astype(np.int32)
 
-  def _hashes(self, column: pa.Array) -> tuple[np.ndarray, str]:
+  def _hashes(
+    self, file: _File, start: int, column: pa.Array
+  ) -> tuple[np.ndarray, str]:
     """Returns [m] uint64 hashes of clients, and the type of their names."""
     import pyarrow as pa
 
+    name = self._columns[CLIENT]
     if column.null_count:
-      raise self._refused('client', 'are missing in some rows', 'complete it')
+      row = start + int(np.argmax(column.is_null().to_numpy(False)))
+      raise errors.value_error(
+        f'{file.where(row)}: the value of {name} is missing; {names.REMEDY}'
+      )
     if pa.types.is_dictionary(column.type):
-      hashes, kind = self._hashes(column.dictionary)
-      return hashes[column.indices.to_numpy(zero_copy_only=False)], kind
+      with contextlib.suppress(ValueError):
+        hashes, kind = self._hashes(file, start, column.dictionary)
+        return hashes[column.indices.to_numpy(zero_copy_only=False)], kind
+      # Now the error, if any, is in a row.
+      return self._hashes(file, start, column.dictionary_decode())
     if pa.types.is_integer(column.type):
       values = column.cast(pa.int64(), safe=False).to_numpy(
         zero_copy_only=False
       )
-      return _mixed(values.view(np.uint64) * self._factor), 'integers'
-    if column.type not in (
-      pa.string(),
-      pa.large_string(),
-      pa.binary(),
-      pa.large_binary(),
-    ):
-      raise self._refused(
-        'client', f'are {column.type}', 'give strings or integers'
+      missing = names.missing_integers(values)
+      if missing.any() and not pa.types.is_unsigned_integer(column.type):
+        row = int(np.argmax(missing))
+        raise errors.value_error(
+          f'{file.where(start + row)}: {name}={values[row]} stands for a '
+          f'missing name; {names.REMEDY}'
+        )
+      return self._register.integers(values), 'integers'
+    if str(column.type) not in _TEXTS:
+      raise errors.value_error(
+        f'log={file.path}: the values of {name} are {column.type}; give '
+        'strings or integers'
       )
     column = column.cast(pa.large_binary())
     if not len(column):
@@ -185,122 +364,273 @@ class ParticipationLog:
     _, offsets, content = column.buffers()
     bounds = np.frombuffer(offsets, np.int64)
     bounds = bounds[column.offset : column.offset + len(column) + 1]
-    return self._string_hashes(
-      np.frombuffer(content, np.uint8), bounds
-    ), 'strings'
+    texts = names.Column(np.frombuffer(content or b'', np.uint8), bounds)
+    # PRIVACY: the names 'a', '"a"' and 'a' with a blank or a NUL may mean one
+    # client. They would count as several clients with fewer rounds each, and
+    # epsilon would be too small; a client whose name is missing would lose a
+    # round. A row without a name by the rule of `cohorts.names` is refused.
+    # Guards: participation_log_test.test_byte_never_makes_a_claim_smaller and
+    # client_names_test.test_text_that_is_no_name_is_refused_by_every_reader.
+    fault = names.first_fault(texts)
+    if fault is not None:
+      row, text_fault = fault
+      raise errors.value_error(
+        f'{file.where(start + row)}: {name}={texts[row]!r} {text_fault}; '
+        f'{names.REMEDY}'
+      )
+    return self._register.add(texts), 'strings'
 
-  def _string_hashes(
-    self, content: np.ndarray, bounds: np.ndarray
-  ) -> np.ndarray:
-    """Returns a hash of each string under the secret factor.
+  def _batches(self) -> Iterator[tuple[_File, pa.RecordBatch]]:
+    """Yields (file, record batch of the rounds and the clients).
 
-    The hash h begins as the length of the string. Each byte in turn replaces h
-    by mixed(h * factor + byte).
+    Raises:
+      ValueError, OSError, ImportError: the errors of `ParticipationLog`.
+    """
+    try:
+      import pyarrow as pa
+    except ImportError as error:
+      raise errors.not_installed(
+        'pyarrow',
+        'participation logs are read with it',
+        errors.install('logs'),
+      ) from error
+    start = 0
+    for path in _paths(self.path):
+      kind = (path.with_suffix('') if path.suffix == _GZIP else path).suffix
+      file = _File(path, kind.lower(), start)
+      read = self._parquet if file.kind in _PARQUET else self._csv
+      try:
+        for batch in read(file):
+          start += len(batch)
+          yield file, batch
+      except (
+        pa.ArrowException,
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+      ) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+          raise
+        raise errors.value_error(
+          f'log={path}: cannot be read: {self._damage(file, error)}; give the '
+          'whole file: one row a participation, with the columns '
+          f'{" and ".join(self._columns.values())}'
+        ) from error
+
+  def _parquet(self, file: _File) -> Iterator[pa.RecordBatch]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(
+      file.path, page_checksum_verification=True
+    ) as opened:
+      columns = self._choose(f'log={file.path}', opened.schema_arrow.names)
+      for batch in opened.iter_batches(_BATCH_ROWS, columns=columns):
+        yield batch.select(columns)
+
+  def _csv(self, file: _File) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    header = _header(file)
+    _check_lines(file)
+    cells = [_unquoted(cell) for cell in header.split(',')]
+    columns = self._choose(f'log={file.path}: line 1', cells, header)
+    places = [cells.index(column) for column in columns]
+    # The columns have numbers as their names, which are all different.
+    with (
+      file.open() as stream,
+      csv.open_csv(
+        stream,
+        read_options=csv.ReadOptions(
+          block_size=_BATCH_BYTES,
+          skip_rows=1,
+          column_names=[str(i) for i in range(len(cells))],
+        ),
+        # PRIVACY: a CSV reader that knows quotes joins all rows between two
+        # quotes into one value, so participations would be missing and epsilon
+        # would be too small. For this reader, a quote is an ordinary character.
+        # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
+        parse_options=csv.ParseOptions(
+          quote_char=False, ignore_empty_lines=False
+        ),
+        convert_options=csv.ConvertOptions(
+          column_types=dict(zip(map(str, places), (pa.int64(), pa.string()))),
+          include_columns=list(map(str, places)),
+          strings_can_be_null=False,
+        ),
+      ) as reader,
+    ):
+      yield from reader
+
+  def _choose(
+    self, where: str, columns: Iterable[str], header: str = ''
+  ) -> list[str]:
+    """Returns the names of the columns of rounds and of clients.
 
     Args:
-      content: [bytes] uint8, the strings one after another.
-      bounds: [m + 1] int64, the index of the first byte of each string, and the
-        end of the last string.
+      where: words for the place of the header.
+      columns: names of all columns.
+      header: the line with the names, in CSV.
 
-    Returns:
-      [m] uint64.
+    Raises:
+      ValueError: a column is missing, or occurs twice.
     """
-    lengths = np.diff(bounds)
-    hashes = lengths.astype(np.uint64)
-    for i in range(int(lengths.max())):
-      longer = np.flatnonzero(lengths > i)
-      byte = content[bounds[longer] + i].astype(np.uint64)
-      hashes[longer] = _mixed(hashes[longer] * self._factor + byte)
-    return hashes
+    columns = list(columns)
+    for column, wanted in self._columns.items():
+      option = f'--{column}-column'
+      same = [each for each in columns if _is_same(each, wanted)]
+      # PRIVACY: of two columns of one name, the wrong one may hold the clients,
+      # and epsilon would be too small. Such a log is refused.
+      # Guard: participation_log_test.test_column_that_occurs_twice_is_refused.
+      if len(same) > 1:
+        raise errors.value_error(
+          f'{where} has the column {wanted!r} twice: {same}; leave one of them'
+        )
+      if wanted in columns:
+        continue
+      if same:
+        raise errors.value_error(
+          f'{where} has {same[0]!r}, not {wanted!r}; rename it, or give '
+          f'{option}'
+        )
+      for separator, words in _SEPARATORS.items():
+        split = [_unquoted(each) for each in header.split(separator)]
+        if any(_is_same(each, wanted) for each in split):
+          raise errors.value_error(
+            f'{where} has {words} between its columns: {header!r}; write commas'
+          )
+      raise errors.value_error(
+        f'{where} has the columns {columns}, none of which is {wanted!r}; name '
+        f'the columns in it, or give {option}'
+      )
+    return list(self._columns.values())
 
-  def _refused(self, column: str, fault: str, remedy: str) -> ValueError:
-    return _refused(self.path, column, fault, remedy)
+  def _damage(self, file: _File, error: Exception) -> str:
+    """Returns what is wrong in a file that a reader refused."""
+    if file.kind in _CSV and not isinstance(
+      error, (EOFError, zlib.error, gzip.BadGzipFile)
+    ):
+      with file.open() as lines:
+        cells = next(lines).decode('utf-8', 'replace').strip('\r\n').split(',')
+        place = list(map(_unquoted, cells)).index(self._columns[ROUND])
+        for number, line in enumerate(lines, 2):
+          row = line.decode('utf-8', 'backslashreplace').strip('\r\n')
+          try:
+            line.decode()
+          except UnicodeDecodeError:
+            return f'line {number} is not UTF-8: {row!r}'
+          values = row.split(',')
+          if len(values) != len(cells):
+            return (
+              f'line {number} has {len(values)} cells, not {len(cells)}: '
+              f'{row!r}'
+            )
+          if not _is_integer(values[place]):
+            return (
+              f'line {number} has {self._columns[ROUND]}={values[place]!r}, '
+              'which must be an integer'
+            )
+    return ' '.join(str(error).split())
 
 
-def _refused(
-  path: pathlib.Path, column: str, fault: str, remedy: str
-) -> ValueError:
-  return errors.value_error(
-    f'log={path}: the values of {column} {fault}; {remedy}'
+def _is_integer(text: str) -> bool:
+  try:
+    return text.isascii() and '_' not in text and int(text) < 2**63
+  except ValueError:
+    return not text.strip()  # A missing round has a message of its own.
+
+
+def _is_same(column: str, wanted: str) -> bool:
+  """Returns whether two names of columns may mean the same.
+
+  pandas adds .1 to the name of a second column of one name.
+  """
+  name = column.strip().casefold()
+  return name in (wanted.strip().casefold(), f'{wanted}.1'.casefold())
+
+
+def _unquoted(cell: str) -> str:
+  if len(cell) > 1 and cell[0] == cell[-1] == '"':
+    return cell[1:-1]
+  return cell
+
+
+def _paths(path: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of a log, in order.
+
+  Raises:
+    ValueError: the ending of a name is not known, or a folder has no Parquet
+      file or other files.
+    FileNotFoundError: the path does not exist.
+  """
+  if not path.is_dir():
+    if not path.name.lower().endswith(_ENDINGS):
+      raise errors.value_error(
+        f'log={path}: must end in one of {", ".join(_ENDINGS)}, or be a folder '
+        'of Parquet files; give a CSV or Parquet file'
+      )
+    if not path.is_file():
+      raise FileNotFoundError(
+        errors.invalid(f'log={path}: there is no such file; give a log')
+      )
+    return [path]
+  # Programs that write folders of Parquet add such names for themselves.
+  entries = sorted(
+    each for each in path.iterdir() if not each.name.startswith(('.', '_'))
+  )
+  others = [
+    each
+    for each in (*entries, path / '_temporary')
+    if each.exists()
+    and not (each.is_file() and each.suffix.lower() in _PARQUET)
+  ]
+  # PRIVACY: a file of the folder that is not read could hold participations,
+  # and epsilon would be too small. A folder with other files is refused.
+  # Guard: participation_log_test.test_folder_with_other_files_is_refused.
+  if others or not entries:
+    has = f'has {others[0].name!r}' if others else 'has no Parquet file'
+    raise errors.value_error(
+      f'log={path}: {has}; give a folder that has the Parquet files of one log '
+      'and nothing else, or one file'
+    )
+  return entries
+
+
+def _header(file: _File) -> str:
+  """Returns the first line of a CSV file.
+
+  Raises:
+    ValueError: the file is of another format or encoding, or has no such line.
+  """
+  with file.open() as stream:
+    head = stream.read(_LONGEST_HEADER)
+  line = head[: head.find(b'\n') + 1 or None]
+  for signature, fault, remedy in _SIGNATURES:
+    if head.startswith(signature):
+      raise errors.value_error(f'log={file.path}: {fault}; {remedy}')
+  text = line[len(_BOM) :] if line.startswith(_BOM) else line
+  fault = ''
+  if not head:
+    fault = 'is empty'
+  elif text[:8].count(b'\0') > 2:
+    fault = 'is UTF-16 or UTF-32'
+  elif b'\0' in line:
+    fault = 'is binary: it has a NUL'
+  if not fault:
+    with contextlib.suppress(UnicodeDecodeError):
+      return text.decode().rstrip('\r\n')
+    fault = f'is not UTF-8: line 1 begins with {text[:20]!r}'
+  raise errors.value_error(
+    f'log={file.path}: cannot be read: {fault}; give a CSV file in UTF-8 whose '
+    'first line names its columns'
   )
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
-  """Returns the image of each value under a bijection that mixes its bits."""
-  for shift, factor in zip((30, 27), _MIX):
-    values = (values ^ (values >> np.uint64(shift))) * factor
-  return values ^ (values >> np.uint64(31))
-
-
-def _batches(path: pathlib.Path) -> Iterator[pa.RecordBatch]:
-  """Yields record batches of the columns of a log.
-
-  Raises:
-    ValueError, OSError, ImportError: the errors of `ParticipationLog`.
-  """
-  try:
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-  except ImportError as error:
-    raise errors.not_installed(
-      'pyarrow',
-      'participation logs are read with it',
-      errors.install('logs'),
-    ) from error
-  if path.suffix not in (*_CSV, *_PARQUET):
-    raise errors.value_error(
-      f'log={path}: must end in one of {", ".join((*_CSV, *_PARQUET))}; give a '
-      'CSV or Parquet file'
-    )
-  if not path.is_file():
-    raise FileNotFoundError(
-      errors.invalid(f'log={path}: there is no such file; give a log')
-    )
-  try:
-    if path.suffix in _PARQUET:
-      with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        for column in COLUMNS:
-          if column not in file.schema_arrow.names:
-            raise KeyError(column)
-        for batch in file.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
-          yield batch.select(COLUMNS)
-      return
-    _check_lines(path)
-    with csv.open_csv(
-      path,
-      read_options=csv.ReadOptions(block_size=_BATCH_BYTES),
-      # PRIVACY: a CSV reader that knows quotes joins all rows between two
-      # quotes into one value, so participations would be missing and epsilon
-      # would be too small. For this reader, a quote is an ordinary character.
-      # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
-      parse_options=csv.ParseOptions(
-        quote_char=False, ignore_empty_lines=False
-      ),
-      convert_options=csv.ConvertOptions(
-        column_types={'round': pa.int64(), 'client': pa.string()},
-        include_columns=list(COLUMNS),
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-      ),
-    ) as reader:
-      for batch in reader:
-        _check_names(path, batch.column(1))
-        yield batch
-  except (pa.ArrowException, KeyError) as error:
-    if isinstance(error, OSError) and error.errno is not None:
-      raise
-    text = ' '.join(str(error).split())
-    raise errors.value_error(
-      f'log={path}: cannot be read: {text}; give the columns '
-      f'{" and ".join(COLUMNS)}, one row a participation, nothing quoted'
-    ) from error
-
-
-def _check_lines(path: pathlib.Path) -> None:
+def _check_lines(file: _File) -> None:
   """Raises ValueError unless all lines of a file have the same line end."""
   ends, returns, last = 0, 0, b'\n'
-  with open(path, 'rb') as file:
-    while block := file.read(_BATCH_BYTES):
+  with file.open() as stream:
+    while block := stream.read(_BATCH_BYTES):
       ends += block.count(b'\n')
       returns += block.count(b'\r')
       last = block[-1:]
@@ -310,28 +640,10 @@ def _check_lines(path: pathlib.Path) -> None:
   # ways. These files are refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if last != b'\n' or returns not in (0, ends):
+    fault = f'{returns} carriage returns are in {ends} lines'
+    if last != b'\n':
+      fault = f'line {ends + 1}, the last one, has no line end'
     raise errors.value_error(
-      f'log={path}: a line has no line end, or another line end than other '
-      'lines, so the file may be cut or damaged; end all lines, also the last '
-      'line, in the same way'
-    )
-
-
-def _check_names(path: pathlib.Path, names: pa.Array) -> None:
-  """Raises ValueError for a name that a damaged byte may have changed."""
-  import pyarrow.compute
-
-  wrong = pyarrow.compute.match_substring_regex(names, _BAD_NAME)
-  # PRIVACY: the names 'a', '"a"' and 'a' with a blank or a NUL may mean one
-  # client. They would count as several clients with fewer rounds each, and
-  # epsilon would be too small. A name with a quote, a control character, or a
-  # blank at either end is refused.
-  # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
-  if pyarrow.compute.any(wrong).as_py():
-    name = names.filter(wrong)[0].as_py()
-    raise _refused(
-      path,
-      'client',
-      f'have a quote, a control character or a blank at an end, as in {name!r}',
-      'write bare names: nothing is quoted in a log',
+      f'log={file.path}: {fault}, so the file may be cut or damaged; end all '
+      'lines, also the last line, in the same way'
     )

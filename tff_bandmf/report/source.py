@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional, Union
 
-import numpy as np
-
 from tff_bandmf import _files, accounting, errors, sensitivity
+from tff_bandmf.cohorts import names
 from tff_bandmf.ledger import counts
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.report import (
@@ -47,6 +46,9 @@ class Source:
     accuracy: pairs (rounds done, validation accuracy in [0, 1]).
     clips: pairs (rounds done, clip) of an adaptive clip.
     compared: runs with which the report compares this run.
+    alike: warning that names two clients of a log whose names may mean one
+      client; None without such names. It is for the operator: a report names no
+      client.
   """
 
   name: str
@@ -63,6 +65,7 @@ class Source:
   accuracy: Sequence[tuple[int, float]] = ()
   clips: Sequence[tuple[int, float]] = ()
   compared: tuple[Source, ...] = ()
+  alike: Optional[str] = None
 
   @property
   def guarantee(self) -> accounting.Composition:
@@ -163,7 +166,7 @@ def _before(
 
 def of_plan(
   plan_file: Path,
-  log_file: Optional[Path] = None,
+  log: Optional[Union[Path, participation_log.ParticipationLog]] = None,
   notes: Optional[Mapping[str, _files.Json]] = None,
 ) -> Source:
   """Returns the input of a report on training outside this library.
@@ -171,8 +174,8 @@ def of_plan(
   Args:
     plan_file: file that `Plan.save` wrote, with the noise that was added and
       the planned participation.
-    log_file: participation log, CSV or Parquet; see `participation_log`. If
-      None, the claim is for the participation that the plan states.
+    log: participation log, or its path. If None, the claim is for the
+      participation that the plan states.
     notes: maps the name of an argument of `Run.note` to its value.
 
   Raises:
@@ -195,28 +198,30 @@ def of_plan(
       'delta=None: the plan states no delta, and epsilon depends on delta; '
       'make the plan with epsilon and delta'
     )
-  files = {'plan': plan_file}
+  digests = {'plan': _files.sha256(pathlib.Path(plan_file))}
   tells: list[tuple[str, str]] = []
-  parts: Iterable[tuple[np.ndarray, np.ndarray]] = ()
-  if log_file is None:
+  if log is None:
     # Without a log, the claim is for all planned rounds. Their clients are
     # unknown, so each round gets the size 0.
     sizes = dict.fromkeys(range(plan.rounds), 0)
+    observed = sensitivity.of_clients((), plan.strategy, plan.schema.costs)
   else:
-    log = participation_log.ParticipationLog(log_file)
+    if not isinstance(log, participation_log.ParticipationLog):
+      log = participation_log.ParticipationLog(log)
     log.check_sizes(plan.most_clients)
-    parts, sizes = log.parts(), log.cohort_sizes()
-    files['log'] = log_file
+    sizes = log.cohort_sizes()
+    observed = log.observed(plan.strategy, plan.schema.costs)
+    digests['log'] = log.sha256()
     tells = [
       ('the log', 'the clients of each round; do not publish the log'),
       ('this report', side_releases.COUNTS),
     ]
-  observed = sensitivity.of_clients(parts, plan.strategy, plan.schema.costs)
-  if not observed.clients and log_file is not None:
-    raise errors.value_error(
-      f'log={log_file}: shows no participation; give a whole log'
-    )
   run = run_json.RunRecord.from_plan(plan).with_statements(notes or {})
+  alike = None if log is None else log.alike
+  if alike is not None:
+    run = run.with_statements(
+      {'not_covered': [*run.not_covered, names.NOT_COVERED]}
+    )
   claim = claim_lib.from_evidence(
     plan.guarantee,
     counts.from_log(sizes, observed),
@@ -226,7 +231,7 @@ def of_plan(
     planned_rounds=plan.rounds,
   )
   return Source(
-    pathlib.Path(log_file or plan_file).stem,
+    pathlib.Path(plan_file if log is None else log.path).stem,
     run,
     claim,
     claim.rounds >= plan.rounds,
@@ -238,5 +243,6 @@ def of_plan(
         *(('stated', item) for item in run.side_releases),
       )
     ],
-    {name: _files.sha256(pathlib.Path(path)) for name, path in files.items()},
+    digests,
+    alike=alike,
   )

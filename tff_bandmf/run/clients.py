@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional, Protocol, SupportsIndex, Union
 import numpy as np
 
 from tff_bandmf import _checks, cohorts, errors, participation
-from tff_bandmf.ledger import identifiers
+from tff_bandmf.cohorts import names as names_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import drawn_cohorts
@@ -95,7 +95,7 @@ def population(clients: Clients) -> np.ndarray:
       f'clients={type(clients).__name__}: must be a number of clients, or a '
       'list of indices or strings; give the number, the list, or a ClientData'
     )
-  names = np.asarray(identifiers.names(ids))
+  names = np.asarray(names_lib.names(ids))
   # PRIVACY: samplers draw positions in the list of IDs. If its order differed
   # after a restart, a replayed round could get a different cohort, and thus a
   # second sum with the same noise. This line sorts the list.

@@ -175,7 +175,7 @@ class Journal:
     """Returns the rounds below `before` in which each client took part.
 
     Args:
-      ids: [N] indices or IDs of the population.
+      ids: [N] indices or IDs of the population, ascending.
       before: index of a round; the result has only rounds below this index.
       schema: participation schema of the plan.
 
@@ -183,19 +183,14 @@ class Journal:
       ValueError: the number of clients that took part and are missing from
         `ids` exceeds the statement `clients_left` of the run.
     """
-    history: Union[cohorts.History, cohorts.Patterns] = (
-      self.ledger.patterns(ids, before)
-      if isinstance(schema, participation.Budget)
-      else self.ledger.past(ids, before)
-    )
-    clients = self.ledger.clients(before)
-    missing = clients - int(np.count_nonzero(history.count))
+    history, missing = self.ledger.population(ids, before, schema)
     # PRIVACY: if the IDs of clients change with every start of the program, as
     # salted hashes do, the same people look like new clients and are drawn more
     # often than the schema allows. If the number of clients that took part and
     # are missing from `ids` exceeds `clients_left`, the run stops.
     # Guard: run_rounds_test.test_other_names_are_refused.
     if missing > (self._record.clients_left or 0):
+      clients = missing + int(np.count_nonzero(history.count))
       raise errors.value_error(
         f'clients={len(ids)} ids: lack {missing} of the {clients} clients that '
         f'took part before round {before}; name all clients as they were named '

@@ -23,7 +23,7 @@ from tff_bandmf import (
   report,
 )
 from tff_bandmf import cohorts as cohorts_lib
-from tff_bandmf.ledger import identifiers
+from tff_bandmf.cohorts import names as names_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_text
 from tff_bandmf.run import clients as clients_lib
@@ -95,6 +95,7 @@ class Run:
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
     self._warned: set[str] = set()
+    self._spellings = names_lib.Spellings()
     self._budget_left: Optional[float] = None
     self._as_drawn: Optional[Callable[[], bool]] = None
     self._stack = contextlib.ExitStack()
@@ -240,6 +241,8 @@ class Run:
     if self._ended:
       return
     ids = clients_lib.population(clients)
+    if ids.dtype.kind == 'U':
+      self._warn_of_names(names_lib.alike(ids.tolist()))
     source = clients_lib.cohort_source(
       plan, self._sampling_key, ids, seed, last
     )
@@ -332,7 +335,13 @@ class Run:
         f'{plan.strategy.rounds - 1}; end the run with run.record(...); '
         f'{opening.MORE_ROUNDS}'
       )
-    ids = np.asarray(identifiers.names(cohort))
+    ids = np.asarray(names_lib.names(cohort))
+    if ids.dtype.kind == 'U':
+      self._warn_of_names(
+        self._spellings.alike(
+          ids.tolist(), lambda texts: journal.ledger.past(texts, t).count > 0
+        )
+      )
     by_budget = isinstance(plan.schema, participation.Budget)
     admission = cohorts_lib.admit(
       ids,
@@ -443,6 +452,20 @@ class Run:
       if line is not None and kind not in self._warned:
         self._warned.add(kind)
         errors.notice(line)
+
+  def _warn_of_names(self, line: Optional[str]) -> None:
+    """Warns, and says in the report, that two names may mean one client."""
+    if line is None:
+      return
+    # PRIVACY: two names of one client count as two clients with fewer rounds
+    # each, and the epsilon of this client is larger than the claim. Nobody can
+    # know whether '7' and '07' are one client, so the report says that such a
+    # client is not covered.
+    # Guard: run_rounds_test.test_names_alike_are_named_at_the_start_of_a_run.
+    self._journal.append_statement('not_covered', names_lib.NOT_COVERED)
+    if 'names' not in self._warned:
+      self._warned.add('names')
+      errors.notice(f'WARNING: {line}')
 
   @property
   def ledger_head(self) -> str:

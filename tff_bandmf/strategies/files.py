@@ -206,6 +206,9 @@ def load(
       if path.suffix == '.npz'
       else _with_arrays(_files.parse_json(content))
     )
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    fault = _files.json_fault(content, error)
+    raise ValueError(_not_a_strategy(path, f', {fault}')) from error
   # The readers of a damaged file may raise an exception of any type.
   except Exception as error:
     raise ValueError(_not_a_strategy(path)) from error
@@ -389,8 +392,8 @@ def _build(
   return strategy
 
 
-def _not_a_strategy(path: pathlib.Path) -> str:
+def _not_a_strategy(path: pathlib.Path, fault: str = '') -> str:
   return errors.invalid(
-    f'file={path}: is not a whole strategy file; write one with bandmf '
+    f'file={path}: is not a whole strategy file{fault}; write one with bandmf '
     'optimize --out FILE'
   )

@@ -1,0 +1,577 @@
+"""The rule for names of clients, for every reader of names.
+
+A name is an integer or a text. Logs in CSV and Parquet, populations and cohorts
+of runs, cohorts of Flower, and ledgers all read names by the functions here.
+
+| a text ...                                                    | is         |
+|---------------------------------------------------------------|------------|
+| empty, or a word for a missing value, see `_MISSING`          | refused    |
+| with a blank at an end, a control character, a quote `"`, or  | refused    |
+| a character that nobody sees, see `_unseen`                   |            |
+| that is not UTF-8                                             | refused    |
+| that is equal to another name but for the spelling, see       | a warning  |
+| `_respelled`                                                  |            |
+| of another kind                                               | a name     |
+
+An integer is refused if its digits are in `_MISSING`; a ledger takes integers
+of at least 0. Names that differ in one bit count as different clients.
+
+Many names are in a `Column` of bytes, and all of them are handled at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import secrets
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Optional, Union
+
+import numpy as np
+
+from tff_bandmf import errors
+
+Client = Union[int, str]
+
+REMEDY = 'write each client under one bare name, such as 7 or device-7'
+# Words that programs write for a missing value, in lower case. -1 and the least
+# integers of 32 and 64 bits stand for a missing integer.
+_MISSING = frozenset(
+  'na nan nat none null nil undefined undef missing unknown n/a #n/a #na <na> '
+  r'<null> <none> <nan> (null) [null] \n -nan +nan 1.#ind -1.#ind 1.#qnan '
+  'na_character_ na_integer_ -1 -1.0 -2147483648 -9223372036854775808 - -- ? .'
+  ''.split()
+) | {'#n/a n/a'}
+_LONGEST_MISSING = max(map(len, _MISSING))
+# First and last byte of the words in `_MISSING`, as 256 * first + last.
+_ENDS_OF_MISSING = np.zeros(2**16, bool)
+for _word in {*_MISSING, *map(str.upper, _MISSING), *map(str.title, _MISSING)}:
+  for _first in {_word[0].lower(), _word[0].upper()}:
+    for _last in {_word[-1].lower(), _word[-1].upper()}:
+      _ENDS_OF_MISSING[256 * ord(_first) + ord(_last)] = True
+# ASCII characters that a name may have, and what closes an opening one.
+_ALLOWED = bytes(set(range(32, 127)) - {ord('"')})
+_CLOSING = np.zeros(256, np.uint8)
+for _first, _last in zip("'`{([<", "'`})]>"):
+  _CLOSING[ord(_first)] = ord(_last)
+_CLOSES = np.isin(np.arange(256), _CLOSING[_CLOSING > 0])
+# Unicode categories of characters that are not seen, or are half a character.
+_UNSEEN_CATEGORIES = ('Cc', 'Cf', 'Cs', 'Co', 'Cn', 'Zl', 'Zp', 'Zs')
+# First and last of the other characters that Unicode shows as nothing
+# (Default_Ignorable_Code_Point), of an empty Braille cell, and of the character
+# that replaces a damaged one.
+_UNSEEN_RANGES = (
+  *((0x34F, 0x34F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
+  *((0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0)),
+  *((0xFFF0, 0xFFFD), (0x1D159, 0x1D159), (0xE0000, 0xE0FFF)),
+)
+# Quotes other than ' in text that Unicode has normalised.
+_QUOTES = str.maketrans(dict.fromkeys('‘’‚‛“”„‟«»‹›', "'"))
+# Number of names that are handled at a time; their bytes fit in a cache.
+_CHUNK = 2**16
+# Factors of the finaliser of SplitMix64.
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+# Largest number of slots of a table of `Register`, in bits.
+_MOST_SLOTS = 24
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Column:
+  """Texts one after another.
+
+  Attributes:
+    content: [bytes] uint8, the texts in UTF-8.
+    bounds: [m + 1] int64, the index of the first byte of each text, and the end
+      of the last text.
+  """
+
+  content: np.ndarray
+  bounds: np.ndarray
+
+  @classmethod
+  def from_texts(cls, texts: Sequence[str]) -> Column:
+    """Returns a column; half a character of UTF-16 becomes invalid UTF-8."""
+    joined = ''.join(texts)
+    if joined.isascii():
+      encoded, sizes = joined.encode(), map(len, texts)
+    else:
+      parts = [text.encode('utf-8', 'surrogatepass') for text in texts]
+      encoded, sizes = b''.join(parts), map(len, parts)
+    bounds = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(np.fromiter(sizes, np.int64, len(texts)), out=bounds[1:])
+    return cls(np.frombuffer(encoded, np.uint8), bounds)
+
+  def __len__(self) -> int:
+    return len(self.bounds) - 1
+
+  def __getitem__(self, place: int) -> str:
+    low, high = self.bounds[place], self.bounds[place + 1]
+    return self.content[low:high].tobytes().decode('utf-8', 'backslashreplace')
+
+  def __iter__(self) -> Iterator[str]:
+    return map(self.__getitem__, range(len(self)))
+
+  def chunks(self) -> Iterable[Column]:
+    """Yields columns of at most `_CHUNK` texts, whose bounds begin at 0."""
+    for start in range(0, len(self), _CHUNK):
+      bounds = self.bounds[start : start + _CHUNK + 1]
+      content = self.content[bounds[0] : bounds[-1]]
+      yield Column(content, bounds - bounds[0])
+
+
+def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
+  """Returns the names of clients in order: all indices, or all strings.
+
+  Args:
+    clients: indices (any kind of integer, at least 0) or strings, in a list, a
+      range or an array of any dtype.
+
+  Returns:
+    An array of int64 indices, or a list of strings. Without clients, the result
+    is an empty array.
+
+  Raises:
+    TypeError: a client is neither an index nor a string, or `clients` has both.
+    ValueError: an index is negative, or has more than 63 bits; or a string
+      breaks the rule of the module.
+
+  >>> names(np.array([3, np.int32(1)], object)).tolist()
+  [3, 1]
+  """
+  if isinstance(clients, range):
+    clients = np.arange(clients.start, clients.stop, clients.step)
+  if isinstance(clients, np.ndarray) and clients.dtype.kind in 'iu':
+    for client in (clients.min(), clients.max()) if len(clients) else ():
+      _index(client)
+    return clients.astype(np.int64)
+  if isinstance(clients, np.ndarray):
+    # `tolist` gives Python values: each element of an object array stays an
+    # integer or a string.
+    clients = clients.tolist()
+  clients = list(clients)
+  strings = [client for client in clients if isinstance(client, str)]
+  # PRIVACY: a program that reads names from two sources may name one client
+  # both '1' and 1, and this client could take part twice within min_sep rounds.
+  # A mixture of strings and indices is refused here, before NumPy could convert
+  # all names to strings.
+  # Guard: identifiers_test.test_names_of_two_kinds_are_refused.
+  if 0 < len(strings) < len(clients):
+    raise errors.type_error(
+      f'clients={len(strings)} strings and {len(clients) - len(strings)} '
+      'others: must be all indices or all strings, since 1 and "1" would count '
+      'as two clients, and a missing name hides a client; name all clients in '
+      'one way'
+    )
+  if not strings:
+    return np.array([_index(client) for client in clients], np.int64)
+  column = Column.from_texts(strings)
+  # PRIVACY: names such as '7' and '7 ' may be one client, which would count as
+  # two clients with fewer rounds each, so epsilon would be too small. A string
+  # that breaks the rule of this module is refused.
+  # Guard:
+  # client_names_test.test_text_that_is_no_name_is_refused_by_every_reader.
+  fault = first_fault(column)
+  if fault is not None:
+    place, text_fault = fault
+    raise errors.value_error(
+      f'client={column[place]!r}: {text_fault}; {REMEDY}'
+    )
+  return strings
+
+
+def _index(client: object) -> int:
+  if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
+    raise errors.type_error(
+      f'client={type(client).__name__}: must be an integer or a string; name '
+      'clients by their index or by their identifier'
+    )
+  index = operator.index(client)
+  if not 0 <= index < 2**63:
+    rule = 'must be at least 0' if index < 0 else 'must be below 2^63'
+    raise errors.value_error(
+      f'client={index}: {rule}; give an index in the population'
+    )
+  return index
+
+
+def missing_integers(values: np.ndarray) -> np.ndarray:
+  """Returns which integers stand for a missing name, [m] bool."""
+  if not len(values) or values.min() >= 0:
+    return np.zeros(len(values), bool)
+  stand_ins = [int(word) for word in _MISSING if word[1:].isdigit()]
+  return np.isin(values, np.array(stand_ins, np.int64))
+
+
+def first_fault(column: Column) -> Optional[tuple[int, str]]:
+  """Returns the place of the first text that breaks the rule, and its fault.
+
+  The result is None if every text is a name.
+  """
+  start = 0
+  for chunk in column.chunks():
+    faults = sorted(_faults(chunk))
+    if faults:
+      place, fault = faults[0]
+      return start + place, fault
+    start += len(chunk)
+  return None
+
+
+def _faults(column: Column) -> Iterable[tuple[int, str]]:
+  """Yields (place, fault) for the first text of each kind of fault."""
+  content, starts, ends = column.content, column.bounds[:-1], column.bounds[1:]
+  empty = starts == ends
+  if empty.any():
+    yield int(np.argmax(empty)), 'is empty'
+    # Below, each text has a first and a last byte.
+    full = Column(content, np.append(starts[~empty], ends[-1]))
+    places = np.flatnonzero(~empty)
+    yield from ((int(places[i]), fault) for i, fault in _faults(full))
+    return
+  if not len(column):
+    return
+  first, last = content[starts], content[ends - 1]
+  for end, which in ((first, 'begins'), (last, 'ends')):
+    blank = end == ord(' ')
+    if blank.any():
+      yield int(np.argmax(blank)), f'{which} with a blank'
+  ends_match = _ENDS_OF_MISSING[first.astype(np.int64) * 256 + last]
+  ends_match &= ends - starts <= _LONGEST_MISSING
+  for i in np.flatnonzero(ends_match).tolist():
+    if column[i].lower() in _MISSING:
+      yield i, 'stands for a missing name'
+      break
+  encoded = content.tobytes()
+  unseen: Iterable[str] = ()
+  if encoded.isascii():
+    unseen = map(chr, encoded.translate(None, _ALLOWED)[:1])
+  else:
+    cut = first & 0xC0 == 0x80
+    if cut.any():
+      yield int(np.argmax(cut)), 'is not UTF-8'
+    try:
+      text = encoded.decode()
+    except UnicodeDecodeError as error:
+      yield _place(column, error.start), 'is not UTF-8'
+      return
+    # Each different character is looked up once.
+    present = np.zeros(0x110000, bool)
+    present[np.frombuffer(text.encode('utf-32-le'), '<u4')] = True
+    unseen = filter(_unseen, map(chr, np.flatnonzero(present).tolist()))
+  for character in unseen:
+    place = _place(column, encoded.index(character.encode()))
+    about = unicodedata.name(character, 'a control character')
+    about = 'a quote' if character == '"' else about
+    yield place, f'has U+{ord(character):04X}, {about}'
+
+
+def _place(column: Column, byte: int) -> int:
+  return int(np.searchsorted(column.bounds, byte, 'right')) - 1
+
+
+def _unseen(character: str) -> bool:
+  """Returns whether a name may not have a character.
+
+  >>> [_unseen(each) for each in ('a', ' ', '\\xa0', '\\u200b', '\\u3164')]
+  [False, False, True, True, True]
+  """
+  code = ord(character)
+  if code < 128:
+    return code not in _ALLOWED
+  return unicodedata.category(character) in _UNSEEN_CATEGORIES or any(
+    low <= code <= high for low, high in _UNSEEN_RANGES
+  )
+
+
+def _respelled(column: Column) -> Column:
+  """Returns one spelling for all names that may mean one client.
+
+  Case, Unicode normalisation (NFKC), quotes or brackets around a name, zeros
+  before a number, `.0` at the end of a number and repeated blanks are dropped.
+
+  >>> [*_respelled(Column.from_texts(['007', '7.0', "b'7'", 'A-07', 'a-7']))]
+  ['7', '7', '7', 'a-7', 'a-7']
+  """
+  encoded, bounds = column.content.tobytes(), column.bounds
+  if encoded.isascii():
+    text = encoded.lower()
+  else:
+    text, bounds = _normalised(column)
+  content = np.frombuffer(text, np.uint8)
+  starts, ends = bounds[:-1].copy(), bounds[1:].copy()
+  digit = content - np.uint8(ord('0')) < 10
+  if _CLOSES[content[ends - 1]].any():
+    _drop_quotes(content, starts, ends)
+  if b'.' in text:
+    _drop_fractions(content, digit, starts, ends)
+  dropped = _leading_zeros(content, digit, starts, ends)
+  if b'  ' in text:
+    dropped[1:] |= (content[1:] == ord(' ')) & (content[:-1] == ord(' '))
+  if (ends - starts).sum() < len(content):
+    # Each byte between the start and the end of its text has the sum 1.
+    inside = np.zeros(len(content) + 1, np.int8)
+    inside[starts] += 1
+    inside[ends] -= 1
+    dropped |= np.cumsum(inside[:-1], dtype=np.int8) == 0
+  gone = np.flatnonzero(dropped)
+  if not len(gone):
+    return column if text == encoded else Column(content, bounds)
+  return Column(content[~dropped], bounds - np.searchsorted(gone, bounds))
+
+
+def _normalised(column: Column) -> tuple[bytes, np.ndarray]:
+  """Returns content and bounds after NFKC, case folding, and one quote '."""
+  count = len(column)
+  place = np.arange(len(column.content))
+  place += np.repeat(np.arange(count), np.diff(column.bounds))
+  lines = np.full(len(place) + count - 1, ord('\n'), np.uint8)
+  lines[place] = column.content
+  text = unicodedata.normalize('NFKC', lines.tobytes().decode()).casefold()
+  text = unicodedata.normalize('NFKC', text)
+  if any(map(text.__contains__, map(chr, _QUOTES))):
+    text = text.translate(_QUOTES)
+  content = np.frombuffer(text.encode(), np.uint8)
+  is_end = content == ord('\n')
+  ends = np.flatnonzero(is_end) - np.arange(count - 1)
+  content = content[~is_end]
+  return content.tobytes(), np.concatenate([[0], ends, [len(content)]])
+
+
+def _drop_quotes(
+  content: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> None:
+  """Moves starts and ends of texts in quotes or brackets, in place."""
+  second = content[np.minimum(starts + 1, ends - 1)]
+  of_bytes = (content[starts] == ord('b')) & (second == ord("'"))
+  of_bytes &= (content[ends - 1] == ord("'")) & (ends - starts > 3)
+  starts += of_bytes
+  closing = _CLOSING[content[starts]]
+  quoted = (closing != 0) & (closing == content[ends - 1]) & (ends - starts > 2)
+  starts += quoted
+  ends -= quoted
+
+
+def _drop_fractions(
+  content: np.ndarray, digit: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> None:
+  """Moves the ends of texts such as 7.0 to the point, in place."""
+  point, zero = content == ord('.'), content == ord('0')
+  texts = np.arange(len(ends))
+  last = ends - 1
+  while len(texts):
+    at = last[texts]
+    tail = (point[at] | zero[at]) & (at > starts[texts])
+    texts, at = texts[tail], at[tail]
+    cut = point[at] & digit[at - 1]
+    ends[texts[cut]] = at[cut]
+    last[texts] -= 1
+
+
+def _leading_zeros(
+  content: np.ndarray, digit: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+  """Returns which bytes are zeros before a number in a text."""
+  zero = content == ord('0')
+  # Whether a byte follows a digit, or a point after a digit, of its text.
+  follows = np.zeros(len(content), bool)
+  follows[1:] = digit[:-1]
+  follows[2:] |= (content[1:-1] == ord('.')) & digit[:-2]
+  inner = starts[ends - starts > 1]
+  follows[inner + 1] = digit[inner]
+  follows[starts] = False
+  # Whether a digit of its text follows a byte.
+  followed = np.zeros(len(content), bool)
+  followed[:-1] = digit[1:]
+  followed[ends - 1] = False
+  dropped = np.zeros(len(content), bool)
+  place = np.flatnonzero(zero & followed & ~follows)
+  while len(place):
+    dropped[place] = True
+    place = place[followed[place]] + 1
+    place = place[zero[place] & followed[place]]
+  return dropped
+
+
+class Register:
+  """Hashes of names, and the names that may be two spellings of one client.
+
+  Two names with the same hash count as one client, which can only raise the
+  sensitivity. The probability that two of 10^7 names have the same hash is
+  3e-6.
+  """
+
+  def __init__(self):
+    # Without this secret random factor, an attacker could choose client names
+    # that have the same hash.
+    self._factor = np.uint64(secrets.randbits(64) | 1)
+    # Hashes of names that `_respelled` changes, and of their common spelling.
+    self._changed: list[np.ndarray] = []
+    self._spellings: list[np.ndarray] = []
+
+  def add(self, column: Column) -> np.ndarray:
+    """Returns [m] uint64 hashes of texts that are names."""
+    hashes = [np.empty(0, np.uint64)]
+    for chunk in column.chunks():
+      hashes.append(self._hashes(chunk))
+      respelled = _respelled(chunk)
+      if respelled is chunk:
+        continue
+      spellings = self._hashes(respelled)
+      changed = spellings != hashes[-1]
+      self._changed.append(hashes[-1][changed])
+      self._spellings.append(spellings[changed])
+    return np.concatenate(hashes)
+
+  def integers(self, values: np.ndarray) -> np.ndarray:
+    """Returns [m] uint64 hashes of integers of 64 bits."""
+    return _mixed(values.view(np.uint64) * self._factor)
+
+  def _hashes(self, column: Column) -> np.ndarray:
+    """Returns a hash of each text under the secret factor.
+
+    The hash h begins as the length of the text. Each 8 bytes w in turn, the
+    last ones filled up with zeros, replace h by mixed(h * factor + w).
+    """
+    starts, lengths = column.bounds[:-1], np.diff(column.bounds)
+    padded = np.append(column.content, np.zeros(8, np.uint8))
+    # The 8 bytes from each byte on, as one number.
+    words: np.ndarray = np.ndarray(len(padded) - 7, '<u8', padded, strides=(1,))
+    hashes = lengths.astype(np.uint64)
+    texts = np.arange(len(lengths))
+    for i in range(0, int(lengths.max(initial=0)), 8):
+      left = lengths[texts] - i
+      texts, left = texts[left > 0], left[left > 0]
+      word = words[starts[texts] + i]
+      unused = (8 * np.maximum(8 - left, 0)).astype(np.uint64)
+      word = (word << unused) >> unused
+      hashes[texts] = _mixed(hashes[texts] * self._factor + word)
+    return hashes
+
+  def alike(self, hashes: np.ndarray) -> Optional[tuple[int, int, int]]:
+    """Returns how many names may be other spellings, and one such pair.
+
+    The result is (number of names less the number of spellings, hash of a name,
+    hash of another name with its spelling), or None if all spellings differ.
+
+    Args:
+      hashes: hashes of all names; repetitions are allowed.
+    """
+    if not any(map(len, self._changed)):
+      return None
+    # A slot has the names whose spellings have the same first bits. Only slots
+    # with two different names are sorted. All arrays are handled in parts that
+    # fit in a cache.
+    bits = sum(map(len, self._changed)).bit_length() + 1
+    shift = np.uint64(64 - min(max(10, bits), _MOST_SLOTS))
+    name_in_slot = np.zeros(2 ** (64 - int(shift)), np.uint64)
+    is_used = np.zeros(len(name_in_slot), bool)
+    for name, spelling in zip(self._changed, self._spellings):
+      is_used[spelling >> shift] = True
+      name_in_slot[spelling >> shift] = name
+    pairs = list(zip(self._changed, self._spellings))
+    for start in range(0, len(hashes), _CHUNK):
+      part = hashes[start : start + _CHUNK]
+      # A name that no other spelling replaces is its own spelling.
+      part = part[is_used[part >> shift]]
+      name_in_slot[part >> shift] = part
+      pairs.append((part, part))
+    has_two = np.zeros(len(name_in_slot), bool)
+    for name, spelling in pairs:
+      slots = spelling >> shift
+      has_two[slots[name_in_slot[slots] != name]] = True
+    chosen = [has_two[spelling >> shift] for _, spelling in pairs]
+    name = np.concatenate([pair[0][i] for pair, i in zip(pairs, chosen)])
+    spelling = np.concatenate([pair[1][i] for pair, i in zip(pairs, chosen)])
+    order = np.argsort(spelling)
+    name, spelling = name[order], spelling[order]
+    # Neighbours of one spelling differ if it has two names at all.
+    differ = (spelling[1:] == spelling[:-1]) & (name[1:] != name[:-1])
+    if not differ.any():
+      return None
+    several = np.isin(spelling, spelling[1:][differ])
+    count = len(np.unique(name[several])) - len(np.unique(spelling[several]))
+    place = int(np.argmax(differ))
+    return count, int(name[place]), int(name[place + 1])
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+  """Returns the image of each value under a bijection that mixes its bits."""
+  for shift, factor in zip((30, 27), _MIX):
+    values = (values ^ (values >> np.uint64(shift))) * factor
+  return values ^ (values >> np.uint64(31))
+
+
+# Sentence of a report about names that may be two spellings of one client.
+NOT_COVERED = (
+  'some names of clients differ from others only in case, zeros, quotes, '
+  'blanks or Unicode form: a client with several such names'
+)
+
+
+def alike(texts: Sequence[str]) -> Optional[str]:
+  """Returns a warning if names may be two spellings of one client, or None.
+
+  >>> alike(['7', '07', 'a'])[:22]
+  "client='07': and '7' d"
+  """
+  register = Register()
+  hashes = register.add(Column.from_texts(texts))
+  result = register.alike(hashes)
+  if result is None:
+    return None
+  count, *pair = result
+  one, other = (
+    texts[int(np.argmax(hashes == np.uint64(each)))] for each in pair
+  )
+  return alike_text(one, other, count)
+
+
+def alike_text(one: str, other: str, count: int = 1) -> str:
+  """Returns the warning about names that may be two spellings of one client.
+
+  Args:
+    one: a name.
+    other: a name with the same spelling.
+    count: number of names less the number of their spellings.
+  """
+  one, other = sorted([one, other])
+  more = f', and so do {count - 1} more names' if count > 1 else ''
+  return errors.invalid(
+    f'client={one!r}: and {other!r} differ only in case, zeros, quotes, '
+    f'blanks or Unicode form{more}; if two names are one client, epsilon is '
+    'too small: write each client under one name'
+  )
+
+
+class Spellings:
+  """The spellings of names that come one cohort after another."""
+
+  def __init__(self):
+    # Names whose spelling is another text, by this text.
+    self._names: dict[str, str] = {}
+
+  def alike(
+    self, texts: Sequence[str], took_part: Callable[[list[str]], np.ndarray]
+  ) -> Optional[str]:
+    """Returns the warning about new names and earlier ones, or None.
+
+    Args:
+      texts: names of a cohort.
+      took_part: function that returns which of some names took part, [m] bool.
+    """
+    respelled = _respelled(Column.from_texts(texts))
+    spellings = dict(zip(texts, respelled))
+    for name, spelling in spellings.items():
+      earlier = self._names.get(spelling, name)
+      if earlier != name:
+        return alike_text(name, earlier)
+    changed = {
+      spelling: name
+      for name, spelling in spellings.items()
+      if name != spelling and first_fault(Column.from_texts([spelling])) is None
+    }
+    self._names.update(changed)
+    for spelling in np.array(list(changed))[took_part(list(changed))].tolist():
+      return alike_text(changed[spelling], spelling)
+    return alike(texts)
