@@ -438,7 +438,10 @@ def test_arrivals_that_are_interrupted_in_any_round_end(tmp_path, stop):
   _trained(tmp_path, plan, _client_app(seen=seen))
   assert sorted({t for t, _ in seen}) == list(range(stop + 1, 5))
   content = _report(tmp_path)
-  assert content['completed'] and content['observed']['rounds_burnt'] == 1
+  observed = content['observed']
+  assert content['completed'] and observed['rounds_burnt'] == 1
+  # No round past the plan was started instead.
+  assert observed['rounds'] == 4
   assert not (tmp_path / run_json.NOISE_KEY).exists()
 
 
