@@ -541,9 +541,9 @@ def alike_text(one: str, other: str, count: int = 1) -> str:
   shown = repr if len(forms) > 1 else ascii
   more = f', and so do {count - 1} more names' if count > 1 else ''
   return (
-    f'client={shown(one)}: and {shown(other)} differ only in case, zeros, quotes, '
-    f'blanks or Unicode form{more}; if two names are one client, epsilon is '
-    'too small: write each client under one name'
+    f'client={shown(one)}: and {shown(other)} differ only in case, zeros, '
+    f'quotes, blanks or Unicode form{more}; if two names are one client, '
+    'epsilon is too small: write each client under one name'
   )
 
 
