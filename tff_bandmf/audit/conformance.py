@@ -240,7 +240,7 @@ def influence(runs: Runs) -> answers_lib.Answer:
   """Returns the answer on the norm, in clips, by which a client moves a sum.
 
   Without noise, this is the difference of a sum with attackers and without.
-  What is left of earlier sums in a last one, without attackers, counts too.
+  A part of earlier sums that a last sum without attackers has counts too.
   """
   clients = runs.subject.statement.clients_per_round
   sizes = probes.cohort_sizes(clients)

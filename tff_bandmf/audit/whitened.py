@@ -47,7 +47,7 @@ class Test(NamedTuple):
     statistic: measured number.
     least: least statistic that passes.
     most: largest statistic that passes.
-    name: what was tested, in words.
+    name: words for the normals of the test.
   """
 
   failed: bool
