@@ -72,7 +72,7 @@ def tensors() -> Iterator[dict[str, Any]]:
         factory.close()
       return np.diff(instants)
 
-    # What comes first imports modules and starts threads.
+    # The first measurement imports modules and starts threads.
     for name in factories:
       measured(name, 2)
     for count in 20, 160, 320:

@@ -127,8 +127,8 @@ def refusal(error: Exception) -> Optional[ValueError]:
   kind = _NO_SEQUENCE.search(text)
   if kind is not None:
     return value_error(
-      f'data={kind[1]}: is no data of a client, whose type is {kind[2]}; give '
-      'a tf.data.Dataset or a list of batches'
+      f'data={kind[1]}: cannot be data of a client, whose type is {kind[2]}; '
+      'give a tf.data.Dataset or a list of batches'
     )
   graph = _IN_A_GRAPH.search(text)
   if graph is not None:
