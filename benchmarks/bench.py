@@ -31,6 +31,7 @@ from benchmarks import noise as bench_noise
 from benchmarks import optimizers as bench_optimize
 from benchmarks import release as bench_release
 from benchmarks import run as bench_run
+from benchmarks import tensors as bench_tensors
 from benchmarks import training as bench_training
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -235,6 +236,7 @@ _CASES: dict[str, Callable[[], Any]] = {
   'run': bench_run.overhead,
   'sampled': bench_cohorts.sampled,
   'tail': bench_noise.tail,
+  'tensors': bench_tensors.tensors,
   'training': bench_training.training,
 }
 

@@ -46,9 +46,13 @@ html_theme_options = {
   'description': 'Matrix-factorization noise for differential privacy in '
   'TensorFlow Federated',
   'fixed_sidebar': True,
+  'narrow_sidebar_bg': '#eee',
+  'narrow_sidebar_fg': '#333',
+  'narrow_sidebar_link': '#004b6b',
   'page_width': '1020px',
   'show_powered_by': False,
 }
+html_static_path = ['_static']
 html_show_sourcelink = False
 html_copy_source = False
 smartquotes = False
@@ -66,7 +70,10 @@ nb_merge_streams = True
 nb_ipywidgets_js = {}
 
 autodoc_member_order = 'bysource'
-autodoc_typehints = 'none'
+autodoc_typehints = 'signature'
+autodoc_typehints_format = 'short'
+# A class has its place in its package and in its module.
+suppress_warnings = ['ref.python']
 # Default values are shown as in the source. An evaluated path would name a
 # folder of this machine.
 autodoc_preserve_defaults = True
@@ -93,4 +100,5 @@ def setup(app):
   app.connect('doctree-read', _relative)
   # The priority of napoleon is 500; smaller priorities come first.
   app.connect('autodoc-process-docstring', docstrings.process, priority=400)
+  app.connect('autodoc-process-signature', docstrings.with_defaults)
   kernels.use()

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 
+import attrs
+
+_DEFAULT = re.compile(r"attr_dict\['(\w+)'\]\.default")
+_LONGER_NAME = re.compile(r'\b\w+_lib\.')
 _SECTION = re.compile(r'(Args|Attributes|Returns|Yields|Raises):$')
 _VARIADIC = re.compile(r'( *\*+)(\w+:.*)')
 _CODE = re.compile(r'(``[^`]+``|`[^`]+`)')
@@ -18,6 +22,24 @@ def process(app, what, name, obj, options, lines: list[str]) -> None:
   """Rewrites the lines of a docstring; called before napoleon's extension."""
   del app, what, name, obj, options
   lines[:] = converted(lines)
+
+
+def with_defaults(
+  app, what, name, obj, options, signature: str, returns: str
+) -> tuple[str, str]:
+  """Returns a signature with its defaults; called for each object.
+
+  The constructor of an attrs class is made by a program, whose source has an
+  expression in the place of each default.
+  """
+  del app, what, name, options
+  if signature and attrs.has(obj):
+    fields = attrs.fields_dict(obj)
+    signature = _DEFAULT.sub(
+      lambda match: repr(fields[match[1]].default), signature
+    ).replace('= NOTHING', '= ...')
+  # Modules that are imported under a longer name, such as `mechanism_lib`.
+  return signature and _LONGER_NAME.sub('', signature), returns
 
 
 def converted(lines: list[str]) -> list[str]:

@@ -335,7 +335,7 @@ def _train_group(
     # the clip. The norm of an update may exceed the clip. So each update is
     # clipped before it is added to the sum.
     # Guard: fed_avg_test.test_client_moves_the_sum_by_its_clip.
-    total = tf.nest.map_structure(tf.add, total, clipping.clip(update, *scales))
+    total += clipping.clip(update, *scales)
     counts = tf.nest.map_structure(
       tf.add, counts, clipping.describe(update, *scales)
     )
@@ -347,7 +347,7 @@ def _train_group(
     train,
     (
       0,
-      clipping.zeros(specs),
+      tf.zeros([sum(clipping.dimensions)], tf.int32),
       tf.nest.map_structure(tf.zeros_like, clipping.describe(nothing)),
     ),
     parallel_iterations=1,

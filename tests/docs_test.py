@@ -2,12 +2,14 @@
 
 import difflib
 import doctest
+import html
 import importlib
 import json
 import os
 import pathlib
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 
@@ -84,6 +86,82 @@ def site(tmp_path_factory):
   process.join(1800)
   assert process.exitcode == 0, (folder / 'err').read_text()[-10_000:]
   return folder / 'docs'
+
+
+_MEASURE = """<script>addEventListener('load', () => {
+const luminance = text => {
+  const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+  const part = x => (x /= 255) < 0.04 ? x / 12.9 : ((x + 0.055) / 1.055) ** 2.4;
+  return [0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b), a];
+};
+const behind = node => {
+  for (; node; node = node.parentElement) {
+    const [value, a] = luminance(getComputedStyle(node).backgroundColor);
+    if (a) return value;
+  }
+  return 1;
+};
+const faint = [...document.querySelectorAll('body *')].filter(node => {
+  if (![...node.childNodes].some(x => x.nodeType == 3 && x.data.trim()))
+    return false;
+  if (!node.getClientRects().length || node.matches('.headerlink'))
+    return false;
+  const pair = [luminance(getComputedStyle(node).color)[0], behind(node)].sort(
+    (a, b) => a - b);
+  return (pair[1] + 0.05) / (pair[0] + 0.05) < 3;
+});
+const top = name => document.querySelector(name).getBoundingClientRect().top;
+document.title = 'measured ' + JSON.stringify({
+  text: top('div.body'), menu: top('div.sphinxsidebar'),
+  dark: matchMedia('(prefers-color-scheme: dark)').matches,
+  faint: faint.map(node => node.outerHTML.slice(0, 80)),
+  wide: document.documentElement.scrollWidth - innerWidth,
+});
+});</script>"""
+
+
+@pytest.mark.skipif(
+  not shutil.which('chromium'), reason='chromium is not installed'
+)
+@pytest.mark.parametrize('scheme', ['dark', 'light'])
+@pytest.mark.parametrize('page', ['guide/mechanism', 'reference/api/plan'])
+def test_narrow_page_has_its_text_first_and_can_be_read(site, page, scheme):
+  """The menu came first, and cells of notebooks were dark on dark."""
+  path = site / f'{page}.narrow.html'
+  path.write_text((site / f'{page}.html').read_text() + _MEASURE)
+  dumped = subprocess.run(
+    [
+      *('chromium', '--headless', '--no-sandbox', '--disable-gpu'),
+      '--window-size=390,900',
+      f'--blink-settings=preferredColorScheme={int(scheme == "light")}',
+      *('--virtual-time-budget=5000', '--dump-dom', path.as_uri()),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=120,
+  ).stdout
+  path.unlink()
+  title = re.search(r'<title>measured (.*?)</title>', dumped, re.DOTALL)[1]
+  measured = json.loads(html.unescape(title))
+  assert measured['dark'] == (scheme == 'dark')
+  assert measured['text'] < 100 < measured['menu']
+  assert not measured['faint'] and measured['wide'] <= 0
+
+
+def test_signature_of_a_plan_has_types_and_defaults(site):
+  """It had no types, and expressions of a program as defaults."""
+  text = (site / 'reference' / 'api' / 'plan.html').read_text()
+  text = html.unescape(re.sub('<[^>]+>', '', text))
+  signature = re.search(r'class tff_bandmf.plan.Plan\((.*?)\)¶', text)[1]
+  for part in (
+    'rounds: int, clients_per_round: int',
+    'l2_norm_clip: float | Sequence[float] | clips.AdaptiveClip',
+    'epsilon: float | None = None',
+    " = 'best', memory_copies: int | None = None",
+    "objective: str = 'mean'",
+    'clients_per_unit: int = 1',
+  ):
+    assert part in signature
 
 
 def test_pages_need_nothing_from_elsewhere(site):

@@ -196,6 +196,141 @@ def test_clients_that_fail_are_zero(tmp_path, fault):
     np.testing.assert_allclose(got, np.full_like(got, mean), atol=1e-3)
 
 
+def _one_round(**changes):
+  return _without_noise(
+    rounds=1, clients_per_round=8, cohorts=tff_bandmf.MinSep(1), **changes
+  )
+
+
+@pytest.mark.parametrize(
+  'fault, words',
+  [
+    (lambda weights: 1 / 0, 'the client failed: division by zero'),
+    (lambda weights: weights[:1], 'array 1 is not in the reply, .*expected 2'),
+    (lambda weights: [*weights, 0 * weights[0]], 'array 2 of the reply is not'),
+    (
+      lambda weights: [weights[0], weights[1][:1]],
+      r'array 1 of the reply is float32 of shape \(1, 3\), expected float32 of '
+      r'shape \(2, 3\)',
+    ),
+    (
+      lambda weights: [each.astype(np.int64) for each in weights],
+      r'array 0 of the reply is int64 of shape \(2,\), expected float64',
+    ),
+    (lambda weights: _unreadable(b'', 'pickle'), 'arrays that can be read'),
+    (
+      lambda weights: [np.full_like(each, np.nan) for each in weights],
+      'an array has NaN or infinity; lower',
+    ),
+  ],
+  ids=['raises', 'fewer', 'more', 'shape', 'integers', 'kind', 'nan'],
+)
+def test_updates_that_count_as_zero_are_said_in_the_round(
+  tmp_path, caplog, fault, words
+):
+  def answer(client, weights):
+    if client % 2:
+      return fault(_shifted(client, weights))
+    return _shifted(client, weights)
+
+  _trained(tmp_path / 'run', _one_round(), _client_app(answer))
+  (line,) = [
+    each.getMessage()
+    for each in caplog.records
+    if each.levelname == 'WARNING' and 'count as zero' in each.getMessage()
+  ]
+  assert re.match(f'Round 1: 4 of 8 updates count as zero: .*{words}', line)
+
+
+# A model of PyTorch with batch normalization.
+_STATE = {
+  'bn.weight': np.zeros(2, np.float32),
+  'bn.running_mean': np.full(2, 0.25, np.float32),
+  'bn.running_var': np.full(2, 4.0, np.float32),
+  'bn.num_batches_tracked': np.array(7, np.int64),
+}
+
+
+def _state_trained(folder, answer, **options):
+  """Returns the model after a round of clients that answer with `answer`."""
+  result = flower.CorrelatedNoise(
+    _averaging(), folder, _one_round(), clients=8, **options
+  ).start(
+    flower_grid.LocalGrid(_client_app(answer), 8),
+    app.ArrayRecord({name: app.Array(each) for name, each in _STATE.items()}),
+    1,
+  )
+  return {name: each.numpy() for name, each in result.arrays.items()}
+
+
+def _to_arrays(state):
+  return {name: app.Array(np.asarray(each)) for name, each in state.items()}
+
+
+@pytest.mark.parametrize('full', [True, False])
+def test_untrained_arrays_keep_the_value_of_the_server(tmp_path, full):
+  def answer(client, weights):
+    state = dict(zip(_STATE, weights))
+    sent = {'bn.weight': state['bn.weight'] + np.float32(1)}
+    if full:
+      # What a client says of them has no effect, whatever its shape.
+      sent = {name: 2 * each + 1 for name, each in state.items()}
+      sent['bn.running_var'] = np.full(3, np.nan)
+    return _to_arrays(sent)
+
+  model = _state_trained(
+    tmp_path / 'run', answer, untrained=flower.BATCH_STATISTICS
+  )
+  assert list(model) == list(_STATE)
+  np.testing.assert_allclose(model['bn.weight'], 1.0, atol=1e-3)
+  for name in list(_STATE)[1:]:
+    assert model[name].dtype == _STATE[name].dtype
+    np.testing.assert_array_equal(model[name], _STATE[name])
+  stated = [
+    each
+    for each in _report(tmp_path / 'run')['not_covered']
+    if 'arrays that no client changes' in each
+  ]
+  assert [each.split(': ')[1] for each in stated] == [
+    'bn.running_mean, bn.running_var, bn.num_batches_tracked'
+  ]
+
+
+def test_noise_on_statistics_of_batches_is_said(tmp_path, caplog):
+  model = _state_trained(
+    tmp_path / 'run',
+    lambda client, weights: _to_arrays(
+      {name: each + each.dtype.type(1) for name, each in zip(_STATE, weights)}
+    ),
+    untrained=['*tracked'],
+  )
+  np.testing.assert_allclose(model['bn.running_var'], 5.0, atol=1e-3)
+  assert 'bn.running_mean, bn.running_var: statistics of batches' in caplog.text
+
+
+@pytest.mark.parametrize(
+  'untrained, line',
+  [
+    ([], r'bn.num_batches_tracked \(int64\): .*flower.BATCH_STATISTICS'),
+    (['*running_mean'], r'initial_arrays=bn.num_batches_tracked \(int64\)'),
+    (['bn.runing_var'], 'untrained=bn.runing_var: is the name of no array'),
+    (['*'], 'untrained=.*leaves no array to train'),
+  ],
+)
+def test_model_that_noise_cannot_protect_is_refused(tmp_path, untrained, line):
+  with pytest.raises(ValueError, match=line) as error:
+    _state_trained(tmp_path / 'run', None, untrained=untrained)
+  assert '\n' not in str(error.value)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_text_in_place_of_names_is_refused(tmp_path):
+  with pytest.raises(TypeError, match="untrained='bias': must be a list"):
+    flower.CorrelatedNoise(
+      _averaging(), tmp_path, _plan(), clients=8, untrained='bias'
+    )
+
+
 class _Twice(flower_grid.LocalGrid):
   """Returns each reply twice, and one of a node that nobody asked."""
 
@@ -438,7 +573,10 @@ def test_arrivals_that_are_interrupted_in_any_round_end(tmp_path, stop):
   _trained(tmp_path, plan, _client_app(seen=seen))
   assert sorted({t for t, _ in seen}) == list(range(stop + 1, 5))
   content = _report(tmp_path)
-  assert content['completed'] and content['observed']['rounds_burnt'] == 1
+  observed = content['observed']
+  assert content['completed'] and observed['rounds_burnt'] == 1
+  # No round past the plan was started instead.
+  assert observed['rounds'] == 4
   assert not (tmp_path / run_json.NOISE_KEY).exists()
 
 

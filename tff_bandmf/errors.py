@@ -38,6 +38,12 @@ _LONGEST = 800
 # failed eager assertion with each part on a separate line.
 _IN_A_GRAPH = re.compile(r'assertion failed: (\[[^\]]*\](?: \[[^\]]*\])*)')
 _BRACKETS = re.compile(r'\[([^\]]*)\]')
+_NOT_IN_A_WORKER = re.compile(
+  r"(?:No OpKernel was registered to support Op|Op type not registered) '(\w+)'"
+)
+_NO_SEQUENCE = re.compile(
+  r'Cannot serialize Python type (\w+) as TFF type (.*\*)\.'
+)
 _EAGER = re.compile(r'to be true\. Summarized data: (.*)', re.DOTALL)
 _BYTES = re.compile(r"b(['\"])(.*)\1")
 
@@ -94,10 +100,11 @@ def not_installed(package: str, rule: str, remedy: str) -> ImportError:
 
 
 def refusal(error: Exception) -> Optional[ValueError]:
-  """Returns an error for a failed assertion of TensorFlow, else None.
+  """Returns an error in one line for one of TensorFlow or TFF, else None.
 
-  The message of the new error has the parts of the assertion in one line,
-  without the names of graph nodes that TensorFlow adds.
+  The message for a failed assertion has the parts of the assertion, without the
+  names of graph nodes that TensorFlow adds. The message for data of clients
+  that a worker cannot read has a remedy.
 
   Args:
     error: exception that a TensorFlow or TFF computation raised.
@@ -109,6 +116,20 @@ def refusal(error: Exception) -> Optional[ValueError]:
   ValueError('too many: 3')
   """
   text = str(error)
+  operation = _NOT_IN_A_WORKER.search(text)
+  if operation is not None:
+    return value_error(
+      f'operation={operation[1]}: cannot run in the worker of TFF, which has '
+      'no Python and only the operations of TensorFlow itself; for data from '
+      'tf.data.Dataset.from_generator, tf.py_function or another package give '
+      'the list of its batches, list(dataset)'
+    )
+  kind = _NO_SEQUENCE.search(text)
+  if kind is not None:
+    return value_error(
+      f'data={kind[1]}: cannot be data of a client, whose type is {kind[2]}; '
+      'give a tf.data.Dataset or a list of batches'
+    )
   graph = _IN_A_GRAPH.search(text)
   if graph is not None:
     return ValueError(_BRACKETS.sub(r'\1', graph[1]))

@@ -20,6 +20,8 @@ the client keeps:
 
 from __future__ import annotations
 
+import collections
+import fnmatch
 import functools
 import hashlib
 import logging
@@ -38,6 +40,7 @@ from cryptography.hazmat.primitives import serialization
 
 from tff_bandmf import _checks, errors, participation
 from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.query import clip_bounds
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run import run as run_lib
 from tff_bandmf.run_files import run_json
@@ -52,9 +55,13 @@ except ImportError as error:
 
 # Value of `weighted_by_key` that gives all updates equal weights.
 EQUAL = 'equal-weight'
+# Value of `untrained` for a PyTorch model with batch normalization.
+BATCH_STATISTICS = ('*running_mean', '*running_var', '*num_batches_tracked')
 
 _LOGGER = logging.getLogger('flwr')
 _EVALUATIONS = 'evaluations of the model on clients, without noise'
+# Largest number of warnings of a round about updates that count as zero.
+_MOST_FAULTS = 3
 # Seconds between two queries for the connected nodes.
 _PAUSE = 0.2
 
@@ -74,8 +81,13 @@ class CorrelatedNoise(strategies.Strategy):
 
   All updates have equal weights, and their sum is divided by
   `clients_per_round` of the plan. The update of a client is zero if the client
-  is not connected, fails or replies too late, or if the arrays in its reply do
-  not have the names, shapes and types of the model.
+  is not connected, fails or replies too late, or if the arrays in its reply are
+  not finite or do not have the names, shapes and types of the model. A warning
+  in the log of the round counts such replies and says what was expected.
+
+  Arrays in `untrained` have no update: clients get the value of the first model
+  in every round, and the run drops their values in replies. The report names
+  these arrays.
 
   If the cohorts of the plan are a `Budget`, the connected clients are admitted
   in random order. For every other plan, cohorts are drawn from all clients.
@@ -89,6 +101,7 @@ class CorrelatedNoise(strategies.Strategy):
     *,
     clients: Union[int, Sequence[str]],
     private: bool = True,
+    untrained: Sequence[str] = (),
   ):
     """Initializes the strategy; `start` opens the folder.
 
@@ -104,9 +117,13 @@ class CorrelatedNoise(strategies.Strategy):
       private: whether the run adds the noise of the plan. If False, the run
         clips and averages in the same way, and its report says that the run
         guarantees nothing.
+      untrained: names of arrays that keep the value of the first model, or
+        patterns of such names with `*`, such as `BATCH_STATISTICS`. All
+        integers of a model must be among these arrays.
 
     Raises:
-      TypeError: `private` is not a bool, or `strategy` is not a `FedAvg`.
+      TypeError: `private` is not a bool, `untrained` is a text, or `strategy`
+        is not a `FedAvg`.
       ValueError: `folder` is relative; `strategy` weighs updates or overrides
         `aggregate_train` or `start`; or a public key cannot be read.
     """
@@ -123,6 +140,11 @@ class CorrelatedNoise(strategies.Strategy):
     # relative folder is refused.
     # Guard: flower_test.test_relative_folder_is_refused.
     self._folder = pathlib.Path(folder).expanduser()
+    if isinstance(untrained, str):
+      raise errors.type_error(
+        f'untrained={untrained!r}: must be a list of names; give '
+        f'[{untrained!r}]'
+      )
     if not self._folder.is_absolute():
       raise errors.value_error(
         f'folder={folder}: is relative, and the working directory of a Flower '
@@ -136,6 +158,9 @@ class CorrelatedNoise(strategies.Strategy):
       if isinstance(clients, int)
       else dict(map(_key_and_name, clients))
     )
+    self._patterns = tuple(untrained)
+    self._untrained: list[str] = []
+    self._faults: collections.Counter[str] = collections.Counter()
     self._timeout = 0.0
     self._round: Optional[rounds_lib.Round] = None
     self._nodes: dict[_Client, int] = {}
@@ -166,7 +191,7 @@ class CorrelatedNoise(strategies.Strategy):
     Args:
       grid: Flower's grid.
       initial_arrays: first model, which must not depend on data of clients. All
-        arrays are floats.
+        arrays are floats, except for those in `untrained`.
       num_rounds: number of rounds of the whole run, in [1, plan.rounds]; it
         includes the rounds of earlier calls.
       timeout: seconds to wait for the replies of a round, and also for clients
@@ -194,8 +219,11 @@ class CorrelatedNoise(strategies.Strategy):
       )
     self._check_switch()
     self._check_number()
+    first = _to_numpy(initial_arrays)
+    self._untrained = _untrained(first, self._patterns)
     with run_lib.Run(self._folder, self._plan) as run:
-      self._weights = run.restore(lambda: _to_numpy(initial_arrays))
+      self._weights = run.restore(lambda: first)
+      self._name_untrained(run)
       measured = self._evaluate(evaluate_fn, self._done(run), result)
       for current in self._rounds(run, grid, num_rounds):
         self._round, server_round = current, current.index + 1
@@ -276,7 +304,7 @@ class CorrelatedNoise(strategies.Strategy):
     (None, None) means that the round releases nothing: an earlier attempt at
     the round, before the program was killed, released another sum.
     """
-    current = self._open()
+    current, replies = self._open(), list(replies)
     # PRIVACY: If two replies of one node were added, or one reply counted for
     # two clients, a client could move the sum by twice the clip. At most one
     # reply of each node is added, for its client alone.
@@ -296,14 +324,28 @@ class CorrelatedNoise(strategies.Strategy):
       sum(by_client.get(client) is not None for client in cohort),
       len(cohort),
     )
+    self._faults = collections.Counter(
+      f'the client failed: {reply.error.reason}'
+      for reply in replies
+      if reply.has_error()
+    )
     updates = (self._update(by_client.get(client)) for client in cohort)
     mean = current.attempt(
-      functools.partial(current.release, updates, like=self._weights)
+      functools.partial(current.release, updates, like=self._trained())
     )
+    # A client may send any text, so the log gets few lines of limited length.
+    for fault, count in self._faults.most_common(_MOST_FAULTS):
+      _LOGGER.warning(
+        'Round %s: %s of %s updates count as zero: %s',
+        server_round,
+        count,
+        len(cohort),
+        errors.invalid(fault),
+      )
     if mean is None:
       return None, None
     self._weights = {
-      name: (old + mean[name]).astype(old.dtype)
+      name: (old + mean[name]).astype(old.dtype) if name in mean else old
       for name, old in self._weights.items()
     }
     current.finish(self._weights)
@@ -472,23 +514,70 @@ class CorrelatedNoise(strategies.Strategy):
       )
     return dict(enumerate(nodes))
 
+  def _trained(self) -> _Weights:
+    """Returns the arrays of the model that get the mean of the updates."""
+    # PRIVACY: An untrained array has no noise. If its values in replies reached
+    # the model, they would be released. So an update has no such array.
+    # Guard: flower_test.test_untrained_arrays_keep_the_value_of_the_server.
+    return {
+      name: each
+      for name, each in self._weights.items()
+      if name not in self._untrained
+    }
+
   def _update(self, reply: Optional[app.Message]) -> _Weights:
     """Returns the update of a client; zero if the reply has no valid update."""
+    model = self._trained()
+    fault = ''
     try:
       if reply is not None:
         (record,) = reply.content.array_records.values()
-        trained = {name: array.numpy() for name, array in record.items()}
-        if _form(trained) == _form(self._weights):
-          return {
-            name: trained[name] - old for name, old in self._weights.items()
-          }
+        trained = {
+          name: array.numpy()
+          for name, array in record.items()
+          if name not in self._untrained
+        }
+        fault = _difference(trained, model)
+        if not fault:
+          update = {name: trained[name] - old for name, old in model.items()}
+          if all(np.isfinite(each).all() for each in update.values()):
+            return update
+          fault = (
+            'an array has NaN or infinity; lower the learning rate of the '
+            'clients, or look at their data'
+          )
     except Exception as error:
       # PRIVACY: If a reply without readable arrays ended the run, everybody
       # would see that the client of the reply took part. The run continues, and
       # the update of this client is zero.
       # Guard: flower_test.test_clients_that_fail_are_zero.
-      _LOGGER.info('\t> a reply has no arrays: %s', type(error).__name__)
-    return {name: np.zeros_like(old) for name, old in self._weights.items()}
+      fault = (
+        f'the reply has no arrays that can be read ({type(error).__name__}); '
+        'reply with one ArrayRecord, of the arrays that the client got'
+      )
+    if fault:
+      self._faults[fault] += 1
+    return {name: np.zeros_like(old) for name, old in model.items()}
+
+  def _name_untrained(self, run: run_lib.Run) -> None:
+    """Names untrained arrays in the report; warns of noise on statistics."""
+    statistics = _matching(self._trained(), BATCH_STATISTICS)
+    if statistics:
+      _LOGGER.warning(
+        '%s: statistics of batches get noise and take a part of the clip, and '
+        'noise can make a variance negative; give '
+        'untrained=flower.BATCH_STATISTICS, or train with group normalization',
+        ', '.join(statistics),
+      )
+    if not self._untrained:
+      return
+    sentence = (
+      'arrays that no client changes, with the values of the first model: '
+      + ', '.join(self._untrained)
+    )
+    stated = run_json.RunRecord.read(self._folder).not_covered
+    if sentence not in stated:
+      run.note(not_covered=[*stated, sentence])
 
   def _evaluate(
     self,
@@ -572,9 +661,76 @@ def _key_and_name(line: str) -> tuple[bytes, str]:
   return key, hashlib.sha256(key).hexdigest()
 
 
-def _form(weights: Mapping[str, np.ndarray]) -> dict[str, tuple[str, Any]]:
-  """Returns {name of an array: (kind of its numbers, its shape)}."""
-  return {name: (each.dtype.kind, each.shape) for name, each in weights.items()}
+def _difference(
+  arrays: Mapping[str, np.ndarray], model: Mapping[str, np.ndarray]
+) -> str:
+  """Returns how arrays of a reply differ from those of the model; '' if not."""
+  lacks = [name for name in model if name not in arrays]
+  if lacks:
+    return (
+      f'array {lacks[0]} is not in the reply, which has {len(arrays)} arrays, '
+      f'expected {len(model)}; reply with the arrays that the client got'
+    )
+  for name in arrays:
+    if name not in model:
+      return (
+        f'array {name} of the reply is not one of the {len(model)} arrays of '
+        'the model; reply with the arrays that the client got'
+      )
+  for name, each in model.items():
+    reply = arrays[name]
+    if (reply.dtype.kind, reply.shape) != (each.dtype.kind, each.shape):
+      return (
+        f'array {name} of the reply is {reply.dtype} of shape {reply.shape}, '
+        f'expected {each.dtype} of shape {each.shape}; let clients and server '
+        'make the same model'
+      )
+  return ''
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+  """Returns the names that a pattern matches, in their order."""
+  patterns = tuple(patterns)
+  return [
+    name
+    for name in names
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+  ]
+
+
+def _untrained(weights: _Weights, patterns: Sequence[str]) -> list[str]:
+  """Returns the names of the untrained arrays.
+
+  Raises:
+    ValueError: a pattern matches no array, no array is left, or an array that
+      is left has no float type.
+  """
+  for pattern in patterns:
+    if not _matching(weights, [pattern]):
+      raise errors.value_error(
+        f'untrained={pattern}: is the name of no array of the model, which has '
+        f'{", ".join(weights)}; leave it out'
+      )
+  untrained = _matching(weights, patterns)
+  left = {name: each for name, each in weights.items() if name not in untrained}
+  if not left:
+    raise errors.value_error(
+      f'untrained={", ".join(patterns)}: leaves no array to train; leave out '
+      'the names of trained arrays'
+    )
+  others = [
+    f'{name} ({each.dtype})'
+    for name, each in left.items()
+    if each.dtype.name not in clip_bounds.FLOATS
+  ]
+  if others:
+    raise errors.value_error(
+      f'initial_arrays={", ".join(others)}: must have float types of at most '
+      '64 bits, since noise cannot protect other numbers; name arrays that are '
+      'not trained in untrained=[...], for batch normalization of PyTorch '
+      'untrained=flower.BATCH_STATISTICS'
+    )
+  return untrained
 
 
 def _to_numpy(arrays: app.ArrayRecord) -> _Weights:

@@ -150,12 +150,7 @@ def test_sums_of_groups_are_those_of_their_clients(runtime):
     clipped = list(map(clipping.clip, updates))
     for ends in ([1, 2, 3, 4, 5], [2, 5], [5]):
       groups = [
-        (
-          tf.nest.map_structure(
-            lambda *x: tf.add_n(x).numpy(), *clipped[start:end]
-          ),
-          np.int32(end - start),
-        )
+        (tf.add_n(clipped[start:end]).numpy(), np.int32(end - start))
         for start, end in zip([0, *ends], ends)
       ]
       found = process.next(state, groups).result
@@ -258,6 +253,59 @@ def test_learning_process_adds_the_noise_to_its_weights(
     rtol=1e-4,
     atol=1e-5,
   )
+
+
+def test_aggregator_that_fed_sgd_gives_weights_names_the_wrapper():
+  with small.factory_of('state') as factory:
+    with pytest.raises(
+      TypeError, match=r'model_aggregator=.*\.as_weighted_aggregator\('
+    ) as error:
+      tff.learning.algorithms.build_fed_sgd(
+        _linear_model(),
+        tff.learning.optimizers.build_sgdm(1.0),
+        model_aggregator=factory,
+      )
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'data, line',
+  [
+    (
+      lambda batches: tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=(_X, _Y)
+      ),
+      r'operation=PyFunc: .*list\(dataset\)',
+    ),
+    (
+      lambda batches: tf.data.Dataset.from_tensors(batches[0]).map(
+        lambda x, y: (
+          tf.ensure_shape(
+            tf.numpy_function(lambda x: x, [x], tf.float32), [None, 3]
+          ),
+          y,
+        )
+      ),
+      'operation=PyFunc: .*from_generator',
+    ),
+    (lambda batches: batches[0], 'data=tuple: .*a list of batches'),
+  ],
+  ids=['from_generator', 'numpy_function', 'batch'],
+)
+def test_data_that_a_worker_cannot_read_names_the_remedy(runtime, data, line):
+  batches = [(np.ones((4, 3), np.float32), np.ones(4, np.float32))] * 2
+  with small.factory_of('state') as factory:
+    process = tff.learning.algorithms.build_unweighted_fed_avg(
+      _linear_model(),
+      tff.learning.optimizers.build_sgdm(0.1),
+      tff.learning.optimizers.build_sgdm(1.0),
+      model_aggregator=factory,
+    )
+    state = process.initialize()
+    with pytest.raises(ValueError, match=line) as error:
+      process.next(state, [data(batches)])
+    assert '\n' not in str(error.value)
+    process.next(state, [batches])
 
 
 def test_weighted_fed_avg_is_refused():

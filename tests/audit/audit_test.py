@@ -261,8 +261,12 @@ def test_update_that_is_not_clipped_is_caught(runtime, monkeypatch):
   monkeypatch.setattr(
     query.GraphClipping,
     'clip',
-    lambda clipping, record: tf.nest.map_structure(
-      lambda leaf: tf.cast(leaf / clipping.step, tf.int32), record
+    lambda clipping, record: tf.concat(
+      [
+        tf.reshape(tf.cast(leaf / clipping.step, tf.int32), [-1])
+        for leaf in tf.nest.flatten(record)
+      ],
+      0,
     ),
   )
   assert not _audit(spec, _make(spec), canaries=100).holds

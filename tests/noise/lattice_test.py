@@ -61,7 +61,7 @@ def test_random_lattices_hold_sums_and_noise():
     strategy = strategies.Banded(rows)
     z, cohort = np.exp(rng.uniform(-9, 4)), int(np.exp(rng.uniform(0, 14)))
     secure_sum = bool(rng.random() < 0.5)
-    dimension = int(np.exp(rng.uniform(0, 14)))
+    dimension = int(np.exp(rng.choice([0, 1]) * rng.uniform(0, 14)))
     try:
       found = _of(
         strategy.recursion(), z, cohort, dimension, secure_sum=secure_sum

@@ -79,8 +79,12 @@ def _losses(factor, seed):
         'sizes': tf.fill([_COHORT], 2 * training.batch_size),
       },
     )
-    mean = tf.nest.map_structure(
-      lambda leaf: tf.cast(leaf, tf.float32) * (clipping.step / _COHORT), total
+    mean = tf.cast(total, tf.float32) * (clipping.step / _COHORT)
+    mean = tuple(
+      tf.reshape(part, spec.shape)
+      for part, spec in zip(
+        tf.split(mean, [spec.shape.num_elements() for spec in specs]), specs
+      )
     )
     state, weights = server.next(state, weights, mean)
     return state, weights, model.loss(weights, held[:, :-1], held[:, 1:])

@@ -125,14 +125,27 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   def __exit__(self, *exc_info) -> None:
     self.close()
 
-  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+  def create(
+    self, value_type: tff.Type, weight_type: Optional[tff.Type] = None
+  ) -> tff.templates.AggregationProcess:
     """Returns the process for updates of type `value_type`, with float leaves.
 
+    Args:
+      value_type: type of one client's update.
+      weight_type: must be None. TFF's weighted algorithms give a type.
+
     Raises:
-      TypeError: a leaf of an update is not a float.
+      TypeError: a leaf of an update is not a float, or updates have weights.
       ValueError: this factory has created a process before; or the sizes of
         updates, cohort and noise are incompatible, as the message explains.
     """
+    if weight_type is not None:
+      raise errors.type_error(
+        f'model_aggregator={type(self).__name__}: takes no weights of clients, '
+        'which the clip does not bound; give '
+        'tff.aggregators.as_weighted_aggregator(aggregator), where all weights '
+        'are equal'
+      )
     return self._create(value_type, sums=False)[2]
 
   def create_for_sums(
@@ -274,10 +287,6 @@ def _process(
   def scales(state):
     return query.derive_sample_params(state.query_state)
 
-  @tff.tensorflow.computation(state_type)
-  def released(state):
-    return state.query_state.clip
-
   @tff.federated_computation
   def init_fn():
     return tff.federated_map(begin, process.initialize())
@@ -305,6 +314,9 @@ def _process(
         tff.federated_map(describe, (bounds, value))
       )
     if query.clip.adaptive is not None:
+      released = tff.tensorflow.computation(
+        lambda state: state.query_state.clip, state_type
+      )
       measurements['released'] = tff.federated_map(released, output.state)
     return tff.templates.MeasuredProcessOutput(
       output.state, output.result, tff.federated_zip(measurements)

@@ -46,8 +46,12 @@ class Refusal(ValueError):
   """An aggregator raised an exception instead of releasing a mean."""
 
 
-def load(name: str) -> Make:
+def load(name: str, again: bool = False) -> Make:
   """Returns the function MODULE:FUNCTION; the working directory is searched.
+
+  Args:
+    name: MODULE:FUNCTION.
+    again: whether to run the module once more if it was imported before.
 
   Raises:
     ValueError: the name is not MODULE:FUNCTION, the module or one of its own
@@ -60,7 +64,10 @@ def load(name: str) -> Make:
     )
   sys.path.insert(0, os.getcwd())
   try:
-    make = getattr(importlib.import_module(module), function, None)
+    imported = importlib.import_module(module)
+    if again:
+      imported = importlib.reload(imported)
+    make = getattr(imported, function, None)
   except ModuleNotFoundError as error:
     raise errors.value_error(
       f'aggregator={name}: {error}; run the command in the folder of the module'
@@ -96,7 +103,7 @@ class Run:
     self.state = aggregator.initialize() if self.has_state else None
     self._aggregator = aggregator
 
-  def _next(self, updates: list[Update], examples: list[int]) -> Any:
+  def _next(self, updates: list[Update], examples: list[float]) -> Any:
     """Returns the mean of a round; replaces the state if there is one."""
     if not self.has_state:
       return self._aggregator(updates, examples)
@@ -111,7 +118,7 @@ class Run:
     return output.result
 
   def round(
-    self, updates: Sequence[Update], examples: Optional[Sequence[int]] = None
+    self, updates: Sequence[Update], examples: Optional[Sequence[float]] = None
   ) -> np.ndarray:
     """Returns the mean of a round: the coordinates of all layers, [d] float64.
 

@@ -8,16 +8,17 @@
 |---------------|--------------------------------------------------------------|
 | `influence`   | how far one client moves the sum, also by NaN or huge values |
 | `sums`        | how much rounding of the sum adds to a client's influence    |
-| `size`        | standard deviation of the noise, by coordinate and by round  |
-| `correlation` | correlation of the noise over rounds and coordinates         |
-| `tails`       | number of large normals                                      |
+| `size`        | standard deviation of the noise, by what clients send        |
+| `correlation` | correlation of the noise over rounds, runs and coordinates   |
+| `tails`       | number of large normals, and of normals in intervals         |
 | `low_bits`    | last bits of releases with and without a client              |
 | `divisor`     | change of a contribution by cohort size and by examples      |
-| `replay`      | second release of a round, for the same and for another sum  |
+| `replay`      | second release of a round, for the same and for other sums   |
 
 Each question is a test. A sound aggregator, for which the statement is true,
-fails the test with at most a stated probability, the false alarm. An aggregator
-passes only if the test could have failed; else the answer is 'cannot tell'.
+fails any of them with at most a stated probability, the false alarm. An
+aggregator passes only if the test could have failed; else the answer is
+'cannot tell'. An answer names the probes at which it was measured.
 
 | symbol | meaning                                                            |
 |--------|--------------------------------------------------------------------|
@@ -27,35 +28,41 @@ passes only if the test could have failed; else the answer is 'cannot tell'.
 | R      | B times the released means, in clips, [rounds, d]; its noise is    |
 |        | C^-1 Z                                                             |
 | W      | C (R - sums of the updates) / z; if the statement is true, its     |
-|        | entries are independent standard normals                           |
+|        | entries are independent standard normals. For two runs with the    |
+|        | same updates, W is C times the difference of R, / (2^(1/2) z)      |
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Callable, Optional
 
 import numpy as np
-import scipy.linalg
 import scipy.stats
 
-from tff_bandmf import _files, errors
-from tff_bandmf.audit import aggregators, arithmetic_attacks
+from tff_bandmf import errors
+from tff_bandmf.audit import (
+  aggregators,
+  arithmetic_attacks,
+  probes,
+  whitened,
+)
+from tff_bandmf.audit import answers as answers_lib
 
-PASS, FAIL, CANNOT_TELL = 'pass', 'fail', 'cannot tell'
+PASS, FAIL = answers_lib.PASS, answers_lib.FAIL
+CANNOT_TELL = answers_lib.CANNOT_TELL
+Statement = probes.Statement
 
-# Shapes of the layers of an update.
-_SHAPES = ((24,), (8, 24), (12, 24))
-_DIMENSION = sum(map(math.prod, _SHAPES))
-# Number of orthogonal directions of updates; no run has more groups of clients.
-_DIRECTIONS = 8
-# Largest number of rounds of each cohort if the aggregator adds noise.
-_REPETITIONS = 16
+# Parts of the false alarm: half of the default false alarm is just enough for a
+# lower limit of 1 at TAIL with TAIL_DRAWS normals. `sums` and `replay` never
+# fail for a sound aggregator.
+_TAIL_SHARE, _TAILS_SHARE, _SHARE = 0.5, 0.05, 0.09
+# Largest number of releases of a probe with noise, in two runs together, and
+# largest error of a contribution for which fewer are enough.
+_RELEASES, _ERROR = 16, 0.06
 # Relative excess over a clip that float32 rounding of one record explains.
 _ROUNDING = 1e-5
 # Largest relative change of a client's contribution that rounding explains.
@@ -63,332 +70,18 @@ _CHANGE = 1e-3
 # Largest relative excess over a clip, and largest relative change of a client's
 # contribution, with which an aggregator may still pass.
 _HIDDEN_EXCESS, _HIDDEN_CHANGE = 0.1, 0.5
-# Shapes of the layers of an update with many coordinates, and largest number of
-# rounds of its runs.
+# Shapes of the layers of an update with many coordinates, largest number of
+# rounds of its runs, and of rounds whose correlation is measured.
 _MANY_SHAPES = ((1 << 17,), (256, 512))
-_MANY_ROUNDS = 64
+_MANY_ROUNDS, _MANY_CORRELATED = 64, 8
 # Exponents p of the grids that `_on_grids` tests, the multiples of v 2^-p for a
 # client's value v. Common lattices and float32 have p from 6 to 26, float64 53.
 _DIGITS = np.array([*range(6, 27, 2), 53])
 # Expected number of normals beyond the second threshold of `tails`, out of the
 # least number of draws.
 _EXPECTED = 60
-
-
-@dataclasses.dataclass(frozen=True)
-class Statement:
-  """A statement of the author of an aggregator.
-
-  Attributes:
-    l2_norm_clip: largest norm of one client's contribution to the sum, > 0.
-    z_stddev: z, standard deviation of Z, in clips, > 0.
-    clients_per_round: B, number of clients and divisor of the mean, >= 1.
-    matrix: C, [n, n] float64, lower-triangular; the identity for noise that is
-      independent between rounds. Each run of an audit has at most n rounds.
-  """
-
-  l2_norm_clip: float
-  z_stddev: float
-  clients_per_round: int
-  matrix: np.ndarray
-
-  @property
-  def sum_per_mean(self) -> float:
-    """Factor from a released mean to a sum in clips."""
-    return self.clients_per_round / self.l2_norm_clip
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-  """The answer to one question.
-
-  Attributes:
-    question: name of the question.
-    verdict: 'pass', 'fail' or 'cannot tell'.
-    statistic: measured number, or a bound on it; NaN or infinite if nothing was
-      measured or a released mean is not finite.
-    least: least statistic that passes.
-    most: largest statistic that passes. If an upper bound is above `most`, the
-      verdict is 'cannot tell'. If the statistic is a lower bound, the verdict
-      is 'fail', and `most` is the limit that the bound exceeds.
-    unit: unit of the statistic, in words.
-    false_alarm: largest probability with which a sound aggregator fails, in
-      (0, 1).
-  """
-
-  question: str
-  verdict: str
-  statistic: float
-  least: float
-  most: float
-  unit: str
-  false_alarm: float
-
-  def to_dict(self) -> _files.JsonObject:
-    """Returns the attributes; a statistic that is not finite becomes None."""
-    finite = math.isfinite(self.statistic)
-    return {
-      **dataclasses.asdict(self),
-      'statistic': self.statistic if finite else None,
-    }
-
-  def __str__(self) -> str:
-    number = f'{self.statistic:.6g}' if math.isfinite(self.statistic) else '-'
-    return (
-      f'{self.verdict:12}{self.question:12}{number} {self.unit}; sound is '
-      f'{self.least:.6g} to {self.most:.6g}, false alarm {self.false_alarm:g}'
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Group:
-  """Clients of one round that send the same update.
-
-  Attributes:
-    clients: number of these clients, >= 0.
-    norm: norm of the update, in clips. Some aggregators refuse updates of zero,
-      so clients that only fill a round send a very small one.
-    layer: index of the only layer that is not zero; None if all layers have
-      norms in proportion to the square roots of their sizes.
-    sparse: whether each layer has at most one coordinate that is not zero.
-    first: value that replaces the first coordinate, in the unit of updates; if
-      None, the coordinate is not replaced.
-    examples: number of examples that each of these clients states.
-  """
-
-  clients: int
-  norm: float = 1e-9
-  layer: Optional[int] = None
-  sparse: bool = False
-  first: Optional[float] = None
-  examples: int = 1
-
-
-# Lower and upper bound on the norm of the contribution of one client of a
-# group, in clips.
-_Interval = tuple[float, float]
-# Interval of a group that was in no released round. Compare it by `is`: a group
-# that contributed exactly 0 has an equal interval.
-_ABSENT = (0.0, 0.0)
-
-
-class Subject:
-  """An aggregator, its statement, and the updates that the audit sends it.
-
-  Attributes:
-    statement: statement of the author.
-    false_alarm: largest probability with which a sound aggregator fails a
-      question.
-    random: generator of random numbers for the updates.
-  """
-
-  def __init__(
-    self,
-    make: aggregators.Make,
-    statement: Statement,
-    false_alarm: float,
-    seed: Optional[int],
-    on_round: Callable[[], object],
-  ):
-    """Draws the directions of updates; for Args see `answers`."""
-    self.statement = statement
-    self.false_alarm = false_alarm
-    self._make, self._on_round = make, on_round
-    self.random = np.random.default_rng(seed)
-    sizes = [math.prod(shape) for shape in _SHAPES]
-    self._directions = _by_layer(
-      [
-        np.linalg.qr(self.random.normal(size=[size, _DIRECTIONS]))[0]
-        for size in sizes
-      ]
-    )
-    self._coordinates = _by_layer([np.eye(size, _DIRECTIONS) for size in sizes])
-    self._shares = np.sqrt(np.divide(sizes, _DIMENSION))
-
-  @contextlib.contextmanager
-  def opened(
-    self, shapes: Sequence[tuple[int, ...]] = _SHAPES, noise: bool = True
-  ) -> Iterator[Optional[aggregators.Run]]:
-    """Yields a new run; None if there is no variant without noise.
-
-    Raises:
-      ValueError: the aggregator's function raised an exception.
-    """
-    like = [np.zeros(shape, np.float32) for shape in shapes]
-    try:
-      aggregator = self._make(like, noise)
-    except Exception as error:
-      raise errors.value_error(
-        f'aggregator={type(error).__name__}: cannot be made ({error}); give a '
-        'function of (like, noise)'
-      ) from error
-    if aggregator is None and not noise:
-      yield None
-      return
-    try:
-      yield aggregators.Run(aggregator, like, self._on_round)
-    finally:
-      getattr(aggregator, 'close', lambda: None)()
-
-  def cohort(
-    self, groups: Sequence[_Group], direction: int, like: aggregators.Update
-  ) -> tuple[list[aggregators.Update], list[int]]:
-    """Returns the updates and numbers of examples of the clients of a round.
-
-    Args:
-      groups: groups of clients.
-      direction: index of the direction of the updates of the first group; each
-        further group has the next direction.
-      like: an update of zeros.
-    """
-    updates: list[aggregators.Update] = []
-    examples: list[int] = []
-    for i, group in enumerate(groups, direction):
-      shares = self._shares
-      if group.layer is not None:
-        shares = np.eye(len(like))[group.layer]
-      by_layer = self._direction(i, group)
-      vector = self.statement.l2_norm_clip * group.norm * (shares @ by_layer)
-      if group.first is not None:
-        vector[0] = group.first
-      updates += [aggregators.layers(vector, like)] * group.clients
-      examples += [group.examples] * group.clients
-    return updates, examples
-
-  def _direction(self, i: int, group: _Group) -> np.ndarray:
-    """Returns direction i, [layer, d]: a unit vector in each layer."""
-    return (self._coordinates if group.sparse else self._directions)[i]
-
-  def one_client(
-    self, t: int, like: aggregators.Update
-  ) -> tuple[list[aggregators.Update], np.ndarray]:
-    """Returns updates for round t, and their sum in clips, [d] float64.
-
-    One client has an update of half a clip; the other updates are very small.
-    """
-    groups = _Group(1, 0.5), _Group(self.statement.clients_per_round - 1)
-    updates, _ = self.cohort(groups, t % (_DIRECTIONS - 1), like)
-    total = np.sum([aggregators.flat(each) for each in updates], 0)
-    return updates, total / self.statement.l2_norm_clip
-
-  def contributions(
-    self, cohorts: Sequence[Sequence[_Group]], noise: bool
-  ) -> list[_Interval]:
-    """Returns an interval for each group, cohort by cohort.
-
-    The cohorts take turns. A group of m clients that contribute c each adds
-    c m C i to C R along the direction of the group, where i is 1 in the rounds
-    of the group and 0 elsewhere; c follows by least squares. Without noise,
-    each cohort has one round and C is the identity. Refused rounds are left out
-    of R and i.
-
-    Args:
-      cohorts: groups of each cohort.
-      noise: whether the aggregator adds noise.
-
-    Returns:
-      Bounds on |c| for each group. All are (0, infinity) if `noise` is False
-      and there is no variant without noise. All are (infinity, infinity) if a
-      released mean is not finite.
-    """
-    groups = [(i, group) for i, each in enumerate(cohorts) for group in each]
-    first = [0, *itertools.accumulate(map(len, cohorts))]
-    matrix, rounds = np.eye(len(cohorts)), len(cohorts)
-    if noise:
-      matrix = self.statement.matrix
-      rounds = min(len(matrix), rounds * _REPETITIONS)
-    rows: list[np.ndarray] = []
-    turns: list[int] = []
-    with self.opened(noise=noise) as run:
-      if run is None:
-        return [(0.0, math.inf)] * len(groups)
-      for t in range(rounds):
-        turn = t % len(cohorts)
-        sent = self.cohort(cohorts[turn], first[turn], run.like)
-        try:
-          mean = run.round(*sent)
-        except aggregators.Refusal:
-          continue
-        if not np.isfinite(mean).all():
-          return [(math.inf, math.inf)] * len(groups)
-        rows.append(self.statement.sum_per_mean * mean)
-        turns.append(turn)
-    matrix = matrix[: len(rows), : len(rows)]
-    whitened = matrix @ np.reshape(rows, [len(rows), _DIMENSION])
-    # Bound on the norm of a vector of one normal per layer. A question has
-    # fewer than 64 intervals, and each is wrong with at most a 64th of the
-    # false alarm.
-    reach = self.statement.z_stddev * math.sqrt(
-      scipy.stats.chi2.isf(self.false_alarm / 64, len(_SHAPES))
-    )
-    intervals = []
-    for direction, (cohort, group) in enumerate(groups):
-      if not group.clients or cohort not in turns:
-        intervals.append(_ABSENT)
-        continue
-      by_layer = self._direction(direction, group)
-      column = group.clients * matrix @ (np.array(turns) == cohort)
-      weights = column / (column @ column)
-      value = float(np.linalg.norm(by_layer @ (weights @ whitened)))
-      error = noise * reach * float(np.linalg.norm(weights))
-      intervals.append((value - error, value + error))
-    return intervals
-
-  def answer(
-    self,
-    question: str,
-    failed: bool,
-    decidable: bool,
-    statistic: float,
-    limits: tuple[float, float],
-    unit: str,
-  ) -> Answer:
-    """Returns an answer; `decidable` is whether the test could have failed."""
-    verdict = FAIL if failed else PASS if decidable else CANNOT_TELL
-    return Answer(question, verdict, statistic, *limits, unit, self.false_alarm)
-
-  def bounded(
-    self,
-    question: str,
-    bounds: Sequence[dict[str, float]],
-    limits: tuple[float, float],
-    unit: str,
-  ) -> Answer:
-    """Returns the answer that follows from bounds on a number.
-
-    Args:
-      question: name of the question.
-      bounds: lower bounds and upper bounds on the number, two dicts; their keys
-        name the behaviour of the clients.
-      limits: the answer is 'fail' if a lower bound exceeds the first limit, and
-        else 'pass' if no upper bound exceeds the second.
-      unit: unit of the number, in words, with braces for 'least' or 'most'.
-    """
-    worst = [max(each, key=each.__getitem__) for each in bounds]
-    low, high = (each[name] for each, name in zip(bounds, worst))
-    failed = low > limits[0]
-    name = worst[not failed]
-    return self.answer(
-      question,
-      failed,
-      high <= limits[1],
-      low if failed else high,
-      (0.0, limits[not failed]),
-      f'{unit.format("least" if failed else "most")}, by {name}',
-    )
-
-
-def _by_layer(bases: Sequence[np.ndarray]) -> np.ndarray:
-  """Returns directions of updates, [direction, layer, d].
-
-  Args:
-    bases: orthonormal directions of each layer, [size, direction].
-  """
-  return (
-    scipy.linalg.block_diag(*bases)
-    .reshape(_DIMENSION, len(bases), _DIRECTIONS)
-    .transpose(2, 1, 0)
-  )
+# Scale of the records of `sums`, in several coordinates of one update.
+_SUMS_SCALE = 0.25
 
 
 def answers(
@@ -398,7 +91,8 @@ def answers(
   false_alarm: float = arithmetic_attacks.FALSE_ALARM,
   seed: Optional[int] = None,
   on_round: Callable[[], object] = lambda: None,
-) -> list[Answer]:
+  again: Optional[Callable[[], aggregators.Make]] = None,
+) -> list[answers_lib.Answer]:
   """Returns the answers to all questions.
 
   Args:
@@ -407,282 +101,439 @@ def answers(
     draws: least number of normals that `tails` examines, >= 1. At the default
       `false_alarm`, 2^30 are enough to tell whether normals exceed the largest
       normal of a float32 generator.
-    false_alarm: largest probability with which a sound aggregator fails a
+    false_alarm: largest probability with which a sound aggregator fails any
       question, in (0, 1).
     seed: seed of the clients' updates, >= 0; if None, it is drawn.
     on_round: function that is called after every round, also a refused round.
+    again: function that imports the module of `make` anew and returns its
+      `make`. It shows whether every start of a program has the same noise.
 
   Raises:
     ValueError: the aggregator cannot be made, it refused a round of ordinary
       updates, or the mean and an update have different sizes.
   """
-  subject = Subject(make, statement, false_alarm, seed, on_round)
+  subject = probes.Subject(make, statement, false_alarm, seed, on_round)
+  runs = Runs(subject, again)
+  many = many_coordinates(subject, draws)
+  noises = Noises(runs, many.noise)
   return [
-    influence(subject),
+    influence(runs),
     sums(subject),
-    *size_and_correlation(subject),
-    *tails_and_low_bits(subject, draws),
-    divisor(subject),
+    size(noises),
+    correlation(noises),
+    tails(subject, many, noises),
+    low_bits(subject, many),
+    divisor(runs),
     replay(subject),
   ]
 
 
-def influence(subject: Subject) -> Answer:
-  """Returns the answer on the norm, in clips, by which a client moves a sum."""
-  clients = subject.statement.clients_per_round
-  attacks = {
-    'a small excess': _Group(1, 1.5),
-    'all layers': _Group(1, 1e3),
-    'one layer': _Group(1, 1e6, layer=2),
-    'one coordinate': _Group(1, 1e6, layer=2, sparse=True),
-    'a huge norm': _Group(1, 1e30),
-    'NaN': _Group(1, 1e3, first=math.nan),
-    'infinity': _Group(1, 1e3, first=math.inf),
-  }
-  low = dict.fromkeys(attacks, 0.0)
-  high = dict.fromkeys(attacks, math.inf)
-  for noise, (name, group) in itertools.product((False, True), attacks.items()):
-    cohorts = (
-      (group, _Group(clients - 1)),
-      (dataclasses.replace(group, clients=clients),),
+class Runs:
+  """The runs in which an aggregator gets the probes.
+
+  Attributes:
+    subject: the aggregator.
+    ordinary: pairs of runs with the ordinary probes.
+    others: pairs of runs with all other probes.
+    cohorts: probes without noise.
+    sums: releases without noise by probe, in clips, [d]; None if there is no
+      variant without noise.
+    again: the first release of a program that starts anew, in clips, [d]; None
+      if this is not known.
+  """
+
+  def __init__(
+    self,
+    subject: probes.Subject,
+    again: Optional[Callable[[], aggregators.Make]] = None,
+  ):
+    """Runs the aggregator; for Args see `answers`."""
+    self.subject = subject
+    statement = subject.statement
+    clients = statement.clients_per_round
+    sizes = probes.cohort_sizes(clients)
+    usual = probes.ordinary(clients)
+    # Enough releases for a small error of the contribution of B clients.
+    error = self._reach() / clients / _ERROR
+    repetitions = math.ceil(min(error**2, _RELEASES) / 2)
+    self.ordinary = list(
+      subject.pairs(usual, max(1, len(statement.matrix) // len(usual)))
     )
-    # A value that is not finite may stay in the state of the aggregator, so
-    # each attack has a run of its own.
-    one, _, everybody = subject.contributions(cohorts, noise)
-    low[name] = max(low[name], one[0], everybody[0])
-    # With noise, the upper bound for one attacker is too large to be of use,
-    # and the upper bound for a round in which all clients attack replaces it.
-    # In that round, an aggregator that clips only the mean as a whole could
-    # pass, so the lower bound for one attacker counts too.
-    high[name] = min(high[name], max(everybody[1], one[0 if noise else 1]))
-  return subject.bounded(
+    self.others = [
+      pair
+      for cohorts, count in (
+        ({**sizes, **probes.attacks(clients, True)}, repetitions),
+        (probes.not_finite(clients, True), 1),
+      )
+      for pair in subject.pairs(cohorts, count)
+    ]
+    self.cohorts = {
+      _FIRST: (probes.Group(clients),),
+      **sizes,
+      **probes.attacks(clients, False),
+      **probes.not_finite(clients, False),
+      _LAST: (probes.Group(clients),),
+    }
+    self.sums = subject.without_noise(self.cohorts)
+    self.again = None
+    if again is not None:
+      with subject.opened(make=again()) as run:
+        assert run is not None
+        sent = subject.cohort(next(iter(usual.values())), run.like)
+        self.again = statement.sum_per_mean * run.round(*sent)
+
+  @property
+  def refused(self) -> list[str]:
+    """Names of probes that were refused, with noise."""
+    pairs = *self.ordinary, *self.others
+    return list(dict.fromkeys(name for pair in pairs for name in pair.refused))
+
+  def _reach(self) -> float:
+    """Returns a bound, in clips, on the norm of one normal per layer.
+
+    A question has fewer than 256 intervals, and each is wrong with at most a
+    256th of its false alarm.
+    """
+    miss = self.subject.false_alarm * _SHARE / 256
+    quantile = scipy.stats.chi2.isf(miss, len(probes.SHAPES))
+    return self.subject.statement.z_stddev * math.sqrt(quantile)
+
+  def contributions(self) -> dict[str, answers_lib.Interval]:
+    """Returns bounds on the contribution of one measured client, with noise.
+
+    The contribution of a client is measured in the directions of the layers of
+    its update. If a release is not finite, both bounds are infinite. A client
+    in a small group has no upper bound: the noise hides what it adds.
+    """
+    statement = self.subject.statement
+    clients = statement.clients_per_round
+    cohorts = {
+      **probes.cohort_sizes(clients),
+      **probes.attacks(clients, True),
+      **probes.not_finite(clients, True),
+    }
+    intervals: dict[str, answers_lib.Interval] = {}
+    for pair in self.others:
+      sums, deviations = pair.mean_sums()
+      for name, total in sums.items():
+        groups = [
+          (i, each) for i, each in enumerate(cohorts[name]) if each.measured
+        ]
+        i, group = groups[0]
+        by_layer = self.subject.direction(group, i)
+        value = float(np.linalg.norm(by_layer @ total)) / group.clients
+        error = self._reach() * deviations[name] / group.clients
+        few = 2 * group.clients < clients
+        intervals[name] = (
+          value - error, math.nan if few else value + error
+        )  # fmt: skip
+      if pair.not_finite:
+        intervals[pair.not_finite] = math.inf, math.inf
+    return intervals
+
+
+# Names of the first and last probe without noise.
+_FIRST, _LAST = 'all clients: tiny, first', 'all clients: tiny, last'
+
+
+def influence(runs: Runs) -> answers_lib.Answer:
+  """Returns the answer on the norm, in clips, by which a client moves a sum.
+
+  Without noise, this is the difference of a sum with attackers and without.
+  A part of earlier sums that a last sum without attackers has counts too.
+  """
+  clients = runs.subject.statement.clients_per_round
+  sizes = probes.cohort_sizes(clients)
+  bounds = answers_lib.Bounds()
+  for name, interval in runs.contributions().items():
+    if name not in sizes:
+      bounds.add(name, interval)
+  sums = runs.sums or {}
+  for name, total in sums.items():
+    if name in sizes or _FIRST not in sums or name == _FIRST:
+      continue
+    attackers = sum(
+      each.clients for each in runs.cohorts[name] if each.measured
+    )
+    with np.errstate(invalid='ignore'):
+      moved = float(np.linalg.norm(total - sums[_FIRST])) / max(attackers, 1)
+    moved = moved if math.isfinite(moved) else math.inf
+    bounds.add(name, (moved, moved))
+  return bounds.answer(
     'influence',
-    (low, high),
     (1 + _ROUNDING, 1 + _HIDDEN_EXCESS),
     'clips at {} moved by one client',
+    runs.subject.false_alarm * _SHARE,
+    runs.refused,
   )
 
 
-def divisor(subject: Subject) -> Answer:
+def divisor(runs: Runs) -> answers_lib.Answer:
   """Returns the answer on changes of a client's contribution.
 
   The contribution must depend neither on the number of clients in the round nor
-  on the numbers of examples that clients state.
+  on the numbers of examples that clients state. Changes are relative to the
+  contribution where all clients send the same.
   """
-  clients = subject.statement.clients_per_round
-  half = -(-clients // 2)
-  cohorts = {
-    'all clients': [_Group(clients, 0.5)],
-    'half of the clients': [_Group(half, 0.5)],
-    'one client': [_Group(1, 0.5)],
-    'examples': [
-      _Group(half, 0.5),
-      _Group(clients - half, 0.5, examples=100),
-    ],
+  clients = runs.subject.statement.clients_per_round
+  sizes = probes.cohort_sizes(clients)
+  reference, *others = sizes
+  bounds = answers_lib.Bounds()
+  intervals = runs.contributions()
+  for name in others if clients > 1 else ():
+    if name in intervals and reference in intervals:
+      bounds.add(name, _change(intervals[name], intervals[reference]))
+  sums = runs.sums or {}
+  # The scalar has the updates of others.
+  each = {
+    name: sums[name][:-1] / sizes[name][0].clients
+    for name in sizes
+    if name in sums
   }
-  names = [name for name, cohort in cohorts.items() for _ in cohort]
-  low, high = dict.fromkeys(names, 0.0), dict.fromkeys(names, math.inf)
-  for noise in (False, True) if clients > 1 else ():
-    intervals = subject.contributions(list(cohorts.values()), noise)
-    largest = dict.fromkeys(names, 0.0)
-    for name, interval in zip(names, intervals):
-      if interval is _ABSENT:  # All such rounds were refused.
-        continue
-      least, most = _change(interval, intervals[0])
-      low[name] = max(low[name], least)
-      largest[name] = max(largest[name], most)
-    high = {name: min(high[name], largest[name]) for name in names}
-  # Changes are relative to the contribution in 'all clients', which has none
-  # itself. Noise hides the contribution of a single client, so the upper bound
-  # on its change would be too large to be of use.
-  del low['all clients'], high['all clients'], high['one client']
-  return subject.bounded(
+  if reference in each and clients > 1:
+    norm = float(np.linalg.norm(each[reference]))
+    for name in list(each)[1:]:
+      off = float(np.linalg.norm(each[name] - each[reference]))
+      if norm > 0:
+        bounds.add(name, (off / norm, off / norm))
+  return bounds.answer(
     'divisor',
-    (low, high),
     (_CHANGE, _HIDDEN_CHANGE),
     "relative change, at {}, of a client's contribution",
+    runs.subject.false_alarm * _SHARE,
+    [name for name in runs.refused if name in sizes],
   )
 
 
-def _change(contribution: _Interval, other: _Interval) -> _Interval:
-  """Returns bounds on |c / o - 1| for `contribution` c and `other` o."""
+def _change(
+  contribution: answers_lib.Interval, other: answers_lib.Interval
+) -> answers_lib.Interval:
+  """Returns bounds on |c / o - 1| for `contribution` c and `other` o.
+
+  The upper bound is NaN if `contribution` has none.
+  """
   if math.isinf(contribution[0]):  # A release was not finite.
     return math.inf, math.inf
   with np.errstate(divide='ignore', invalid='ignore'):
     least, most = np.divide(contribution, np.maximum(other, 0.0)[::-1]).tolist()
-  # Nothing is known of 0 / 0.
-  least, most = (
-    value if not math.isnan(value) else unknown
-    for value, unknown in ((least, 0.0), (most, math.inf))
-  )
-  return max(least - 1, 1 - most), max(1 - least, most - 1)
+  least = 0.0 if math.isnan(least) else least  # Nothing is known of 0 / 0.
+  if math.isnan(most):
+    return max(least - 1, 0.0), math.nan
+  return max(least - 1, 1 - most, 0.0), max(1 - least, most - 1)
 
 
-def sums(subject: Subject) -> Answer:
+def sums(subject: probes.Subject) -> answers_lib.Answer:
   """Returns the answer on the clips that rounding adds to one record.
 
   Without noise, the aggregator adds three cohorts: the cohort of
   `arithmetic_attacks.summing` with the victim's record, the same cohort without
-  it, and the victim's record among very small ones. The statistic is the
+  it, and the victim's record among very small ones. Every layer has the record
+  in one coordinate. The statistic is the norm, over these coordinates, of the
   difference of the first two sums, less the third sum.
   """
   statement = subject.statement
   clients = statement.clients_per_round
   # Values of the cohort are exact in float32 for a unit that is a power of two.
   unit = 2.0 ** math.floor(math.log2(statement.l2_norm_clip))
-  unit /= statement.l2_norm_clip
+  unit *= _SUMS_SCALE / statement.l2_norm_clip
+  places = [*probes.STARTS[:-1], probes.STARTS[3] - 1]
 
   def add(values):
     with subject.opened(noise=False) as run:
       if run is None:
         return math.nan
-      vectors = np.zeros((len(values), _DIMENSION))
+      vectors = np.zeros((len(values), probes.DIMENSION))
       # Some aggregators refuse zeros; 2^-40 is too small to change a sum.
-      vectors[:, 0] = np.maximum(values, 2.0**-40)
+      vectors[:, places] = np.maximum(values, 2.0**-40)[:, np.newaxis]
       vectors *= unit * statement.l2_norm_clip
       updates = [aggregators.layers(each, run.like) for each in vectors]
-      return float(statement.sum_per_mean * run.round(updates)[0] / unit)
+      return statement.sum_per_mean * run.round(updates)[places] / unit
 
   def excess(add):
     if clients < 2:
-      return math.nan
+      return np.full(len(places), math.nan)
     alone = np.zeros(clients, np.float32)
     alone[0] = arithmetic_attacks.VICTIM
     moved = arithmetic_attacks.summing(add, clients).statistic
-    return (moved - abs(add(alone))) * unit
+    return (moved - np.abs(add(alone))) * unit
 
-  measured = excess(add)
-  float32 = excess(lambda x: float(np.cumsum(x, dtype=np.float32)[-1]))
+  measured = float(np.linalg.norm(excess(add)))
+  # The least excess of float32 sums: in one coordinate alone.
+  float32 = float(
+    excess(lambda x: np.cumsum(x, dtype=np.float32)[-1].astype(float)).max()
+  )
   # Rounding of the mean to float32 can change the statistic by this much.
   most = max(_ROUNDING, clients * 2.0**-23)
   decidable = math.isfinite(measured) and float32 > most
-  return subject.answer(
+  return answers_lib.Answer(
     'sums',
-    decidable and abs(measured) > most,
-    decidable,
+    answers_lib.verdict(decidable and measured > most, decidable),
     measured,
-    (-most, most),
+    0.0,
+    most,
     'clips that rounding adds to the influence of a record; in float32 '
     f'{float32:.2g}' + ('' if decidable else ', needs a variant without noise'),
+    0.0,
+    ('all clients: rising to a power of two in each layer',),
   )
 
 
-def size_and_correlation(subject: Subject) -> tuple[Answer, Answer]:
-  """Returns the answers on standard deviation and correlation of the noise."""
-  statement = subject.statement
-  noise = np.empty((len(statement.matrix), _DIMENSION))
-  with subject.opened() as run:
-    assert run is not None
-    for t in range(len(noise)):
-      updates, total = subject.one_client(t, run.like)
-      noise[t] = statement.sum_per_mean * run.round(updates) - total
-  whitened = statement.matrix @ noise / statement.z_stddev
-  return _size(subject, whitened), _correlation(subject, whitened)
+class Noises:
+  """Whitened noise of all runs.
+
+  Attributes:
+    runs: the runs of the probes.
+    known: noise of each pair of runs with ordinary probes, of known sums.
+    firsts: noise of first rounds: of two runs, and of a program that starts
+      anew; empty if there is no such program.
+    differences: noise of the difference of each other pair of runs.
+    many: noise of updates with many coordinates.
+    after: noise of rounds past the last round, in the least standard deviation
+      that it may have, [d] each.
+  """
+
+  def __init__(self, runs: Runs, many: whitened.Noise):
+    """Whitens the noise of the probes."""
+    statement = runs.subject.statement
+    self.runs, self.many = runs, many
+
+    def noise(pair, rows):
+      values = pair.matrix @ rows / statement.z_stddev
+      return whitened.Noise(values, pair.names, probes.STARTS)
+
+    self.known = [
+      [noise(pair, each - pair.sums) for each in pair.releases]
+      for pair in runs.ordinary
+    ]
+    # First rounds of two runs, and of a program that starts anew.
+    self.firsts: list[whitened.Noise] = []
+    if runs.again is not None:
+      first = runs.ordinary[0]
+      starts = *(each[:1] for each in first.releases), runs.again[np.newaxis]
+      row = dataclasses.replace(
+        first, names=first.names[:1], matrix=first.matrix[:1, :1]
+      )
+      self.firsts = [noise(row, each - first.sums[:1]) for each in starts]
+    self.differences = [
+      noise(pair, (pair.releases[0] - pair.releases[1]) / math.sqrt(2))
+      for pair in runs.others
+    ]
+    # C has no row for such a round. For every further row whose diagonal entry
+    # is at most twice the largest one of C, the noise is at least this large.
+    least = statement.z_stddev / (2 * float(np.diag(statement.matrix).max()))
+    self.after = [
+      (pair.after[0] - pair.after[1]) / (math.sqrt(2) * least)
+      for pair in runs.ordinary
+      if pair.after is not None
+    ]
+
+  def merged(self) -> list[whitened.Noise]:
+    """Returns noise of known sums, of differences, and of many coordinates."""
+    return [
+      whitened.Noise(
+        np.concatenate([each.whitened for each in noises]),
+        [name for each in noises for name in each.names],
+        probes.STARTS,
+      )
+      for noises in (sum(self.known, []), self.differences)
+    ] + [self.many]
+
+  def answer(
+    self, question: str, test: whitened.Test, unit: str
+  ) -> answers_lib.Answer:
+    """Returns the answer that follows from a test at all probes."""
+    names = dict.fromkeys(name for each in self.merged() for name in each.names)
+    return answers_lib.Answer(
+      question,
+      answers_lib.verdict(test.failed, True),
+      test.statistic,
+      test.least,
+      test.most,
+      unit,
+      self.runs.subject.false_alarm * _SHARE,
+      tuple(names),
+      tuple(each for each in self.runs.refused if each not in names),
+    )
 
 
-def _size(subject: Subject, whitened: np.ndarray) -> Answer:
+def size(noises: Noises) -> answers_lib.Answer:
   """Returns the answer on the size: the ratio that is nearest to failing.
 
   A ratio is the measured standard deviation over the stated one.
-
-  The sum of squares of m independent standard normals is chi-square with m
-  degrees of freedom. The m normals are all of W, a row or a column.
   """
-  tests = []
-  for name, axis in (('all rounds', None), ('a round', 1), ('a coordinate', 0)):
-    squares = np.atleast_1d(np.sum(whitened**2, axis))
-    freedom = whitened.size / len(squares)
-    chi2 = scipy.stats.chi2(freedom)
-    miss = subject.false_alarm / (6 * len(squares))
-    least, most = np.sqrt(np.divide((chi2.ppf(miss), chi2.isf(miss)), freedom))
-    for ratio in np.sqrt(squares / freedom):
-      # This is 1 if the ratio is at one of its limits.
-      off = max((ratio - 1) / (most - 1), (1 - ratio) / (1 - least))
-      tests.append((off, ratio, least, most, name))
-  # A ratio that is not a number does not pass.
-  off, ratio, least, most, name = max(
-    tests, key=lambda test: (math.isnan(test[0]), test[0])
-  )
-  return subject.answer(
+  false_alarm = noises.runs.subject.false_alarm * _SHARE
+  test = whitened.sizes(noises.merged(), noises.after, false_alarm)
+  past = 'has noise' if noises.after else 'was not released'
+  return noises.answer(
     'size',
-    not off <= 1,
-    True,
-    ratio,
-    (least, most),
-    f'times the stated standard deviation, in {name}',
+    test,
+    f'times the stated standard deviation, in {test.name}; a round past the '
+    f'last {past}',
   )
 
 
-def _correlation(subject: Subject, whitened: np.ndarray) -> Answer:
-  """Returns the answer on the largest correlation in W.
-
-  For rows a and b of W, b of an earlier round, <a, b> / |b| is a standard
-  normal. The sum of this number over all m pairs of rows at one distance,
-  divided by m^(1/2), is a standard normal too. For two columns a and b of W,
-  <a, b> / |b| is also a standard normal.
-  """
-  rounds = len(whitened)
-  # A wrong standard deviation of the noise does not count as correlation.
-  scale = float(np.sqrt(np.mean(whitened**2)))
-  correlations = {'two rounds': np.zeros(0)}
-  if rounds > 1 and 0 < scale < math.inf:
-    by_round, by_coordinate = map(
-      _products, (whitened / scale, whitened.T / scale)
-    )
-    correlations = {
-      'two rounds': by_round[np.tril_indices(rounds, -1)],
-      'all rounds at one distance': np.array(
-        [
-          np.trace(by_round, -distance) / math.sqrt(rounds - distance)
-          for distance in range(1, rounds)
-        ]
-      ),
-      'two coordinates': by_coordinate[np.tril_indices(len(by_coordinate), -1)],
-    }
-  tests = sum(map(len, correlations.values()))
-  most = scipy.stats.norm.isf(subject.false_alarm / (2 * max(tests, 1)))
-  largest, name = max(
-    (np.abs(each).max(initial=0.0), name) for name, each in correlations.items()
+def correlation(noises: Noises) -> answers_lib.Answer:
+  """Returns the answer on the largest correlation in W."""
+  many = dataclasses.replace(
+    noises.many,
+    whitened=noises.many.whitened[:_MANY_CORRELATED],
   )
-  return subject.answer(
+  groups = [
+    *noises.known,
+    *([noises.firsts] if noises.firsts else []),
+    *([each] for each in noises.differences),
+    [many],
+  ]
+  false_alarm = noises.runs.subject.false_alarm * _SHARE
+  test, tests = whitened.correlations(groups, false_alarm)
+  return noises.answer(
     'correlation',
-    largest > most,
-    tests > 0,
-    largest if tests else math.nan,
-    (0.0, most),
-    f'standard deviations of a correlation of {name}, the largest of {tests}',
+    test,
+    f'standard deviations of a correlation of {test.name}, the largest of '
+    f'{tests}',
   )
 
 
-def _products(rows: np.ndarray) -> np.ndarray:
-  """Returns <row i, row j> / |row j| for all i and j; 0 if row j is 0."""
-  gram = rows @ rows.T
-  norms = np.sqrt(np.diag(gram))
-  return gram / np.where(norms > 0, norms, np.inf)
+@dataclasses.dataclass(frozen=True)
+class Many:
+  """Noise and last bits of rounds of one client with many coordinates.
 
+  The client sends the same power of two in about half of the coordinates, drawn
+  at random, and a value too small to matter in all others.
 
-def tails_and_low_bits(subject: Subject, draws: int) -> tuple[Answer, Answer]:
-  """Returns the answers on large normals and on last bits of releases.
-
-  A round has one client. It sends the same power of two in about half of the
-  coordinates, drawn at random, and a value too small to matter in all others.
-
-  Args:
-    subject: the aggregator.
-    draws: least number of normals to examine, >= 1.
+  Attributes:
+    noise: whitened noise of the first run.
+    draws: number of normals that were examined.
+    thresholds: `arithmetic_attacks.TAIL`, and the magnitude that 60 of the
+      least number of draws are expected to exceed. If this number is below 120,
+      half of the draws are expected to exceed it.
+    beyond: number of normals beyond each threshold in magnitude.
+    grids: numbers of small releases without and with the client's value, as
+      `_on_grids` returns them, [2, 3, digits, 2].
   """
+
+  noise: whitened.Noise
+  draws: int
+  thresholds: tuple[float, float]
+  beyond: np.ndarray
+  grids: np.ndarray
+
+
+def many_coordinates(subject: probes.Subject, draws: int) -> Many:
+  """Returns noise and last bits of at least `draws` coordinates."""
   statement = subject.statement
-  dimension = sum(map(math.prod, _MANY_SHAPES))
+  lengths = list(map(math.prod, _MANY_SHAPES))
+  dimension = sum(lengths)
   rounds = min(_MANY_ROUNDS, len(statement.matrix))
+  matrix = statement.matrix[:rounds, :rounds] * statement.sum_per_mean
   value = 2.0 ** math.floor(math.log2(statement.l2_norm_clip))
   value /= 2.0 ** math.ceil(math.log2(dimension) / 2)
   thresholds = (
     arithmetic_attacks.TAIL,
-    scipy.stats.norm.isf(min(0.25, _EXPECTED / 2 / draws)),
+    float(scipy.stats.norm.isf(min(0.25, _EXPECTED / 2 / draws))),
   )
+  first = None
   beyond, examined = np.zeros(2), 0
-  # Numbers of small releases without and with the client's value, as
-  # `_on_grids` returns them.
   grids = np.zeros((2, 3, len(_DIGITS), 2), int)
   while examined < draws:
     noise = np.empty((rounds, dimension))
@@ -695,57 +546,86 @@ def tails_and_low_bits(subject: Subject, draws: int) -> tuple[Answer, Answer]:
         for i, part in enumerate((mean[~present], mean[present])):
           grids[i] += _on_grids(part, value, statement.clients_per_round)
         noise[t] = mean - sent / statement.clients_per_round
-    whitened = np.abs(statement.matrix[:rounds, :rounds] @ noise)
+    noise = matrix @ noise
+    if first is None:
+      first = noise / statement.z_stddev
     # Only `size` tests the standard deviation, so `tails` divides by the
     # measured one.
-    whitened /= np.sqrt(np.mean(whitened**2)) or 1.0
-    beyond += [np.sum(whitened > each) for each in thresholds]
-    examined += whitened.size
-  return (
-    _tails(subject, examined, thresholds, beyond),
-    _low_bits(subject, *grids),
+    noise /= np.sqrt(np.mean(noise**2)) or 1.0
+    np.abs(noise, out=noise)
+    beyond += [np.sum(noise > each) for each in thresholds]
+    examined += noise.size
+  assert first is not None
+  name = f'one client: an update of {dimension} coordinates'
+  return Many(
+    whitened.Noise(first, [name] * rounds, [0, *np.cumsum(lengths).tolist()]),
+    examined,
+    thresholds,
+    beyond,
+    grids,
   )
 
 
-def _tails(
-  subject: Subject,
+def counts_beyond(
   draws: int,
-  thresholds: tuple[float, float],
-  beyond: np.ndarray,
-) -> Answer:
-  """Returns the answer on the number of large normals.
+  thresholds: Sequence[float],
+  beyond: Sequence[float],
+  false_alarm: float,
+) -> list[whitened.Test]:
+  """Returns the tests of the numbers of normals beyond thresholds.
 
   Args:
-    subject: the aggregator.
     draws: number of normals.
-    thresholds: `arithmetic_attacks.TAIL`, and the magnitude that 60 of the
-      least number of draws are expected to exceed. If this number is below 120,
-      half of the draws are expected to exceed it.
-    beyond: number of normals beyond each threshold in magnitude.
+    thresholds: the two magnitudes of `Many`.
+    beyond: number of normals beyond each of them in magnitude.
+    false_alarm: largest probability with which any question fails.
   """
-  # Half of the default false alarm is just enough for a lower limit of 1 at
-  # TAIL with TAIL_DRAWS normals.
-  shares = ((1 / 2, 1 / 6), (1 / 6, 1 / 6))
   tests = []
+  shares = (_TAIL_SHARE, _TAILS_SHARE / 5), (_TAILS_SHARE / 5,) * 2
   for threshold, count, share in zip(thresholds, beyond, shares):
     poisson = scipy.stats.poisson(2 * draws * scipy.stats.norm.sf(threshold))
-    least = poisson.ppf(subject.false_alarm * share[0])
-    most = poisson.isf(subject.false_alarm * share[1])
-    tests.append((not least <= count <= most, count, least, most, threshold))
+    least, most = (
+      poisson.ppf(false_alarm * share[0]),
+      poisson.isf(false_alarm * share[1]),
+    )
+    tests.append(
+      whitened.Test(
+        not least <= count <= most,
+        float(count),
+        float(least),
+        float(most),
+        f'of {draws} normals beyond {threshold:.4g} standard deviations',
+      )
+    )
+  return tests
+
+
+def tails(
+  subject: probes.Subject, many: Many, noises: Noises
+) -> answers_lib.Answer:
+  """Returns the answer on numbers of normals.
+
+  Large normals are counted with many coordinates, and normals in intervals at
+  all probes.
+  """
+  total = subject.false_alarm
+  beyond = many.beyond.tolist()
+  tests = counts_beyond(many.draws, many.thresholds, beyond, total)
   # A generator whose normals end before TAIL fails only if the lower limit at
   # TAIL is above 0.
-  decidable = tests[0][2] > 0
-  failed, count, least, most, threshold = max(
-    tests[not decidable :], key=lambda test: test[0]
-  )
-  return subject.answer(
-    'tails',
-    failed,
-    decidable,
-    count,
-    (least, most),
-    f'of {draws} normals beyond {threshold:.4g} standard deviations'
-    + ('' if failed or decidable else '; 2^30 draws tell'),
+  decidable = tests[0].least > 0
+  tests = tests[not decidable :]
+  names = 'ordinary probes', 'other probes', 'many coordinates'
+  for where, noise in zip(names, noises.merged()):
+    if noise.whitened.any():
+      tests.append(whitened.shape(noise, where, total * _TAILS_SHARE / 15))
+  test = max(tests, key=lambda test: test.failed)
+  tells = test.failed or decidable
+  return dataclasses.replace(
+    noises.answer('tails', test, test.name),
+    verdict=answers_lib.verdict(test.failed, decidable),
+    unit=test.name + ('' if tells else '; 2^30 draws tell'),
+    false_alarm=total * (_TAIL_SHARE + _TAILS_SHARE),
   )
 
 
@@ -778,21 +658,15 @@ def _on_grids(means: np.ndarray, value: float, clients: int) -> np.ndarray:
   return np.array(counts)
 
 
-def _low_bits(
-  subject: Subject, without: np.ndarray, present: np.ndarray
-) -> Answer:
+def low_bits(subject: probes.Subject, many: Many) -> answers_lib.Answer:
   """Returns the answer on last bits: the least p-value of Fisher's exact tests.
 
   Each test compares, for one grid, the releases with and without a client.
-
-  Args:
-    subject: the aggregator.
-    without: numbers of small releases without the client's value, as
-      `_on_grids` returns them.
-    present: the same numbers with the client's value.
   """
   fisher = scipy.stats.fisher_exact
-  miss = subject.false_alarm / (without.size / 2)
+  without, present = many.grids
+  false_alarm = subject.false_alarm * _SHARE
+  miss = false_alarm / (without.size / 2)
   decidable, tests = False, [(1.0, 0.0)]
   for table in np.stack([without, present], 2).reshape(-1, 2, 2):
     sizes = table.sum(1)
@@ -803,59 +677,140 @@ def _low_bits(
     # The most extreme table has all releases with the client on the grid.
     decidable = decidable or fisher([table[0], [0, sizes[1]]])[1] < miss
   chance, more = min(tests, key=lambda test: (test[0], -abs(test[1])))
-  return subject.answer(
+  return answers_lib.Answer(
     'low_bits',
-    chance < miss,
-    decidable,
+    answers_lib.verdict(chance < miss, decidable),
     chance,
-    (miss, 1.0),
+    miss,
+    1.0,
     'probability by chance of such last bits: with a client '
     f'{100 * more:+.2g} % of the small releases are on a grid',
+    false_alarm,
+    many.noise.names[:1],
   )
 
 
-def replay(subject: Subject) -> Answer:
-  """Returns the answer on second releases of one round.
+def _other_sums(
+  updates: list[aggregators.Update],
+) -> dict[str, list[aggregators.Update]]:
+  """Returns cohorts for second releases of a round; all sums are others.
 
-  A sound aggregator refuses to release another sum. For the same sum it refuses
-  too, or repeats its release. Suppose that an aggregator releases two sums. If
-  both have the same noise, the difference of the releases is the difference of
-  the sums, without noise. If the noise is new, the round costs its epsilon a
-  second time. The statistic is the standard deviation of the noise in the
-  difference of the releases, over the standard deviation for independent noise.
+  Args:
+    updates: one update of half a clip, and updates that are very small.
+  """
+  vector = aggregators.flat(updates[0])
+  step = np.abs(vector).max() / 2
+  others = {
+    'another sum: the opposite': -vector,
+    'another sum: other order of its coordinates': np.roll(vector, 1),
+    'another sum: zeros': 0 * vector,
+  }
+  places = *probes.STARTS[:-1], probes.STARTS[3] - 1
+  for place in places:
+    changed = vector.copy()
+    changed[place] += step
+    others[f'another sum: coordinate {place} alone'] = changed
+  changed = vector.copy()
+  changed[0] += 2.0**-10 * step
+  others['another sum: by little'] = changed
+  rest = updates[1:]
+  return {
+    **{
+      name: [aggregators.layers(each, updates[0]), *rest]
+      for name, each in others.items()
+    },
+    'another sum: a client less': rest,
+    'another sum: a client more': [*updates, updates[0]],
+  }
+
+
+def replay(subject: probes.Subject) -> answers_lib.Answer:
+  """Returns the answer on second releases of a round.
+
+  A sound aggregator refuses to release another sum, or releases the first mean
+  again. For the same sum it does one or the other too. Suppose that an
+  aggregator releases two sums. If both have the same noise, the difference of
+  the releases is the difference of the sums, without noise. If the noise is
+  new, the round costs its epsilon a second time. The statistic is the least
+  standard deviation of the noise in the difference of the releases, over the
+  standard deviation for independent noise.
   """
   statement = subject.statement
-  left, limits = math.nan, (0.0, 0.0)
   unit = 'of the noise is left in a difference of releases; '
+  cohort = probes.ordinary(statement.clients_per_round)
   with subject.opened() as run:
     assert run is not None
     if not run.has_state:
       unit += 'the state is inside the aggregator'
-      return subject.answer('replay', False, False, left, limits, unit)
-    state = run.state
+      return answers_lib.Answer(
+        'replay', CANNOT_TELL, math.nan, 0.0, 0.0, unit, 0.0
+      )
+    updates, _ = subject.cohort(next(iter(cohort.values())), run.like)
+    total = subject.total(updates)
+    others = _other_sums(updates)
+    replays = {
+      'the same sum: once more': updates,
+      'the same sum: other order of clients': updates[::-1],
+      **others,
+      'another sum: after refusals': others['another sum: the opposite'],
+    }
+    # Names of replays that released another mean, refused replays.
+    released, refused = [], []
+    left, tried = math.nan, []
+    firsts: list[tuple[object, np.ndarray]] = []
 
-    def released(updates):
+    def again(t, name, sent):
+      nonlocal left
+      state, first = firsts[t]
       run.state = copy.deepcopy(state)
+      name += f' in round {t}'
+      tried.append(name)
       try:
-        return statement.sum_per_mean * run.round(updates)
+        mean = run.round(sent)
       except aggregators.Refusal:
-        return None
+        refused.append(name)
+        return
+      if np.array_equal(mean, first, equal_nan=True):
+        return
+      # PRIVACY: A second sum with new noise spends the privacy of the round a
+      # second time, though no noise cancels. So any other release fails.
+      # Guard: conformance_test.test_second_release_of_a_round_fails.
+      released.append(name)
+      noise = statement.sum_per_mean * (mean - first)
+      noise -= subject.total(sent) - total
+      stddev = math.sqrt(2) * statement.z_stddev / float(statement.matrix[t, t])
+      left = float(np.fmin(left, np.sqrt(np.mean(noise**2)) / stddev))
 
-    updates, total = subject.one_client(0, run.like)
-    others, other_total = subject.one_client(1, run.like)
-    first, again = released(updates), released(updates)
-    second = released(others)
-  if first is None:
-    raise errors.value_error(
-      'aggregator: refuses the first round from a copy of its state; let '
-      'copy.deepcopy copy it'
-    )
-  same = again is None or np.array_equal(first, again)
-  unit += f'the same sum gives {"no other release" if same else "new noise"}, '
-  unit += 'another sum is ' + ('refused' if second is None else 'released too')
-  if second is not None:
-    noise = (second - other_total) - (first - total)
-    stddev = math.sqrt(2) * statement.z_stddev / float(statement.matrix[0, 0])
-    left = float(np.sqrt(np.mean(noise**2))) / stddev
-  failed = not same or second is not None
-  return subject.answer('replay', failed, True, left, limits, unit)
+    for t in range(min(3, len(statement.matrix))):
+      state = copy.deepcopy(run.state)
+      try:
+        first = run.round(updates)
+      except aggregators.Refusal as error:
+        if t:
+          break
+        raise errors.value_error(
+          'aggregator: refuses the first round from a copy of its state; let '
+          'copy.deepcopy copy it'
+        ) from error
+      firsts.append((state, first))
+      following = copy.deepcopy(run.state)
+      for name, sent in replays.items() if t < 2 else ():
+        again(t, name, sent)
+      run.state = following
+    for t in range(len(firsts)):
+      again(t, 'another sum: later', others['another sum: the opposite'])
+  if released:
+    unit += f'released too: {"; ".join(released)}'
+  else:
+    unit += 'no other release'
+  return answers_lib.Answer(
+    'replay',
+    answers_lib.verdict(bool(released), True),
+    left,
+    0.0,
+    0.0,
+    unit,
+    0.0,
+    tuple(name for name in tried if name not in refused),
+    tuple(refused),
+  )

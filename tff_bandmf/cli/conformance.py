@@ -119,6 +119,7 @@ def audit(
     z_stddev_per_clip = z_stddev / l2_norm_clip
   assert z_stddev_per_clip is not None
   from tff_bandmf.audit import aggregators, conformance
+  from tff_bandmf.audit import answers as answers_lib
 
   make = aggregators.load(aggregator)
   statement = conformance.Statement(
@@ -134,9 +135,13 @@ def audit(
     context = runtime.local_runtime()
   with context, output.progress('rounds') as step:
     answers = conformance.answers(
-      make, statement, stated['draws'], on_round=functools.partial(step, '')
+      make,
+      statement,
+      stated['draws'],
+      on_round=functools.partial(step, ''),
+      again=functools.partial(aggregators.load, aggregator, again=True),
     )
-  passes = all(each.verdict == conformance.PASS for each in answers)
+  passes = all(each.verdict == answers_lib.PASS for each in answers)
   output.show(
     {
       'aggregator': aggregator,
@@ -145,7 +150,9 @@ def audit(
       'clients_per_round': clients_per_round,
       'family': family,
       'rounds': len(matrix),
-      'answers': [each.to_dict() if as_json else str(each) for each in answers],
+      'answers': [each.to_dict() for each in answers]
+      if as_json
+      else answers_lib.texts(answers),
       'holds': passes,
       'seconds': time.perf_counter() - started,
     },

@@ -536,11 +536,14 @@ def alike_text(one: str, other: str, count: int = 1) -> str:
     count: number of names less the number of their spellings.
   """
   one, other = sorted([one, other])
+  # Two Unicode forms of one text look the same unless they are escaped.
+  forms = {unicodedata.normalize('NFC', name) for name in (one, other)}
+  shown = repr if len(forms) > 1 else ascii
   more = f', and so do {count - 1} more names' if count > 1 else ''
-  return errors.invalid(
-    f'client={one!r}: and {other!r} differ only in case, zeros, quotes, '
-    f'blanks or Unicode form{more}; if two names are one client, epsilon is '
-    'too small: write each client under one name'
+  return (
+    f'client={shown(one)}: and {shown(other)} differ only in case, zeros, '
+    f'quotes, blanks or Unicode form{more}; if two names are one client, '
+    'epsilon is too small: write each client under one name'
   )
 
 

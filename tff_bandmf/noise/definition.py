@@ -46,10 +46,12 @@ class Definition(NamedTuple):
 
     Args:
       path: path of the file; None for no file.
-      make: whether to write a file that is missing.
+      make: whether to write a file that is missing. If not, the caller compares
+        the noise itself, and a file of another noise changes nothing.
 
     Raises:
-      ValueError: the file is damaged, or is of another noise.
+      ValueError: the file is damaged, or is of another noise while `make` is
+        set.
     """
     if path is None or not (make or path.exists()):
       return self
@@ -74,9 +76,12 @@ class Definition(NamedTuple):
         'new key'
       ) from error
     same &= _is_close(size_held, size) and set(held) == set(numbers)
-    if not same or not all(
+    same = same and all(
       _is_close(held[name], numbers[name]) for name in numbers
-    ):
+    )
+    if not same and not make:
+      return self
+    if not same:
       raise errors.value_error(
         f'file={path}: defines another noise; give the plan with which the run '
         'began, or start a new run with a new key'

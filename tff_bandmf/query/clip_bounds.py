@@ -58,8 +58,9 @@ def record_dimension(record_specs: Record) -> int:
     name = '.'.join(map(str, path)) or 'record'
     if spec.dtype.name not in FLOATS:
       raise errors.type_error(
-        f'update[{name}].dtype={spec.dtype.name}: must be a float type; noise '
-        'cannot protect integers; leave the variable out of the update'
+        f'update[{name}].dtype={spec.dtype.name}: must be a float type of at '
+        'most 64 bits, since noise cannot protect other numbers; leave the '
+        'variable out of the update, or cast longer floats to float64'
       )
     if None in _shape(spec):
       raise errors.value_error(

@@ -254,14 +254,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     self,
     params: tuple[graph_clipping.Tensors, ...],
     record: graph_clipping.Tensors,
-  ) -> tuple[graph_clipping.Tensors, tf.Tensor, tf.Tensor]:
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the clipped record and the numbers of clients and zero updates.
 
     Returns:
-      The clipped record, int32 in steps; its number of clients; and 1 if the
-      clipped update is zero (as for an update that is not finite), else 0.
-      If a record is a sum over clients, the last number is unknown and 0 is
-      returned.
+      The clipped record, [coordinates] int32 in steps; its number of clients;
+      and 1 if the clipped update is zero (as for an update that is not finite),
+      else 0. If a record is a sum over clients, the last number is unknown and
+      0 is returned.
 
     Raises:
       tf.errors.InvalidArgumentError: at run time, if a sum over clients has
@@ -270,29 +270,19 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     if not self._sums:
       clipped = self.clip.clip(record, *params)
-      update = clipped if self.clip.adaptive is None else clipped[0]
-      moves = tf.reduce_any(
-        [
-          tf.reduce_any(tf.not_equal(leaf, 0))
-          for leaf in tf.nest.flatten(update)
-        ]
-      )
+      moves = tf.reduce_any(tf.not_equal(clipped[: sum(self._sizes)], 0))
       return clipped, tf.constant(1, tf.int32), tf.cast(~moves, tf.int32)
-    leaves, clients = record
+    total, clients = record
     # PRIVACY: The guarantee assumes that the sum of the round does not wrap
     # around in int32. If a record contained more clients than it states, this
     # sum could wrap around. A record with an entry above its stated number of
     # clients times the clip is refused.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
     bound = tf.cast(clients, tf.int64) * self.lattice.clip_steps
-    holds = tf.reduce_all(
-      [
-        (clients >= 0) & (clients <= self.lattice.largest_cohort),
-        *(
-          tf.reduce_all(tf.abs(tf.cast(leaf, tf.int64)) <= bound)
-          for leaf in tf.nest.flatten(leaves)
-        ),
-      ]
+    holds = (
+      (clients >= 0)
+      & (clients <= self.lattice.largest_cohort)
+      & tf.reduce_all(tf.abs(tf.cast(total, tf.int64)) <= bound)
     )
     checked = tf.debugging.Assert(
       holds,
@@ -306,21 +296,23 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       # Count in int64: with many partial sums the client count could overflow
       # int32 and pass the check of the cohort's size.
       return (
-        tf.nest.map_structure(tf.identity, leaves),
+        tf.identity(total),
         tf.cast(clients, tf.int64),
         tf.constant(0, tf.int64),
       )
 
   def initial_sample_state(
     self, template: graph_clipping.Tensors = None
-  ) -> tuple[graph_clipping.Tensors, tf.Tensor, tf.Tensor]:
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns an empty sum: zeros in the types in which records are summed."""
     del template
     zero = tf.zeros([], tf.int64 if self._sums else tf.int32)
-    return self.clip.zeros(self.record_specs), zero, zero
+    return tf.zeros([sum(self.clip.dimensions)], tf.int32), zero, zero
 
   def get_noised_result(
-    self, sample_state: graph_clipping.Tensors, global_state: QueryState
+    self,
+    sample_state: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
+    global_state: QueryState,
   ) -> tuple[graph_clipping.Tensors, QueryState, dp_accounting.DpEvent]:
     """Returns (mean with noise in the record's types, next state, event).
 
@@ -346,7 +338,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       tf.errors.InvalidArgumentError: at run time, if the round is past the last
         one or has more clients than `largest_cohort`.
     """
-    leaves, clients, without_effect = sample_state
+    total, clients, without_effect = sample_state
     t = self._source.round_index(global_state.round)
     # PRIVACY: C has no row for a round past the last one, so the run has no
     # noise for such a round. If the round used the noise of an earlier round,
@@ -375,9 +367,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     )
     with tf.control_dependencies([in_range, in_size]):
       t = tf.identity(t)
-      total = tf.concat(
-        [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0
-      )
+      total = tf.identity(total)
 
     # PRIVACY: Before `begin`, the noise of a state is not reserved for one run,
     # so two runs could add the same noise to two sums. The noise would cancel
@@ -394,14 +384,13 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     unit = tf.constant(self.clip.step / self._clients_per_round, tf.float64)
     for scale in self.derive_sample_params(global_state):
       unit *= scale
+    specs = tf.nest.flatten(self.record_specs)
+    mean = unit * tf.cast(released[: sum(self._sizes)], tf.float64)
+    if len({spec.dtype for spec in specs}) == 1:
+      mean = tf.cast(mean, specs[0].dtype)
     parts = [
-      tf.cast(
-        unit * tf.cast(tf.reshape(part, spec.shape), tf.float64), spec.dtype
-      )
-      for part, spec in zip(
-        tf.split(released[: sum(self._sizes)], self._sizes),
-        tf.nest.flatten(self.record_specs),
-      )
+      tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+      for part, spec in zip(tf.split(mean, self._sizes), specs)
     ]
     result = tf.nest.pack_sequence_as(self.record_specs, parts)
     return result, new_state, dp_accounting.UnsupportedDpEvent()

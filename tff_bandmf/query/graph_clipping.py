@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from typing import Any, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tff_bandmf.query import clip_bounds, summation
@@ -25,7 +27,7 @@ class GraphClipping(clip_bounds.Bounds):
   Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
   """
 
-  def clip(self, record: Tensors, scale: _Scalar = 1.0) -> Tensors:
+  def clip(self, record: Tensors, scale: _Scalar = 1.0) -> tf.Tensor:
     """Returns the clipped and rounded record, or zeros.
 
     Args:
@@ -34,34 +36,33 @@ class GraphClipping(clip_bounds.Bounds):
         float64 > 0.
 
     Returns:
-      The record as a structure of int32 tensors, in steps. For an adaptive
-      clip, a pair of this structure and the indicator, a scalar int32 in steps.
+      [dimensions] int32, in steps: the leaves in the order of dm-tree, each in
+      C order. If the clip adapts, the indicator is last.
     """
-    finite, above, scales = self._judge(record, scale)
+    leaves, vectors = self._vectors(record)
+    finite, above, scales = self._judge(leaves, vectors, scale)
     factors = tf.unstack(
       tf.where(finite & ~above, scales * self.inverse_step(scale), 0.0),
       len(self.clips),
     )
     # With a factor of 0, `multiply_no_nan` makes NaN and infinity 0.
     scaled = [
-      tf.math.multiply_no_nan(tf.cast(leaf, tf.float64), factors[group])
-      for leaf, group in zip(tf.nest.flatten(record), self.groups)
+      tf.math.multiply_no_nan(vector, factors[group])
+      for group, vector in vectors
     ]
-    rounded = [tf.round(leaf) for leaf in scaled]
+    rounded = [tf.round(vector) for vector in scaled]
 
-    def whole(leaves):
-      return [tf.cast(leaf, tf.int32) for leaf in leaves]
+    def whole(vectors):
+      return tf.concat([tf.cast(each, tf.int32) for each in vectors], 0)
 
     def truncated():
-      leaves = [tf.sign(leaf) * tf.floor(tf.abs(leaf)) for leaf in scaled]
-      is_in_range = tf.cast(self._fits(leaves), tf.float64)
+      vectors = [tf.sign(each) * tf.floor(tf.abs(each)) for each in scaled]
+      is_in_range = tf.cast(self._fits(vectors), tf.float64)
       return whole(
-        [tf.math.multiply_no_nan(leaf, is_in_range) for leaf in leaves]
+        [tf.math.multiply_no_nan(each, is_in_range) for each in vectors]
       )
 
-    clipped = tf.nest.pack_sequence_as(
-      record, tf.cond(self._fits(rounded), lambda: whole(rounded), truncated)
-    )
+    clipped = tf.cond(self._fits(rounded), lambda: whole(rounded), truncated)
     if self.adaptive is None:
       return clipped
     # PRIVACY: A record that is not finite, or is above `zeroing_norm`, becomes
@@ -71,16 +72,35 @@ class GraphClipping(clip_bounds.Bounds):
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
-    return clipped, self.indicator_steps * sign
+    return tf.concat([clipped, [self.indicator_steps * sign]], 0)
 
-  def zeros(self, record_specs: Tensors) -> Tensors:
-    """Returns zeros with the structure and types of the result of `clip`."""
-    zeros = tf.nest.map_structure(
-      lambda spec: tf.zeros(spec.shape, tf.int32), record_specs
-    )
-    return zeros if self.adaptive is None else (zeros, tf.constant(0, tf.int32))
+  def _runs(self) -> list[tuple[int, int]]:
+    """Returns (group, number of leaves) of each run of leaves of one group."""
+    return [
+      (group, len(list(leaves)))
+      for group, leaves in itertools.groupby(self.groups)
+    ]
 
-  def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
+  def _vectors(
+    self, record: Tensors
+  ) -> tuple[list[tf.Tensor], list[tuple[int, tf.Tensor]]]:
+    """Returns the leaves of a record, and the record as few long vectors.
+
+    An operation takes a millisecond to build and to compile, so a graph with
+    operations for each of some hundred leaves takes minutes.
+
+    Returns:
+      [size] float, the leaves as vectors; and (group, float64 vector) of each
+      run of leaves of one group.
+    """
+    leaves = [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(record)]
+    rest = iter(leaves)
+    return leaves, [
+      (group, _joined(list(itertools.islice(rest, count)), 0))
+      for group, count in self._runs()
+    ]
+
+  def _fits(self, vectors: list[tf.Tensor]) -> tf.Tensor:
     """Returns whether every group of a record is within its bound.
 
     PRIVACY: If a sum of squares was rounded, a record with a norm above the
@@ -90,18 +110,19 @@ class GraphClipping(clip_bounds.Bounds):
     Guard: query_test.test_norm_is_compared_exactly.
 
     Args:
-      leaves: integers in float64, in steps.
+      vectors: integers in float64, in steps, a vector for each run of leaves.
     """
     return tf.reduce_all(
-      self._squares(leaves) <= tf.constant(self.squared_bounds, tf.float64)
+      self._squares(vectors) <= tf.constant(self.squared_bounds, tf.float64)
     )
 
-  def _squares(self, leaves: list[tf.Tensor]) -> tf.Tensor:
+  def _squares(self, vectors: list[tf.Tensor]) -> tf.Tensor:
     """Returns |q_g|^2 of every group g, [groups] float64, from integers q."""
     # `l2_loss` needs no array of squares. Its factor 1 / 2 is exact.
-    halves = [tf.nn.l2_loss(leaf) for leaf in leaves]
+    halves = [tf.nn.l2_loss(vector) for vector in vectors]
+    groups = [group for group, _ in self._runs()]
     return 2.0 * tf.math.unsorted_segment_sum(
-      tf.stack(halves), self.groups, len(self.clips)
+      tf.stack(halves), groups, len(self.clips)
     )
 
   def describe(
@@ -112,7 +133,7 @@ class GraphClipping(clip_bounds.Bounds):
     At most one scalar is 1. The scalars have no noise, so the guarantee does
     not cover a release of them.
     """
-    finite, above, scales = self._judge(record, scale)
+    finite, above, scales = self._judge(*self._vectors(record), scale)
     below = finite & ~above
     return collections.OrderedDict(
       (name, tf.cast(flag, tf.int32))
@@ -124,37 +145,38 @@ class GraphClipping(clip_bounds.Bounds):
     )
 
   def _judge(
-    self, record: Tensors, scale: _Scalar
+    self,
+    leaves: list[tf.Tensor],
+    vectors: list[tuple[int, tf.Tensor]],
+    scale: _Scalar,
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (is finite, is above `zeroing_norm`, factors) for a record.
 
     A record whose sum of squares overflows float64 is not finite.
+
+    Args:
+      leaves: the first result of `_vectors`.
+      vectors: the second result of `_vectors`.
+      scale: factor of the bounds in this round.
 
     Returns:
       Scalar bool, whether the record is finite; scalar bool, whether its norm
       is above `zeroing_norm`; [groups] float64, min(1, r_g / |x_g|) of each
       group.
     """
-    leaves = [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(record)]
-    sums = [_sum_of_squares(leaf) for leaf in leaves]
-    squares = tf.stack(
-      [
-        _total([each for each, i in zip(sums, self.groups) if i == group])
-        for group in range(len(self.clips))
-      ]
-    )
+    squares = self._by_group(_sums_of_squares(leaves))
     norms = tf.sqrt(squares)
     finite = tf.reduce_all(tf.math.is_finite(norms))
     above = tf.constant(False)
     if self.zeroing_norm is not None:
       norm = (
-        tf.sqrt(_total(squares))
+        tf.sqrt(_folded(squares[tf.newaxis])[0])
         if self.zeroing_norm_order == 2
         else tf.reduce_max(
           [
-            tf.reduce_max(tf.abs(leaf))
-            for leaf in leaves
-            if leaf.shape.num_elements()
+            tf.reduce_max(tf.abs(vector))
+            for _, vector in vectors
+            if vector.shape.num_elements()
           ]
         )
       )
@@ -162,27 +184,118 @@ class GraphClipping(clip_bounds.Bounds):
     radii = scale * tf.constant(self.radii, tf.float64)
     return finite, above, tf.where(norms > radii, radii / norms, 1.0)
 
+  def _by_group(self, sums: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of each group, with the bits of `summation.total`.
 
-def _sum_of_squares(leaf: tf.Tensor) -> tf.Tensor:
-  """Returns |leaf|^2, with the bits of `summation.of_squares`.
+    Args:
+      sums: [leaves] float64, not negative.
+
+    Returns:
+      [groups] float64.
+    """
+    # Row g has the leaves of group g. Its other entries are of a zero.
+    members: list[list[int]] = [[] for _ in self.clips]
+    for leaf, group in enumerate(self.groups):
+      members[group].append(leaf)
+    most = max(map(len, members))
+    rows = [row + [len(self.groups)] * (most - len(row)) for row in members]
+    return _folded(tf.gather(tf.pad(sums, [[0, 1]]), rows))
+
+
+def _sums_of_squares(leaves: list[tf.Tensor]) -> tf.Tensor:
+  """Returns |x|^2 of each leaf x, with the bits of `summation.of_squares`.
+
+  Leaves of equally many rows are folded to one row side by side. The rows of
+  all leaves are then folded below each other: a narrow row joins the wider ones
+  once they are folded to its width.
 
   Args:
-    leaf: float64, of any static shape.
+    leaves: [size] float vectors, of static sizes.
+
+  Returns:
+    [leaves] float64.
   """
-  size = leaf.shape.num_elements()
-  rows, width = summation.rows_of(size)
-  squares = _padded(tf.reshape(leaf * leaf, [-1]), rows * width - size)
-  row = summation.fold(squares, width)
-  return summation.fold(_padded(row, summation.padding(width)))[0]
+  classes: dict[int, dict[int, list[int]]] = {}
+  for i, leaf in enumerate(leaves):
+    rows, width = summation.rows_of(leaf.shape[0])
+    row = width + summation.padding(width)
+    classes.setdefault(row, {}).setdefault(rows, []).append(i)
+  order: list[int] = []
+  parts: list[tf.Tensor] = []
+  width = max(classes)
+  while width:
+    for rows, members in classes.get(width, {}).items():
+      order += members
+      parts.append(_last_rows([leaves[i] for i in members], rows, width))
+    parts = [tf.concat(parts, 0)]
+    if width > 1:
+      parts = [_halved(parts[0], 1)]
+    width //= 2
+  return tf.gather(parts[0][:, 0], np.argsort(order))
 
 
-def _total(sums: Union[list[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-  """Returns the sum of scalar tensors, with the bits of `summation.total`."""
-  padding = summation.padding(len(sums))
-  if not len(sums):
-    return tf.zeros([], tf.float64)
-  return summation.fold(_padded(tf.stack(sums), padding))[0]
+def _last_rows(leaves: list[tf.Tensor], rows: int, width: int) -> tf.Tensor:
+  """Returns the sum of the rows of squares of each leaf, padded with zeros.
+
+  Args:
+    leaves: [size] float vectors that `summation.rows_of` divides into `rows`.
+    rows: number of rows of each leaf, a power of two.
+    width: number of entries of a row of the result.
+
+  Returns:
+    [leaves, width] float64.
+  """
+  lengths = [
+    leaf.shape[0] if rows == 1 else summation.rows_of(leaf.shape[0])[1]
+    for leaf in leaves
+  ]
+  values = _joined(
+    [
+      tf.reshape(_padded(leaf, rows * length), [rows, length])
+      for leaf, length in zip(leaves, lengths)
+    ],
+    1,
+  )
+  squares = values * values
+  while squares.shape[0] > 1:
+    squares = _halved(squares, 0)
+  return tf.raw_ops.RaggedTensorToTensor(
+    shape=[len(leaves), width],
+    values=squares[0],
+    default_value=tf.constant(0.0, tf.float64),
+    row_partition_tensors=[np.cumsum([0, *lengths])],
+    row_partition_types=['ROW_SPLITS'],
+  )
 
 
-def _padded(x: tf.Tensor, zeros: int) -> tf.Tensor:
+def _joined(tensors: list[tf.Tensor], axis: int) -> tf.Tensor:
+  """Returns tensors of float types, joined to one in float64."""
+  if len({each.dtype for each in tensors}) > 1:
+    tensors = [tf.cast(each, tf.float64) for each in tensors]
+  return tf.cast(tf.concat(tensors, axis), tf.float64)
+
+
+def _halved(x: tf.Tensor, axis: int) -> tf.Tensor:
+  """Returns the first half of a tensor plus its second half."""
+  first, second = tf.split(x, 2, axis)
+  return first + second
+
+
+def _folded(x: tf.Tensor) -> tf.Tensor:
+  """Returns [rows], the sum of each row, with the bits of `summation.total`.
+
+  Zeros that pad a row do not change the bits of its sum, however many they are.
+
+  Args:
+    x: [rows, width] float64, not negative.
+  """
+  x = tf.pad(x, [[0, 0], [0, summation.padding(x.shape[1])]])
+  while x.shape[1] > 1:
+    x = _halved(x, 1)
+  return x[:, 0]
+
+
+def _padded(x: tf.Tensor, size: int) -> tf.Tensor:
+  """Returns a vector, padded with zeros to `size` entries."""
+  zeros = size - x.shape[0]
   return tf.pad(x, [[0, zeros]]) if zeros else x

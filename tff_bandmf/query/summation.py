@@ -10,8 +10,6 @@ same way. Entry-wise sums have the same bits in NumPy and in TensorFlow.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 # Largest number of entries of a row. A row of this length fits into a cache.
@@ -38,40 +36,31 @@ def rows_of(size: int) -> tuple[int, int]:
   return rows, 8 * -(-size // (8 * rows))
 
 
-def fold(x: Any, stop: int = 1) -> Any:
-  """Returns the sum of the parts of a vector, each of `stop` entries.
-
-  The second half of the vector is added to the first half, until `stop` entries
-  are left. The order of the additions depends only on the number of entries and
-  on `stop`.
-
-  Args:
-    x: [2^k stop] float64, array or tensor.
-    stop: number of entries of the result, > 0.
-
-  Returns:
-    [stop] float64.
-  """
-  while x.shape[0] > stop:
-    half = x.shape[0] // 2
-    x = x[:half] + x[half:]
-  return x
-
-
 def padding(size: int) -> int:
   """Returns the number of zeros that pad a vector to a power of two."""
   return (1 << max(size - 1, 0).bit_length()) - size
 
 
 def total(x: np.ndarray) -> float:
-  """Returns the sum of a vector x, [size] float64, in the order of `fold`."""
-  return float(fold(np.pad(x, (0, padding(len(x)))))[0])
+  """Returns the sum of a vector, whose second half is added to its first.
+
+  The vector is padded with zeros to a power of two, and halved until one entry
+  is left.
+
+  Args:
+    x: [size] float64.
+  """
+  x = np.pad(x, (0, padding(len(x))))
+  while len(x) > 1:
+    half = len(x) // 2
+    x = x[:half] + x[half:]
+  return float(x[0])
 
 
 def of_squares(leaf: np.ndarray) -> float:
-  """Returns |leaf|^2, with the same bits as if `fold` added all squares.
+  """Returns |leaf|^2, with the same bits as if all squares were halved.
 
-  `fold` first adds row r + rows / 2 to row r, and then does the same with half
+  Halving first adds row r + rows / 2 to row r, and then does the same with half
   as many rows. This function does the same additions in another sequence, which
   needs one partial sum for each halving and no array of all squares.
 

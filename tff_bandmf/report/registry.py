@@ -302,7 +302,7 @@ def _curators(owner: Optional[str]) -> Optional[list[str]]:
   if len({name.casefold() for name in names}) < len(names) or not all(names):
     raise errors.value_error(
       f'owner={owner}: must name each owner once, with a semicolon between two '
-      'owners; give --note owner="A; B"'
+      'owners; give bandmf report --note owner="A; B"'
     )
   return names
 

@@ -465,7 +465,7 @@ class Run:
     self._journal.append_statement('not_covered', names_lib.NOT_COVERED)
     if 'names' not in self._warned:
       self._warned.add('names')
-      errors.notice(f'WARNING: {line}')
+      errors.notice(f'WARNING: {errors.invalid(line)}')
 
   @property
   def ledger_head(self) -> str:
