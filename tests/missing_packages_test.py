@@ -53,11 +53,6 @@ _URL = 'postgresql+psycopg2://localhost/none'
     ('matplotlib', 'plots', 'import simulations.sweep'),
     ('matplotlib', 'plots', 'import simulations.clip_paths'),
     ('tensorflow', 'tff', 'import simulations.import_data'),
-    (
-      'tensorflow_federated',
-      'tff',
-      _COMMAND.format('audit c.json --epsilon 4 --delta 1e-6'),
-    ),
   ],
 )
 def test_missing_package_is_said_with_the_words_of_the_readme(
