@@ -372,7 +372,7 @@ def test_server_killed_at_random_points_gives_the_same_noise(server, expected):
   assert server.end(signal.SIGTERM) == 0
   assert [name[:9] for name in _names(server.directory)] == [
     f'{_ROUNDS - 1:08d}-',
-    'definition.npz',
+    'definitio',
     'lock',
     'tape.json',
   ]
