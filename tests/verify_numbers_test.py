@@ -118,7 +118,9 @@ def test_100_runs_agree_with_the_library_and_brute_force(name, written):
       'dimension': None,
       'z_stddev_per_clip': z,
     }
-    run = verify_lib.mechanism(c, theirs.value, rule[1], claim)
+    run = verify_lib.mechanism(
+      verify_lib.arithmetic(c), theirs.value, rule[1], claim
+    )
     assert 1 / run.mu == pytest.approx(guarantee.exact_noise, rel=5e-6)
 
 
@@ -174,9 +176,11 @@ def test_epsilon_agrees_to_the_printed_digit(name, written):
       'dimension': dimension,
       'z_stddev_per_clip': z,
     }
-    run = verify_lib.mechanism(c, theirs.value, most, claim)
+    run = verify_lib.mechanism(
+      verify_lib.arithmetic(c), theirs.value, most, claim
+    )
     with np.errstate(all='ignore'):
-      mine = verify_lib.guarantee([run], _DELTA)
+      mine = verify_lib.guarantee((run,), _DELTA)
     claimed = guarantee.proved_epsilon(_DELTA)
     if claimed is None:
       continue

@@ -7,18 +7,24 @@ t of G is the sum of the clipped updates of round t, C is lower triangular, and
 Z has independent normals of deviation z; the clip is 1. One unit of privacy
 moves C G by at most the sensitivity of C, so a run is one Gaussian mechanism of
 mu = sensitivity / z. Exit status 1: a claim fails; 2: nothing can be checked.
-
-Not checked, because no file shows it:
-* the key of the noise was random, secret, and used for this run alone;
-* the training program clipped, recorded and released as the files say;
-* participation did not depend on data, and samples of clients were secret;
-* no other data of the clients were used, for tuning too, or released.
+Each value of each file is computed anew, compared with another file, or named
+at the end as not checked: `Document` notes which values a check compared.
 """
 
 # fmt: off
 import collections, functools, hashlib, json, math  # noqa: E401, I001
-import itertools, pathlib, sqlite3, sys, types  # noqa: E401
+import decimal, itertools, pathlib, re, sqlite3, statistics, sys  # noqa: E401
+import types
 import numpy as np
+UNSEEN = '''Not checked, because no file shows it:
+* the key of the noise was random, secret, and used for this run alone;
+* the training program clipped, recorded and released as the files say;
+* participation did not depend on data, and samples of clients were secret;
+* no other data of the clients were used, for tuning too, or released.
+Whoever writes all of these files anew, hashes and ledger too, can claim any
+training: other clients, more noise, and so any epsilon. The check then shows
+only that the files agree. Compare the head of the ledger's chain with one that
+was noted elsewhere while the run went on.'''
 FILES = ('run.json', 'plan.json', 'strategy.json')
 MOST_ROUNDS = 4096  # C is a dense array of at most this size.
 SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Two tolerances; rounding of float64.
@@ -29,10 +35,32 @@ OPEN = 'horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta'
 def require(condition, line, kind=AssertionError):
   if not condition:
     raise kind(line)
-def same(name, value, other, where):
+Range = collections.namedtuple('Range', 'low high')  # Numbers allowed.
+Text = collections.namedtuple('Text', 'figures quoted')  # A sentence.
+NUMBER = re.compile(r'(?<![\w^-])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?')
+def near(x, close=CLOSE):
+  return x if x is None else Range(x * (1 - close), x * (1 + close))
+def agrees(value, other):
   numbers = {type(value), type(other)} <= {int, float}
-  close = numbers and math.isclose(value, other, rel_tol=SAME)
-  require(close or value == other, f'{name}={value}: {where} {other}')
+  if isinstance(other, Range):
+    return type(value) in (int, float) and other.low <= value <= other.high
+  if isinstance(other, Text):  # Its figures in their order, and no others.
+    for part in sorted(map(str, other.quoted), key=len, reverse=True):
+      require(part in value, f'{value!r}: lacks {part!r}')
+      value = value.replace(part, '')
+    read = [float(x.replace(',', '')) for x in NUMBER.findall(value)]
+    return len(read) == len(other.figures) and all(
+      x == y or agrees(x, near(y)) for x, y in zip(read, other.figures))
+  if numbers and float in (type(value), type(other)):
+    return math.isclose(value, other, rel_tol=SAME)
+  return type(value) is type(other) and value == other
+def same(name, value, other, where):
+  shown = other
+  if isinstance(other, Range):
+    shown = f'{other.low:.9g} to {other.high:.9g}'
+  elif isinstance(other, Text):
+    shown = f'the figures {[getattr(x, "high", x) for x in other.figures]}'
+  require(agrees(value, other), f'{name}={value}: {where} {shown}')
 def at_least(name, value, bound, close=CLOSE):
   require(value is None or value >= bound * (1 - close),
           f'{name}={value}: is below {bound}, which was found here')
@@ -172,23 +200,37 @@ def smallest(holds, low=0.0, high=0.01):  # Least x with holds(x), from above.
   while high <= 700 and high - low > 1e-10 * high:
     low, high = (low, mid) if holds(mid := (low + high) / 2) else (mid, high)
   return high if high <= 700 else math.inf
+def ideal(mu, delta):  # Epsilon of real numbers.
+  return smallest(lambda epsilon: gaussian_delta(epsilon, mu) <= delta)
 # 4. The cost of integers y = rint(c z + m), as in docs/reference/arithmetic.md.
-def mechanism(c, sens, k, claim):  # sens: for a client of k rounds.
-  n, back, units = len(c), np.abs(np.linalg.inv(c)), claim['clients_per_unit']
-  c, bands, diagonal = np.abs(c), bands_of(c), np.diag(c)
+Parts = collections.namedtuple(
+  'Parts', 'n bands cut off errors few rho f shift')
+Mechanism = collections.namedtuple('Mechanism', (*Parts._fields, 'mu', 'd',
+                                                 'touched'))
+def arithmetic(c):  # Bounds that C decides, and errors of its prefix sums.
+  n, inverse = len(c), np.linalg.inv(c)
+  errors = (inverse.cumsum(0) ** 2).sum(1)
+  back, bands = np.abs(inverse), bands_of(c)
+  c, diagonal = np.abs(c), np.diag(c)
   # Largest deviation of y, a bound for m too, over the deviation of c z.
   rho = float((np.linalg.norm(back, axis=-1) * diagonal).max())
   # Weights of past y are cut, so that sums of 12 deviations fit 53 bits.
   weights = (c.sum(-1) / diagonal).max() - 1
   cut = 2 * U * 12 * 2.0**17 * rho * weights * bands**0.5 * diagonal.max()
   off = (n + 64) * U * c.sum(0).max() * back.sum(0).max()
-  rounding = (8 * min(k, bands) * n + 1000 * k) * U + off / (1 - min(off, 0.5))
-  return types.SimpleNamespace(
-    mu=units * (sens + k * cut) * (1 + rounding) / claim['z_stddev_per_clip'],
-    touched=n if 'amplification' in claim else min(n, units * k * bands),
-    few=int((math.log(n) + 24 * math.log(10)) / 0.15), d=claim['dimension'],
-    rho=rho, f=math.sqrt(n) * rho * diagonal.max() / diagonal.min(),
+  return Parts(
+    n=n, bands=bands, cut=cut, off=off / (1 - min(off, 0.5)), rho=rho,
+    errors=(float(errors.mean()), float(errors.max())),
+    few=int((math.log(n) + 24 * math.log(10)) / 0.15),
+    f=math.sqrt(n) * rho * diagonal.max() / diagonal.min(),
     shift=2.0**-44 * rho)  # Dozens of roundings of 14 deviations.
+def mechanism(parts, sens, k, claim):  # sens: for a client of k rounds.
+  n, bands, units = parts.n, parts.bands, claim['clients_per_unit']
+  rounding = (8 * min(k, bands) * n + 1000 * k) * U + parts.off
+  sens = units * (sens + k * parts.cut) * (1 + rounding)
+  return Mechanism(
+    *parts, mu=sens / claim['z_stddev_per_clip'], d=claim['dimension'],
+    touched=n if 'amplification' in claim else min(n, units * k * bands))
 def alpha_of(run, cells, m, part):  # alpha of Theorem 2; m: mean |m_t| / rho.
   width, words = 2.0**-17, 2.0**-128
   def bad(x):  # 2 (Q(x - e) + spacing); e is rounded up.
@@ -212,7 +254,12 @@ def alpha_of(run, cells, m, part):  # alpha of Theorem 2; m: mean |m_t| / rho.
     moment = (square * np.exp((order + 2) * log_worst)).sum()
     growth = (1 + order) * (order / 2 * moment + bad(last))
     return (cells * growth + math.log(1 / (3 * part))) / order
-  return min(map(alpha, 2.0 ** np.arange(0, 30, 0.1)))
+  best = 15.0  # Any order is a bound.
+  for step in (3, 1, 0.3, 0.1):
+    places = best + step * np.arange(-5 if step == 3 else -2, 6 - step)
+    best = min(places, key=lambda place: alpha(2.0**place))
+  return alpha(2.0**best)
+@functools.lru_cache(maxsize=256)
 def guarantee(runs, delta, profile=None):  # Epsilon of runs together.
   mu = math.sqrt(sum(run.mu**2 for run in runs)) * (1 + 1e-12)
   profile = profile or (lambda epsilon: gaussian_delta(epsilon, mu))
@@ -263,29 +310,129 @@ def poisson_profile(sigma, q, count, delta):
       deltas.append(scale * (gain + 1e-14 * (count + 100)) + rest)  # FFT error.
     return max(deltas) + 2 * count * tail(far)
   return profile
-def sampled_delta(claim, c, gap, e, count=4000):  # Not a bound.
+def sampled_delta(claim, c, gap, e, count=4000):
+  """Returns an estimate of delta, no bound, and its standard error. Samples are
+  drawn around `a` times the mean of a client that joins with probability q, and
+  weighted; densities sum over all that a client may do."""
   rng, n, z = np.random.default_rng(0), len(c), claim['z_stddev_per_clip']
-  drawn = np.arange(n) % gap == rng.integers(gap, size=(count, 1))
   p, warm = claim.get('sampling_prob', 1), claim.get('start') == 'warm'
-  wait = (rng.random(count) * (1 + warm * (gap - 1) * p) - 1) / p
-  for t in range(n if claim['amplification'] == 'b-min-sep' else 0):
-    free = (wait <= t) & ~drawn[:, max(t - gap + 1, 0) : t].any(1)
-    drawn[:, t] = free & (rng.random(count) < p)
-  y = (means := drawn @ c.T) + z * rng.standard_normal((count, n))
-  ratio = np.exp((y @ means.T - (means**2).sum(1) / 2) / z**2).mean(1)
-  return np.maximum(1 - math.exp(e) / ratio, 0).mean()
-# 6. The ledger.
+  chain, tries = claim['amplification'] == 'b-min-sep', []
+  means = c if chain else c @ (np.arange(n)[:, None] % gap == np.arange(gap))
+  squares = (means**2).sum(0) / z**2
+  def starts(q):  # Chances of the first round in which a client may join.
+    first = np.r_[1.0, np.full(gap - 1, q * warm)]
+    return first / first.sum()
+  def log_ratio(a, q, y):  # Densities with the client, times a, and without.
+    gains = (a * y - a * a / 2 * squares).T
+    if not chain:
+      return np.logaddexp.reduce(gains, axis=0) - math.log(gap)
+    later = collections.deque([np.zeros(count)] * gap, maxlen=gap)
+    for t in reversed(range(n)):  # later[i]: of a client that is free in t + i.
+      joins = gains[t] + math.log(q) + later[gap - 1]
+      later.appendleft(np.logaddexp(later[0] + math.log1p(-q), joins))
+    each = [np.log(w) + x for w, x in zip(starts(q), later) if w]
+    return np.logaddexp.reduce(each, axis=0)
+  for q in (p, min(4 * p, 0.5)) if chain else (p,):
+    drawn = np.arange(n) % gap == rng.integers(gap, size=(count, 1))
+    wait = rng.choice(gap, p=starts(q), size=count)
+    for t in range(n if chain else 0):
+      free = (wait <= t) & ~drawn[:, max(t - gap + 1, 0) : t].any(1)
+      drawn[:, t] = free & (rng.random(count) < q)
+    noise = rng.standard_normal((count, n)) @ means / z
+    x = (drawn @ c.T) @ means / z**2
+    for a in (1, 1.5, 2, 3):
+      y = a * x + noise
+      loss = log_ratio(1, p, y)
+      weight = np.exp(loss - log_ratio(a, q, y))
+      value = -np.expm1(np.minimum(e - loss, 0)) * weight
+      error = value.std() / math.sqrt(count)
+      tries.append((error / max(value.mean(), 1e-300), value.mean(), error))
+  return min(each for each in tries if each[1] or each == tries[-1])[1:]
+# 6. Files, and which of their values a check compared.
 def sha(content):
   if not isinstance(content, bytes):
     content = json.dumps(content, sort_keys=True).encode()
   return hashlib.sha256(content).digest()
-def read_ledger(path, ids):  # Returns events by round, cohorts, head.
+def leaves(value, place=()):  # Yields places of scalars and of empty parts.
+  inner = isinstance(value, (dict, list)) and value
+  for key in value if isinstance(inner, dict) else range(len(inner or ())):
+    yield from leaves(value[key], (*place, key))
+  if not inner:
+    yield place
+class Document:
+  """A file's content, and the places of the values that nothing compared."""
+  def __init__(self, name, content):
+    self.name, self.content, self.left = name, content, set(leaves(content))
+    self.words = set()  # Places of texts whose figures were compared.
+  def __getitem__(self, key):
+    return self.content[key]
+  def get(self, *place):
+    value = self.content
+    for key in place:
+      inner = isinstance(value, list) and key < len(value)
+      value = value[key] if inner else (
+        value.get(key) if isinstance(value, dict) else None)
+    return value
+  def hold(self, place, expected, where, twin=None):
+    """Compares a part with what it must be; keys that `expected` lacks stay
+    unchecked. `twin`: (document, place) of `expected`, if it is of a file."""
+    value, parts = self.get(*place), ()
+    inner = self.get(*place[:-1])
+    require(not isinstance(inner, dict) or not place or place[-1] in inner,
+            f'{self.name}: lacks {".".join(map(str, place))}')
+    if isinstance(value, dict) and isinstance(expected, dict):
+      parts = expected
+    elif isinstance(value, list) and isinstance(expected, list):
+      same('.'.join(map(str, place)) + ' (length)', len(value), len(expected),
+           f'{self.name} has this, {where}')
+      parts = range(len(expected))
+    else:
+      same('.'.join(map(str, place)), value, expected,
+           f'{self.name} has this, {where}')
+    for key in parts:
+      self.hold((*place, key), expected[key], where,
+                twin and (twin[0], (*twin[1], key)))
+    if isinstance(expected, Text):
+      self.words.add(place)
+    elif not parts and getattr(expected, 'high', 0) != math.inf:  # One side.
+      self.left.discard(place)
+      if twin:
+        twin[0].left.discard(twin[1])
+  def agree(self, place, other, twin):
+    values = self.get(*place), other.get(*twin)
+    keys, others = (set(leaves(x)) for x in values)
+    require(keys == others, f'{".".join(map(str, place))}: {self.name} and '
+            f'{other.name} have other keys, {sorted(map(str, keys ^ others))}')
+    self.hold(place, values[1], f'{other.name} has', (other, twin))
+  def unchecked(self):
+    return sorted({'.'.join(key for key in place if isinstance(key, str)) +
+                   ' (words)' * (place in self.words) for place in self.left})
+def read_json(path, *names):
+  content = json.loads(path.read_bytes(), parse_constant=int)  # Refuses NaN.
+  report = 'report' in content['format']
+  if content['format'] not in names or content['version'] != 2 - report:
+    raise ValueError(f'{path.name}: is of another format or version')
+  if report:
+    digest = content.pop('content_sha256')
+    require(digest == sha(content).hex(), f'{path.name} was edited after it '
+            f'was written: content_sha256={digest} is not its digest')
+  document = Document(path.name, content)
+  document.left -= {('format',), ('version',)}
+  return document
+# 7. The ledger.
+LEDGER = ('bandmf_ledger', 'bandmf_events', 'bandmf_rounds')
+# Columns that the chain alone holds: clients, sums, more noise than planned.
+CHAINED = 'key', 'digest', 'z_stddev', 'highest', 'cohort'
+def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
   require(path.exists(), f'{path}: is missing; only SQLite is read', ValueError)
   wal = pathlib.Path(f'{path}-wal')  # `immutable` writes no file, reads no WAL.
   still = '' if wal.exists() and wal.stat().st_size else '&immutable=1'
   database = sqlite3.connect(f'{path.as_uri()}?mode=ro{still}', uri=True)
-  [about], rows, stored = (sorted(database.execute(f'select * from bandmf_{x}'))
-                           for x in ('ledger', 'events', 'rounds'))
+  tables = [database.execute(f'select * from {name}') for name in LEDGER]
+  document = Document(path.name, {
+    name[7:]: {column: name for column, *_ in table.description}
+    for name, table in zip(LEDGER, tables)})
+  [about], rows, stored = map(sorted, tables)
   database.close()  # about: row, format, run, noise key, name key, events, head
   require(about[:4] == (0, 3, *ids), 'ledger: is of another run than run.json')
   head, events = sha(['bandmf ledger', *about[1:5]]), {e[1]: [] for e in rows}
@@ -303,45 +450,70 @@ def read_ledger(path, ids):  # Returns events by round, cohorts, head.
     digests = {each[1] for each in events[t] if each[0] == 'started'}
     require(digests == {sha(b'%d\n' % highest + cohort)},
             f'ledger: the cohort of round {t} was changed')
-  return events, cohorts, head.hex()
-def check_cohorts(cohorts, c, kind, gap, most):  # Observed sensitivity.
+  document.left = {place for place in document.left if place[-1] in CHAINED}
+  return types.SimpleNamespace(
+    events=events, cohorts=cohorts, head=head.hex(), document=document,
+    kinds=[each[0] for each in sum(events.values(), [])],
+    last_client=max([highest for _, highest, _ in stored], default=-1))
+def check_cohorts(cohorts, c, kind, gap, most):
+  """Returns the observed sensitivity, clients, least distance, most rounds."""
   rounds, costs, x = collections.defaultdict(list), [0.0], np.abs(c.T @ c)
   by = gap if kind in ('fixed-epoch', 'cyclic-poisson', 'balls-in-bins') else 1
   for t, cohort in enumerate(cohorts):
     for client in cohort.tolist():
       rounds[client].append(t)
-  for pattern in set(map(tuple, rounds.values())):
+  patterns, apart = set(map(tuple, rounds.values())), []
+  for pattern in patterns:
     d = np.diff(pattern)
     good = len(pattern) <= most and (d >= gap).all() and not (d % by).any()
     require(good, f'ledger: rounds {pattern} of a client, not {kind} {gap}')
     costs.append(x[np.ix_(pattern, pattern)].sum())
-  return max(costs) ** 0.5
-# 7. A run, the runs before it, and reports.
-def read_json(path, *names):
-  content = json.loads(path.read_bytes(), parse_constant=int)  # Refuses NaN.
-  report = 'report' in content['format']
-  if content['format'] not in names or content['version'] != 2 - report:
-    raise ValueError(f'{path.name}: is of another format or version')
-  if report:
-    same(path.name, content.pop('content_sha256'), sha(content).hex(), 'it has')
-  return content
+    apart += [int(d.min())] if len(d) else []
+  return (max(costs) ** 0.5, len(rounds), min(apart, default=None),
+          max(map(len, patterns), default=0))
+def check_metrics(path, ledger, ended):  # Returns the file as columns.
+  first, *lines = path.read_text().splitlines(True)
+  rows = {int(line.split(',')[0]): line for line in lines}
+  events, columns = ledger.events, first.rstrip('\n').split(',')
+  require({*rows} <= {*events}, 'ledger: lacks a round of metrics.csv')
+  last = len(events) if ended or not rows else max(rows) + 1
+  whole = not rows or [*rows] == list(range(min(rows), last))
+  require(whole and len(rows) == len(lines), 'metrics.csv: lacks a row')
+  for t in events:
+    digests = [each[1] for each in events[t] if each[0] == 'row'][-1:]
+    good = digests in ([sha((first + rows[t]).encode())],) if t in rows else (
+      digests in ([], [sha(b'')]))
+    require(good, f'metrics.csv: row {t} was edited after it was written, or '
+            'is not the row that the ledger has')
+  cells = [line.rstrip('\n').split(',') for line in rows.values()]
+  ledger.columns = columns
+  metrics = Document(path.name, dict(zip(columns, map(tuple, zip(*cells)))))
+  metrics.left.discard(('round',))
+  if rows and 'clients' in columns:  # A cell may be empty.
+    sizes = zip(rows, metrics['clients'])
+    metrics.hold(('clients',), tuple(
+      cell and str(len(ledger.cohorts[t])) for t, cell in sizes),
+      'cohorts have')
+  return metrics
 def check_ledger(folder, run, say):  # Each round must follow run.json.
-  claim = run['claim']
+  claim, least = run['claim'], run['claim']['z_stddev_per_clip']
   ids = [int(run[name], 16) for name in ('run_id', 'noise_key_id')]
-  events, cohorts, head = read_ledger((folder / 'ledger.sqlite').resolve(), ids)
+  run.left -= {('run_id',), ('noise_key_id',)}
+  ledger = read_ledger((folder / 'ledger.sqlite').resolve(), ids)
+  events, ledger.result = ledger.events, None
   if ended := (folder / 'result.json').exists():
-    result = json.loads((folder / 'result.json').read_bytes())
-    same('ledger_head', result.pop('ledger_head'), head, 'the ledger ends with')
-    require(events[max(events)][-1][:2] == ('ended', sha(result)),
-            'result.json: its results are not those of the ledger')
+    content = json.loads((folder / 'result.json').read_bytes())
+    ledger.result = Document('result.json', content)
+    ledger.result.hold(('ledger_head',), ledger.head, 'the ledger ends with')
+    rest = {key: content[key] for key in {*content} - {'ledger_head'}}
+    require(events[max(events)][-1][:2] == ('ended', sha(rest)), 'result.json '
+            'was edited after the run ended: the ledger has other results')
     require('budget' in claim.values() or len(events) == claim['rounds'],
             f'rounds={len(events)}: it ended before the last of them')
-  first, *lines = (folder / 'metrics.csv').read_text().splitlines(True)
-  rows = {int(x.split(',')[0]): sha((first + x).encode()) for x in lines}
-  require({*rows} <= {*events}, 'ledger: lacks a round of metrics.csv')
-  fixed = [{name: run[name] for name in {*run} - {*NOTES}}] + [
+  ledger.metrics = check_metrics(folder / 'metrics.csv', ledger, ended)
+  fixed = [{name: run[name] for name in {*run.content} - {*NOTES}}] + [
     sha((folder / name).read_bytes()).hex() for name in FILES[1:]]
-  least = claim['z_stddev_per_clip'] * claim['l2_norm_clip'] * (1 - 1e-6)
+  least *= claim['l2_norm_clip'] * (1 - 1e-6)
   for t, each in events.items():
     digests = collections.defaultdict(list)
     for kind, digest, z, tested in each:
@@ -349,26 +521,28 @@ def check_ledger(folder, run, say):  # Each round must follow run.json.
       good = z is None and kind != 'finished' or tested and z >= least
       require(good, f'round {t}: noise {z} was not tested, or is below {least}')
     require(digests['enforced'] == [sha(fixed)] * len(digests['started']),
-            f'round {t}: began with another run.json, plan.json, strategy.json')
-    require(len(set(digests['finished'])) < 2, f'round {t}: was released twice')
-    good = digests['row'][-1:] in ([], [rows.get(t, sha(b''))])
-    require(good, f'metrics.csv: row {t} differs')
-  say(f'{folder}: {len(events)} rounds held to it; the chain ends with {head}' +
+            f'run.json, plan.json or strategy.json was edited after round {t} '
+            'began: the ledger has another digest of them')
+    done = digests['finished']
+    require(len(done) < 2 or len({*done}) < 2 and None not in done,
+            f'round {t}: was released twice, and not with one digest')
+  ledger.noise = min([z for each in events.values() for kind, _, z, _ in each
+                      if kind == 'finished'], default=None)
+  require(ledger.noise is None or ledger.noise <= least * (1 + 3e-6),
+          f'z_stddev={ledger.noise}: every round has more noise than the claim')
+  say(f'{folder}: {len(events)} rounds held to it; the chain ends with '
+      f'{ledger.head}' +
       '; nobody recorded the end: its key may exist' * (not ended))
-  return cohorts, {event[0] for each in events.values() for event in each}
-def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
-  run, plan, strategy = (read_json(folder / name, f'tff_bandmf.{name[:-5]}')
-                         for name in FILES)
-  path = folder / 'report.json'
-  report = read_json(path, 'tff_bandmf.report') if path.exists() else {}
-  claim, amplified = run['claim'], report.get('amplification', 'none') != 'none'
-  delta, chance = claim['delta'], 'amplification' in claim
-  kind = claim['amplification' if chance else 'participation']
-  whole, arity = matrix(strategy), strategy['parameters'].get('arity')
-  arity = -2 if strategy['family'] == 'online-tree' else arity
-  for key in ('family', 'rounds', 'parameters', 'arrays'):
-    same(key, strategy[key], plan['strategy'][key], 'plan.json has')
-  request, planned = plan['request'], plan['request']['cohorts']
+  return ledger
+# 8. A run, and the runs before it.
+def check_plan(run, plan, strategy):  # Returns what the run was asked for.
+  claim, request = run['claim'], plan['request']
+  planned, kind = request['cohorts'], claim.get('participation')
+  for key in sorted({*strategy.content, *plan['strategy']} - {'participation'}):
+    plan.agree(('strategy', key), strategy, (key,))
+  plan.hold(('strategy', 'participation'), plan.get(
+    'strategy', 'participation') and strategy.get('participation'),
+    'strategy.json has')
   clip, size = request['l2_norm_clip'], request['dimension']
   few = request['clients_per_round']  # Fewer than `stands_for` in a simulation.
   adapts = isinstance(clip, dict)  # The indicator adds a coordinate.
@@ -380,16 +554,68 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   if kind == 'budget':  # A run has at most the participations that fit.
     fit = -(-claim['rounds'] // claim['min_sep'])
     asked['max_participations'] = min(planned['max_participations'] or fit, fit)
+    asked['horizon'] = planned['horizon'] or strategy['rounds']
+  if planned.get('amplification') == 'cyclic-poisson':
+    asked['groups'] = planned['groups'] or claim['bands']
+    asked['sampling_prob'] = planned['sampling_prob'] or near(
+      asked['groups'] * few / planned['population'], SAME)
+  elif planned.get('amplification') == 'b-min-sep' and not planned[
+      'sampling_prob']:
+    q = few / planned['population']
+    asked['sampling_prob'] = near(q / (1 - (planned['min_sep'] - 1) * q), SAME)
   for key in sorted({*asked} & {*claim} | {*planned}):
-    value = asked[key] if asked[key] or key not in OPEN else claim.get(key)
-    same(key, claim.get(key), value, 'plan.json has')
+    if asked[key] or key not in OPEN:
+      run.hold(('claim', key), asked[key], 'plan.json has')
+  plan.left.discard(('noise_multiplier',))
+  if run.get('config'):
+    run.agree(('config',), plan, ('request',))
+  if adapts:
+    run.hold(('claim', 'adaptive_clip'), clip, 'plan.json has')
+  if request['noise_multiplier'] is not None:
+    plan.hold(('noise_multiplier',), request['noise_multiplier'], 'it requests')
+  bound, again = plan.get('bound') or {}, claim.get('bound')
+  require(not again or {*bound} == {*again}, 'bound: plan.json has other keys')
+  for key in bound if again else ():  # The run computed it again.
+    close = {'epsilon': CLOSE}.get(key, 1e-3 if 'slack' in key else SAME)
+    value = bound[key]
+    value = near(value, close) if isinstance(value, float) else value
+    run.hold(('claim', 'bound', key), value, 'plan.json has')
+    plan.left.discard(('bound', key))
+  if request['epsilon'] is None:
+    plan.hold(('bound',), None, 'its request has no epsilon:')
+    if 'bound' in claim:
+      run.hold(('claim', 'bound'), None, 'plan.json has')
+  if request['epsilon'] and bound:
+    plan.hold(('bound', 'epsilon'), Range(0, request['epsilon'] * (1 + SAME)),
+              'it requests')
+  if run.get('simulated'):
+    run.hold(('simulated', 'clients_per_round'), request['stands_for'],
+             'plan.json has')
+    run.hold(('simulated', 'noise_multiplier'), plan['noise_multiplier'],
+             'plan.json has')
+  return planned
+def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
+  run, plan, strategy = (read_json(folder / name, f'tff_bandmf.{name[:-5]}')
+                         for name in FILES)
+  path = folder / 'report.json'
+  report = read_json(path, 'tff_bandmf.report') if path.exists() else (
+    Document('report.json', {}))
+  claim, amplified = run['claim'], report.get('amplification') or 'none'
+  amplified = amplified != 'none'
+  delta, chance = claim['delta'], 'amplification' in claim
+  kind = claim['amplification' if chance else 'participation']
+  whole, arity = matrix(strategy.content), strategy['parameters'].get('arity')
+  arity = -2 if strategy['family'] == 'online-tree' else arity
+  planned = check_plan(run, plan, strategy)
   z = claim['noise_multiplier'] * claim['sensitivity']
-  same('z_stddev_per_clip', claim['z_stddev_per_clip'], z, 'its factors make')
+  run.hold(('claim', 'z_stddev_per_clip'), z, 'its factors make')
   require(z, f'{folder}: the run added no noise: there is no claim to check')
-  cohorts, kinds = check_ledger(folder, run, say)
-  for name, digest in report.get('files_sha256', {}).items():
-    same(name, sha((folder / name).read_bytes()).hex(), digest, 'differs from '
-         'its report; if the run went on, run bandmf report again; that has')
+  ledger = check_ledger(folder, run, say)
+  cohorts = ledger.cohorts
+  for name, digest in (report.get('files_sha256') or {}).items():
+    require(sha((folder / name).read_bytes()).hex() == digest,
+            f'{name}={digest[:16]}...: it was edited after report.json was '
+            'written; if the run went on, run bandmf report again')
   n, own, upper = len(cohorts), {'delta': delta}, math.inf
   require(0 < n <= len(whole), f'rounds={n}: 1 to {len(whole)}', ValueError)
   gaps = filter(planned.__contains__, ('apart', 'groups', 'bins', 'min_sep'))
@@ -397,86 +623,664 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   units, size = claim['clients_per_unit'], claim['dimension'] or 1
   good = type(units) is type(size) is int and min(units, size) > 0 < delta < 1
   require(good, f'clients_per_unit={units}, dimension={size}, delta={delta}')
-  each = claim['sensitivity'] / units
+  each, far = claim['sensitivity'] / units, planned.get('min_sep') or gap
+  parts = {len(whole): arithmetic(whole)}
+  parts[n] = parts[len(whole)] if n == len(whole) else arithmetic(whole[:n, :n])
+  def fits(rounds):  # The most rounds of a client.
+    fit = -(-rounds // far)
+    return min(claim.get('max_participations') or fit, fit)
+  lower, top = {}, math.inf
   for name, c in (('planned', whole), ('epsilon', whole[:n, :n])):
-    far = planned.get('min_sep') or gap
-    fit = -(-len(c) // far)
-    most = min(claim.get('max_participations') or fit, fit)
-    lower, above = sensitivity(c, far, most, kind == 'fixed-epoch',
-                               arity if c is whole else None)
+    most = fits(len(c))
+    if len(c) not in lower:
+      lower[len(c)], above = sensitivity(c, far, most, kind == 'fixed-epoch',
+                                         arity if c is whole else None)
     if kind == 'budget':  # The noise is for the budget's own limit.
       above, most = each, claim['participations']
     upper = min(upper, above)  # A part of C has no larger norm.
-    this = mechanism(c, upper, most, claim)
-    own[name] = guarantee([this], delta)
-    say(f'  {name}: gap {gap}, k {most}, sensitivity {lower} to {upper}')
-    at_least('sensitivity', each, lower * (kind != 'cyclic-poisson'),
+    this = mechanism(parts[len(c)], upper, most, claim)
+    own[name] = guarantee((this,), delta) if c is whole or n < len(whole) else (
+      own['planned'])
+    say(f'  {name}: gap {gap}, k {most}, sensitivity {lower[len(c)]} to '
+        f'{upper}')
+    at_least('sensitivity', each, lower[len(c)] * (kind != 'cyclic-poisson'),
              CLOSE if kind == 'budget' else SAME)
-  cost = check_cohorts(cohorts, c, kind, gap, most)
+    top = upper if c is whole else top
+  cost, clients, apart, often = check_cohorts(cohorts, c, kind, gap, most)
   at_least('budget', each if kind == 'budget' else None, cost, SAME)
-  own['observed'] = guarantee([mechanism(c, cost, most, claim)], delta)
-  drawn = run.get('sampling_key_id') and not kinds & {'incomplete', 'not drawn'}
-  require(kind != 'cyclic-poisson' or bands_of(c) <= gap, 'groups: too few')
+  seen = mechanism(parts[n], cost, most, claim)
+  own['observed'] = guarantee((seen,), delta)
+  drawn = run.get('sampling_key_id') and not (
+    {*ledger.kinds} & {'incomplete', 'not drawn'})
+  overlap = kind in ('cyclic-poisson', 'b-min-sep') and bands_of(c) > gap
+  require(not overlap, 'groups: fewer than the bands of C')
+  require(not chance or c.min() >= 0, 'family: C has negative entries')
   good = not amplified or chance and drawn and report['amplification'] == kind
   require(good, 'report.json: cohorts were cut, or chance did not draw them')
   if kind == 'cyclic-poisson' and drawn:
     q, norm = claim['sampling_prob'], np.linalg.norm(c, axis=0).max()
     at_least('sampling_prob', q, planned['sampling_prob'] or (
       gap * claim['clients_per_round'] / claim['population']), SAME)
-    profile = q < 1 and poisson_profile(z / norm, q, fit, delta)
-    own['with_chance'] = guarantee([this], delta, profile)
+    profile = q < 1 and poisson_profile(z / norm, q, -(-n // far), delta)
+    own['with_chance'] = guarantee((this,), delta, profile)
     at_least('epsilon', report.get('epsilon'), own['with_chance'], 0.01)
-  elif chance and drawn:
-    e = (claim['bound'] or report)['epsilon']  # A plan by noise has no bound.
+  elif chance and drawn and (claim['bound'] or report.content):
+    # A plan by noise has no bound.
+    e = (claim['bound'] or report)['epsilon']
     at_least('epsilon', report.get('epsilon'), e)
-    own['delta_with_chance_estimated'] = guess = sampled_delta(claim, c, gap, e)
-    require(guess < delta + 0.01, f'bound: its delta is {guess}, about')
-  together = known[run['run_id']] = {run['run_id']: this}
-  for other in run.get('after') or ():
+    guess, error = sampled_delta(claim, c, gap, e)
+    own['delta_with_chance_estimated'] = guess
+    require(guess - 5 * error <= delta, f'bound: its delta is {guess}, about')
+  facts = types.SimpleNamespace(
+    **vars(ledger), folder=folder, kind=kind, chance=chance, gap=gap, z=z,
+    units=units, whole=whole, rounds=n, parts=parts, fits=fits, own=own,
+    lower=lower, upper=top, seen=seen, clients=clients, apart=apart,
+    often=often, cost=cost, drawn=drawn, delta=delta)
+  facts.planned = mechanism(parts[len(whole)], each, fits(len(whole)), claim)
+  check_claim(run, plan, strategy, facts)
+  # Together with other runs, a run counts with all its planned rounds.
+  composed = this if kind == 'budget' or n == len(whole) else mechanism(
+    parts[len(whole)], top, fits(len(whole)), claim)
+  known[run['run_id']] = {run['run_id']: composed}
+  facts.together, left = {run['run_id']: composed}, {}
+  for i, other in enumerate(run.get('after') or ()):
     path, identity = folder / other['run'], other['run_id']
-    _ = identity in known or verify_run(path, say, known)
+    if identity not in known:
+      before = verify_run(path, say, known)['not_checked']
+      left.update({f"{other['run']}/{x}": before[x] for x in before})
     require(identity in known, f'after={identity}: {path} is another run')
-    together.update(known[identity])
-  own['together'] = guarantee(list(together.values()), own['delta'])
-  for key in ('planned', 'observed', 'together'):
-    at_least(key, (report.get(key) or {}).get('epsilon'), own[key])
-  if report.get('epsilon'):
-    verify_report(folder / 'report.json', say, None)
-    require(report['together'] or len(together) < 2, 'together: is left out')
-  at_least('epsilon', report.get('epsilon'), own['epsilon'] * (not amplified))
-  if n == strategy['rounds'] and not chance and kind != 'fixed-epoch':
-    for key in ({*claim} & {*report}) - {'adaptive_clip'}:
-      same(key, report[key], claim[key], 'run.json has')
-  return say(f'  {own}') or {**own, 'epsilon': own['together']}
-def verify_report(path, say, _):
-  """Returns the claim of a report, if its figures imply no larger epsilon."""
-  report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')
-  public, total, sure = 'once_in' in report, 0.0, 0.0
-  runs, rough = (report['runs'], 0.01) if public else ([report], CLOSE)
-  def proved(rho, delta):
-    return smallest(lambda e: gaussian_delta(e, math.sqrt(2 * rho)) <= delta)
-  for run in runs:
-    rho, noise, epsilon = run['rho'], run['noise_multiplier'], run['epsilon']
+    run.left -= {('after', i, key) for key in other}
+    facts.together.update(known[identity])
+  known[run['run_id']].update(
+    {x: y for x, y in facts.together.items() if x != run['run_id']})
+  own['together'] = own['epsilon'] if len(facts.together) < 2 else guarantee(
+    tuple(facts.together.values()), delta)
+  if report.content:
+    check_report(report, run, strategy, facts)
+    check_figures(report)
+  documents = (*(run, plan, strategy, ledger.metrics, ledger.result, report),
+               ledger.document)
+  own['not_checked'] = {x.name: x.unchecked() for x in documents if x} | left
+  unread = sorted({x.name for x in folder.iterdir()} - {
+    *own['not_checked'], 'ledger.sqlite-wal', 'ledger.sqlite-shm'})
+  own['not_read'] = unread
+  say(f'  { {x: own[x] for x in own if x[:4] != "not_"} }')
+  return {**own, 'epsilon': own['together']}
+def check_claim(run, plan, strategy, facts):
+  """Checks what else run.json, plan.json and strategy.json say of the plan."""
+  claim, kind, gap = run['claim'], facts.kind, facts.gap
+  terms = len(strategy['parameters'].get('coefficients') or (
+    strategy.get('arrays', 'coefficients') or ()))
+  bands = max(bands_of(facts.whole), terms)
+  if len(facts.whole) < strategy['rounds'] and bands == len(facts.whole):
+    bands = strategy['rounds']
+  count = facts.fits(len(facts.whole))
+  count = 1 if kind == 'cyclic-poisson' else count
+  count = claim['participations'] if kind == 'budget' else count
+  run.hold(('claim',), {
+    'family': strategy['family'], 'bands': bands, 'participations': count,
+    'adjacency': 'zero-out'}, 'plan.json and strategy.json make')
+  top = facts.upper * facts.units
+  if kind == 'cyclic-poisson':
+    top = float(np.linalg.norm(facts.whole, axis=0).max())
+  exact = claim['sensitivity_method'] == 'exact' and len(
+    facts.whole) == strategy['rounds']
+  run.hold(('claim', 'sensitivity'), near(top, SAME) if exact else Range(
+    facts.lower[len(facts.whole)] * facts.units * (1 - CLOSE), math.inf),
+    'C makes')
+  run.left.discard(('claim', 'sensitivity'))  # It is a factor of the noise.
+  schema = {key: claim.get(key) for key in ('min_sep', 'max_participations')}
+  enforced = {**schema, 'min_sep': gap} if facts.chance else schema
+  if kind == 'single':
+    enforced = {'min_sep': None, 'max_participations': 1}
+  if kind == 'budget':
+    count = claim['participations']
+    fits = count == -(-strategy['rounds'] // claim['apart'])
+    enforced = {'min_sep': claim['apart'], 'max_participations': Range(
+      count, math.inf if fits else count)}
+  if run.get('enforced'):
+    run.hold(('enforced',), enforced, 'plan.json makes')
+  population, clients = run.get('population'), facts.clients
+  if population is not None:
+    require(clients <= population, f'population={population}: the ledger has '
+            f'{clients} clients')
+    highest = run.get('highest_client')
+    highest = population - 1 if highest is None else highest
+    if facts.chance:
+      run.hold(('population',), claim['population'], 'its claim has')
+  drawn = {'cyclic-poisson': 'single', 'balls-in-bins': 'fixed-epoch'}
+  schema = {**claim, 'participation': drawn.get(kind, 'min-sep'), 'min_sep': gap
+            } if facts.chance else claim
+  keys = 'participation min_sep max_participations apart horizon'.split()
+  keys = keys[:{'single': 1, 'budget': 5}.get(schema['participation'], 3)]
+  if strategy.get('participation') is not None:
+    strategy.hold(('participation',), {x: schema.get(x) for x in keys},
+                  'run.json has')
+  bound = plan.get('bound')
+  if bound and not facts.chance and len(facts.whole) == strategy['rounds']:
+    z = plan['noise_multiplier'] * claim['sensitivity']
+    this = mechanism(facts.parts[len(facts.whole)], claim['sensitivity'] / (
+      facts.units), count, {**claim, 'z_stddev_per_clip': z})
+    plan.hold(('bound', 'epsilon'), near(guarantee((this,), facts.delta)),
+              'C and the noise make')
+    exact = near(facts.delta - bound['slack_delta'])
+    plan.hold(('bound',), {'failure_probability': 0.0, 'samples': 0,
+              'seed': None, 'estimate': exact, 'upper': exact},
+              'nothing is sampled, so')
+  if run.get('simulated'):
+    run.hold(('simulated', 'epsilon'), bound and near(bound['epsilon'], SAME),
+             'plan.json has')
+# 9. Reports: each figure from the others, and from the run if it is there.
+DELTAS = 1e-5, 1e-6, 1e-8, 1e-10, 1e-12  # At which a page states epsilon.
+def three(x, up=True):  # Three digits, as in a public report.
+  rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+  return float(decimal.Context(3, rounding).create_decimal(repr(float(x))))
+def rounded(low, high, public, up=True):  # The range of a figure of a report.
+  if public:
+    low, high = three(low, up), three(high, up)
+  return Range(low * (1 - SAME), high * (1 + SAME))
+def attack(epsilon, delta, mu, slack):  # Bounds for guesses of membership.
+  normal, (s, d), grown = statistics.NormalDist(), slack, math.exp(
+    min(epsilon, 700))
+  member = min(grown * 0.01 + delta, 1 - (0.99 - delta) / grown)
+  far = (grown - 1 + 2 * delta) / (grown + 1)
+  if mu:
+    larger = min(1 - U, math.exp(s) * 0.01 + d)
+    shifted = normal.cdf(normal.inv_cdf(larger) + mu)
+    member = min(member, math.exp(s) * shifted + d)
+    far = min(far, math.erf(mu / 8**0.5) + 2 * math.sinh(s) + 2 * d)
+  return member, (1 + far) / 2
+def check_attack(report, low, high):  # Two lists of arguments of `attack`.
+  ends = [[min(100, math.ceil(100 * x * (1 + sign * 1e-5))) for x in attack(*y)]
+          for sign, y in ((-1, low), (1, high))]
+  member, guess = (Range(x / 100 - SAME, y / 100 + SAME) for x, y in zip(*ends))
+  report.hold(('attack',), {
+    'false_positive_rate': 0.01, 'true_positive_rate': member,
+    'right_guess': guess}, 'epsilon and rho make')
+  shown = [100 * report['attack'][x] for x in (
+    'true_positive_rate', 'right_guess')]
+  report.hold(('attack', 'sentence'), Text((1, shown[0], shown[1]), (
+    '1/2',)), 'its figures are')
+def toeplitz(run):  # The first column of C, as a page states it; None: unknown.
+  series, n = run['series'] or {}, run['rounds']
+  series = series if n <= 2**16 else {}
+  for family, key in (('banded-toeplitz', 'coefficients'), ('blt', 'omega'),
+                      ('banded-inverse', 'inverse_coefficients')):
+    if key in series:
+      column = np.array(COLUMNS[family](series, n), float)[:n]
+      column = np.r_[column, np.zeros(n - len(column))]
+      if family != 'banded-inverse':
+        return column
+      inverse = np.r_[1.0, np.zeros(n - 1)] / column[0]
+      for t in range(1, n):
+        near_t = column[1 : min(t + 1, len(series[key]))]
+        inverse[t] = -near_t @ inverse[t - 1 :: -1][: len(near_t)] / column[0]
+      return inverse
+  if 'decay' in series:
+    return power(0.5, n) * series['decay'] ** np.arange(n)
+  return None
+def check_page(report, public):
+  """Checks the numbers from which a page recomputes its claims; returns mu."""
+  page, mus = report['check'], []
+  for i, run in enumerate(page['runs']):
+    at, most = ('check', 'runs', i), run['max_participations'] or math.inf
+    report.hold((*at, 'z_stddev_per_clip'), near(
+      run['sensitivity'] * run['noise_multiplier'], SAME), 'its factors make')
+    report.hold((*at, 'more_noise'), Range(1, 1.01), 'arithmetic costs')
+    column, n = toeplitz(run), run['rounds']
+    gap = n if run['participation'] == 'single' else run['min_sep']
+    require(run['participation'] in ('single', 'min-sep', 'budget'),
+            f'participation={run["participation"]}: is unknown')
+    require(type(run['normalized']) is bool, 'normalized: must be a bool')
+    if column is not None and run['participation'] in ('single', 'min-sep'):
+      norms = np.sqrt(np.cumsum(column**2)) if run['normalized'] else np.ones(n)
+      total, fit = np.zeros(n), min(most, -(-n // gap))
+      for t in range(0, n, gap)[:fit]:
+        total[t:] += column[: n - t] / norms[n - t - 1]
+      least = float(np.linalg.norm(total)) * run['clients_per_unit']
+      falls = column.min() >= 0 and np.diff(column).max(initial=0) <= 0
+      exact = (falls or not column[gap:].any()) and not run['normalized']
+      report.hold((*at, 'sensitivity'), near(least, 1e-8) if exact else Range(
+        least * (1 - 1e-8), math.inf), 'its C makes')
+      if exact:
+        used = 'series', 'participation', 'clients_per_unit'
+        report.left -= {x for x in report.left if x[:3] == at and x[3] in used}
+    report.left -= {(*at, key) for key in ('noise_multiplier', 'sensitivity')}
+    mus.append(run['more_noise'] / run['noise_multiplier'])
+  for i, claim in enumerate(page['claims']):
+    mu = math.sqrt(sum(mus[j] ** 2 for j in claim['runs']))
+    point, delta = claim['points'][0], claim['delta']
+    alone = ideal(mu, delta - point['slack_delta']) + point['slack_epsilon']
+    report.hold(('check', 'claims', i), {
+      'epsilon': rounded(alone * (1 - CLOSE), alone * (1 + CLOSE), public),
+      'rho': rounded(mu**2 / 2 * (1 - 1e-8), mu**2 / 2 * (1 + 1e-8), public),
+      'points': [{'delta': x} for x in dict.fromkeys((delta, *DELTAS))][
+        : len(claim['points'])],
+      'runs': [j if j in range(len(mus)) else None for j in claim['runs']],
+    }, 'the noise makes')
+  report.hold(('check', 'digits'), 3 if public else 17, 'a report has')
+  return mus
+def check_report(report, run, strategy, facts):
+  """Checks report.json against the run that it is beside."""
+  claim, delta, units, z = run['claim'], facts.delta, facts.units, facts.z
+  n, all_rounds, kind = facts.rounds, len(facts.whole), facts.kind
+  amplified, result = report['amplification'] != 'none', facts.result
+  adaptive = claim.get('adaptive_clip')
+  stopped = n < strategy['rounds'] and kind not in ('single', 'budget')
+  spread = 'min-sep' if facts.chance or stopped or kind == 'fixed-epoch' else (
+    kind)
+  most = claim['participations'] if kind == 'budget' else facts.fits(all_rounds)
+  started = facts.fits(n) if stopped else most
+  floor, top = facts.lower[all_rounds] * units, facts.upper * units
+  report.hold(('planned', 'sensitivity'), near(claim['sensitivity'], SAME) if (
+    spread == kind or stopped and kind == 'min-sep') else Range(
+      floor * (1 - SAME), math.inf if kind == 'fixed-epoch' else (
+        top * (1 + SAME))), 'the run has')
+  planned = report['planned']['sensitivity']
+  page = report.get('check')
+  spot = page and page['claims'][0]['runs'][0]
+  held = page['runs'][spot]['sensitivity'] if page else (
+    planned if amplified else report['sensitivity'])
+  low = facts.lower[n] * units if stopped else planned
+  require(agrees(held, Range(low * (1 - SAME), planned * (1 + SAME))),
+          f'sensitivity={held}: report.json has this, the run {low} or more')
+  parts = facts.parts[all_rounds]
+  of_plan, this = (mechanism(parts, x / units, y, claim) for x, y in (
+    (planned, most), (held, started)))
+  def figures(this, s, epsilon, *place):
+    inner = report.get(*place)  # None claims nothing.
+    stated = {} if inner.get('epsilon', 0) is None else {
+      'epsilon': near(epsilon)}
+    return {'noise_multiplier': near(z / s), 'rho': near(this.mu**2 / 2),
+            'delta': delta, **stated}
+  epsilon = guarantee((this,), delta)
+  led = {**figures(this, held, epsilon), 'sensitivity': near(held, SAME)}
+  if amplified:  # A plan by noise has no bound; then an estimate alone decides.
+    bound = claim.get('bound') or {}
+    chance = facts.own.get('with_chance')
+    led['epsilon'] = near(chance, 0.01) if chance else near(
+      bound.get('epsilon'))
+    led['sensitivity'], led['noise_multiplier'] = (
+      claim[x] for x in ('sensitivity', 'noise_multiplier'))
+    led = {x: y for x, y in led.items() if y is not None}
+  kinds = [each[0] for each in facts.events[n - 1]]
+  verdict = False if 'not drawn' in facts.kinds else (
+    True if 'drawn' in kinds[kinds.index('started'):] else None)
+  attempts, flags = [], set()
+  for each in facts.events.values():
+    for event, *_ in each:
+      flags = set() if event == 'started' else flags | {event}
+      attempts += [flags] if event == 'finished' else []
+  direct = all('direct' in x for x in attempts) and attempts
+  examined = None if direct else bool(attempts) and all(
+    x & {'direct', 'examined'} for x in attempts)
+  sizes = list(map(len, facts.cohorts))
+  burnt = sum(any(y[0] == 'abandoned' for y in x)
+              for x in facts.events.values())
+  done = sum(any(y[0] == 'finished' for y in x) for x in facts.events.values())
+  counts = {'clients': facts.clients, 'min_cohort': min(sizes),
+            'max_cohort': max(sizes), 'min_sep': facts.apart,
+            'participations': facts.often,
+            'sensitivity': near(facts.cost * units)}
+  seen = {**counts, **figures(facts.seen, facts.cost * units,
+                              facts.own['observed'], 'observed')}
+  # The library takes the cost in all rows of C, and in nodes of an online tree.
+  if n < all_rounds or strategy['family'] == 'online-tree':
+    cost = report['observed']['sensitivity']
+    seen['sensitivity'] = Range(
+      facts.cost * units * (1 - CLOSE), held * (1 + CLOSE))
+    if cost is not None:
+      this_seen = mechanism(parts, cost / units, started, claim)
+      seen.update(figures(this_seen, cost, guarantee((this_seen,), delta),
+                          'observed'))
+  if amplified:
+    hidden = (*seen, 'sensitivity_method', 'slack_epsilon', 'slack_delta')
+    seen = {**dict.fromkeys(hidden), 'delta': delta}
+  by_chance = None
+  if facts.chance:
+    bound, gap = claim.get('bound') or {}, facts.gap
+    p = claim.get('sampling_prob')
+    numbers = {'cyclic-poisson': (gap, p), 'balls-in-bins': (gap, gap)}.get(
+      kind, (gap - 1, p) + (claim.get('start') == 'warm') * (
+        1, gap - 1, p and p / (1 + (gap - 1) * p), 0))
+    by_chance = {
+      'kind': kind, 'as_drawn': verdict, 'rule': Text(numbers, ()),
+      'drawn': {True: 'as the sampling key gives them', None: 'not checked',
+                False: 'not as the sampling key gives them'}[verdict],
+      'complete': 'incomplete' not in facts.kinds,
+      'epsilon_unamplified': near(epsilon)}
+    for key in ('samples', 'failure_probability'):
+      if not amplified or kind == 'cyclic-poisson':
+        by_chance[key] = None
+      elif bound:
+        by_chance[key] = bound[key]
+  whole = all_rounds == strategy['rounds']
+  errors = whole and facts.parts.get(claim['rounds'])
+  arrays = {**strategy['parameters'], **(strategy.get('arrays') or {})}
+  digest = hashlib.sha256(json.dumps([
+    strategy['family'], strategy['rounds'], strategy['parameters']]).encode())
+  for name, array in sorted((strategy.get('arrays') or {}).items()):
+    array = np.array(array, '<f8')
+    digest.update(json.dumps([name, list(array.shape)]).encode())
+    digest.update(array.tobytes())
+  separation = claim.get('min_sep') if kind == 'budget' else (
+    None if kind == 'single' else facts.gap)
+  limit = None if facts.chance else claim.get('max_participations')
+  schema = {'participation': spread, 'min_sep': separation,
+            'max_participations': started if stopped else limit}
+  report.hold((), {
+    'completed': bool(result), 'elsewhere': False, 'stated': False,
+    'violated': False, 'simulated': bool(run.get('simulated')), **schema,
+    'participations': started, **led, 'rho': near(this.mu**2 / 2),
+    'buffers': len(arrays['theta']) if 'theta' in arrays else None,
+    'z_stddev': near(z * claim['l2_norm_clip'], SAME),
+    'measured_z_stddev': facts.noise, 'process_checked': examined,
+    'strategy_sha256': digest.hexdigest(), 'sampling': by_chance,
+    'amplification': kind if amplified else 'none',
+    'planned': {
+      **figures(of_plan, planned, guarantee((of_plan,), delta), 'planned'),
+      'rounds': claim['rounds'], 'participations': most,
+      'min_sep': None if kind == 'single' else facts.gap},
+    'observed': {**seen, 'rounds': n, 'rounds_finished': done,
+                 'rounds_burnt': burnt},
+    'ledger_head': facts.head,
+    **({'mean_error': near(errors.errors[0], 1e-8),
+        'max_error': near(errors.errors[1], 1e-8),
+        'rmse': near(report['sensitivity'] * errors.errors[0] ** 0.5, 1e-8),
+        'max_rmse': near(report['sensitivity'] * errors.errors[1] ** 0.5, 1e-8)
+        } if errors else {}),
+    'unit': run['unit_of_privacy'] + (
+      f', with at most {units} clients' * (units > 1)),
+  }, 'the run makes')
+  names = {*FILES, 'metrics.csv', *({'result.json'} if result else ())}
+  require({*report['files_sha256']} == names, 'files_sha256: names other files')
+  report.left -= {('files_sha256', name) for name in names}
+  for key in ('family', 'rounds', 'bands', 'z_stddev_per_clip', 'dimension',
+              'max_slack', 'clients_per_unit', 'adjacency', 'delta', 'apart',
+              'horizon', 'l2_norm_clip', 'clients_per_round'):
+    report.agree((key,), run, ('claim', key))
+  if amplified or spread == kind and not stopped:
+    for key in ('sensitivity_method', 'sensitivity_reason'):
+      report.agree((key,), run, ('claim', key))
+  report.agree(('parameters',), strategy, ('parameters',))
+  always = """unit_of_privacy data not_covered population title owner contact
+    date model intended_use region sector released enforced code_sha256
+    train_sha256""".split()
+  for key in always:
+    report.agree((key,), run, (key,))
+  same('versions', report.get('versions'), run.get('versions') or {}, 'run has')
+  run.left = {x for x in run.left if x[0] != 'versions'}
+  report.left = {x for x in report.left if x[0] != 'versions'}
+  report.hold(('generator', 'key_bits'), 256, 'ChaCha20 has')
+  rows = report['assumptions']
+  key = [i for i, x in enumerate(rows) if 'ChaCha20' in x['assumption']][0]
+  for place, name, default in (
+      (('data_accesses', 'tuning'), 'tuning', 'not stated: '),
+      (('data_accesses', 'model_selection'), 'model_selection', 'not stated: '),
+      (('data_accesses', 'pre_training'), 'pre_training', 'not stated: '),
+      (('setting',), 'setting', 'central: '),
+      (('covered',), 'covered', 'the updates of training clients'),
+      (('generator', 'key_source'), 'noise_key', 'not stated'),
+      (('assumptions', 0, 'enforced_by'), 'clipped_by', 'not stated'),
+      (('assumptions', key, 'checked'), 'key_after', 'not checked')):
+    if run.get(name):
+      report.agree(place, run, (name,))
+    else:
+      report.hold(place, Text((), (default,)), 'run.json states nothing:')
+  if adaptive:
+    report.hold(('adaptive_clip',), adaptive, 'run.json has', (
+      run, ('claim', 'adaptive_clip')))
+    first = float(np.linalg.norm(adaptive['initial']))
+    path = [{'rounds': 0, 'l2_norm_clip': near(first, SAME)}] + [
+      {'rounds': int(t) + 1, 'l2_norm_clip': float(x)} for t, x in zip(
+        facts.metrics['round'], facts.metrics['l2_norm_clip']) if x]
+    report.hold(('adaptive_clip',), {
+      'path': path, 'first_l2_norm_clip': near(first, SAME),
+      'last_l2_norm_clip': path[-1]['l2_norm_clip']}, 'metrics.csv has')
+    facts.metrics.left.discard(('l2_norm_clip',))
+  else:
+    report.hold(('adaptive_clip',), None, 'run.json has')
+  noisy = ('l2_norm_clip', 'fraction') if adaptive else ()
+  places = ['run.json'] * (1 + bool(run.get('train_sha256'))) + [
+    f'metrics.csv, {x}' for x in facts.columns if x not in ('round', *noisy)]
+  shown = [x['where'] for x in report['side_releases']]
+  places += ['tensorboard/'] * ('tensorboard/' in shown) + ['result.json'] * (
+    bool(result)) + ['ledger.sqlite'] + ['this report'] * (not amplified)
+  stated = run['side_releases']
+  report.hold(('side_releases',), [{'where': x} for x in places] + [
+    {'where': 'stated by the run', 'what': x} for x in stated], 'the run has')
+  run.left -= {('side_releases', *x) for x in ((), *((i,) for i in range(
+    len(stated))))}
+  if result:
+    same('runs (their results)', report.get('runs', 0, 'results'), {
+      x: y for x, y in result.content.items() if x != 'ledger_head'},
+      'result.json has')
+    for x in list(result.left):
+      report.left.discard(('runs', 0, 'results', *x))
+      if x[0] in ('test_accuracy', 'test_loss', 'parameters'):
+        report.agree(('runs', 0, *x), result, x)
+    result.left.clear()
+    report.hold(('runs', 0), {
+      'epsilon': report['epsilon'], 'delta': delta, 'rmse': report['rmse'],
+      'sensitivity': report['sensitivity']}, 'the report has')
+  else:
+    report.hold(('runs',), [], 'a run without results has')
+  check_curve(report, this, delta, amplified)
+  before, together = len(facts.together) - 1, report['together']
+  if together:
+    exact = together['composition'] == 'exact'
+    total = sum(x.mu**2 for x in facts.together.values()) / 2
+    report.hold(('together',), {
+      'delta': delta, 'adjacency': claim['adjacency'], **({
+        'rho': Range(total * (1 - CLOSE), math.inf), 'epsilon': Range(
+          facts.own['together'] * (1 - CLOSE), math.inf)} if exact else {})},
+      'the runs make')
+    require(len(together['runs']) == before + 1, 'together: lacks runs')
+  else:
+    require(not before, 'together: is left out')
+    report.hold(('together',), None, 'no run was before this:')
+  quoted = [run['unit_of_privacy'], *['SIMULATED'] * bool(
+    run.get('simulated')), *['Not checked'] * (examined is False and done > 0)]
+  last = [report['epsilon'], delta, n, claim['clients_per_round'],
+          *[epsilon] * amplified]
+  if before:
+    last = [before, together['epsilon'], delta, *last] if together else (
+      [*last, before])
+  report.hold(('summary',), Text(last, quoted), 'its figures are')
+  limits = [started] if kind == 'single' else [started, facts.gap]
+  if kind == 'budget':
+    limits = [(held / units)**2, claim['apart'], most, claim['horizon']]
+  last = [*limits, report['epsilon'], delta]
+  if amplified:
+    last = [report['epsilon'], delta, *limits, epsilon]
+  report.hold(('formal_statement',), Text(
+    [n, units, *last, report['rho']], [*quoted[1:], run[
+      'released'], run['unit_of_privacy'], *([report['sampling']['rule']] if (
+        amplified) else [])]), 'its figures are')
+  if page:
+    first = page['runs'][spot]
+    for i, about, s, mu in ((spot, schema, held, this.mu), (0, {
+        **schema, 'max_participations': limit}, planned, of_plan.mu)):
+      if about is schema or spot:
+        report.hold(('check', 'runs', i), {
+          **about, 'family': strategy['family'], 'rounds': strategy['rounds'],
+          'clients_per_unit': units, 'sensitivity': near(s, SAME),
+          'noise_multiplier': near(z / s), 'z_stddev_per_clip': near(z),
+          'more_noise': near(mu * z / s)}, 'the run makes')
+    report.hold(('check', 'claims', 0), {
+      'delta': delta, 'amplified': report['epsilon'] if amplified else None,
+      'name': 'this run'}, 'the run makes')
+    column = toeplitz(first)
+    if strategy['family'].replace('robust', 'banded') not in COLUMNS:
+      report.hold(('check', 'runs', spot, 'series'), None, 'C is not Toeplitz:')
+    elif column is not None and not first['normalized']:
+      first_column = facts.whole[:len(column), 0]
+      require(np.allclose(column[:all_rounds], first_column, 1e-8),
+              'check: its series is not the C of strategy.json')
+      report.left -= {x for x in report.left if x[:4] == (
+        'check', 'runs', spot, 'series')}
+    scaled = bool(strategy['parameters'].get('column_normalize'))
+    report.hold(('check', 'runs', spot, 'normalized'), (
+      scaled and column is not None), 'strategy.json has')
+def check_curve(report, this, delta, amplified):
+  """Checks epsilon at other deltas, and delta at other epsilons."""
+  deltas = {delta, *(() if amplified else DELTAS)}
+  rows = [{'delta': x} for x in sorted(deltas, reverse=True)]
+  for row, stated in zip(rows, report['epsilons']):
+    if amplified:
+      row['epsilon'] = report['epsilon']
+    elif row['delta'] == delta:
+      row['epsilon'] = report['epsilon']
+    elif stated['epsilon'] is not None:  # None claims nothing.
+      e = guarantee((this,), row['delta'])  # Its slack is less tight here.
+      row['epsilon'] = Range(e * (1 - CLOSE), e * (1 + 1e-3))
+  report.hold(('epsilons',), rows, 'the noise makes')
+  curve = report['epsilon_curve']
+  if amplified:
+    report.hold(('epsilon_curve',), [], 'it is amplified:')
+  ends = [x['epsilon'] for x in curve[:1] + curve[-1:]]
+  for i, point in enumerate(curve):
+    e, alpha = point['epsilon'], 0.005
+    exact = gaussian_delta(e, this.mu)
+    over = math.exp(alpha) * gaussian_delta(max(e - 2 * alpha, 0), this.mu)
+    report.hold(('epsilon_curve', i), {
+      'delta': Range(exact * (1 - CLOSE), over * 1.01 + 1e-22),
+      'epsilon': near(ends[0] + i * (ends[1] - ends[0]) / (len(curve) - 1))},
+      'the noise makes')
+def check_row(report, i, row, place):
+  """Checks run i of public.json against claim `row` and run `place` of it."""
+  run, its_claim = report['runs'][i], ('check', 'claims', row)
+  stated = report['check']['runs'][place]
+  at, chance = ('runs', i), run['amplification'] != 'none'
+  claim, noise = report.get(*its_claim), stated['noise_multiplier']
+  column, n = toeplitz(stated), stated['rounds']
+  if run['amplification'] == 'cyclic-poisson' and column is not None:
+    noise = stated['z_stddev_per_clip'] / stated['clients_per_unit'] / (
+      1 if stated['normalized'] else float(np.linalg.norm(column)))
+  for key in ('family', 'name') if place == i else ('family',):
+    report.agree((*at, key), report, ('check', 'runs', place, key))
+  report.hold(at, {
+    'epsilon_unamplified': claim['epsilon'], 'kept': True,
+    'epsilon': claim['amplified'] if chance else claim['epsilon'],
+    'delta': claim['delta'], 'noise_multiplier': rounded(
+      noise * (1 - 1e-12), noise * (1 + 1e-12), True, False)}, 'check has')
+  report.hold(its_claim, {'name': run['name'], 'delta': run['delta'],
+                      'amplified': run['epsilon'] if chance else None},
+              'its row has')
+  if not chance:
+    report.left.discard((*at, 'amplification'))
+  if stated['participation'] != 'budget':
+    gap = n if stated['min_sep'] is None else stated['min_sep']
+    fit = -(-n // gap)
+    for key in ('rounds', 'min_sep'):
+      report.agree((*at, key), report, ('check', 'runs', place, key))
+    fit = min(stated['max_participations'] or fit, fit)
+    report.hold((*at, 'participations'), fit if run['completed'] else Range(
+      fit, math.inf), 'check has')
+def check_figures(report):
+  """Checks the figures of a report against each other; returns its claim."""
+  public = 'once_in' in report.content
+  rows = report['runs'] if public else [report.content]
+  page, delta = report.get('check'), report['delta']
+  mus = check_page(report, public) if page else []
+  j = page and (len(page['claims']) - 1 if report['together'] and not (
+    public) else 0)  # The claim of all runs.
+  members = page['claims'][j]['runs'] if page else []
+  total, sure, several = 0.0, 0.0, bool(report['together'])
+  rough = 0.01 if public else CLOSE
+  for i, run in enumerate(rows):
+    at, rho = ('runs', i) if public else (), run['rho']
+    noise, epsilon = run['noise_multiplier'], run['epsilon']
     require(rho and noise and epsilon, 'epsilon: nothing is guaranteed')
-    if run['amplification'] == 'none':
+    chance = run['amplification'] != 'none'
+    if not chance:
       at_least('rho', rho, 0.5 / noise**2, 2 * rough)
     else:
       epsilon = {**run, **(run.get('sampling') or {})}['epsilon_unamplified']
-    at_least('epsilon', epsilon, proved(rho * (1 - rough), run['delta']))
-    at_least('delta', report['delta'], run['delta'], SAME)
+    mu = math.sqrt(2 * rho * (1 - rough))
+    at_least('epsilon', epsilon, ideal(mu, run['delta']))
+    at_least('delta', delta, run['delta'], SAME)
+    if page:  # The first claim of public.json is that of several runs.
+      row = i + (public and several)
+      [place] = page['claims'][row]['runs']
+      require(place == i or place >= len(members), 'check: of another run')
+      half = mus[place] ** 2 / 2
+      report.hold((*at, 'rho'), rounded(
+        half * (1 - 1e-8), half * (1 + 1e-8), public), 'check has')
     total, sure = total + rho * (1 - rough), sure + epsilon
-  exact = (report['check'] or {'runs': ()})['runs']  # With earlier runs.
-  total = max(total, (1 - SAME) * sum(
-    0.5 * (run['more_noise'] / run['noise_multiplier']) ** 2 for run in exact))
-  delta, mu = report['delta'], math.sqrt(2 * total)
-  if any(run['amplification'] != 'none' for run in runs):
-    return {'epsilon': sure, 'delta': min(1, delta * len(runs))}
-  epsilon = (report['together'] or report)['epsilon']
-  at_least('together', epsilon, proved(total, delta))
-  at_least('epsilon', report['epsilon'], epsilon if public else 0)
-  for key, x in ('true_positive_rate', 2.32635 - mu), ('right_guess', -mu / 2):
-    at_least(key, report['attack'][key], tail(x))  # tail(2.32635) = 1 %.
+    if not public:
+      continue
+    if page:
+      check_row(report, i, row, place)
+    done = run['completed'] and run['kept']
+    report.hold((*at, 'planned_epsilon'), run['epsilon'] if (
+      done or chance) else Range(run['epsilon'], math.inf), 'epsilon is')
+    seen = run['observed_epsilon']
+    require(seen is None or 0 < seen <= run['epsilon'] and not chance or not (
+      run['kept']), f'observed_epsilon={seen}: is above epsilon, or by chance')
+  require(page or report.get('named_before') or not public or not all(
+    x['kept'] for x in rows), 'kept: then the numbers of `check` are there')
+  together = report['together']
+  names = [page['runs'][i]['name'] for i in members]
+  if not together and public:
+    report.hold(('together',), None, 'it has one run:')
+  lead = together or (rows[0] if public else report.content)
+  epsilon, rho = lead['epsilon'], lead['rho']
+  chance = any(run['amplification'] != 'none' for run in rows)
+  require(epsilon and (together or len(rows) == 1 and not report.get(
+    'named_before')), 'epsilon: nothing is guaranteed')
+  if public:
+    shown = decimal.Context(3, decimal.ROUND_CEILING).create_decimal_from_float(
+      math.exp(min(epsilon, 16)))
+    units = report['clients_per_unit']
+    report.hold((), {
+      'epsilon': epsilon, 'rho': rho, 'delta': max(x['delta'] for x in rows),
+      'adjacency': 'zero-out', 'once_in': int(1 / decimal.Decimal(repr(delta))),
+      'factor': f'e^{epsilon:g}' if epsilon > 16 else f'{shown:,f}',
+      'unit': report['unit_of_privacy'] + (
+        f', with at most {units} clients' * (units > 1)),
+      **({'clients_per_unit': max(x['clients_per_unit'] for x in page['runs']),
+          'named_before': sorted(names[len(rows):])} if page else {})},
+      'its figures make')
+    discloses = any('observed epsilon' in x for x in report['told'])
+    require(discloses == any(x['observed_epsilon'] for x in rows),
+            'told: does not fit observed_epsilon')
+  if page and together:
+    first = page['claims'][j]
+    report.hold(('together',), {
+      'epsilon': near(first['amplified'] or first['epsilon'], SAME),
+      **({} if chance or rho is None else {
+        'rho': near(first['rho'], SAME), 'composition': 'exact'})}, 'check has')
+    report.hold(('check', 'claims', j), {
+      'delta': delta, 'amplified': epsilon if chance else None, 'name': (
+        'all runs together' if public else 'together with earlier runs'),
+      'runs': list(range(len(members)))}, 'the report has')
+  clip = rows[0]['l2_norm_clip']
+  if len(rows) == 1:
+    adapts = clip is None or bool(report.get('adaptive_clip'))
+    report.hold(('assumptions', 0, 'assumption'), Text(
+      () if public and adapts else (clip,), (
+        'the clip of the round',) if adapts else ()), 'clip is')
+    report.left.discard((*(('runs', 0) if public else ()), 'l2_norm_clip'))
+  if not public and page and not chance:
+    report.hold(('epsilon',), near(page['claims'][0]['epsilon']), 'check has')
+  point = page['claims'][0]['points'][0] if page else lead
+  slack = [point.get(f'slack_{x}') or 0.001 * delta for x in (
+    'epsilon', 'delta')]
+  exact = sum(mus[i] ** 2 for i in members)
+  high = exact or 2 * (rho or 0)
+  check_attack(report, (epsilon * (1 - rough), delta, rho and math.sqrt(
+    high if exact else high * (1 - rough)), (0, 0)), (
+      epsilon, delta, rho and math.sqrt(high), [2 * x for x in slack]))
+  if chance:
+    return {'epsilon': sure, 'delta': min(1, delta * len(rows))}
+  total = max(total, (1 - SAME) * exact / 2)
+  at_least('together', epsilon, ideal(math.sqrt(2 * total), delta))
   return {'epsilon': epsilon, 'delta': delta}
+def verify_report(path, say, _):
+  report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')
+  return {**check_figures(report), 'not_checked': {
+    report.name: report.unchecked()}}
 def verify(path, say=lambda line: None):
   """Returns the verified claim; raises AssertionError if a claim fails."""
   path = pathlib.Path(path)
@@ -489,8 +1293,13 @@ def verify(path, say=lambda line: None):
     line = f'path={path}: cannot be checked, {type(error).__name__} {error}'
     raise ValueError(' '.join(line.split())[:300]) from error
 def verdict(result):
-  unseen = __doc__[__doc__.index('Not checked'):]
-  return f'{unseen}VERIFIED epsilon={result["epsilon"]} delta={result["delta"]}'
+  """Returns the last lines of the output."""
+  lines = [f'Not checked in {name}: {", ".join(places)}'
+           for name, places in result['not_checked'].items() if places]
+  if result.get('not_read'):
+    lines.append(f'Not read: {", ".join(result["not_read"])}')
+  return '\n'.join([*lines, UNSEEN, (
+    f'VERIFIED epsilon={result["epsilon"]} delta={result["delta"]}')])
 if __name__ == '__main__':
   try:
     print(verdict(verify(''.join(sys.argv[1:2]), print)))
