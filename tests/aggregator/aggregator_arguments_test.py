@@ -108,11 +108,6 @@ def test_bad_argument_is_refused(kwargs, error, match):
 @pytest.mark.parametrize(
   'kwargs, error, match',
   [
-    (
-      {'noise': placements.Tape(max_memory_bytes=0)},
-      ValueError,
-      'max_memory_bytes=0',
-    ),
     ({'largest_cohort': 2**30}, ValueError, 'largest_cohort'),
     ({'l2_norm_clip': {'kernel': 1.0}}, ValueError, 'outer structure'),
   ],

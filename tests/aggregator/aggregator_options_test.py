@@ -187,7 +187,7 @@ def test_secure_sum_is_the_plain_one_to_the_bit(runtime):
       with pytest.raises(Exception, match='largest_cohort=9; give'):
         process.next(state, [_LARGE] * 10)
       # So many as the range was made for, all in one direction.
-      process.next(state, [_update([2, 0, 0], [0, 0])] * 9)
+      process.next(output.state, [_update([2, 0, 0], [0, 0])] * 9)
     bits = factory.lattice.clip_bits
   assert list(output.measurements) == ['free']
   # Finer than here, as many bits would be left without the shift of the sum.

@@ -256,7 +256,7 @@ def test_learning_process_adds_the_noise_to_its_weights(
 
 
 def test_aggregator_that_fed_sgd_gives_weights_names_the_wrapper():
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     with pytest.raises(
       TypeError, match=r'model_aggregator=.*\.as_weighted_aggregator\('
     ) as error:
@@ -294,7 +294,7 @@ def test_aggregator_that_fed_sgd_gives_weights_names_the_wrapper():
 )
 def test_data_that_a_worker_cannot_read_names_the_remedy(runtime, data, line):
   batches = [(np.ones((4, 3), np.float32), np.ones(4, np.float32))] * 2
-  with small.factory_of('state') as factory:
+  with small.factory_of() as factory:
     process = tff.learning.algorithms.build_unweighted_fed_avg(
       _linear_model(),
       tff.learning.optimizers.build_sgdm(0.1),

@@ -39,7 +39,7 @@ def make(directory, c=None, **kwargs):
     'dimension': DIMENSION,
     'key': KEY,
   }
-  for name in (*noise_of, 'max_memory_bytes', 'coordinates', 'backend'):
+  for name in (*noise_of, 'memory', 'coordinates', 'backend'):
     if name in kwargs:
       noise_of[name] = kwargs.pop(name)
   return tape_lib.Tape(directory, stream.Stream(**noise_of), **kwargs)

@@ -30,11 +30,13 @@ def _stream(strategy, dimension, max_memory_bytes):
 
 def _unnamed_files(folder):
   """Returns the open files of this process that had a name in the folder."""
-  return [
-    path
-    for path in pathlib.Path('/proc/self/fd').iterdir()
-    if path.is_symlink() and os.readlink(path).startswith(f'{folder}/')
-  ]
+  found = []
+  for path in pathlib.Path('/proc/self/fd').iterdir():
+    # Another thread may close the file.
+    with contextlib.suppress(FileNotFoundError):
+      if os.readlink(path).startswith(f'{folder}/'):
+        found.append(path)
+  return found
 
 
 @pytest.fixture

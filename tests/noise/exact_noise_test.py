@@ -9,7 +9,7 @@ import recursions
 
 from tff_bandmf import noise, strategies
 from tff_bandmf.noise import exact, generator
-from tff_bandmf.noise.producer import blocks
+from tff_bandmf.noise.producer import blocks, stream
 from tff_bandmf.strategies import recursion as recursion_lib
 
 pytestmark = pytest.mark.slow
@@ -231,10 +231,14 @@ def test_normal_of_the_smallest_words_is_decided(monkeypatch):
 
 @pytest.mark.parametrize('kind', ['identity', 'window of z'])
 def test_noise_without_memory_has_the_same_bits(kind):
-  y = _streamed(_KINDS[kind], _FINE, memory_copies=0)
+  y = _streamed(_KINDS[kind], _FINE, memory=stream.Memory(copies=0))
   assert np.array_equal(y, _expected(kind))
   found = noise.Stream(
-    _KINDS[kind].recursion(), _FINE, _DIMENSION, _KEY, memory_copies=0
+    _KINDS[kind].recursion(),
+    _FINE,
+    _DIMENSION,
+    _KEY,
+    memory=stream.Memory(copies=0),
   )
   with found._maker() as maker:
     assert maker._memory[0].size == 0
@@ -245,7 +249,7 @@ def test_noise_without_memory_has_the_same_bits(kind):
 )
 def test_memory_that_cannot_be_left_out_is_refused(copies, kind):
   with pytest.raises(ValueError, match=f'memory_copies={copies}: must be 0'):
-    _streamed(_KINDS[kind], _FINE, memory_copies=copies)
+    _streamed(_KINDS[kind], _FINE, memory=stream.Memory(copies=copies))
 
 
 @pytest.mark.parametrize('first', [0, 2**40 + 1, 2**63])

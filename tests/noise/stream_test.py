@@ -140,7 +140,7 @@ def test_past_on_disk_gives_the_same_bits(monkeypatch, tmp_path, name):
   monkeypatch.setattr(stream, '_CHUNK', 16)
   strategy = _FAMILIES[name]
   assert np.array_equal(
-    _streamed(strategy, max_memory_bytes=1), _streamed(strategy)
+    _streamed(strategy, memory=stream.Memory(max_bytes=1)), _streamed(strategy)
   )
 
 

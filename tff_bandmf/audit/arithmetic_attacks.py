@@ -31,6 +31,7 @@ from tff_bandmf import _files, strategies
 from tff_bandmf.audit import epsilon_bounds
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
+from tff_bandmf.strategies import per_query
 
 # Largest probability with which `tail`, or `low_bits`, succeeds on sound
 # arithmetic. `summing` and `inverse` never succeed on sound arithmetic.
@@ -266,9 +267,13 @@ def inverse(
 ) -> Attack:
   """Returns the distance of C y and z, where y was computed from z.
 
-  From the root mean square of C y - z in each round, half a lattice step of the
-  round is subtracted. The distance is the largest difference, or 0 if all are
-  negative. If y is D^-1 z for a matrix D that is not C, y has the guarantee of
+  If C^-1 has few bands R, y is R z but for one rounding, which C would spread
+  over later rounds. Then the distance is that of y and R z, in lattice steps,
+  minus half a step.
+
+  Otherwise, from the root mean square of C y - z in each round, half a lattice
+  step of the round is subtracted. The distance is the largest difference, or 0
+  if all are negative. If y is D^-1 z for a matrix D that is not C, y has the guarantee of
   D. The sensitivities of D and C can be far apart even if D^-1 and C^-1 are
   nearly equal.
 
@@ -279,11 +284,20 @@ def inverse(
     steps: width of a lattice step in each round, in standard deviations of z,
       [n] float64; 0 for noise that is not rounded.
   """
-  off = np.sqrt(np.mean((strategy.matrix() @ y - z) ** 2, 1))
+  if strategy.inverse_bands is not None and np.all(steps):
+    rows = strategy.inverse_band_rows(0, strategy.rounds)
+    band = per_query.skewed(rows)[:, rows.shape[1] - 1 :]
+    largest = np.max(np.abs(y - band @ z), 1)
+    distance = np.max(largest / (steps * rows[:, 0])) - 0.5
+    unit = 'lattice steps between y and C^-1 z'
+  else:
+    off = np.sqrt(np.mean((strategy.matrix() @ y - z) ** 2, 1))
+    distance = np.max(off - steps / 2)
+    unit = 'standard deviations of z between C y and z'
   return Attack(
     'inverse',
-    max(0.0, float(np.max(off - steps / 2))),
-    'standard deviations of z between C y and z',
+    max(0.0, float(distance)),
+    unit,
     0.0,
     _OFF,
     0.0,

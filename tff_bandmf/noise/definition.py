@@ -31,7 +31,7 @@ _TOLERANCE = 1000 * recursion_lib.UNIT
 
 
 class Definition(NamedTuple):
-  """What defines the noise of a run, apart from key and dimension.
+  """The definition of the noise of a run, apart from key and dimension.
 
   Attributes:
     recursion: recursion that computes y from z, with the exact numbers of C.

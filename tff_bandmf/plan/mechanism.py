@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from tff_bandmf import strategies
+from tff_bandmf.strategies import base
 
 # Name that asks for the family with the least error.
 BEST = 'best'
@@ -42,10 +43,10 @@ class Mechanism:
     if strategy.family != self.family:
       return False
     given, stated = dict(self.parameters), strategy.parameters()
-    if isinstance(strategy, (strategies.Toeplitz, strategies.ColumnNormalized)):
+    if strategy.structure in (base.TOEPLITZ, base.NORMALIZED_TOEPLITZ):
       stated = {'column_normalize': False, **stated}
-    if isinstance(strategy, strategies.Stamped):
-      block = strategy.block
+    block = getattr(strategy, 'block', None)
+    if block is not None:
       stated = {'block_rounds': block.rounds, 'block_family': block.family}
       own = {name: given.pop(name) for name in stated if name in given}
       if not Mechanism(block.family, **given).describes(block):

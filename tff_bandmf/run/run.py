@@ -594,6 +594,11 @@ class Run:
       ValueError: rounds are left, a result is not a finite number, or the run
         has ended with other results.
     """
+    # A model may give a number as an array of one entry.
+    results = {
+      name: np.asarray(value).item() if np.size(value) == 1 else value
+      for name, value in results.items()
+    }
     for name, value in results.items():
       if name == run_json.LEDGER_HEAD or not _is_finite(value):
         raise errors.value_error(

@@ -185,8 +185,8 @@ class NormalizedWindow(recursion_lib.Window):
 
     Args:
       strategy: the strategy with divided columns.
-      row: first coefficients of the Toeplitz C, or of its inverse if
-        `strategy.inverse_bands` is not None.
+      row: first coefficients of the Toeplitz C, or of its inverse if this one
+        has few bands.
       norms: [n] float64, the divisors of the columns.
     """
     super().__init__(strategy, strategy.rounds)

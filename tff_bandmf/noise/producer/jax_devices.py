@@ -160,9 +160,7 @@ class Devices(makers.Maker):
         return _past_y(
           memory,
           z,
-          block.far,
-          block.near,
-          block.noise_scale,
+          (block.far, block.near, block.noise_scale),
           self._bounds[i],
           block.row,
           terms=block.terms,
@@ -177,8 +175,7 @@ class Devices(makers.Maker):
       return _buffers(
         memory,
         z,
-        *steps,
-        block.noise_scale,
+        (block.noise_scale, *steps),
         self._bounds[i],
         is_exact=block.is_exact,
         few=few,
@@ -278,8 +275,9 @@ def _draw(key, first_row, first_group, noise_scale, count):
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames=('terms', 'few'))
-def _past_y(memory, z, far, near, noise_scale, bounds, row, *, terms, few):
-  """Computes a `blocks.PastYBlock`; `blocks` defines the arguments."""
+def _past_y(memory, z, weights, bounds, row, *, terms, few):
+  """Computes a `blocks.PastYBlock`; `weights` is (far, near, noise_scale)."""
+  far, near, noise_scale = weights
   rounds = len(z)
   mean = _product(far, memory)
   sizes = _product(jnp.abs(far), bounds[:, None])[:, 0]
@@ -305,13 +303,13 @@ def _past_y(memory, z, far, near, noise_scale, bounds, row, *, terms, few):
     totals = (
       group(sizes) + _product(jnp.abs(group(near)), largest[:, None])[:, 0]
     )
-    weights, noise, scales = group(group(near), 1), group(z), group(noise_scale)
+    own, noise, scales = group(group(near), 1), group(z), group(noise_scale)
     new: list[tuple[jax.Array, jax.Array, jax.Array]] = []
     for r in range(together):
       v, total = noise[r] + means[r], totals[r]
       for s in range(r):
-        v += weights[r, s] * new[s][0]
-        total += jnp.abs(weights[r, s]) * new[s][1]
+        v += own[r, s] * new[s][0]
+        total += jnp.abs(own[r, s]) * new[s][1]
       # PRIVACY: Released sums contain the rounded y. If later rounds were
       # computed from y before rounding, the noise would not be C^-1 z, and
       # epsilon would not hold. They are computed from the rounded y.
@@ -367,23 +365,20 @@ def _past_z(memory, z, far, near, errors_, row, *, few):
 @functools.partial(
   jax.jit, donate_argnums=0, static_argnames=('is_exact', 'few')
 )
-def _buffers(
-  memory, z, readout, update, gain, noise_scale, bounds, *, is_exact, few
-):
+def _buffers(memory, z, steps, bounds, *, is_exact, few):
   """Computes a `blocks.BufferBlock`.
 
   Args:
     memory: [buffers, count] float64.
     z: [m, count] float64, noise_scale * Z.
-    readout: [m, buffers] float64, weights of the buffers in the mean.
-    update: [m, buffers, buffers] float64, weights of the buffers in the buffers
-      of the next round.
-    gain: [m, buffers] float64, weights of y in the buffers of the next round.
-    noise_scale: [m] float64.
+    steps: noise_scale, [m] float64; then for each round the weights of the
+      buffers in the mean, [m, buffers], of the buffers in the buffers of the
+      next round, [m, buffers, buffers], and of y in these, [m, buffers].
     bounds: [buffers] float64, bounds of the errors of the buffers.
     is_exact: whether the buffers hold integers.
     few: number of columns in doubt that the result has room for.
   """
+  noise_scale, readout, update, gain = steps
   before, rows = memory, []
   sizes = list(jnp.max(jnp.abs(memory), axis=1))
   errors_: Sequence[Any] = list(bounds)

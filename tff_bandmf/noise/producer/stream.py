@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -42,6 +42,25 @@ _SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
 
 # Backends: NumPy on the host, or a library on its devices.
 NUMPY, JAX = BACKENDS = ('numpy', 'jax')
+
+
+class Memory(NamedTuple):
+  """Limits on the past noise that a stream holds.
+
+  Attributes:
+    max_bytes: maximum number of bytes of past noise in memory, > 0. If past
+      noise has more bytes, all of it goes to disk; see `chunks.Chunks`. A few
+      rows of y stay in memory in any case. The memory of devices has no limit.
+      None means no limit.
+    copies: 0 to make past normals again instead of keeping them, which takes as
+      many normals in a round as C^-1 has bands; None to keep them.
+  """
+
+  max_bytes: Optional[int] = None
+  copies: Optional[int] = None
+
+
+_UNLIMITED = Memory()
 
 
 class Stream:
@@ -69,11 +88,10 @@ class Stream:
     z_steps: float,
     dimension: int,
     key: key_lib.Key,
-    max_memory_bytes: Optional[int] = None,
+    memory: Memory = _UNLIMITED,
     coordinates: Optional[range] = None,
     devices: Sequence[str] = (),
     backend: str = NUMPY,
-    memory_copies: Optional[int] = None,
   ):
     """Initializes the stream; `rows` starts the work.
 
@@ -82,10 +100,7 @@ class Stream:
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
       key: the secret key of z.
-      max_memory_bytes: maximum number of bytes of past noise in memory, > 0. If
-        past noise has more bytes, all of it goes to disk; see `chunks.Chunks`.
-        A few rows of y stay in memory in any case. The memory of `devices` has
-        no limit. None means no limit.
+      memory: limits on past noise.
       coordinates: the coordinates of y to compute, a range that `shard`
         returns; None means all.
       devices: names of the backend's devices, all of one kind. They hold the
@@ -93,20 +108,18 @@ class Stream:
         needs. () means all devices of the kind that the backend prefers. NumPy
         takes no devices.
       backend: one of `BACKENDS`; NumPy computes on the host.
-      memory_copies: 0 to make past normals again instead of keeping them, which
-        takes as many normals in a round as C^-1 has bands; None to keep them.
 
     Raises:
       ValueError: a value is out of range, the backend or a device is unknown,
-        NumPy gets devices, devices are of several kinds, or `memory_copies` is
-        0 for noise that depends on past y.
-      TypeError: `dimension` or `max_memory_bytes` is not an integer.
+        NumPy gets devices, devices are of several kinds, or `memory.copies`
+        is 0 for noise that depends on past y.
+      TypeError: `dimension` or a limit is not an integer.
       ImportError: the backend is not installed.
     """
-    if max_memory_bytes is not None:
+    if memory.max_bytes is not None:
       _checks.count(
         'max_memory_bytes',
-        max_memory_bytes,
+        memory.max_bytes,
         'leave it out to keep all in memory',
       )
     self.recursion = recursion
@@ -121,14 +134,14 @@ class Stream:
       if coordinates is None
       else _checked(coordinates, dimension)
     )
-    self._memory_copies = _checked_copies(recursion, memory_copies)
+    self._memory_copies = _checked_copies(recursion, memory.copies)
     self.block_rounds = min(
       recursion.rounds, _block_rounds(self._memory_copies)
     )
     self.identifier = identify(key, recursion, dimension, self.z_steps)
     self._generator = generator_lib.Generator(key)
     self._rounding = exact.Rounding(recursion, self.z_steps, self._generator)
-    self._max_memory_bytes = max_memory_bytes
+    self._max_memory_bytes = memory.max_bytes
     self._backend = backend
     self._devices = _known(backend, devices)
 

@@ -85,10 +85,9 @@ class OpenTape:
           z_steps,
           dimension,
           key,
-          placement.max_memory_bytes,
+          stream.Memory(placement.max_memory_bytes, placement.memory_copies),
           devices=placement.devices,
           backend=placement.backend,
-          memory_copies=placement.memory_copies,
         ),
         start_round=placement.start_round,
       )
