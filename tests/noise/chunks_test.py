@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import noise, strategies
-from tff_bandmf.noise.producer import chunks
+from tff_bandmf.noise.producer import chunks, stream
 
 _KEY = noise.Key.from_seed(3)
 _BANDED = strategies.BandedToeplitz(100, 0.8 ** np.arange(40))
@@ -24,7 +24,7 @@ def _stream(strategy, dimension, max_memory_bytes):
     1000.0,
     dimension,
     _KEY,
-    max_memory_bytes=max_memory_bytes,
+    memory=stream.Memory(max_memory_bytes),
   )
 
 

@@ -273,9 +273,9 @@ def inverse(
 
   Otherwise, from the root mean square of C y - z in each round, half a lattice
   step of the round is subtracted. The distance is the largest difference, or 0
-  if all are negative. If y is D^-1 z for a matrix D that is not C, y has the guarantee of
-  D. The sensitivities of D and C can be far apart even if D^-1 and C^-1 are
-  nearly equal.
+  if all are negative. If y is D^-1 z for a matrix D that is not C, y has the
+  guarantee of D. The sensitivities of D and C can be far apart even if D^-1 and
+  C^-1 are nearly equal.
 
   Args:
     strategy: C.

@@ -596,7 +596,9 @@ class Run:
     """
     # A model may give a number as an array of one entry.
     results = {
-      name: np.asarray(value).item() if np.size(value) == 1 else value
+      name: value.item()
+      if isinstance(value, np.ndarray) and value.size == 1
+      else value
       for name, value in results.items()
     }
     for name, value in results.items():

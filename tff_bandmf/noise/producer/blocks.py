@@ -84,8 +84,8 @@ class Chunk(NamedTuple):
   Attributes:
     start: first coordinate, a multiple of `generator.GROUP`.
     memory: [memory rows, count], S; updated.
-    bounds: float64, updated. Of a window of y: [memory rows], the largest
-      absolute value of each row of the memory. Of buffers: [memory rows], a
+    bounds: float64, updated. For a window of y: [memory rows], a bound of the
+      absolute values of each row of the memory. For buffers: [memory rows], a
       bound of the error of each row. Else empty.
     rounding: decides the coordinates in doubt.
     work: arrays for intermediate results.

@@ -111,8 +111,8 @@ class Stream:
 
     Raises:
       ValueError: a value is out of range, the backend or a device is unknown,
-        NumPy gets devices, devices are of several kinds, or `memory.copies`
-        is 0 for noise that depends on past y.
+        NumPy gets devices, devices are of several kinds, or no copies
+        are kept for noise that depends on past y.
       TypeError: `dimension` or a limit is not an integer.
       ImportError: the backend is not installed.
     """
