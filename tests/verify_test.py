@@ -119,6 +119,8 @@ _FORGERIES = {
   'another key': ('run.json', {'noise_key_id': '0000000000000001'}),
   'another delta': ('run.json', {'claim__delta': 0.1}),
   'a small model': ('run.json', {'claim__dimension': 1}),
+  # The ledger's digest of the file alone shows this.
+  'another version': ('run.json', {'versions__numpy': '0'}),
   'other enforcement': ('run.json', {'enforced__min_sep': 12}),
   'another strategy': ('strategy.json', {'parameters__bands': 2}),
   'another family': ('strategy.json', {'family': 'sqrt-toeplitz'}),
@@ -549,19 +551,22 @@ def test_attacker_with_every_hash_gets_no_smaller_epsilon(
 ):
   shutil.copytree(runs / 'first', tmp_path / 'run')
   (tmp_path / 'run' / 'report.json').unlink()
+  plan = tmp_path / 'run' / 'plan.json'
+  content = json.loads(plan.read_text())
+  request = content['request']
+  # A plan by its noise has no bound, with which the changes could not agree.
+  asked = {'epsilon': None, 'noise_multiplier': content['noise_multiplier']}
+  asked.update({name: changes[name] for name in changes if name in request})
   doctored_runs.edit(
     tmp_path / 'run' / 'run.json',
     **{f'claim__{name}': value for name, value in changes.items()},
+    **{f'config__{name}': value for name, value in asked.items()},
   )
-  plan = tmp_path / 'run' / 'plan.json'
-  request = json.loads(plan.read_text())['request']
   doctored_runs.edit(
     plan,
-    **{
-      f'request__{name}': value
-      for name, value in changes.items()
-      if name in request
-    },
+    bound=None,
+    noise_multiplier=asked['noise_multiplier'],
+    **{f'request__{name}': value for name, value in asked.items()},
   )
   doctored_runs.rechained(tmp_path / 'run')
   try:
@@ -684,11 +689,16 @@ def test_files_that_contradict_each_other_do_not_hold(name, runs, tmp_path):
     c = verify_lib.matrix(json.loads((folder / 'strategy.json').read_text()))
     most = np.linalg.norm(c, axis=0).max()
     noise = claim['z_stddev_per_clip'] / most
-    doctored_runs.edit(folder / 'plan.json', noise_multiplier=noise)
     doctored_runs.edit(
-      folder / 'run.json', claim__bands=8, claim__sensitivity=most
+      folder / 'plan.json', noise_multiplier=noise, request__cohorts__groups=4
     )
-    doctored_runs.edit(folder / 'run.json', claim__noise_multiplier=noise)
+    doctored_runs.edit(
+      folder / 'run.json',
+      claim__bands=8,
+      claim__sensitivity=most,
+      claim__noise_multiplier=noise,
+      config__cohorts__groups=4,
+    )
     (folder / 'report.json').unlink()
   doctored_runs.rechained(folder)
   with pytest.raises(AssertionError, match=wrong):
@@ -733,6 +743,7 @@ def test_run_that_ended_has_all_its_rounds(name, runs, tmp_path):
 )
 def test_round_of_little_noise_is_not_hidden(kinds, runs, tmp_path):
   shutil.copytree(runs / 'first', tmp_path / 'run')
+  (tmp_path / 'run' / 'report.json').unlink()
   doctored_runs.rechained(tmp_path / 'run', kinds)
   with pytest.raises((AssertionError, ValueError)):
     verify_lib.verify(tmp_path / 'run')
