@@ -567,7 +567,8 @@ def check_plan(run, plan, strategy):  # Returns what the run was asked for.
     if asked[key] or key not in OPEN:
       run.hold(('claim', key), asked[key], 'plan.json has')
   plan.left.discard(('noise_multiplier',))
-  if run.get('config'):
+  # A program may store a configuration of its own, which nothing checks.
+  if {*(run.get('config') or {})} & {*request}:
     run.agree(('config',), plan, ('request',))
   if adapts:
     run.hold(('claim', 'adaptive_clip'), clip, 'plan.json has')
