@@ -134,9 +134,7 @@ def test_devices_multiply_in_float64(monkeypatch):
     jax_devices._past_y.lower(
       rows,
       np.ones((5, 24)),
-      np.eye(5),
-      np.eye(5),
-      np.ones(5),
+      (np.eye(5), np.eye(5), np.ones(5)),
       np.ones(5),
       0,
       terms=5,

@@ -594,13 +594,11 @@ class Run:
       ValueError: rounds are left, a result is not a finite number, or the run
         has ended with other results.
     """
-    # A model may give a number as an array of one entry.
-    results = {
-      name: value.item()
-      if isinstance(value, np.ndarray) and value.size == 1
-      else value
-      for name, value in results.items()
-    }
+    values: dict[str, Any] = results
+    for name, value in values.items():
+      # A model may give a number as an array of one entry.
+      if isinstance(value, np.ndarray) and value.size == 1:
+        results[name] = value.item()
     for name, value in results.items():
       if name == run_json.LEDGER_HEAD or not _is_finite(value):
         raise errors.value_error(
