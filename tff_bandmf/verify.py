@@ -40,6 +40,8 @@ Text = collections.namedtuple('Text', 'figures quoted')  # A sentence.
 NUMBER = re.compile(r'(?<![\w^-])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?')
 def near(x, close=CLOSE):
   return x if x is None else Range(x * (1 - close), x * (1 + close))
+def above(x):  # Bounds of the library may be looser.
+  return Range(x * (1 - 3 * CLOSE), x * 1.01)
 def agrees(value, other):
   numbers = {type(value), type(other)} <= {int, float}
   if isinstance(other, Range):
@@ -202,6 +204,15 @@ def smallest(holds, low=0.0, high=0.01):  # Least x with holds(x), from above.
   return high if high <= 700 else math.inf
 def ideal(mu, delta):  # Epsilon of real numbers.
   return smallest(lambda epsilon: gaussian_delta(epsilon, mu) <= delta)
+def claimed(this, delta, stated):
+  """Returns the range of an epsilon that was stated with rho and its slack, the
+  cost of integers: it follows from them, and is not below the own epsilon."""
+  rho, close = stated.get('rho'), CLOSE if 'rho' in stated else 1e-3
+  mu = math.sqrt(2 * rho) if rho else this.mu
+  alone = ideal(mu, delta - (stated.get('slack_delta') or 0))
+  alone += stated.get('slack_epsilon') or 0
+  least = max(guarantee((this,), delta), alone)
+  return Range(least * (1 - CLOSE), alone * (1 + close))
 # 4. The cost of integers y = rint(c z + m), as in docs/reference/arithmetic.md.
 Parts = collections.namedtuple(
   'Parts', 'n bands cut off errors few rho f shift')
@@ -577,7 +588,7 @@ def check_plan(run, plan, strategy):  # Returns what the run was asked for.
   bound, again = plan.get('bound') or {}, claim.get('bound')
   require(not again or {*bound} == {*again}, 'bound: plan.json has other keys')
   for key in bound if again else ():  # The run computed it again.
-    close = {'epsilon': CLOSE}.get(key, 1e-3 if 'slack' in key else SAME)
+    close = {'epsilon': 1e-3}.get(key, 0.2 if 'slack' in key else SAME)
     value = bound[key]
     value = near(value, close) if isinstance(value, float) else value
     run.hold(('claim', 'bound', key), value, 'plan.json has')
@@ -698,7 +709,8 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     tuple(facts.together.values()), delta)
   if report.content:
     check_report(report, run, strategy, facts)
-    check_figures(report)
+    if report['epsilon'] is not None:
+      check_figures(report)
   documents = (*(run, plan, strategy, ledger.metrics, ledger.result, report),
                ledger.document)
   own['not_checked'] = {x.name: x.unchecked() for x in documents if x} | left
@@ -758,19 +770,21 @@ def check_claim(run, plan, strategy, facts):
     strategy.hold(('participation',), {x: schema.get(x) for x in keys},
                   'run.json has')
   bound = plan.get('bound')
-  if bound and not facts.chance and len(facts.whole) == strategy['rounds']:
+  if not facts.chance and len(facts.whole) == strategy['rounds']:
     z = plan['noise_multiplier'] * claim['sensitivity']
     this = mechanism(facts.parts[len(facts.whole)], claim['sensitivity'] / (
       facts.units), count, {**claim, 'z_stddev_per_clip': z})
-    plan.hold(('bound', 'epsilon'), near(guarantee((this,), facts.delta)),
+    if run.get('simulated'):
+      own = guarantee((this,), facts.delta)
+      run.hold(('simulated', 'epsilon'), Range(
+        own * (1 - CLOSE), own * 1.01 + 0.01), 'C and the noise make')
+  if not facts.chance and bound and len(facts.whole) == strategy['rounds']:
+    plan.hold(('bound', 'epsilon'), claimed(this, facts.delta, bound),
               'C and the noise make')
     exact = near(facts.delta - bound['slack_delta'])
     plan.hold(('bound',), {'failure_probability': 0.0, 'samples': 0,
               'seed': None, 'estimate': exact, 'upper': exact},
               'nothing is sampled, so')
-  if run.get('simulated'):
-    run.hold(('simulated', 'epsilon'), bound and near(bound['epsilon'], SAME),
-             'plan.json has')
 # 9. Reports: each figure from the others, and from the run if it is there.
 DELTAS = 1e-5, 1e-6, 1e-8, 1e-10, 1e-12  # At which a page states epsilon.
 def three(x, up=True):  # Three digits, as in a public report.
@@ -880,30 +894,38 @@ def check_report(report, run, strategy, facts):
   planned = report['planned']['sensitivity']
   page = report.get('check')
   spot = page and page['claims'][0]['runs'][0]
-  held = page['runs'][spot]['sensitivity'] if page else (
-    planned if amplified else report['sensitivity'])
+  held = page['runs'][spot]['sensitivity'] if page else planned * math.sqrt(
+    report['rho'] / report['planned']['rho'])
   low = facts.lower[n] * units if stopped else planned
   require(agrees(held, Range(low * (1 - SAME), planned * (1 + SAME))),
           f'sensitivity={held}: report.json has this, the run {low} or more')
   parts = facts.parts[all_rounds]
   of_plan, this = (mechanism(parts, x / units, y, claim) for x, y in (
     (planned, most), (held, started)))
-  def figures(this, s, epsilon, *place):
+  def figures(this, s, *place):
     inner = report.get(*place)  # None claims nothing.
     stated = {} if inner.get('epsilon', 0) is None else {
-      'epsilon': near(epsilon)}
-    return {'noise_multiplier': near(z / s), 'rho': near(this.mu**2 / 2),
-            'delta': delta, **stated}
-  epsilon = guarantee((this,), delta)
-  led = {**figures(this, held, epsilon), 'sensitivity': near(held, SAME)}
+      'epsilon': claimed(this, delta, inner)}
+    return {'noise_multiplier': near(z / s), 'delta': delta,
+            'rho': above(this.mu**2 / 2), **stated}
+  points = page['claims'][0]['points'] if page else [{}]
+  own = guarantee((this,), delta)
+  epsilon = page['claims'][0]['epsilon'] if page else (
+    report['sampling']['epsilon_unamplified'] if amplified else None)
+  at_least('epsilon', epsilon, own)
+  led = {**figures(this, held), 'sensitivity': near(held, SAME)}
   if amplified:  # A plan by noise has no bound; then an estimate alone decides.
     bound = claim.get('bound') or {}
     chance = facts.own.get('with_chance')
-    led['epsilon'] = near(chance, 0.01) if chance else near(
-      bound.get('epsilon'))
+    if bound:
+      led['epsilon'] = near(bound['epsilon'])
+    elif chance:  # The claim is for all planned rounds.
+      led['epsilon'] = Range(chance * 0.99, (
+        chance * 1.01 if n == all_rounds else math.inf))
+    else:
+      del led['epsilon']
     led['sensitivity'], led['noise_multiplier'] = (
       claim[x] for x in ('sensitivity', 'noise_multiplier'))
-    led = {x: y for x, y in led.items() if y is not None}
   kinds = [each[0] for each in facts.events[n - 1]]
   verdict = False if 'not drawn' in facts.kinds else (
     True if 'drawn' in kinds[kinds.index('started'):] else None)
@@ -921,21 +943,17 @@ def check_report(report, run, strategy, facts):
   done = sum(any(y[0] == 'finished' for y in x) for x in facts.events.values())
   counts = {'clients': facts.clients, 'min_cohort': min(sizes),
             'max_cohort': max(sizes), 'min_sep': facts.apart,
-            'participations': facts.often,
-            'sensitivity': near(facts.cost * units)}
-  seen = {**counts, **figures(facts.seen, facts.cost * units,
-                              facts.own['observed'], 'observed')}
+            'participations': facts.often}
+  cost = report['observed']['sensitivity']
   # The library takes the cost in all rows of C, and in nodes of an online tree.
-  if n < all_rounds or strategy['family'] == 'online-tree':
-    cost = report['observed']['sensitivity']
-    seen['sensitivity'] = Range(
-      facts.cost * units * (1 - CLOSE), held * (1 + CLOSE))
-    if cost is not None:
-      this_seen = mechanism(parts, cost / units, started, claim)
-      seen.update(figures(this_seen, cost, guarantee((this_seen,), delta),
-                          'observed'))
+  loose = n < all_rounds or strategy['family'] == 'online-tree'
+  counts['sensitivity'] = Range(facts.cost * units * (1 - CLOSE), held * (
+    1.01)) if loose else above(facts.cost * units)
+  seen = counts if cost is None else {**counts, **figures(
+    mechanism(parts, cost / units, started, claim), cost, 'observed')}
   if amplified:
-    hidden = (*seen, 'sensitivity_method', 'slack_epsilon', 'slack_delta')
+    hidden = (*counts, 'sensitivity_method', 'noise_multiplier', 'rho',
+              'epsilon', 'slack_epsilon', 'slack_delta')
     seen = {**dict.fromkeys(hidden), 'delta': delta}
   by_chance = None
   if facts.chance:
@@ -949,7 +967,10 @@ def check_report(report, run, strategy, facts):
       'drawn': {True: 'as the sampling key gives them', None: 'not checked',
                 False: 'not as the sampling key gives them'}[verdict],
       'complete': 'incomplete' not in facts.kinds,
-      'epsilon_unamplified': near(epsilon)}
+      'epsilon_unamplified': near(epsilon) if page or not epsilon else Range(
+        own * (1 - CLOSE), math.inf)}
+    if not amplified and not page:
+      del by_chance['epsilon_unamplified']
     for key in ('samples', 'failure_probability'):
       if not amplified or kind == 'cyclic-poisson':
         by_chance[key] = None
@@ -972,14 +993,14 @@ def check_report(report, run, strategy, facts):
   report.hold((), {
     'completed': bool(result), 'elsewhere': False, 'stated': False,
     'violated': False, 'simulated': bool(run.get('simulated')), **schema,
-    'participations': started, **led, 'rho': near(this.mu**2 / 2),
+    'participations': started, **led, 'rho': above(this.mu**2 / 2),
     'buffers': len(arrays['theta']) if 'theta' in arrays else None,
     'z_stddev': near(z * claim['l2_norm_clip'], SAME),
     'measured_z_stddev': facts.noise, 'process_checked': examined,
     'strategy_sha256': digest.hexdigest(), 'sampling': by_chance,
     'amplification': kind if amplified else 'none',
     'planned': {
-      **figures(of_plan, planned, guarantee((of_plan,), delta), 'planned'),
+      **figures(of_plan, planned, 'planned'),
       'rounds': claim['rounds'], 'participations': most,
       'min_sep': None if kind == 'single' else facts.gap},
     'observed': {**seen, 'rounds': n, 'rounds_finished': done,
@@ -1066,7 +1087,7 @@ def check_report(report, run, strategy, facts):
       'sensitivity': report['sensitivity']}, 'the report has')
   else:
     report.hold(('runs',), [], 'a run without results has')
-  check_curve(report, this, delta, amplified)
+  check_curve(report, this, delta, points, amplified)
   before, together = len(facts.together) - 1, report['together']
   if together:
     exact = together['composition'] == 'exact'
@@ -1078,26 +1099,31 @@ def check_report(report, run, strategy, facts):
       'the runs make')
     require(len(together['runs']) == before + 1, 'together: lacks runs')
   else:
-    require(not before, 'together: is left out')
+    require(not before or 'no guarantee' in report['summary'] or report[
+      'epsilon'] is None, 'together: is left out')
     report.hold(('together',), None, 'no run was before this:')
   quoted = [run['unit_of_privacy'], *['SIMULATED'] * bool(
     run.get('simulated')), *['Not checked'] * (examined is False and done > 0)]
   last = [report['epsilon'], delta, n, claim['clients_per_round'],
-          *[epsilon] * amplified]
+          *([epsilon] if amplified and epsilon else [])]
   if before:
     last = [before, together['epsilon'], delta, *last] if together else (
       [*last, before])
+  if report['epsilon'] is None:  # 'Too little noise'.
+    last, quoted = [], quoted[1:]
   report.hold(('summary',), Text(last, quoted), 'its figures are')
   limits = [started] if kind == 'single' else [started, facts.gap]
   if kind == 'budget':
     limits = [(held / units)**2, claim['apart'], most, claim['horizon']]
   last = [*limits, report['epsilon'], delta]
   if amplified:
-    last = [report['epsilon'], delta, *limits, epsilon]
-  report.hold(('formal_statement',), Text(
-    [n, units, *last, report['rho']], [*quoted[1:], run[
-      'released'], run['unit_of_privacy'], *([report['sampling']['rule']] if (
-        amplified) else [])]), 'its figures are')
+    last = [report['epsilon'], delta, *limits, *(
+      [epsilon] if epsilon else [])]
+  quoted = [*quoted[1:], run['released'], run['unit_of_privacy'], *(
+    [report['sampling']['rule']] if amplified else [])]
+  statement = Text([n, units, *last, report['rho']], quoted)
+  report.hold(('formal_statement',), Text([], []) if report[
+    'epsilon'] is None else statement, 'its figures are')
   if page:
     first = page['runs'][spot]
     for i, about, s, mu in ((spot, schema, held, this.mu), (0, {
@@ -1107,7 +1133,7 @@ def check_report(report, run, strategy, facts):
           **about, 'family': strategy['family'], 'rounds': strategy['rounds'],
           'clients_per_unit': units, 'sensitivity': near(s, SAME),
           'noise_multiplier': near(z / s), 'z_stddev_per_clip': near(z),
-          'more_noise': near(mu * z / s)}, 'the run makes')
+          'more_noise': above(mu * z / s)}, 'the run makes')
     report.hold(('check', 'claims', 0), {
       'delta': delta, 'amplified': report['epsilon'] if amplified else None,
       'name': 'this run'}, 'the run makes')
@@ -1123,7 +1149,7 @@ def check_report(report, run, strategy, facts):
     scaled = bool(strategy['parameters'].get('column_normalize'))
     report.hold(('check', 'runs', spot, 'normalized'), (
       scaled and column is not None), 'strategy.json has')
-def check_curve(report, this, delta, amplified):
+def check_curve(report, this, delta, points, amplified):
   """Checks epsilon at other deltas, and delta at other epsilons."""
   deltas = {delta, *(() if amplified else DELTAS)}
   rows = [{'delta': x} for x in sorted(deltas, reverse=True)]
@@ -1133,17 +1159,20 @@ def check_curve(report, this, delta, amplified):
     elif row['delta'] == delta:
       row['epsilon'] = report['epsilon']
     elif stated['epsilon'] is not None:  # None claims nothing.
-      e = guarantee((this,), row['delta'])  # Its slack is less tight here.
-      row['epsilon'] = Range(e * (1 - CLOSE), e * (1 + 1e-3))
+      slack = [x for x in points if x.get('delta') == row['delta']]
+      own = guarantee((this,), row['delta'])
+      row['epsilon'] = claimed(this, row['delta'], {
+        **slack[0], 'rho': report['rho']}) if slack else Range(
+          own * (1 - CLOSE), own * 1.01)
   report.hold(('epsilons',), rows, 'the noise makes')
   curve = report['epsilon_curve']
   if amplified:
     report.hold(('epsilon_curve',), [], 'it is amplified:')
   ends = [x['epsilon'] for x in curve[:1] + curve[-1:]]
   for i, point in enumerate(curve):
-    e, alpha = point['epsilon'], 0.005
-    exact = gaussian_delta(e, this.mu)
-    over = math.exp(alpha) * gaussian_delta(max(e - 2 * alpha, 0), this.mu)
+    e, alpha, mu = point['epsilon'], 0.005, math.sqrt(2 * report['rho'])
+    exact = gaussian_delta(e, mu)
+    over = math.exp(alpha) * gaussian_delta(max(e - 2 * alpha, 0), mu)
     report.hold(('epsilon_curve', i), {
       'delta': Range(exact * (1 - CLOSE), over * 1.01 + 1e-22),
       'epsilon': near(ends[0] + i * (ends[1] - ends[0]) / (len(curve) - 1))},
@@ -1160,11 +1189,13 @@ def check_row(report, i, row, place):
       1 if stated['normalized'] else float(np.linalg.norm(column)))
   for key in ('family', 'name') if place == i else ('family',):
     report.agree((*at, key), report, ('check', 'runs', place, key))
+  noise = rounded(noise * (1 - 1e-12), noise * (1 + 1e-12), True, False)
+  if run['amplification'] == 'cyclic-poisson' and column is None:
+    noise = Range(noise.low, math.inf)
   report.hold(at, {
     'epsilon_unamplified': claim['epsilon'], 'kept': True,
     'epsilon': claim['amplified'] if chance else claim['epsilon'],
-    'delta': claim['delta'], 'noise_multiplier': rounded(
-      noise * (1 - 1e-12), noise * (1 + 1e-12), True, False)}, 'check has')
+    'delta': claim['delta'], 'noise_multiplier': noise}, 'check has')
   report.hold(its_claim, {'name': run['name'], 'delta': run['delta'],
                       'amplified': run['epsilon'] if chance else None},
               'its row has')
@@ -1208,19 +1239,22 @@ def check_figures(report):
       half = mus[place] ** 2 / 2
       report.hold((*at, 'rho'), rounded(
         half * (1 - 1e-8), half * (1 + 1e-8), public), 'check has')
-    total, sure = total + rho * (1 - rough), sure + epsilon
+    total = total + rho * (1 - rough)
+    sure = sure + (epsilon or math.inf)
     if not public:
       continue
     if page:
       check_row(report, i, row, place)
     done = run['completed'] and run['kept']
-    report.hold((*at, 'planned_epsilon'), run['epsilon'] if (
-      done or chance) else Range(run['epsilon'], math.inf), 'epsilon is')
+    if run['planned_epsilon'] is not None:
+      report.hold((*at, 'planned_epsilon'), run['epsilon'] if (
+        done or chance) else Range(run['epsilon'], math.inf), 'epsilon is')
     seen = run['observed_epsilon']
     require(seen is None or 0 < seen <= run['epsilon'] and not chance or not (
       run['kept']), f'observed_epsilon={seen}: is above epsilon, or by chance')
-  require(page or report.get('named_before') or not public or not all(
-    x['kept'] for x in rows), 'kept: then the numbers of `check` are there')
+  require(page or not public or report['named_before'] or not all(
+    x['kept'] and x['epsilon_unamplified'] for x in rows),
+    'check: is left out, and all runs are kept to their plan')
   together = report['together']
   names = [page['runs'][i]['name'] for i in members]
   if not together and public:
@@ -1246,26 +1280,28 @@ def check_figures(report):
     discloses = any('observed epsilon' in x for x in report['told'])
     require(discloses == any(x['observed_epsilon'] for x in rows),
             'told: does not fit observed_epsilon')
+  mixed = chance or bool(together) and together['composition'] != 'exact'
   if page and together:
     first = page['claims'][j]
     report.hold(('together',), {
       'epsilon': near(first['amplified'] or first['epsilon'], SAME),
-      **({} if chance or rho is None else {
+      **({} if mixed or rho is None else {
         'rho': near(first['rho'], SAME), 'composition': 'exact'})}, 'check has')
     report.hold(('check', 'claims', j), {
-      'delta': delta, 'amplified': epsilon if chance else None, 'name': (
+      'delta': delta, 'amplified': epsilon if mixed else None, 'name': (
         'all runs together' if public else 'together with earlier runs'),
       'runs': list(range(len(members)))}, 'the report has')
   clip = rows[0]['l2_norm_clip']
   if len(rows) == 1:
     adapts = clip is None or bool(report.get('adaptive_clip'))
-    report.hold(('assumptions', 0, 'assumption'), Text(
-      () if public and adapts else (clip,), (
-        'the clip of the round',) if adapts else ()), 'clip is')
+    text = report['assumptions'][0]['assumption']
+    require(adapts == ('the clip of the round' in text), 'assumptions: clip')
+    if not adapts or not public:
+      report.hold(('assumptions', 0, 'assumption'), Text((clip,), ()), 'it is')
     report.left.discard((*(('runs', 0) if public else ()), 'l2_norm_clip'))
   if not public and page and not chance:
     report.hold(('epsilon',), near(page['claims'][0]['epsilon']), 'check has')
-  point = page['claims'][0]['points'][0] if page else lead
+  point = page['claims'][j]['points'][0] if page else lead
   slack = [point.get(f'slack_{x}') or 0.001 * delta for x in (
     'epsilon', 'delta')]
   exact = sum(mus[i] ** 2 for i in members)
@@ -1273,7 +1309,9 @@ def check_figures(report):
   check_attack(report, (epsilon * (1 - rough), delta, rho and math.sqrt(
     high if exact else high * (1 - rough)), (0, 0)), (
       epsilon, delta, rho and math.sqrt(high), [2 * x for x in slack]))
-  if chance:
+  if mixed and page:  # Without chance.
+    return {'epsilon': page['claims'][j]['epsilon'], 'delta': delta}
+  if mixed:
     return {'epsilon': sure, 'delta': min(1, delta * len(rows))}
   total = max(total, (1 - SAME) * exact / 2)
   at_least('together', epsilon, ideal(math.sqrt(2 * total), delta))
