@@ -36,7 +36,7 @@ _POSTGRESQL = ['psycopg2-binary>=2.9']
 _PLOTS = ['matplotlib>=3.7']
 # A file that is read, and no code.
 _PEOPLE = ['chitchat-dataset==0.9.0']
-# What the folder simulations/ of a checkout needs besides TensorFlow Federated.
+# Requirements of the folder simulations/ of a checkout, besides TFF.
 _SIMULATIONS = [
   'dacite>=1.8',
   'scikit-learn>=1.3',
