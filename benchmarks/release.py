@@ -110,7 +110,7 @@ def _serve(
       )
 
 
-def _options(parameters: int) -> dict[str, Any]:
+def _options() -> dict[str, Any]:
   """Returns the arguments that both sides share."""
   from tff_bandmf import accounting, participation, strategies
 
@@ -119,7 +119,6 @@ def _options(parameters: int) -> dict[str, Any]:
       strategies.Identity(100),
       participation.MinSep(2),
       0.4,
-      dimension=parameters,
     ),
     'bounds': (1.0, None, math.inf),
     'clients_per_round': float(_CLIENTS),
@@ -137,7 +136,7 @@ class _Numpy:
     self._mean = query.NoisyMean(
       like=np.zeros(parameters, np.float32),
       placement=placements.Tape(key=noise.Key.from_seed(0)),
-      **_options(parameters),
+      **_options(),
     )
 
   def release(self, t: int, updates: list[np.ndarray]) -> np.ndarray:
@@ -159,7 +158,7 @@ class _Graph:
     self._query = query.CorrelatedNoiseQuery.of(
       record_specs=tf.TensorSpec([parameters], tf.float32),
       noise_from=placements.Tape(key=noise.Key.from_seed(0)),
-      **_options(parameters),
+      **_options(),
     )
     self._state = self._query.begin(self._query.initial_global_state())
     self._add = tf.function(

@@ -40,9 +40,6 @@ class Target:
   Attributes:
     epsilon: target epsilon of the whole run, > 0.
     delta: target delta of the whole run, in (0, 1).
-    dimension: number of coordinates of the model, on which the slack of the
-      arithmetic depends; None for every model with at most 2^33 pairs (round,
-      coordinate) that a client can influence.
 
   Raises:
     ValueError: a value is out of range.
@@ -50,7 +47,6 @@ class Target:
 
   epsilon: float
   delta: float
-  dimension: Optional[int] = None
 
   def __post_init__(self):
     accounting.gaussian_noise_multiplier(self.epsilon, self.delta)
@@ -170,7 +166,6 @@ def choose(
         *sensitivity.budget.of_run(cohorts, best.strategy),
         epsilon=target.epsilon,
         delta=target.delta,
-        dimension=target.dimension,
         samples=samples,
       )
       rmse, max_rmse = (

@@ -202,88 +202,36 @@ def smallest(holds, low=0.0, high=0.01):  # Least x with holds(x), from above.
   while high <= 700 and high - low > 1e-10 * high:
     low, high = (low, mid) if holds(mid := (low + high) / 2) else (mid, high)
   return high if high <= 700 else math.inf
-def ideal(mu, delta):  # Epsilon of real numbers.
-  return smallest(lambda epsilon: gaussian_delta(epsilon, mu) <= delta)
-def claimed(this, delta, stated):
-  """Returns the range of an epsilon that was stated with rho and its slack, the
-  cost of integers: it follows from them, and is not below the own epsilon."""
-  rho, close = stated.get('rho'), CLOSE if 'rho' in stated else 1e-3
-  mu = math.sqrt(2 * rho) if rho else this.mu
-  alone = ideal(mu, delta - (stated.get('slack_delta') or 0))
-  alone += stated.get('slack_epsilon') or 0
-  least = max(guarantee((this,), delta), alone)
-  return Range(least * (1 - CLOSE), alone * (1 + close))
-# 4. The cost of integers y = rint(c z + m), as in docs/reference/arithmetic.md.
-Parts = collections.namedtuple(
-  'Parts', 'n bands cut off errors few rho f shift')
-Mechanism = collections.namedtuple('Mechanism', (*Parts._fields, 'mu', 'd',
-                                                 'touched'))
-def arithmetic(c):  # Bounds that C decides, and errors of its prefix sums.
+# A run stops with this probability at most: y beyond 16 deviations in 2^60
+# coordinates, a self-test, a cohort too large, means off by rounding.
+TAU = 4 * 2.0**60 * tail(16) + 3e-40
+@functools.lru_cache(maxsize=256)
+def guarantee(mus, delta, profile=None):  # Epsilon of runs together.
+  mu = math.sqrt(sum(mu**2 for mu in mus)) * (1 + 1e-12)
+  profile = profile or (lambda epsilon: gaussian_delta(epsilon, mu))
+  stops, end = len(mus) * TAU, math.log(max(delta / len(mus) / TAU, 2))
+  def holds(e):
+    return profile(e) + stops * (1 + math.exp(e)) <= delta
+  epsilon = smallest(lambda e: e >= end or holds(e))
+  return epsilon if holds(min(epsilon, 700)) else math.inf
+def claimed(mu, delta, rho=None):
+  """Returns the range of an epsilon that was stated with rho, or with mu."""
+  close = 1e-3 if rho is None else CLOSE
+  least = guarantee((mu,), delta)
+  most = guarantee((max(mu, math.sqrt(2 * rho)),), delta) if rho else least
+  return Range(least * (1 - CLOSE), most * (1 + close) + 0.1 * (most > 40))
+# 4. Bounds that C decides.
+Parts = collections.namedtuple('Parts', 'n bands off errors')
+def arithmetic(c):  # The error of C in float64, and errors of its prefix sums.
   n, inverse = len(c), np.linalg.inv(c)
   errors = (inverse.cumsum(0) ** 2).sum(1)
-  back, bands = np.abs(inverse), bands_of(c)
-  c, diagonal = np.abs(c), np.diag(c)
-  # Largest deviation of y, a bound for m too, over the deviation of c z.
-  rho = float((np.linalg.norm(back, axis=-1) * diagonal).max())
-  # Weights of past y are cut, so that sums of 12 deviations fit 53 bits.
-  weights = (c.sum(-1) / diagonal).max() - 1
-  cut = 2 * U * 12 * 2.0**17 * rho * weights * bands**0.5 * diagonal.max()
-  off = (n + 64) * U * c.sum(0).max() * back.sum(0).max()
-  return Parts(
-    n=n, bands=bands, cut=cut, off=off / (1 - min(off, 0.5)), rho=rho,
-    errors=(float(errors.mean()), float(errors.max())),
-    few=int((math.log(n) + 24 * math.log(10)) / 0.15),
-    f=math.sqrt(n) * rho * diagonal.max() / diagonal.min(),
-    shift=2.0**-44 * rho)  # Dozens of roundings of 14 deviations.
-def mechanism(parts, sens, k, claim):  # sens: for a client of k rounds.
-  n, bands, units = parts.n, parts.bands, claim['clients_per_unit']
-  rounding = (8 * min(k, bands) * n + 1000 * k) * U + parts.off
-  sens = units * (sens + k * parts.cut) * (1 + rounding)
-  return Mechanism(
-    *parts, mu=sens / claim['z_stddev_per_clip'], d=claim['dimension'],
-    touched=n if 'amplification' in claim else min(n, units * k * bands))
-def alpha_of(run, cells, m, part):  # alpha of Theorem 2; m: mean |m_t| / rho.
-  width, words = 2.0**-17, 2.0**-128
-  def bad(x):  # 2 (Q(x - e) + spacing); e is rounded up.
-    return 2 * (tail(x - U * (100 + 24 * run.rho) - run.shift) + words)
-  if cells * bad(13) > part:
-    return math.inf
-  last = smallest(lambda x: cells * bad(x) <= part)
-  extended = smallest(lambda x: tail(x) < 2.0**-25) + 2 * width
-  edges = np.unique(np.r_[np.linspace(0, last, 4097), min(last, extended)])
-  mass, a = -2 * np.diff([tail(x) for x in edges]), edges[1:]
-  spacing = np.where(a <= extended, 2.0**-64, words) * math.sqrt(2 * math.pi)
-  g = np.maximum(8 * a, np.minimum(12, 7.2 + 54 * (a - 0.9)))
-  def r(m):
-    edge = U * (g + 3 * a + 1.3 + 2 * m * run.rho)
-    fine = (2 * edge + spacing * np.exp(a * a / 2)) / width
-    fine += 57 * U + 2 * U * run.f * (a + 1.5)
-    fine *= np.exp((width + 2 * edge + 2 * run.shift) * (a + 2 * width))
-    return fine + 2 * (a + 1) * run.shift
-  square, log_worst = mass * r(m) ** 2, -np.log1p(-np.minimum(r(12), 1))
-  def alpha(order):
-    moment = (square * np.exp((order + 2) * log_worst)).sum()
-    growth = (1 + order) * (order / 2 * moment + bad(last))
-    return (cells * growth + math.log(1 / (3 * part))) / order
-  best = 15.0  # Any order is a bound.
-  for step in (3, 1, 0.3, 0.1):
-    places = best + step * np.arange(-5 if step == 3 else -2, 6 - step)
-    best = min(places, key=lambda place: alpha(2.0**place))
-  return alpha(2.0**best)
-@functools.lru_cache(maxsize=256)
-def guarantee(runs, delta, profile=None):  # Epsilon of runs together.
-  mu = math.sqrt(sum(run.mu**2 for run in runs)) * (1 + 1e-12)
-  profile = profile or (lambda epsilon: gaussian_delta(epsilon, mu))
-  epsilon, alpha = smallest(lambda e: profile(e) <= delta), 0.0
-  beta = share = 1e-4 * delta / (1 + np.exp(epsilon))
-  for run in runs:
-    d, part = run.d or 2.0**33 / run.touched, share / 4 / len(runs)
-    m = 12 if d <= run.few else math.sqrt(2)  # The mean |m| in deviations.
-    alpha += max(alpha_of(run, run.touched * min(run.few, d), 12, part),
-                 alpha_of(run, run.touched * d, m, part))
-    beta += 2e-24 + 4 * d * run.touched * tail(12)
-  return float(2 * alpha + smallest(lambda e: np.exp(alpha) * profile(e) + beta
-                                    * (1 + np.exp(alpha + e)) <= delta))
+  off = (n + 64) * U * np.abs(c).sum(0).max() * np.abs(inverse).sum(0).max()
+  return Parts(n=n, bands=bands_of(c), off=off / (1 - min(off, 0.5)),
+               errors=(float(errors.mean()), float(errors.max())))
+def mu_of(parts, sens, k, claim):  # sens: for a client of k rounds.
+  rounding = (8 * min(k, parts.bands) * parts.n + 1000 * k) * U + parts.off
+  sens = claim['clients_per_unit'] * sens * (1 + rounding)
+  return sens / claim['z_stddev_per_clip']
 # 5. Cohorts that are sampled.
 def poisson_profile(sigma, q, count, delta):
   """Returns a function from epsilon to a bound of delta after `count` rounds. A
@@ -421,7 +369,8 @@ class Document:
 def read_json(path, *names):
   content = json.loads(path.read_bytes(), parse_constant=int)  # Refuses NaN.
   report = 'report' in content['format']
-  if content['format'] not in names or content['version'] != 2 - report:
+  version = 1 if report else 3 if 'plan' in content['format'] else 2
+  if content['format'] not in names or content['version'] != version:
     raise ValueError(f'{path.name}: is of another format or version')
   if report:
     digest = content.pop('content_sha256')
@@ -554,14 +503,14 @@ def check_plan(run, plan, strategy):  # Returns what the run was asked for.
   plan.hold(('strategy', 'participation'), plan.get(
     'strategy', 'participation') and strategy.get('participation'),
     'strategy.json has')
-  clip, size = request['l2_norm_clip'], request['dimension']
+  clip = request['l2_norm_clip']
   few = request['clients_per_round']  # Fewer than `stands_for` in a simulation.
-  adapts = isinstance(clip, dict)  # The indicator adds a coordinate.
+  adapts = isinstance(clip, dict)
   norm = math.hypot(1, clip['fraction_weight'] / 2) if adapts else 1.0
   norm *= float(np.linalg.norm(clip['initial'] if adapts else clip))
   noise = plan['noise_multiplier'] * few / (request['stands_for'] or few)
   asked = {**planned, **request, 'noise_multiplier': noise,
-           'l2_norm_clip': norm, 'dimension': size and size + adapts}
+           'l2_norm_clip': norm}
   if kind == 'budget':  # A run has at most the participations that fit.
     fit = -(-claim['rounds'] // claim['min_sep'])
     asked['max_participations'] = min(planned['max_participations'] or fit, fit)
@@ -588,8 +537,7 @@ def check_plan(run, plan, strategy):  # Returns what the run was asked for.
   bound, again = plan.get('bound') or {}, claim.get('bound')
   require(not again or {*bound} == {*again}, 'bound: plan.json has other keys')
   for key in bound if again else ():  # The run computed it again.
-    close = {'epsilon': 1e-3}.get(key, 0.2 if 'slack' in key else SAME)
-    value = bound[key]
+    value, close = bound[key], 1e-3 if key == 'epsilon' else SAME
     value = near(value, close) if isinstance(value, float) else value
     run.hold(('claim', 'bound', key), value, 'plan.json has')
     plan.left.discard(('bound', key))
@@ -632,9 +580,9 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   require(0 < n <= len(whole), f'rounds={n}: 1 to {len(whole)}', ValueError)
   gaps = filter(planned.__contains__, ('apart', 'groups', 'bins', 'min_sep'))
   gap = next(filter(None, map(claim.get, gaps)), strategy['rounds'])
-  units, size = claim['clients_per_unit'], claim['dimension'] or 1
-  good = type(units) is type(size) is int and min(units, size) > 0 < delta < 1
-  require(good, f'clients_per_unit={units}, dimension={size}, delta={delta}')
+  units = claim['clients_per_unit']
+  require(type(units) is int and units > 0 < delta < 1,
+          f'clients_per_unit={units}, delta={delta}')
   each, far = claim['sensitivity'] / units, planned.get('min_sep') or gap
   parts = {len(whole): arithmetic(whole)}
   parts[n] = parts[len(whole)] if n == len(whole) else arithmetic(whole[:n, :n])
@@ -650,7 +598,7 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     if kind == 'budget':  # The noise is for the budget's own limit.
       above, most = each, claim['participations']
     upper = min(upper, above)  # A part of C has no larger norm.
-    this = mechanism(parts[len(c)], upper, most, claim)
+    this = mu_of(parts[len(c)], upper, most, claim)
     own[name] = guarantee((this,), delta) if c is whole or n < len(whole) else (
       own['planned'])
     say(f'  {name}: gap {gap}, k {most}, sensitivity {lower[len(c)]} to '
@@ -660,7 +608,7 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     top = upper if c is whole else top
   cost, clients, apart, often = check_cohorts(cohorts, c, kind, gap, most)
   at_least('budget', each if kind == 'budget' else None, cost, SAME)
-  seen = mechanism(parts[n], cost, most, claim)
+  seen = mu_of(parts[n], cost, most, claim)
   own['observed'] = guarantee((seen,), delta)
   drawn = run.get('sampling_key_id') and not (
     {*ledger.kinds} & {'incomplete', 'not drawn'})
@@ -688,10 +636,10 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     units=units, whole=whole, rounds=n, parts=parts, fits=fits, own=own,
     lower=lower, upper=top, seen=seen, clients=clients, apart=apart,
     often=often, cost=cost, drawn=drawn, delta=delta)
-  facts.planned = mechanism(parts[len(whole)], each, fits(len(whole)), claim)
+  facts.planned = mu_of(parts[len(whole)], each, fits(len(whole)), claim)
   check_claim(run, plan, strategy, facts)
   # Together with other runs, a run counts with all its planned rounds.
-  composed = this if kind == 'budget' or n == len(whole) else mechanism(
+  composed = this if kind == 'budget' or n == len(whole) else mu_of(
     parts[len(whole)], top, fits(len(whole)), claim)
   known[run['run_id']] = {run['run_id']: composed}
   facts.together, left = {run['run_id']: composed}, {}
@@ -772,16 +720,16 @@ def check_claim(run, plan, strategy, facts):
   bound = plan.get('bound')
   if not facts.chance and len(facts.whole) == strategy['rounds']:
     z = plan['noise_multiplier'] * claim['sensitivity']
-    this = mechanism(facts.parts[len(facts.whole)], claim['sensitivity'] / (
+    this = mu_of(facts.parts[len(facts.whole)], claim['sensitivity'] / (
       facts.units), count, {**claim, 'z_stddev_per_clip': z})
     if run.get('simulated'):
       own = guarantee((this,), facts.delta)
       run.hold(('simulated', 'epsilon'), Range(
         own * (1 - CLOSE), own * 1.01 + 0.01), 'C and the noise make')
   if not facts.chance and bound and len(facts.whole) == strategy['rounds']:
-    plan.hold(('bound', 'epsilon'), claimed(this, facts.delta, bound),
+    plan.hold(('bound', 'epsilon'), claimed(this, facts.delta),
               'C and the noise make')
-    exact = near(facts.delta - bound['slack_delta'])
+    exact = near(facts.delta, SAME)
     plan.hold(('bound',), {'failure_probability': 0.0, 'samples': 0,
               'seed': None, 'estimate': exact, 'upper': exact},
               'nothing is sampled, so')
@@ -794,16 +742,13 @@ def rounded(low, high, public, up=True):  # The range of a figure of a report.
   if public:
     low, high = three(low, up), three(high, up)
   return Range(low * (1 - SAME), high * (1 + SAME))
-def attack(epsilon, delta, mu, slack):  # Bounds for guesses of membership.
-  normal, (s, d), grown = statistics.NormalDist(), slack, math.exp(
-    min(epsilon, 700))
+def attack(epsilon, delta, mu):  # Bounds for guesses of membership.
+  normal, grown = statistics.NormalDist(), math.exp(min(epsilon, 700))
   member = min(grown * 0.01 + delta, 1 - (0.99 - delta) / grown)
   far = (grown - 1 + 2 * delta) / (grown + 1)
   if mu:
-    larger = min(1 - U, math.exp(s) * 0.01 + d)
-    shifted = normal.cdf(normal.inv_cdf(larger) + mu)
-    member = min(member, math.exp(s) * shifted + d)
-    far = min(far, math.erf(mu / 8**0.5) + 2 * math.sinh(s) + 2 * d)
+    member = min(member, normal.cdf(normal.inv_cdf(0.01) + mu))
+    far = min(far, math.erf(mu / 8**0.5))
   return member, (1 + far) / 2
 def check_attack(report, low, high):  # Two lists of arguments of `attack`.
   ends = [[min(100, math.ceil(100 * x * (1 + sign * 1e-5))) for x in attack(*y)]
@@ -841,7 +786,7 @@ def check_page(report, public):
     at, most = ('check', 'runs', i), run['max_participations'] or math.inf
     report.hold((*at, 'z_stddev_per_clip'), near(
       run['sensitivity'] * run['noise_multiplier'], SAME), 'its factors make')
-    report.hold((*at, 'more_noise'), Range(1, 1.01), 'arithmetic costs')
+    report.hold((*at, 'sensitivity_error'), Range(0, 0.01), 'rounding costs')
     column, n = toeplitz(run), run['rounds']
     gap = n if run['participation'] == 'single' else run['min_sep']
     require(run['participation'] in ('single', 'min-sep', 'budget'),
@@ -861,16 +806,13 @@ def check_page(report, public):
         used = 'series', 'participation', 'clients_per_unit'
         report.left -= {x for x in report.left if x[:3] == at and x[3] in used}
     report.left -= {(*at, key) for key in ('noise_multiplier', 'sensitivity')}
-    mus.append(run['more_noise'] / run['noise_multiplier'])
+    mus.append((1 + run['sensitivity_error']) / run['noise_multiplier'])
   for i, claim in enumerate(page['claims']):
     mu = math.sqrt(sum(mus[j] ** 2 for j in claim['runs']))
-    point, delta = claim['points'][0], claim['delta']
-    alone = ideal(mu, delta - point['slack_delta']) + point['slack_epsilon']
+    own = claimed(mu, claim['delta'], mu**2 / 2)
     report.hold(('check', 'claims', i), {
-      'epsilon': rounded(alone * (1 - CLOSE), alone * (1 + CLOSE), public),
+      'epsilon': rounded(own.low, own.high, public),
       'rho': rounded(mu**2 / 2 * (1 - 1e-8), mu**2 / 2 * (1 + 1e-8), public),
-      'points': [{'delta': x} for x in dict.fromkeys((delta, *DELTAS))][
-        : len(claim['points'])],
       'runs': [j if j in range(len(mus)) else None for j in claim['runs']],
     }, 'the noise makes')
   report.hold(('check', 'digits'), 3 if public else 17, 'a report has')
@@ -900,15 +842,14 @@ def check_report(report, run, strategy, facts):
   require(agrees(held, Range(low * (1 - SAME), planned * (1 + SAME))),
           f'sensitivity={held}: report.json has this, the run {low} or more')
   parts = facts.parts[all_rounds]
-  of_plan, this = (mechanism(parts, x / units, y, claim) for x, y in (
+  of_plan, this = (mu_of(parts, x / units, y, claim) for x, y in (
     (planned, most), (held, started)))
   def figures(this, s, *place):
     inner = report.get(*place)  # None claims nothing.
     stated = {} if inner.get('epsilon', 0) is None else {
-      'epsilon': claimed(this, delta, inner)}
+      'epsilon': claimed(this, delta, inner.get('rho'))}
     return {'noise_multiplier': near(z / s), 'delta': delta,
-            'rho': above(this.mu**2 / 2), **stated}
-  points = page['claims'][0]['points'] if page else [{}]
+            'rho': above(this**2 / 2), **stated}
   own = guarantee((this,), delta)
   epsilon = page['claims'][0]['epsilon'] if page else (
     report['sampling']['epsilon_unamplified'] if amplified else None)
@@ -950,10 +891,10 @@ def check_report(report, run, strategy, facts):
   counts['sensitivity'] = Range(facts.cost * units * (1 - CLOSE), held * (
     1.01)) if loose else above(facts.cost * units)
   seen = counts if cost is None else {**counts, **figures(
-    mechanism(parts, cost / units, started, claim), cost, 'observed')}
+    mu_of(parts, cost / units, started, claim), cost, 'observed')}
   if amplified:
     hidden = (*counts, 'sensitivity_method', 'noise_multiplier', 'rho',
-              'epsilon', 'slack_epsilon', 'slack_delta')
+              'epsilon')
     seen = {**dict.fromkeys(hidden), 'delta': delta}
   by_chance = None
   if facts.chance:
@@ -993,7 +934,7 @@ def check_report(report, run, strategy, facts):
   report.hold((), {
     'completed': bool(result), 'elsewhere': False, 'stated': False,
     'violated': False, 'simulated': bool(run.get('simulated')), **schema,
-    'participations': started, **led, 'rho': above(this.mu**2 / 2),
+    'participations': started, **led, 'rho': above(this**2 / 2),
     'buffers': len(arrays['theta']) if 'theta' in arrays else None,
     'z_stddev': near(z * claim['l2_norm_clip'], SAME),
     'measured_z_stddev': facts.noise, 'process_checked': examined,
@@ -1017,8 +958,8 @@ def check_report(report, run, strategy, facts):
   names = {*FILES, 'metrics.csv', *({'result.json'} if result else ())}
   require({*report['files_sha256']} == names, 'files_sha256: names other files')
   report.left -= {('files_sha256', name) for name in names}
-  for key in ('family', 'rounds', 'bands', 'z_stddev_per_clip', 'dimension',
-              'max_slack', 'clients_per_unit', 'adjacency', 'delta', 'apart',
+  for key in ('family', 'rounds', 'bands', 'z_stddev_per_clip',
+              'clients_per_unit', 'adjacency', 'delta', 'apart',
               'horizon', 'l2_norm_clip', 'clients_per_round'):
     report.agree((key,), run, ('claim', key))
   if amplified or spread == kind and not stopped:
@@ -1087,11 +1028,11 @@ def check_report(report, run, strategy, facts):
       'sensitivity': report['sensitivity']}, 'the report has')
   else:
     report.hold(('runs',), [], 'a run without results has')
-  check_curve(report, this, delta, points, amplified)
+  check_curve(report, this, delta, amplified)
   before, together = len(facts.together) - 1, report['together']
   if together:
     exact = together['composition'] == 'exact'
-    total = sum(x.mu**2 for x in facts.together.values()) / 2
+    total = sum(x**2 for x in facts.together.values()) / 2
     report.hold(('together',), {
       'delta': delta, 'adjacency': claim['adjacency'], **({
         'rho': Range(total * (1 - CLOSE), math.inf), 'epsilon': Range(
@@ -1126,14 +1067,15 @@ def check_report(report, run, strategy, facts):
     'epsilon'] is None else statement, 'its figures are')
   if page:
     first = page['runs'][spot]
-    for i, about, s, mu in ((spot, schema, held, this.mu), (0, {
-        **schema, 'max_participations': limit}, planned, of_plan.mu)):
+    for i, about, s, mu in ((spot, schema, held, this), (0, {
+        **schema, 'max_participations': limit}, planned, of_plan)):
       if about is schema or spot:
         report.hold(('check', 'runs', i), {
           **about, 'family': strategy['family'], 'rounds': strategy['rounds'],
           'clients_per_unit': units, 'sensitivity': near(s, SAME),
           'noise_multiplier': near(z / s), 'z_stddev_per_clip': near(z),
-          'more_noise': above(mu * z / s)}, 'the run makes')
+          'sensitivity_error': Range(mu * z / s - 1 - SAME, 0.01)},
+          'the run makes')
     report.hold(('check', 'claims', 0), {
       'delta': delta, 'amplified': report['epsilon'] if amplified else None,
       'name': 'this run'}, 'the run makes')
@@ -1149,7 +1091,7 @@ def check_report(report, run, strategy, facts):
     scaled = bool(strategy['parameters'].get('column_normalize'))
     report.hold(('check', 'runs', spot, 'normalized'), (
       scaled and column is not None), 'strategy.json has')
-def check_curve(report, this, delta, points, amplified):
+def check_curve(report, this, delta, amplified):
   """Checks epsilon at other deltas, and delta at other epsilons."""
   deltas = {delta, *(() if amplified else DELTAS)}
   rows = [{'delta': x} for x in sorted(deltas, reverse=True)]
@@ -1159,22 +1101,18 @@ def check_curve(report, this, delta, points, amplified):
     elif row['delta'] == delta:
       row['epsilon'] = report['epsilon']
     elif stated['epsilon'] is not None:  # None claims nothing.
-      slack = [x for x in points if x.get('delta') == row['delta']]
-      own = guarantee((this,), row['delta'])
-      row['epsilon'] = claimed(this, row['delta'], {
-        **slack[0], 'rho': report['rho']}) if slack else Range(
-          own * (1 - CLOSE), own * 1.01)
+      row['epsilon'] = claimed(this, row['delta'], report['rho'])
   report.hold(('epsilons',), rows, 'the noise makes')
   curve = report['epsilon_curve']
   if amplified:
     report.hold(('epsilon_curve',), [], 'it is amplified:')
   ends = [x['epsilon'] for x in curve[:1] + curve[-1:]]
   for i, point in enumerate(curve):
-    e, alpha, mu = point['epsilon'], 0.005, math.sqrt(2 * report['rho'])
-    exact = gaussian_delta(e, mu)
-    over = math.exp(alpha) * gaussian_delta(max(e - 2 * alpha, 0), mu)
+    e = point['epsilon']
+    exact = gaussian_delta(e, math.sqrt(2 * report['rho'])) + (
+      1 + math.exp(e)) * TAU
     report.hold(('epsilon_curve', i), {
-      'delta': Range(exact * (1 - CLOSE), over * 1.01 + 1e-22),
+      'delta': near(exact, 3 * CLOSE),
       'epsilon': near(ends[0] + i * (ends[1] - ends[0]) / (len(curve) - 1))},
       'the noise makes')
 def check_row(report, i, row, place):
@@ -1230,7 +1168,7 @@ def check_figures(report):
     else:
       epsilon = {**run, **(run.get('sampling') or {})}['epsilon_unamplified']
     mu = math.sqrt(2 * rho * (1 - rough))
-    at_least('epsilon', epsilon, ideal(mu, run['delta']))
+    at_least('epsilon', epsilon, guarantee((mu,), run['delta']))
     at_least('delta', delta, run['delta'], SAME)
     if page:  # The first claim of public.json is that of several runs.
       row = i + (public and several)
@@ -1301,20 +1239,17 @@ def check_figures(report):
     report.left.discard((*(('runs', 0) if public else ()), 'l2_norm_clip'))
   if not public and page and not chance:
     report.hold(('epsilon',), near(page['claims'][0]['epsilon']), 'check has')
-  point = page['claims'][j]['points'][0] if page else lead
-  slack = [point.get(f'slack_{x}') or 0.001 * delta for x in (
-    'epsilon', 'delta')]
   exact = sum(mus[i] ** 2 for i in members)
   high = exact or 2 * (rho or 0)
   check_attack(report, (epsilon * (1 - rough), delta, rho and math.sqrt(
-    high if exact else high * (1 - rough)), (0, 0)), (
-      epsilon, delta, rho and math.sqrt(high), [2 * x for x in slack]))
+    high if exact else high * (1 - rough))), (
+      epsilon, delta, rho and math.sqrt(high)))
   if mixed and page:  # Without chance.
     return {'epsilon': page['claims'][j]['epsilon'], 'delta': delta}
   if mixed:
     return {'epsilon': sure, 'delta': min(1, delta * len(rows))}
   total = max(total, (1 - SAME) * exact / 2)
-  at_least('together', epsilon, ideal(math.sqrt(2 * total), delta))
+  at_least('together', epsilon, guarantee((math.sqrt(2 * total),), delta))
   return {'epsilon': epsilon, 'delta': delta}
 def verify_report(path, say, _):
   report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')

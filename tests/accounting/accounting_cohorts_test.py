@@ -13,6 +13,7 @@ import pytest
 
 import tff_bandmf
 from tff_bandmf import accounting, participation, sensitivity, strategies
+from tff_bandmf.accounting.methods import accountants
 
 _STRATEGY = strategies.BandedToeplitz(12, [1.0, 0.5, 0.25])
 _SAMPLED = [
@@ -96,9 +97,7 @@ def test_claim_that_the_noise_does_not_give_is_not_confirmed(cohorts):
   guarantee = _make(cohorts, 1.3)
   bound = guarantee.claim(1e-3)
   guarantee.confirm(bound, 1e-3)
-  less = dataclasses.replace(
-    bound, epsilon=0.9 * (bound.epsilon - bound.slack_epsilon)
-  )
+  less = dataclasses.replace(bound, epsilon=0.9 * bound.epsilon)
   for other, claim, delta in (
     (guarantee, less, 1e-3),
     (guarantee, bound, 0.5e-3),
@@ -253,6 +252,78 @@ def test_log_without_a_sensitivity_is_rounded_up():
   planned = accounting.Guarantee(strategy, participation.MinSep(10, 3), 1.0)
   assert planned.exact_noise < 1.0
   assert logged.exact_noise <= planned.exact_noise
+
+
+def test_rounding_errors_raise_epsilon(monkeypatch):
+  blt = strategies.Blt(2052, [0.3, 0.1], [0.9, 0.5])
+  schema = participation.MinSep(342)
+  planned = accounting.Guarantee(blt, schema, 2.0)
+  assert planned.accountant.error >= 6 * blt.column_error(1) > 0
+  monkeypatch.setattr(strategies.Blt, 'column_error', lambda self, k: 0.01 * k)
+  other = accounting.Guarantee(blt, schema, 2.0)
+  assert other.exact_noise == pytest.approx(2.0 / 1.06)
+  assert other.epsilon(1e-8) > 1.05 * planned.epsilon(1e-8)
+  assert other.rho >= 1.06**2 / 8 and other.dp_event().noise_multiplier < 1.9
+  calibrated = accounting.calibrate(blt, schema, epsilon=2.0, delta=1e-8)
+  assert 2.0 * (1 - 1e-6) <= calibrated.epsilon(1e-8) <= 2.0
+
+
+_MOVED = strategies.BandedToeplitz(12, [1.0, 1 / 3])
+_FEW_SAMPLES = accounting.Samples(20_000, 1e-6, seed=1)
+
+
+def _moved(monkeypatch, error):
+  monkeypatch.setattr(
+    strategies.BandedToeplitz, 'column_error', lambda self, k: error
+  )
+  cohorts = accounting.BallsInBins(3)
+  return accounting.Guarantee(_MOVED, cohorts, 1.0, samples=_FEW_SAMPLES)
+
+
+def test_moved_means_raise_an_amplified_epsilon(monkeypatch):
+  exact = _moved(monkeypatch, 0.0)
+  moved = _moved(monkeypatch, 1e-4)
+  # 14 deviations of the log ratio, whose slope is the move.
+  growth = 1e-4 * (14 + 1e-4 / 2)
+  epsilon = exact.epsilon(1e-3)
+  assert moved.epsilon(1e-3) >= epsilon + 0.99 * growth
+  assert moved.delta(epsilon + growth) == pytest.approx(
+    exact.delta(epsilon) * math.exp(growth), rel=1e-5
+  )
+  # Below the growth itself, the rest of it is delta.
+  assert moved.delta(0.0) - exact.delta(0.0) > 0.99 * growth
+  assert moved.claim(1e-3).total <= 1e-3
+  moved.confirm(moved.claim(1e-3), 1e-3)
+
+
+def test_calibrated_noise_has_its_own_growth(monkeypatch):
+  guarantee = _moved(monkeypatch, 1e-4)
+
+  def calibrate():
+    return accounting.calibrate(
+      guarantee.strategy,
+      guarantee.cohorts,
+      epsilon=2.0,
+      delta=1e-3,
+      samples=_FEW_SAMPLES,
+    )
+
+  found = calibrate()
+  bound = found.claim(1e-3)
+  assert bound.epsilon == 2.0 and bound.total <= 1e-3
+  found.confirm(bound, 1e-3)
+  # Amplification may need far less noise than the growth was computed for.
+  little = found.noise_multiplier / 50
+  targets = []
+
+  def least_noise(self, epsilon, *args):
+    targets.append(epsilon)
+    return little, bound
+
+  monkeypatch.setattr(accountants.Sampled, '_least_noise', least_noise)
+  calibrate()
+  growth = found.accountant._growth(little)
+  assert len(targets) == 2 and targets[1] <= 2.0 - growth
 
 
 @pytest.mark.parametrize('cohorts', _SAMPLED, ids=lambda each: each.name)

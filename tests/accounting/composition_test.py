@@ -10,8 +10,7 @@ import true_deltas
 from hypothesis import strategies as st
 
 from tff_bandmf import accounting, participation, strategies
-from tff_bandmf.accounting.arithmetic import slack
-from tff_bandmf.accounting.methods import monte_carlo
+from tff_bandmf.accounting.methods import monte_carlo, stops
 
 _SCHEMA = participation.MinSep(4)
 _SAMPLES = monte_carlo.Samples(2000)
@@ -39,17 +38,11 @@ def _poisson(noise_multiplier, q, rounds=1, **options):
 def test_gaussian_runs_compose_exactly(noises, log_delta):
   delta = 10.0**log_delta
   composed = accounting.compose(map(_run, noises))
-  try:
-    claim = composed.claim(delta)
-  except slack.Unproved:
-    # So little noise proves no epsilon at so small a delta; it is refused.
-    assert delta < 1e-5 and min(noises) <= 1
-    return
+  claim = composed.claim(delta)
   mu = math.hypot(*(1 / noise for noise in noises))
-  # What the arithmetic costs is there, and nothing else.
   assert true_deltas.gaussian(1 / mu, claim.epsilon) <= delta
   exact = accounting.gaussian_epsilon(1 / mu, delta)
-  assert exact <= claim.epsilon <= exact * 1.001 + claim.slack_epsilon + 1e-6
+  assert exact <= claim.epsilon <= exact * (1 + 1e-9) + 1e-9
   assert composed.method == 'exact'
   assert composed.rho == pytest.approx(mu**2 / 2)
   assert composed.rho >= mu**2 / 2
@@ -104,7 +97,6 @@ def test_runs_of_any_sampling_get_the_sum_of_their_shares():
     0.8,
     strategies.Identity(16),
     accounting.BallsInBins(16),
-    max_slack=0.5,
     samples=_SAMPLES,
   )
   delta = 3e-2
@@ -123,7 +115,7 @@ def test_runs_of_any_sampling_get_the_sum_of_their_shares():
 
 @pytest.mark.slow
 def test_claims_of_random_compositions_add_up():
-  """Two sampled runs or more: each can fail, and each has a slack."""
+  """Two sampled runs or more, each of which can fail."""
   rng = np.random.default_rng(0)
   for count in (2, 3):
     bins = [
@@ -131,7 +123,6 @@ def test_claims_of_random_compositions_add_up():
         rng.uniform(0.7, 1.2),
         strategies.Identity(16),
         accounting.BallsInBins(16),
-        max_slack=0.5,
         samples=monte_carlo.Samples(int(rng.integers(1000, 2000))),
       )
       for _ in range(count)
@@ -145,14 +136,7 @@ def test_claims_of_random_compositions_add_up():
     parts = [run.claim(share) for run in bins]
     if gaussians:
       parts.append(accounting.compose(gaussians).claim(share))
-    for field in (
-      'epsilon',
-      'estimate',
-      'upper',
-      'failure_probability',
-      'slack_epsilon',
-      'slack_delta',
-    ):
+    for field in ('epsilon', 'estimate', 'upper', 'failure_probability'):
       values = [getattr(part, field) for part in parts]
       assert getattr(claim, field) == pytest.approx(sum(values), rel=1e-9)
       assert getattr(claim, field) >= sum(values) * (1 - 1e-15)
@@ -168,7 +152,6 @@ def test_runs_whose_chance_gives_little_are_composed_without_it():
       noise,
       strategies.Identity(4),
       accounting.BallsInBins(1),
-      max_slack=0.5,
       samples=_SAMPLES,
     )
     for noise in (4.0, 4.0, 5.0)
@@ -178,29 +161,29 @@ def test_runs_whose_chance_gives_little_are_composed_without_it():
   claim = composed.claim(1e-3)
   mu = math.hypot(*(1 / run.noise_multiplier for run in runs))
   exact = accounting.gaussian_epsilon(1 / mu, 1e-3)
-  assert exact <= claim.epsilon <= exact * 1.02 + claim.slack_epsilon
+  assert exact <= claim.epsilon <= exact * 1.02
   assert claim.epsilon < sum(run.epsilon(1e-3 / 3) for run in runs)
   assert claim.failure_probability == 0
 
 
-def test_slacks_of_runs_add():
-  runs = [_run(1.0), _run(2.0, dimension=1000)]
-  epsilon, delta = 3.0, 1e-6
-  parts = [run.cost.slack(epsilon, delta / 2) for run in runs]
-  found = slack.together(parts, epsilon, delta, 0.02)
-  alphas = [part.epsilon / 2 for part in parts]
-  betas = [
-    part.added / (1 + math.exp(epsilon + alpha))
-    for part, alpha in zip(parts, alphas)
-  ]
-  assert found.epsilon == pytest.approx(2 * sum(alphas), rel=1e-12)
-  assert found.added >= sum(betas) * (1 + math.exp(epsilon + sum(alphas)))
-  left = math.exp(sum(alphas)) * found.exact_delta + found.added
-  assert left == pytest.approx(delta, rel=1e-9) and left <= delta
-  claim = accounting.compose(runs).claim(delta)
-  assert claim.slack_epsilon > max(
-    run.claim(delta).slack_epsilon for run in runs
+def test_stops_of_all_runs_are_counted(monkeypatch):
+  runs = [_run(1.0), _run(2.0), _poisson(3.0, 0.5)]
+  monkeypatch.setattr(stops, 'TAU', 1e-10)
+  delta = 1e-4
+  epsilon = accounting.compose(runs).epsilon(delta)
+  ideal = 1 / math.hypot(1, 1 / 2)
+  assert epsilon > accounting.gaussian_epsilon(ideal, delta)
+  gaussian = accounting.compose(runs[:2]).epsilon(delta)
+  total = accounting.gaussian_delta(ideal, gaussian)
+  assert total + 2 * stops.TAU * (1 + math.exp(gaussian)) <= delta
+  # Three runs need a larger share of delta than one.
+  monkeypatch.setattr(stops, 'SHARES', (1e-3,))
+  monkeypatch.setattr(
+    stops, 'TAU', 0.4 * 1e-3 * delta / 2 / (1 + math.exp(gaussian))
   )
+  assert accounting.compose(runs[:2]).epsilon(delta) < math.inf
+  several = accounting.compose([_run(1.0), _run(2.0), *[_run(1e3)] * 3])
+  assert several.epsilon(delta) == math.inf
 
 
 def test_plans_are_composed_by_their_guarantees():

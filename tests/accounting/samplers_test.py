@@ -17,6 +17,7 @@ import scipy.stats
 
 from tff_bandmf import accounting
 from tff_bandmf.accounting.kinds import b_min_sep, samplers
+from tff_bandmf.accounting.methods import stops
 from tff_bandmf.noise import generator, key
 
 _FALSE_ALARM = 1e-6
@@ -428,7 +429,7 @@ def test_largest_cohort_is_exceeded_as_seldom_as_stated():
   ):
     most = cohorts.largest_cohort(_ROUNDS)
     beyond = _ROUNDS * scipy.stats.binom(clients, prob).sf(most)
-    assert 1e-28 < beyond < samplers.OVERSIZE
+    assert 1e-44 < beyond < stops.OVERSIZE
   # Nobody is drawn twice.
   assert accounting.CyclicPoisson(1.0, 2, population=9).largest_cohort(4) == 4
   assert accounting.CyclicPoisson(0.9, 1, population=9).largest_cohort(4) == 9

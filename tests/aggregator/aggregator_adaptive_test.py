@@ -145,8 +145,6 @@ def test_nothing_leaves_past_the_release(secure):
 
 
 def test_claim_is_that_of_a_constant_clip():
-  factory = _factory(placements.Tape(), dimension=7)
-  plain = accounting.Guarantee(
-    _STRATEGY, participation.MinSep(2), 0.4, dimension=8
-  )
+  factory = _factory(placements.Tape())
+  plain = accounting.Guarantee(_STRATEGY, participation.MinSep(2), 0.4)
   assert factory.guarantee == plain

@@ -11,7 +11,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bandmf import aggregator, noise, participation, strategies
-from tff_bandmf.accounting.arithmetic import slack
 from tff_bandmf.noise import generator, placements
 
 _ROUNDS = 4
@@ -235,12 +234,3 @@ def _estimated():
 def test_adaptive_bounds_are_refused(adaptive):
   with pytest.raises(TypeError, match=f'{adaptive}='):
     _factory(**{adaptive: _estimated()})
-
-
-def test_model_larger_than_the_claim_is_refused(monkeypatch):
-  monkeypatch.setattr(slack, 'CELLS', 19)  # 5 coordinates, 4 rounds.
-  with pytest.raises(ValueError, match='dimension=5.*give dimension=5'):
-    _process(_factory())
-  with pytest.raises(ValueError, match='dimension=5: must be at most 4, '):
-    _process(_factory(dimension=4))
-  _process(_factory(dimension=5))

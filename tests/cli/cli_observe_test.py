@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tff_bandmf
-from tff_bandmf import errors, participation, sensitivity, strategies
+from tff_bandmf import errors, participation, strategies
 
 pytest.importorskip('pyarrow')
 
@@ -56,29 +56,6 @@ def test_log_that_breaks_the_plan_shows_more(run_json, plan, log):
   assert record['epsilon'] > 4
   matrix = _STRATEGY.matrix()
   assert record['sensitivity'] == pytest.approx(np.linalg.norm(matrix.sum(1)))
-
-
-def test_indicator_is_a_coordinate_of_the_claim(run_json, tmp_path, log):
-  plan = tff_bandmf.Plan(
-    rounds=20,
-    clients_per_round=2,
-    cohorts=participation.MinSep(5),
-    epsilon=4.0,
-    delta=1e-6,
-    l2_norm_clip=tff_bandmf.AdaptiveClip(0.5),
-    mechanism=_STRATEGY,
-    dimension=1_000_000,
-  )
-  plan.save(tmp_path / 'plan.json')
-  found = sensitivity.of_clients(
-    [(np.array([0, 3]), np.array([5, 7]))], _STRATEGY
-  )
-  expected = plan.guarantee.seen(found).epsilon(1e-6)
-  for flags in ([], ['--dimension', '1000000']):
-    shown = run_json(
-      'observe', log((0, 'b'), (3, 'a')), tmp_path / 'plan.json', *flags
-    )
-    assert shown['epsilon'] == expected
 
 
 def test_strategy_alone_shows_a_sensitivity(run_json, run, tmp_path, log):

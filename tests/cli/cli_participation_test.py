@@ -68,7 +68,6 @@ def test_optimize_writes_what_later_commands_take(run_json):
   once = run_json(
     *('calibrate', 'c.json', '--participation', 'single', *_CLAIM.split())
   )
-  # But for the slack, which follows the cells that a client can move.
   assert kept['z_stddev'] == pytest.approx(
     math.sqrt(6) * once['z_stddev'], rel=1e-3
   )

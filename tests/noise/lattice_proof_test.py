@@ -10,11 +10,8 @@ import families
 import numpy as np
 import pytest
 import scipy.special
-import small_sampler
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
-from tff_bandmf.accounting.arithmetic import cells as cells_lib
-from tff_bandmf.accounting.arithmetic import slack
 from tff_bandmf.strategies import recursion as recursion_lib
 
 _ndtr = scipy.special.ndtr
@@ -185,53 +182,3 @@ def test_releases_are_a_function_of_the_gaussian_mechanism(name, z_steps):
         noise.append(math.floor(v + fractions.Fraction(1, 2)))
         path.append(sums[t] + noise[t])
     assert paths[0] == paths[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'strategy',
-  [strategies.BandedToeplitz(2, [1.0, 0.5]), strategies.OnlineTree(2)],
-  ids=lambda each: each.family,
-)
-def test_claim_holds_for_small_generators(monkeypatch, strategy):
-  """Words of 18 bits, extended by 13, and the slack of just these words."""
-  monkeypatch.setattr(cells_lib, '_SELF_TEST', 0.0)
-  sampler = small_sampler.Sampler(18, more=13, below=7)
-  recursion = strategy.recursion()
-  bound = sensitivity.sensitivity(strategy, participation.MinSep(1, 2)).value
-
-  def cells(left, right):
-    return sampler.beyond(left) - sampler.beyond(right)
-
-  def laws(cells):
-    return _law(recursion, _adaptive, cells), _law(
-      recursion, lambda t, past: _adaptive(t, past) + _signs(t, past), cells
-    )
-
-  sums = cells_lib.Arithmetic(
-    cells=2, rho=recursion.rho, shift=0.0, feedback=0.0, rounds=2,
-    dimension=1, cell_width=1 / (recursion.max_scale * _Z_STEPS),
-    words=sampler.words,
-  )  # fmt: skip
-  exact, computed = laws(_cells), laws(cells)
-  noise = _Z_STEPS / (_CLIP * bound)
-  for delta in (1e-1, 1e-2):
-    # A tenth of delta is left for the exact run at least.
-    most_epsilon = accounting.gaussian_epsilon(noise, delta / 10)
-    cost = slack.slack((sums,), most_epsilon, delta, largest=0.9)
-    exact_epsilon = accounting.gaussian_epsilon(noise, cost.exact_delta)
-    assert exact_epsilon <= most_epsilon
-    for pair, epsilon, most in (
-      (exact, exact_epsilon, cost.exact_delta),
-      (computed, exact_epsilon + cost.epsilon, delta),
-    ):
-      for first, second in (pair, pair[::-1]):
-        assert np.maximum(0, first - math.exp(epsilon) * second).sum() <= most
-
-
-def test_every_word_counts_once():
-  sampler = small_sampler.Sampler(12, more=4, below=5)
-  edges = np.array([-np.inf, -1.0, 0.0, 0.3, np.inf])
-  found = sampler.beyond(edges[:-1]) - sampler.beyond(edges[1:])
-  assert found.sum() == 1
-  assert found == pytest.approx(_cells(edges[:-1], edges[1:]), abs=2.0**-11)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tff_bandmf.accounting.methods import stops
 from tff_bandmf.noise import self_test
 
 _Z_STEPS = 1000.0
@@ -88,7 +89,7 @@ def test_largest_noise_does_not_overflow():
 @pytest.mark.parametrize('rounds', [1, 2000, 10**6])
 def test_interval_holds_at_its_rate_and_is_hardly_wider(dimension, rounds):
   low, high = self_test.interval(dimension, rounds)
-  side = self_test.FALSE_ALARM / rounds / 2
+  side = stops.SELF_TEST / rounds / 2
   # More is outside the exact quantiles than outside these.
   exact_low = stats.chi2.ppf(side, dimension) / dimension
   exact_high = stats.chi2.isf(side, dimension) / dimension

@@ -76,7 +76,7 @@ def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
   )
   rng = np.random.default_rng(0)
   # A norm stands for the maximum of errors with learning rates.
-  slack = 1e-9 if workload.is_toeplitz or objective == 'mean' else 1e-3
+  tolerance = 1e-9 if workload.is_toeplitz or objective == 'mean' else 1e-3
   for size in (1e-3, 1e-2):
     for _ in range(5):
       moved = found.strategy.inverse_coefficients.copy()
@@ -84,7 +84,7 @@ def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
       loss = _loss(
         strategies.BandedInverse(60, moved), schema, workload, objective
       )
-      assert loss >= found.loss * (1 - slack)
+      assert loss >= found.loss * (1 - tolerance)
 
 
 def test_optimum_at_many_rounds_is_below_the_closed_form():

@@ -171,13 +171,13 @@ def test_loss_is_the_dense_one_and_a_minimum(
   e = found.strategy.errors(workload)[objective == 'max']
   assert found.loss == pytest.approx(e * found_sensitivity.value**2, rel=1e-12)
   # MAX stops at a gap of 1e-4.
-  slack = 1e-9 if objective == 'mean' else 1.1e-4
+  tolerance = 1e-9 if objective == 'mean' else 1.1e-4
   rng = np.random.default_rng(0)
   band = _dense(np.ones((10, 3)))
   for size in (1e-3, 1e-2, 0.1):
     for _ in range(10):
       moved = matrix * (1 + size * rng.normal(size=matrix.shape)) * band
-      assert loss(moved) >= found.loss * (1 - slack)
+      assert loss(moved) >= found.loss * (1 - tolerance)
 
 
 @pytest.mark.parametrize(
@@ -260,13 +260,13 @@ def test_scheduled_toeplitz_is_the_dense_minimum(objective):
     return error * np.sum(np.square(coefficients))
 
   assert found.loss == pytest.approx(loss(coefficients), rel=1e-10)
-  slack = 1e-9 if objective == 'mean' else 1.1e-4
+  tolerance = 1e-9 if objective == 'mean' else 1.1e-4
   rng = np.random.default_rng(0)
   for size in (1e-3, 1e-2, 0.1):
     for _ in range(10):
       moved = coefficients.copy()
       moved[1:] = np.clip(moved[1:] + size * rng.normal(size=3), 0, 1)
-      assert loss(moved) >= found.loss * (1 - slack)
+      assert loss(moved) >= found.loss * (1 - tolerance)
 
 
 def test_scheduled_toeplitz_agrees_with_the_exact_one_for_prefix_sums():

@@ -73,14 +73,14 @@ def test_optimum_is_below_its_neighbours(workload, objective):
   assert dense <= found.loss * (1 + 1e-9)
   rng = np.random.default_rng(0)
   # A norm stands for the maximum of errors with learning rates.
-  slack = 1e-9 if workload.is_toeplitz or objective == 'mean' else 1e-4
+  tolerance = 1e-9 if workload.is_toeplitz or objective == 'mean' else 1e-4
   for size in (1e-3, 1e-2):
     for _ in range(5):
       omega = found.strategy.omega * np.exp(size * rng.normal(size=2))
       theta = found.strategy.theta ** np.exp(size * rng.normal(size=2))
       moved = type(found.strategy)(n, omega, theta)
       loss = _dense_loss(moved, schema, workload, objective)
-      assert loss >= dense * (1 - slack)
+      assert loss >= dense * (1 - tolerance)
 
 
 @pytest.mark.parametrize('last', [0.1, 0.9])

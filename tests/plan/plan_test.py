@@ -115,15 +115,6 @@ def test_adaptive_clip_costs_delta_and_is_stored(tmp_path):
     _plan(l2_norm_clip=tff_bandmf.AdaptiveClip({'kernel': 1.0}))
 
 
-def test_adaptive_clip_is_a_coordinate_of_the_claim(tmp_path):
-  adaptive = tff_bandmf.AdaptiveClip(0.5)
-  plan = _plan(l2_norm_clip=adaptive, dimension=100)
-  assert plan.guarantee == _plan(dimension=101).guarantee
-  plan.save(tmp_path / 'plan.json')
-  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
-  assert loaded.guarantee.dimension == 101
-
-
 def test_noise_multiplier_is_taken_as_given():
   plan = _plan(epsilon=None, delta=None, noise_multiplier=2.0)
   assert plan.guarantee.noise_multiplier == 2
@@ -303,7 +294,8 @@ def test_sampled_plan_with_less_noise_is_refused(tmp_path, cohorts):
   assert plan.most_clients > 2 * plan.clients_per_round
   plan.save(tmp_path / 'plan.json')
   loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
-  assert loaded.guarantee.claim(1e-6).upper == plan.guarantee.claim(1e-6).upper
+  found, claimed = (each.guarantee.claim(1e-6) for each in (loaded, plan))
+  assert found.upper == pytest.approx(claimed.upper, rel=1e-9)
   assert loaded.guarantee.cohorts == plan.guarantee.cohorts
   assert str(loaded) == str(plan)
   content = json.loads((tmp_path / 'plan.json').read_text())
@@ -416,7 +408,7 @@ def test_plan_with_less_noise_than_its_claim_needs_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize('factor', [1.001, 10])
-def test_plan_with_more_noise_than_it_asks_for_is_refused(tmp_path, factor):
+def test_plan_with_noise_beyond_its_request_is_refused(tmp_path, factor):
   def edit(content):
     content['noise_multiplier'] *= factor
 
@@ -436,7 +428,6 @@ def _given_noise(content):
   [
     lambda content: content['request'].update(epsilon=4.1),
     lambda content: content['request'].update(delta=2e-6),
-    lambda content: content['request'].update(dimension=1000),
     lambda content: content['request'].update(mechanism='identity'),
     lambda content: content['request'].update(
       mechanism={'family': 'banded-sqrt', 'bands': 13}

@@ -43,7 +43,6 @@ def _query(
   schema=None,
   specs=_SPECS,
   clients_per_round=4.0,
-  dimension=None,
   key=None,
 ):
   query = query_lib.CorrelatedNoiseQuery.of(
@@ -51,7 +50,6 @@ def _query(
       strategy or strategies.BandedToeplitz(6, [1.0, 0.5]),
       schema or participation.MinSep(2),
       noise_multiplier,
-      dimension=dimension,
     ),
     specs,
     (adaptive, None, math.inf),
@@ -235,13 +233,6 @@ def test_noise_of_a_run_is_larger_by_delta():
   growth = query.z_stddev / constant.z_stddev
   assert growth == pytest.approx(math.sqrt(1 + 0.28**2 / 4), rel=1e-9)
   assert growth < 1.01
-
-
-def test_indicator_is_one_of_the_coordinates_of_a_claim():
-  _query(0.5, 0.7, dimension=5)
-  _query(tff_bandmf.AdaptiveClip(0.5), 0.7, dimension=6)
-  with pytest.raises(ValueError, match='dimension'):
-    _query(tff_bandmf.AdaptiveClip(0.5), 0.7, dimension=5)
 
 
 @pytest.mark.slow

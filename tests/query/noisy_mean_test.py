@@ -267,13 +267,6 @@ def test_round_past_the_last_raises():
         mean.release(t, [])
 
 
-def test_model_larger_than_the_claim_is_refused():
-  _mean(dimension=9016).thing.close()
-  for clip, dimension in (1.0, 9015), (_clip('adaptive'), 9016):
-    with pytest.raises(ValueError, match='dimension'):
-      _mean(clip=clip, dimension=dimension)
-
-
 def test_leaf_that_is_no_float_is_refused_by_name():
   for wrong in (np.int32, np.longdouble):
     with pytest.raises(TypeError, match=r'update\[a\].dtype=.*to float64'):

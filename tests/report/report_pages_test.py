@@ -15,7 +15,6 @@ import pytest
 import written_run
 
 from tff_bandmf import accounting, noise, report
-from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.report import pages
 
 pytestmark = pytest.mark.slow
@@ -522,7 +521,7 @@ def test_printed_epsilon_is_never_below_the_computed_one(value):
   assert value <= float(pages.number(value, digits=4)) <= value * (1 + 1e-3)
 
 
-def test_head_has_rho_in_four_digits_and_units_of_the_inverse(tmp_path):
+def test_head_has_rho_in_four_digits_and_units_of_the_logarithm(tmp_path):
   spec = written_run.make_run(tmp_path, written_run.KEPT)
   report.write(tmp_path)
   head = pages.number(spec.rho, digits=4)
@@ -530,8 +529,7 @@ def test_head_has_rho_in_four_digits_and_units_of_the_inverse(tmp_path):
   for name in ('report.md', 'report.html'):
     text = (tmp_path / name).read_text()
     assert f'| {head} |' in text or f'>{head}</span></b>' in text
-    assert f'at most {cells.INVERSE_UNITS:g} units' in text
-    assert f'error of at most {cells.INVERSE_MOST:g} units' in text
+    assert 'error of at most 2 units of its last place' in text
 
 
 def test_row_of_accounting_is_in_plain_words_for_everybody(tmp_path):

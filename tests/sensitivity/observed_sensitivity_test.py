@@ -76,9 +76,8 @@ def test_observed_is_brute_force(name, whole, patterns):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(observed_sensitivity, '_WHOLE_GRAM', _ROUNDS if whole else 1)
     found = _observed(patterns, strategy)
-  cut = found.max_participations * strategy.recursion().cut_norm
   np.testing.assert_allclose(
-    found.sensitivity.value, np.sqrt(max(squares)) + cut, rtol=1e-11
+    found.sensitivity.value, np.sqrt(max(squares)), rtol=1e-11
   )
   worst = gram[np.ix_(found.pattern, found.pattern)].sum()
   np.testing.assert_allclose(worst, max(squares), rtol=1e-12)
@@ -122,7 +121,7 @@ def test_log_that_keeps_a_schema_shows_at_most_what_was_planned(
     _STRATEGIES[name], participation.MinSep(5), 1.0
   )
   found = _observed(patterns, _STRATEGIES[name])
-  claimed = planned.accountant.more_noise(planned.cost)
+  claimed = 1 + planned.accountant.error
   assert found.sensitivity.value <= planned.sensitivity.value * claimed * (
     1 + 1e-12
   )
@@ -131,7 +130,7 @@ def test_log_that_keeps_a_schema_shows_at_most_what_was_planned(
 
 
 def _of_noise(strategy):
-  """Returns the C of the noise, whose weights are cut, [n][n] fractions."""
+  """Returns the C of the noise, [n][n] fractions."""
   window, rounds = strategy.recursion(), strategy.rounds
   matrix = [[fractions.Fraction(0)] * rounds for _ in range(rounds)]
   for t, (scale, readout) in enumerate(zip(*window.weights(0, rounds))):

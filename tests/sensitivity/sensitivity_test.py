@@ -1,5 +1,6 @@
 """Tests of sensitivity against brute force over all participation patterns."""
 
+import fractions
 import functools
 import itertools
 import math
@@ -397,3 +398,61 @@ def test_heaviest_pattern_of_many_rows_and_consecutive_rounds():
       np.sort(weights, axis=1)[:, -count:].sum(1),
       rtol=1e-12,
     )
+
+
+def _claimed(strategy, schema):
+  """Returns the sensitivity that claims of a strategy rest on, exactly."""
+  value = sensitivity.sensitivity(strategy, schema).value
+  k = schema.participations(strategy.rounds)
+  error = fractions.Fraction(sensitivity.rounding(strategy, k))
+  return fractions.Fraction(value) * (1 + error)
+
+
+def test_sums_of_many_participations_are_rounded_up():
+  # Squares that are lost one by one beside a 1.
+  rows = np.full((10_000, 1), 1.05e-8)
+  rows[-1] = 1.0
+  exact = 1 + 4999 * fractions.Fraction(1.05e-8) ** 2
+  claimed = _claimed(strategies.Banded(rows), participation.MinSep(2))
+  assert exact <= claimed**2 <= exact * (1 + fractions.Fraction(1, 10**7))
+
+
+def _ill_conditioned(rounds, degree, decay):
+  coefficients = np.ones(1)
+  for _ in range(degree):
+    coefficients = np.convolve(coefficients, [1.0, -decay])
+  return strategies.BandedInverse(rounds, coefficients)
+
+
+@pytest.mark.parametrize(
+  ('rounds', 'degree', 'decay', 'min_sep'),
+  [(38, 4, 0.99636978, 35), (60, 6, 0.999, 59), (150, 5, 0.999, 149)],
+)
+def test_sensitivity_of_an_inverse_is_rounded_up(
+  rounds, degree, decay, min_sep
+):
+  """The noise follows C^-1, and float64 gives another C."""
+  strategy = _ill_conditioned(rounds, degree, decay)
+  schema = participation.MinSep(min_sep)
+  inverse = [fractions.Fraction(r) for r in strategy.inverse_coefficients]
+  column = []
+  for t in range(rounds):
+    past = sum(r * c for r, c in zip(inverse[1:], column[::-1]))
+    column.append((int(t == 0) - past) / inverse[0])
+  moved = column[:min_sep] + [
+    c + earlier for c, earlier in zip(column[min_sep:], column)
+  ]
+  exact = sum(entry**2 for entry in moved)
+  assert exact <= _claimed(strategy, schema) ** 2 <= exact * (1 + 1e-4)
+  plain = sensitivity.rounding(strategy, 2)
+  for other in (
+    strategies.ColumnNormalized(strategy),
+    strategies.Stamped(2 * rounds, strategy),
+  ):
+    assert sensitivity.rounding(other, 2) >= plain
+
+
+def test_inverse_that_float64_does_not_give_is_refused():
+  strategy = _ill_conditioned(2000, 8, 1.0)
+  with pytest.raises(ValueError, match='inverse_coefficients=.*float64'):
+    sensitivity.rounding(strategy, 1)

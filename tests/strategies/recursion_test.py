@@ -215,7 +215,8 @@ def test_column_of_a_blt_is_within_its_bound():
     if t
   ]
   squared = sum(each**2 for each in off)
-  assert 0 < squared <= fractions.Fraction(strategy.recursion().cut_norm) ** 2
+  assert 0 < squared <= fractions.Fraction(strategy.column_error(1)) ** 2
+  assert strategy.column_error(5) == 5 * strategy.column_error(1)
 
 
 def test_window_in_blocks_is_the_window_round_by_round():
@@ -236,25 +237,12 @@ def test_window_in_blocks_is_the_window_round_by_round():
 
 
 @pytest.mark.parametrize('kind', _KINDS)
-def test_rounds_that_a_client_moves_are_counted(kind):
-  """The slack of a run is for so many rounds; random rounds of a client."""
-  rng = np.random.default_rng(0)
-  moved = np.abs(_matrix(_KINDS[kind])) > 1e-12
-  recursion = _KINDS[kind].recursion()
-  for count in range(1, 6):
-    for _ in range(20):
-      rounds = rng.choice(_ROUNDS, count, replace=False)
-      most = recursion.cells(count)
-      assert moved[:, rounds].any(1).sum() <= most <= _ROUNDS
-
-
-@pytest.mark.parametrize('kind', _KINDS)
 def test_bounds_of_weights_in_pieces_are_those_of_the_whole(kind, monkeypatch):
   """As for more rounds than are in memory at one time."""
 
   def bounds():
     made = _KINDS[kind].recursion()
-    return made.cut_norm, made.rho, made.max_scale, made.row_norms
+    return made.rho, made.max_scale, made.row_norms
 
   whole = bounds()
   monkeypatch.setattr(recursion_lib, '_ROWS', 3)

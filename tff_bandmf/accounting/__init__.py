@@ -1,11 +1,5 @@
 """Accounting: noise multipliers, zCDP and (epsilon, delta)."""
 
-from tff_bandmf.accounting.arithmetic.slack import (
-  CELLS,
-  MAX_SLACK,
-  Slack,
-  Unproved,
-)
 from tff_bandmf.accounting.calibration import calibrate
 from tff_bandmf.accounting.composition import Composition, compose
 from tff_bandmf.accounting.guarantee import Guarantee

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import strategies
 from tff_bandmf.accounting import guarantee as guarantee_lib
-from tff_bandmf.accounting.arithmetic import slack as slack_lib
 from tff_bandmf.accounting.methods import gaussian, monte_carlo
 
 
@@ -17,8 +14,6 @@ def calibrate(
   *,
   epsilon: float,
   delta: float,
-  dimension: Optional[int] = None,
-  max_slack: float = slack_lib.MAX_SLACK,
   samples: monte_carlo.Samples = guarantee_lib.SAMPLES,
   clients_per_unit: int = 1,
 ) -> guarantee_lib.Guarantee:
@@ -38,21 +33,16 @@ def calibrate(
   Args:
     strategy: strategy matrix C.
     cohorts: enforced participation schema, or kind of sampling.
-    epsilon: target epsilon of the whole run, above 0 and above the slack of
-      epsilon.
-    delta: target delta of the whole run, in [1e-50, 1) and above the slack of
-      delta.
-    dimension: d, number of coordinates of the model; None for every model with
-      at most 2^33 pairs (round, coordinate) that a client can influence.
-    max_slack: limit of the slack, in epsilon and as a fraction of delta, in
-      (0, 1).
+    epsilon: target epsilon of the whole run, > 0, at most 70 at a `delta` of
+      1e-6.
+    delta: target delta of the whole run, in (0, 1).
     samples: options for claims that need random samples. With more samples, the
       noise is smaller.
     clients_per_unit: largest number of clients of one unit of privacy, >= 1.
 
   Raises:
-    ValueError: a value is out of range, no guarantee is proved for the strategy
-      and the cohorts, or the slack exceeds `max_slack`.
+    ValueError: a value is out of range, or no guarantee is proved for the
+      strategy and the cohorts.
   """
   gaussian.check_epsilon(epsilon)
   gaussian.check_delta(delta)
@@ -60,12 +50,10 @@ def calibrate(
     strategy,
     cohorts,
     1.0,
-    dimension=dimension,
-    max_slack=max_slack,
     samples=samples,
     clients_per_unit=clients_per_unit,
   )
   noise_multiplier, claim = guarantee.accountant.calibrate(
-    guarantee.cost, epsilon, delta, samples
+    epsilon, delta, samples
   )
   return guarantee.with_noise(noise_multiplier, claim, delta)

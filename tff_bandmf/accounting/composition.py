@@ -1,30 +1,20 @@
 """The guarantee of several runs on the same clients.
 
-| symbol          | meaning                                             |
-|-----------------|-----------------------------------------------------|
-| mu_i            | 1 / `exact_noise` of run i                          |
-| alpha_i, beta_i | bounds of what rounding changes in run i, see below |
-
 Neighbouring data sets differ in one unit of privacy, the same unit in all runs.
 The training of a run may depend on releases of earlier runs. The noise
 multiplier, the rounds and the cohorts of a run must not depend on them.
 
 | cohorts of the runs           | composition                                  |
 |-------------------------------|----------------------------------------------|
-| enforced, or read from a log  | one Gaussian, mu^2 = sum mu_i^2: exact       |
+| enforced, or read from a log  | one Gaussian, mu^2 = sum mu_i^2, where mu_i  |
+|                               | is 1 / `exact_noise` of run i: exact         |
 | some by cyclic Poisson        | distributions of the privacy losses are      |
 |                               | convolved, rounded up                        |
 | some sampled by another rule  | an upper bound: sum of epsilons, each at a   |
 |                               | share of delta; or composition without       |
 |                               | amplification, if its epsilon is smaller     |
 
-Let exact(E) be the probability of an event E for all runs in real numbers, and
-computed(E) its probability for the released bits. Then for every E
-
-    computed(E) <= e^(sum alpha_i) exact(E) + sum beta_i
-    exact(E) <= e^(sum alpha_i) computed(E) + sum beta_i
-
-so `slack.together` adds the alphas and the betas.
+Each run may stop, so the taus of the module `stops` are added.
 """
 
 from __future__ import annotations
@@ -36,9 +26,13 @@ from typing import Any, Optional, Protocol, Union
 
 from tff_bandmf import _files, errors
 from tff_bandmf.accounting import guarantee
-from tff_bandmf.accounting.arithmetic import slack as slack_lib
 from tff_bandmf.accounting.kinds import kinds, poisson
-from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
+from tff_bandmf.accounting.methods import (
+  accountants,
+  gaussian,
+  monte_carlo,
+  stops,
+)
 
 EXACT = 'exact'
 CONVOLVED = 'losses convolved, rounded up'
@@ -46,8 +40,6 @@ UPPER_BOUND = 'upper_bound'
 
 # Relative allowance for the rounding errors of sums and square roots.
 _ROUNDING = 1e-14
-# Limit of the slack of all runs together, in epsilon and as a part of delta.
-_MOST_SLACK = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +86,6 @@ class Composition:
 
     Raises:
       ValueError: a value is out of range.
-      Unproved: the slack of a run exceeds its `max_slack`.
     """
     gaussian.check_delta(delta)
     if len(self.guarantees) == 1:
@@ -127,8 +118,6 @@ class Composition:
       ),
       samples=max(each.samples for each in bounds),
       seed=next((each.seed for each in bounds if each.seed is not None), None),
-      slack_epsilon=math.fsum(each.slack_epsilon for each in bounds),
-      slack_delta=math.fsum(each.slack_delta for each in bounds),
     )
 
   def epsilon(self, delta: float) -> float:
@@ -136,7 +125,6 @@ class Composition:
 
     Raises:
       ValueError: `delta` is out of range.
-      Unproved: the slack of a run exceeds its `max_slack`.
     """
     return self.claim(delta).epsilon
 
@@ -256,21 +244,16 @@ def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
 
 def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
   """Returns the claim at `delta` of runs that `_part` can represent."""
-  largest = min(_MOST_SLACK, math.fsum(each.cost.max_slack for each in runs))
   parts = _merged([_part(each) for each in runs])
-  # The slack is at most `largest` * `delta`. So the runs in real numbers have a
-  # delta of at least (1 - `largest`) * `delta` and an epsilon below `bound`.
-  bound = poisson.composed_epsilon(parts, (1 - largest) * delta)
-  slack = slack_lib.together(
-    [each.cost.slack(bound, delta / len(runs)) for each in runs],
-    bound,
-    delta,
-    largest,
-  )
-  epsilon = poisson.composed_epsilon(parts, slack.exact_delta) + slack.epsilon
-  return monte_carlo.Bound.certain(
-    epsilon, slack.exact_delta, slack.epsilon, slack.delta
-  )
+  # PRIVACY: Each run may stop. Epsilon at the whole `delta`, or with the stops
+  # of one run, would be too small. Epsilon is for what the stops of all runs
+  # leave of `delta`.
+  # Guard: composition_test.test_stops_of_all_runs_are_counted.
+  for share in stops.SHARES:
+    epsilon = poisson.composed_epsilon(parts, (1 - share) * delta)
+    if stops.suffices(share, epsilon, delta, len(runs)):
+      return monte_carlo.Bound.certain(epsilon, delta)
+  return monte_carlo.UNPROVED
 
 
 def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:

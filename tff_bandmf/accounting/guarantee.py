@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Optional
 
 import attrs
@@ -10,7 +11,6 @@ import attrs
 from tff_bandmf import _checks, _files, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting.arithmetic import slack as slack_lib
 from tff_bandmf.accounting.kinds import kinds, logged_cohorts
 from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
 
@@ -42,10 +42,6 @@ class Guarantee:
     cohorts: rule of participation, enforced or sampled, or cohorts of a log.
     noise_multiplier: stddev(z) / (clip * sensitivity), >= 0; 0 means no noise
       and no guarantee.
-    dimension: d, number of coordinates of the model; None for every model with
-      at most 2^33 pairs (round, coordinate) that a client can influence.
-    max_slack: limit of the slack, in epsilon and as a fraction of delta, in
-      (0, 1); a claim whose slack exceeds `max_slack` is refused.
     samples: options for claims that need random samples.
     clients_per_unit: largest number of clients of one unit of privacy, such as
       the devices of a person. The schema limits each client and not the unit.
@@ -58,8 +54,6 @@ class Guarantee:
   strategy: strategies.Strategy
   cohorts: participation_lib.Cohorts
   noise_multiplier: float = attrs.field()
-  dimension: Optional[int] = attrs.field(default=None, kw_only=True)
-  max_slack: float = attrs.field(default=slack_lib.MAX_SLACK, kw_only=True)
   samples: monte_carlo.Samples = attrs.field(default=SAMPLES, kw_only=True)
   clients_per_unit: int = attrs.field(
     default=1,
@@ -106,30 +100,19 @@ class Guarantee:
 
   @property
   def rho(self) -> Optional[float]:
-    """rho of zero-concentrated DP; None if no rho is proved."""
+    """rho of zero-concentrated DP; None if no rho is proved.
+
+    The run is tau-approximately rho-zCDP: it may stop, with a probability of at
+    most tau = 4e-39.
+    """
     if not self.noise_multiplier:
       return None
-    # PRIVACY: The noise is computed with cut weights (see `slack.Cost`). Their
-    # matrix may have a larger sensitivity than C, so a rho from C would be too
-    # small. `exact_noise` is for a bound of the larger sensitivity.
-    # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
     return self.accountant.rho(self.exact_noise)
 
   @property
   def exact_noise(self) -> float:
-    """The noise multiplier for the sensitivity of C with cut weights."""
-    return self.noise_multiplier / self.accountant.more_noise(self.cost)
-
-  @functools.cached_property
-  def cost(self) -> slack_lib.Cost:
-    """The bounds of the run's arithmetic, from which its slack follows."""
-    return slack_lib.Cost.of(
-      self.strategy,
-      self.accountant.participations,
-      sampled=self.accountant.sampled,
-      dimension=self.dimension,
-      max_slack=self.max_slack,
-    )
+    """The noise multiplier for the sensitivity without rounding errors."""
+    return self.accountant.exact_noise(self.noise_multiplier)
 
   @functools.cached_property
   def _claims(self) -> dict[float, monte_carlo.Bound]:
@@ -139,16 +122,16 @@ class Guarantee:
   def claim(self, delta: float) -> monte_carlo.Bound:
     """Returns the claim of the least epsilon at `delta`.
 
-    The claim is about the released bits: it includes the slack.
+    The claim is about the released bits. Its epsilon is infinite if none is
+    proved at `delta`.
 
     Raises:
       ValueError: a value is out of range, or the run has no noise.
-      Unproved: the slack exceeds `max_slack`.
     """
     gaussian.check_delta(delta)
     if delta not in self._claims:
       self._claims[delta] = self.accountant.claim(
-        self.cost, self.noise_multiplier, delta, self.samples
+        self.noise_multiplier, delta, self.samples
       )
     return self._claims[delta]
 
@@ -157,10 +140,9 @@ class Guarantee:
 
     Raises:
       ValueError: a value is out of range, or the run has no noise.
-      Unproved: the slack exceeds `max_slack`.
     """
     return self.accountant.claim_at(
-      self.cost, self.noise_multiplier, epsilon, self.samples
+      self.noise_multiplier, epsilon, self.samples
     )
 
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
@@ -176,9 +158,7 @@ class Guarantee:
       ValueError: the epsilon or the delta computed now is larger than the
         earlier one.
     """
-    confirmed = self.accountant.confirmed(
-      self.cost, self.noise_multiplier, bound, delta
-    )
+    confirmed = self.accountant.confirmed(self.noise_multiplier, bound, delta)
     if (
       confirmed.epsilon > bound.epsilon * (1 + _SAME) or confirmed.total > delta
     ):
@@ -216,34 +196,25 @@ class Guarantee:
     )
 
   def epsilon(self, delta: float) -> float:
-    """Returns epsilon at `delta`, rounded up; infinite without noise.
+    """Returns epsilon at `delta`, rounded up; infinite if none is proved.
 
     Raises:
       ValueError: `delta` is out of range.
-      Unproved: the slack exceeds `max_slack`.
     """
     if not self.noise_multiplier:
       return float('inf')
     return self.claim(delta).epsilon
 
   def proved_epsilon(self, delta: Optional[float]) -> Optional[float]:
-    """Returns epsilon at `delta`, or None if no epsilon is proved.
-
-    The result is also None if `delta` is None or the run has no noise.
-    """
-    if delta is None or not self.noise_multiplier:
-      return None
-    try:
-      return self.epsilon(delta)
-    except slack_lib.Unproved:
-      return None
+    """Returns epsilon at `delta`, or None if none is proved or no `delta`."""
+    epsilon = math.inf if delta is None else self.epsilon(delta)
+    return epsilon if math.isfinite(epsilon) else None
 
   def delta(self, epsilon: float) -> float:
     """Returns delta at `epsilon`, rounded up; 1 without noise.
 
     Raises:
       ValueError: `epsilon` is out of range.
-      Unproved: the slack exceeds `max_slack`.
     """
     if not self.noise_multiplier:
       return 1.0
@@ -277,7 +248,7 @@ class Guarantee:
   def dp_event(self) -> dp_accounting.DpEvent:
     """Returns the event of the whole run, for a dp-accounting accountant.
 
-    The event describes the run in real numbers, without the slack. If
+    The event describes a run that never stops. If
     dp-accounting has no event for the run, the result is an
     `UnsupportedDpEvent`, which every accountant refuses.
     """
@@ -302,8 +273,6 @@ class Guarantee:
       'sensitivity_reason': self.sensitivity.reason,
       'noise_multiplier': self.noise_multiplier,
       'z_stddev_per_clip': self.z_stddev_per_clip,
-      'dimension': self.dimension,
-      'max_slack': self.max_slack,
       'clients_per_unit': self.clients_per_unit,
       'adjacency': self.cohorts.adjacency,
     }

@@ -332,7 +332,6 @@ def dp_aggregator(
   l2_norm_clip: clips.Clip,
   strategy: strategies.Strategy,
   participation: participation_lib.Participation,
-  dimension: Optional[int] = None,
   noise: Optional[placements.Placement] = None,
   largest_cohort: Optional[int] = None,
   zeroing_norm: Optional[float] = None,
@@ -383,10 +382,6 @@ def dp_aggregator(
       `AdaptiveClip`, which needs noise for one more coordinate.
     strategy: strategy matrix C, which also determines the number of rounds.
     participation: schema for which the sensitivity of C is computed.
-    dimension: largest number of coordinates of an update for which the epsilon
-      is claimed, equal to `dimension` of `accounting.calibrate`. If None, the
-      limit is `accounting.CELLS` pairs (round, coordinate) that a client can
-      influence. A model beyond the limit is refused.
     noise: choice of where noise comes from, a value of `noise.placements`; None
       means `Tape()`.
     largest_cohort: largest number of clients of any round, >= 1. A round with
@@ -456,17 +451,7 @@ def dp_aggregator(
       'server, in spite of secure_sum; leave one of them out'
     )
   return CorrelatedNoiseFactory(
-    accounting.Guarantee(
-      strategy,
-      participation,
-      noise_multiplier,
-      # PRIVACY: Rounding the noise of a coordinate costs privacy, and epsilon
-      # would be too small if it left out a coordinate with noise. The indicator
-      # of an adaptive clip has noise, so it counts as one coordinate.
-      # Guard:
-      # aggregator_adaptive_test.test_claim_is_that_of_a_constant_clip.
-      dimension=dimension and dimension + clips.indicators(l2_norm_clip),
-    ),
+    accounting.Guarantee(strategy, participation, noise_multiplier),
     clients_per_round,
     l2_norm_clip,
     (zeroing_norm, zeroing_norm_order),

@@ -7,10 +7,9 @@ import pathlib
 import time
 from typing import Optional
 
-import attrs
 import click
 
-from tff_bandmf import accounting, clips, errors
+from tff_bandmf import accounting, errors
 from tff_bandmf.cli import options, output
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
@@ -32,11 +31,9 @@ from tff_bandmf.report import participation_log
   type=options.NUMBER,
   help='delta of the (epsilon, delta) guarantee.  [default: from the plan]',
 )
-@options.dimension
-@options.max_slack
 @options.log_columns
 @options.as_json
-def observe(log, file, z_stddev, delta, dimension, max_slack, as_json, **more):
+def observe(log, file, z_stddev, delta, as_json, **more):
   """Shows the sensitivity and the epsilon of the rounds in a log.
 
   LOG is a CSV or Parquet file, or a folder of Parquet files, with the columns
@@ -58,15 +55,6 @@ def observe(log, file, z_stddev, delta, dimension, max_slack, as_json, **more):
       )
     strategy = plan.strategy
     delta = plan.delta if delta is None else delta
-    # PRIVACY: The cost of finite arithmetic grows with the number of noisy
-    # coordinates, so epsilon would be too small if a coordinate were left out.
-    # The indicator of an adaptive clip counts as one coordinate.
-    # Guard: cli_observe_test.test_indicator_is_a_coordinate_of_the_claim.
-    dimension = (
-      plan.coordinates
-      if dimension is None
-      else dimension + clips.indicators(plan.l2_norm_clip)
-    )
     sampled = plan.sampled is not None and plan.sampled.population is None
     if plan.largest_cohort or not sampled:
       participations.check_sizes(plan.most_clients)
@@ -76,16 +64,12 @@ def observe(log, file, z_stddev, delta, dimension, max_slack, as_json, **more):
   assert observed.sensitivity is not None
   guarantee = None
   if plan is not None and plan.guarantee.noise_multiplier:
-    guarantee = attrs.evolve(
-      plan.guarantee, dimension=dimension, max_slack=max_slack
-    ).seen(observed)
+    guarantee = plan.guarantee.seen(observed)
   elif z_stddev is not None:
     guarantee = accounting.Guarantee(
       strategy,
       accounting.Logged(observed),
       z_stddev / clip / observed.sensitivity.value,
-      dimension=dimension,
-      max_slack=max_slack,
     )
   if guarantee is not None and delta is None:
     raise errors.value_error('delta=None: epsilon needs a delta; give --delta')

@@ -126,21 +126,6 @@ objective = click.option(
   type=_OneOf(('mean', 'max')),
   help='Error to minimise: the mean or the largest error of the rounds.',
 )
-dimension = click.option(
-  '--dimension',
-  type=INTEGER,
-  help='Number of parameters of the model. The privacy cost of finite '
-  'arithmetic grows with it.  [default: any number with which a client '
-  'influences at most 2^33 values in all rounds]',
-)
-max_slack = click.option(
-  '--max-slack',
-  default=accounting.MAX_SLACK,
-  show_default=True,
-  type=NUMBER,
-  help='Largest privacy cost of finite arithmetic, in epsilon and as a '
-  'fraction of delta.',
-)
 epsilon = click.option(
   '--epsilon',
   required=True,

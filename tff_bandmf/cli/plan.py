@@ -27,7 +27,7 @@ from tff_bandmf.plan import plan as plan_lib
   '--largest-cohort',
   type=options.INTEGER,
   help='Largest number of clients of a round.  [default: --clients-per-round; '
-  'for sampled cohorts, a size that a run exceeds with probability 1e-24]',
+  'for sampled cohorts, a size that a run exceeds with probability 1e-40]',
 )
 @click.option(
   '--population',
@@ -78,7 +78,11 @@ from tff_bandmf.plan import plan as plan_lib
 )
 @options.workload
 @options.objective
-@options.dimension
+@click.option(
+  '--dimension',
+  type=options.INTEGER,
+  help='Number of parameters of the model, to compare noise and updates.',
+)
 @click.option(
   '--clients-per-unit',
   default=1,

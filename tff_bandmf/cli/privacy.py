@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -15,8 +16,6 @@ _run_options = options.together(
   options.adjacency,
   options.amplification,
   options.sampling_prob,
-  options.dimension,
-  options.max_slack,
   options.coefficients,
   options.as_json,
 )
@@ -41,9 +40,8 @@ _run_options = options.together(
 def account(file, noise_multiplier, z_stddev, **flags):
   """Shows rho and epsilon of a run with given noise.
 
-  epsilon and delta hold for the released bits: they include slack_epsilon and
-  slack_delta, the privacy cost of finite arithmetic. rho holds for real
-  numbers. FILE is a strategy file or a .npy file of the matrix C. The noise
+  epsilon, delta and rho hold for the released bits, rho but for a probability
+  of 4e-39. FILE is a strategy file or a .npy file of the matrix C. The noise
   multiplier is relative to the number that is printed as sensitivity: for
   cyclic-poisson the largest column norm of C, else the sensitivity for the
   worst participation.
@@ -62,8 +60,6 @@ def account(file, noise_multiplier, z_stddev, **flags):
     strategy,
     cohorts,
     noise_multiplier,
-    dimension=flags['dimension'],
-    max_slack=flags['max_slack'],
   )
   return _show(guarantee, flags, started)
 
@@ -85,8 +81,6 @@ def calibrate(file, epsilon, **flags):
     *_run(file, flags),
     epsilon=epsilon,
     delta=flags['delta'],
-    dimension=flags['dimension'],
-    max_slack=flags['max_slack'],
   )
   return _show(guarantee, flags, started)
 
@@ -107,6 +101,11 @@ def _show(
   """Prints the record of a strategy, and of the guarantee of its run."""
   delta, clip = flags['delta'], flags['clip']
   claim = guarantee.claim(delta)
+  if not math.isfinite(claim.epsilon):
+    raise errors.value_error(
+      f'noise_multiplier={guarantee.noise_multiplier}: proves no epsilon at '
+      f'delta={delta:g}; use more noise or a larger delta'
+    )
   output.warn_of_weak(claim.epsilon, delta)
   # The record begins with these values, the main result of the command. They
   # also follow `described`, which has None for them.

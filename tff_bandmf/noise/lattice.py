@@ -13,18 +13,14 @@
 | D      |                  | diag(C[t, t])                                    |
 
 Sums are 32-bit integers, so they are exact in any order if no value leaves the
-range of 32 bits. This holds if y is within 12 of its standard deviations and,
+range of 32 bits. This holds if y is within 16 of its standard deviations and,
 for every row of C^-1 D,
 
-  B 2^k + 12 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
+  B 2^k + 16 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
 With secure aggregation the first term is 2 B 2^k. The third term bounds the
-effect of rounding errors on y. A cell is the interval of z that is rounded to
-one value of y, and its width is in units of s.
-`accounting.arithmetic.cells` bounds the slack, which is the privacy cost of
-finite arithmetic in epsilon and delta, if every cell has a width
-
-  2^-17 <= h C[t, t] / s <= 1
+effect of rounding errors on y. Privacy is the same on every lattice. A step
+below 2^-17 s / C[t, t] would put more roundings in doubt, which costs time.
 """
 
 from __future__ import annotations
@@ -35,14 +31,11 @@ import math
 import numpy as np
 
 from tff_bandmf import _checks, errors
-from tff_bandmf.accounting.arithmetic import cells
+from tff_bandmf.accounting.methods import stops
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# PRIVACY: The stated epsilon includes the slack for cells of this width.
-# Narrower cells have more slack, so the stated epsilon would be too small.
-# `Lattice.of` makes no cell narrower than this width.
-# Guard: lattice_test.test_cells_are_as_wide_as_claims_say.
-_CELL_WIDTH = cells.CELL_WIDTH
+# Least step of the lattice in standard deviations of z / C[t, t].
+_LEAST_STEP = 2.0**-17
 # Largest k: float64 holds all integers up to 4^k, the squared clip, exactly.
 MOST_CLIP_BITS = 26
 _RANGE = 2**31 - 1
@@ -75,16 +68,14 @@ class Lattice:
     """Returns the finest lattice that fits a run.
 
     A lattice fits if no value of the run is out of range, 2^k is at most 2^26
-    and at least twice the square root of `dimension` and, with noise, every
-    cell's width is in [2^-17, 1] times s.
+    and at least twice the square root of `dimension` and, with noise, a step is
+    at least 2^-17 of the standard deviation of z / C[t, t].
 
     **Formal guarantee.**
     Assumption: each record has a norm of at most 2^k steps, a round has at most
-    B records, and no coordinate of y exceeds 12 of its standard deviations
-    (`slack_delta` includes the probability that one exceeds them). Statement:
-    no sum leaves 32 bits, and every cell has a width in [2^-17, 1] in units of
-    s, for which the `slack_epsilon` and `slack_delta` of a claim hold. Source:
-    docs/reference/arithmetic.md, Theorem 2.
+    B records, and no coordinate of y exceeds 16 of its standard deviations
+    (delta includes the probability that one exceeds them). Statement: no sum
+    leaves 32 bits. Source: docs/reference/arithmetic.md.
 
     Args:
       recursion: recursion that computes y from z, for the strategy matrix C.
@@ -97,30 +88,34 @@ class Lattice:
 
     Raises:
       ValueError: no lattice is fine enough for the records and coarse enough
-        for the sums and the noise.
+        for the sums and the noise, or the run has more than 2^60 pairs of a
+        round and a coordinate.
     """
     largest_cohort = _checks.count(
       'largest_cohort', largest_cohort, 'it is the maximum number of clients'
     )
+    # PRIVACY: Delta includes the probability that a coordinate of y leaves its
+    # range, for 2^60 coordinates of all rounds. With more, delta could be too
+    # small. A run with more is refused.
+    # Guard: lattice_test.test_more_coordinates_than_claims_count_are_refused.
+    if dimension * recursion.rounds > stops.PAIRS:
+      raise errors.value_error(
+        f'rounds={recursion.rounds}: times {dimension} coordinates must be at '
+        'most 2^60; use fewer rounds or parameters'
+      )
     min_scale = float(np.min(recursion.scales))
     # The range condition is 2^k (sums + deviations) + constant <= 2^31 - 1.
     norm = recursion.rho * recursion.max_scale if z_stddev_per_clip else 0.0
-    deviations = 12 * z_stddev_per_clip * norm
+    deviations = stops.DEVIATIONS * z_stddev_per_clip * norm
     sums = largest_cohort * (2 if secure_sum else 1)
     # |row of C^-1 D|_1 <= sqrt(n) |row of C^-1|_2 max_t C[t, t].
     constant = 1 + math.sqrt(recursion.rounds) * norm / (2 * min_scale)
     most = min(MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
       most = min(
-        most, _bits(1 / (_CELL_WIDTH * recursion.max_scale * z_stddev_per_clip))
+        most, _bits(1 / (_LEAST_STEP * recursion.max_scale * z_stddev_per_clip))
       )
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
-    if z_stddev_per_clip:
-      # PRIVACY: The slack in epsilon is proved for cells of at most the width
-      # s. With wider cells, the stated epsilon could be too small. A lattice
-      # with a wider cell is refused.
-      # Guard: lattice_test.test_cells_wider_than_a_deviation_are_refused.
-      least = max(least, math.ceil(-math.log2(min_scale * z_stddev_per_clip)))
     if most < least:
       raise errors.value_error(
         f'lattice=2^{most} steps a clip: {largest_cohort} clients and a C^-1 '

@@ -17,13 +17,11 @@ import numpy as np
 import scipy.optimize
 
 from tff_bandmf import errors
+from tff_bandmf.accounting.methods import stops
 
 if TYPE_CHECKING:
   import tensorflow as tf
 
-# Bound on the probability that a correct run fails the test in some round; the
-# `slack_delta` of a claim includes it.
-FALSE_ALARM = 1e-24
 # Number of coordinates whose squares are added up at once.
 _PIECE = 1 << 13
 _UNSOUND = (
@@ -54,7 +52,7 @@ def check(
     parts: the coordinates of y_t, vectors of int32, in lattice steps.
     z_steps: standard deviation of z in lattice steps, > 0.
     row_norms: [rounds] float64, |row t of C^-1|_2 of every round t. Each round
-      may have a false alarm with probability `FALSE_ALARM` / rounds.
+      may have a false alarm with probability `stops.SELF_TEST` / rounds.
     round_index: t, in [0, rounds).
 
   Raises:
@@ -137,7 +135,7 @@ def interval(dimension: int, rounds: int) -> tuple[float, float]:
 
   By Chernoff's bound, exp(-d/2 (a - 1 - ln a)) bounds the probability that the
   mean exceeds a > 1, and the probability that the mean is below a < 1. At a =
-  low and at a = high this bound is `FALSE_ALARM` / (2 rounds).
+  low and at a = high this bound is `stops.SELF_TEST` / (2 rounds).
 
   >>> [round(bound, 4) for bound in interval(4_000_000, 2000)]
   [0.992, 1.008]
@@ -146,7 +144,7 @@ def interval(dimension: int, rounds: int) -> tuple[float, float]:
     dimension: d, number of normals, > 0.
     rounds: number of rounds of the run, > 0.
   """
-  target = 2.0 / dimension * math.log(2.0 * rounds / FALSE_ALARM)
+  target = 2.0 / dimension * math.log(2.0 * rounds / stops.SELF_TEST)
 
   def excess(log_a):
     return math.expm1(log_a) - log_a - target

@@ -83,11 +83,9 @@ class NoiseSource(abc.ABC):
     no value of the run is out of range; and nobody can distinguish words of
     ChaCha20 from uniform ones. Statement: if the Gaussian mechanism C S +
     z_steps Z on real numbers is (epsilon, delta)-DP, then the releases of all
-    rounds are (epsilon + 2 alpha, e^alpha delta + beta (1 + e^(epsilon +
-    alpha)))-DP. A round that fails releases nothing. Source:
-    docs/reference/arithmetic.md, Theorems 1 and 2, where alpha and beta are
-    defined. The last section of that page lists the properties that are
-    measured but not proved.
+    rounds are (epsilon, delta + (1 + e^epsilon) tau)-DP, where tau bounds the
+    probability that a run stops. A round that fails releases nothing. Source:
+    docs/reference/arithmetic.md, whose last section lists what is assumed.
 
     `TapeSource` enforces that each round has one sum; see
     `tape.graph_reader.release`. `NoNoise` guarantees nothing.

@@ -28,7 +28,7 @@ from tff_bandmf.plan import request as request_lib
 from tff_bandmf.plan import result as result_lib
 
 FORMAT = 'tff_bandmf.plan'
-VERSION = 2
+VERSION = 3
 
 # Calibration meets epsilon up to a relative difference of some 1e-6. If its
 # bound of delta rests on samples, the bound is near delta, but not equal to it.
@@ -132,7 +132,6 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
       strategy,
       run_cohorts,
       float(content['noise_multiplier']),
-      dimension=stored.coordinates,
       clients_per_unit=stored.clients_per_unit,
     )
     runners_up = tuple((family, rmse) for family, rmse in content['runners_up'])
@@ -206,7 +205,7 @@ def _check_noise(
   # If the noise multiplier in the file is edited to more, a report states an
   # epsilon that this training does not have. Noise that is more than the least
   # noise for the request is refused.
-  # Guards: plan_test.test_plan_with_more_noise_than_it_asks_for_is_refused
+  # Guards: plan_test.test_plan_with_noise_beyond_its_request_is_refused
   # and test_sampled_plan_with_less_noise_is_refused.
   if (
     claim.epsilon < _LEAST_EPSILON * stored.epsilon

@@ -149,15 +149,14 @@ class Request:
     largest_cohort: largest number of clients of a round, >=
       `clients_per_round`. If None, it is `clients_per_round` or, for sampled
       cohorts, a size that the cohorts of a run exceed with probability at most
-      1e-24.
+      1e-40.
     zeroing_norm: norm above which an update becomes zero, > 0. If None, no
       finite update becomes zero.
     workload: linear map from released sums to models: prefix sums or momentum.
     objective: 'mean' or 'max': whether strategies are optimised and ranked by
       the mean or by the largest error of the rounds.
-    dimension: number of coordinates of the model, >= 1. If None, the claim
-      covers every model with at most 2^33 pairs (round, coordinate) that a
-      client can influence.
+    dimension: number of coordinates of the model, >= 1, with which the plan
+      compares the noise with the updates; None if it is not known.
     clients_per_unit: largest number of clients of one unit of privacy, such as
       the devices of a person, >= 1. Each client follows `cohorts`.
     stands_for: number of clients in a round of a larger run that this run
@@ -257,14 +256,3 @@ class Request:
   def unit(self) -> str:
     """The unit of privacy, as the subject of a sentence."""
     return 'one client' if self.clients_per_unit == 1 else 'one unit of privacy'
-
-  @property
-  def coordinates(self) -> Optional[int]:
-    """The number of coordinates with noise; None if `dimension` is None."""
-    # PRIVACY: The claim covers the rounding of noise in this number of
-    # coordinates. If a coordinate with noise were left out, epsilon would be
-    # too small. The indicator of an adaptive clip counts as one coordinate.
-    # Guard: plan_test.test_adaptive_clip_is_a_coordinate_of_the_claim.
-    return self.dimension and (
-      self.dimension + clips.indicators(self.l2_norm_clip)
-    )

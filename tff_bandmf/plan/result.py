@@ -74,7 +74,7 @@ class Result:
 
   @property
   def bound(self) -> Optional[_files.JsonObject]:
-    """The claim with its slack, as JSON; None if the request has no claim."""
+    """The claim as JSON; None if the request has no claim."""
     if self.request.epsilon is None or self.request.delta is None:
       return None
     return dataclasses.asdict(self.guarantee.claim(self.request.delta))
@@ -111,7 +111,6 @@ def search(
   target = choosing.Target(
     1.0 if request.epsilon is None else request.epsilon,
     1e-6 if request.delta is None else request.delta,
-    request.coordinates,
   )
   ranking = choosing.choose(
     request.rounds,
@@ -259,7 +258,6 @@ def _calibrated(
       strategy,
       cohorts,
       float(request.noise_multiplier or 0),
-      dimension=request.coordinates,
       clients_per_unit=request.clients_per_unit,
     )
   return accounting.calibrate(
@@ -267,6 +265,5 @@ def _calibrated(
     cohorts,
     epsilon=request.epsilon,
     delta=request.delta,
-    dimension=request.coordinates,
     clients_per_unit=request.clients_per_unit,
   )

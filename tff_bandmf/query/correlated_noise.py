@@ -166,13 +166,6 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = clip_bounds.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: Rounding the noise of a coordinate costs privacy, and the stated
-    # epsilon includes this cost for a limited number of coordinates. With more
-    # coordinates it would be too small. A model with more is refused.
-    # Guard:
-    # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
-    if guarantee.noise_multiplier:
-      guarantee.cost.check_dimension(dimension)
     recursion, lattice = definition.of_run(
       guarantee.strategy.recursion(),
       noise_from,
@@ -327,12 +320,12 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     Statement: consider an adversary who knows the program, sees every release
     to the bit, and chooses later data after earlier releases. Against this
     adversary the releases of all rounds together have the (epsilon, delta) of
-    `Guarantee.claim` for the presence of one client. With exact real arithmetic
-    the releases are post-processing of the adaptive Gaussian mechanism C S +
-    z_steps Z, where row t of S is the integer sum of round t. The claim adds
-    the cost of finite precision (`slack_epsilon`, `slack_delta`).
+    `Guarantee.claim` for the presence of one client. Unless the run stops, the
+    releases are a function of the adaptive Gaussian mechanism C S + z_steps Z,
+    where row t of S is the integer sum of round t. Delta of the claim includes
+    stops.
 
-    Source: docs/reference/arithmetic.md, Theorems 1 and 2.
+    Source: docs/reference/arithmetic.md.
 
     Raises:
       tf.errors.InvalidArgumentError: at run time, if the round is past the last

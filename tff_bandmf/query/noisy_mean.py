@@ -85,12 +85,6 @@ class NoisyMean:
     )
     dimension = clip_bounds.record_dimension(self.like)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: Rounding the noise of a coordinate costs privacy, and the stated
-    # epsilon includes this cost for a limited number of coordinates. With more
-    # coordinates it would be too small. A model with more is refused.
-    # Guard: noisy_mean_test.test_model_larger_than_the_claim_is_refused.
-    if guarantee.noise_multiplier:
-      guarantee.cost.check_dimension(dimension)
     recursion, self.lattice = definition.of_run(
       guarantee.strategy.recursion(),
       placement,

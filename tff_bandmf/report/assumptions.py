@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import statement
 from tff_bandmf.run_files import run_json
@@ -123,12 +122,11 @@ def rows(
       _process(claim, run, elsewhere),
     ),
     (
-      'The computed inverse of the normal CDF has a relative error of at most '
-      f'{cells.INVERSE_UNITS:g} units of 2^-53 and, for results between 0.9 '
-      f'and 1.5, an absolute error of at most {cells.INVERSE_MOST:g} units. '
-      'Epsilon and delta include proved bounds for all other arithmetic.',
-      'SciPy, or TensorFlow for noise that is made in a graph',
-      'measured by tests, not proved',
+      'Float64 operations are rounded as IEEE 754 says, and the logarithm has '
+      'an error of at most 2 units of its last place. The error of every other '
+      'computation of the noise is bounded by a proof.',
+      'the processor and its mathematical library',
+      'not checked here',
     ),
   )
   return [

@@ -3,11 +3,12 @@
 // c: first column of the matrix C
 // mu: square root of the sum over runs of (1 / noise multiplier)^2
 // Phi: distribution function of the standard normal
-// epsilon - slack_epsilon is the least x with delta(x) <= delta - slack_delta:
-//   delta(x) = Phi(mu/2 - x/mu) - e^x Phi(-mu/2 - x/mu)
+// TAU: bound of the probability that a run stops
+// epsilon is the least x with total(x) <= delta, where, for r runs,
+//   total(x) = Phi(mu/2 - x/mu) - e^x Phi(-mu/2 - x/mu) + (1 + e^x) r TAU
 'use strict';
 
-const MOST_ROUNDS = 1e7, MOST_PRODUCTS = 2e8, LARGEST_EPSILON = 1e6;
+const MOST_ROUNDS = 1e7, MOST_PRODUCTS = 2e8, TAU = 3.2e-39;
 
 // Returns log(Phi(x)); the relative error of Phi is below 1e-12, in tails too.
 function logPhi(x) {
@@ -43,8 +44,14 @@ function gaussianDelta(mu, epsilon) {
   return Math.min(1, Math.max(0, first - second) + rounding);
 }
 
-const gaussianEpsilon = (mu, delta) =>
-  least(x => gaussianDelta(mu, x) <= delta, LARGEST_EPSILON);
+// Returns epsilon at `delta` of a number of runs that are one Gaussian release.
+function epsilonAt(mu, runs, delta) {
+  const total = x => gaussianDelta(mu, x) + (1 + Math.exp(x)) * runs * TAU;
+  // `total` falls until Phi(-mu/2 - x/mu) is runs TAU, and rises after that.
+  const x = least(x => total(x) <= delta
+    || logPhi(-mu / 2 - x / mu) < Math.log(runs * TAU), 100);
+  return total(x) <= delta ? x : Infinity;
+}
 
 // Returns the first column of a Toeplitz C, without its zeros at the end.
 function column(series, rounds) {
@@ -122,43 +129,16 @@ function rounded(value, digits = 4) {
 function muOf(check, claim) {
   return Math.hypot(...claim.runs.map(i => {
     const run = check.runs[i], exact = sensitivity(run).value;
-    return run.more_noise * (exact || run.sensitivity) / run.z_stddev_per_clip;
-  }));
-}
-
-// Returns alpha and beta: the probability of an event for the released bits is
-// at most e^alpha p + beta, where p is for real numbers, and vice versa.
-function slackOf(mu, point) {
-  const alpha = point.slack_epsilon / 2;
-  const exact = point.delta - point.slack_delta;
-  const added = point.delta - Math.exp(alpha) * exact;
-  return [alpha, added / (1 + Math.exp(gaussianEpsilon(mu, exact) + alpha))];
-}
-
-// Returns epsilon at `delta` with the slack that is stated for it. If none is,
-// returns the least epsilon that the slacks at other deltas prove.
-function epsilonAt(mu, points, delta) {
-  const own = points.find(point => point.delta === delta);
-  if (own) return own.slack_epsilon
-    + gaussianEpsilon(mu, delta - own.slack_delta);
-  return Math.min(...points.map(point => {
-    const [alpha, beta] = slackOf(mu, point);
-    const total = x => Math.exp(alpha) * gaussianDelta(mu, x)
-      + beta * (1 + Math.exp(x + alpha));
-    // `total` falls until Phi(-mu/2 - x/mu) is beta, and rises after that.
-    const x = least(x => total(x) <= delta
-      || logPhi(-mu / 2 - x / mu) < Math.log(beta), LARGEST_EPSILON);
-    return total(x) <= delta ? x + 2 * alpha : Infinity;
+    return (1 + run.sensitivity_error) * (exact || run.sensitivity)
+      / run.z_stddev_per_clip;
   }));
 }
 
 // Returns the largest share of members that an attacker recognises, if the
 // attacker calls the share `share` of bystanders members.
-function members(mu, point, share) {
-  const [alpha, beta] = slackOf(mu, point);
-  const larger = Math.min(1 - 1e-15, Math.exp(alpha) * share + beta);
-  const quantile = least(x => logPhi(x - 40) >= Math.log(larger), 80) - 40;
-  return Math.min(1, Math.exp(alpha + logPhi(quantile + mu)) + beta);
+function members(mu, share) {
+  const quantile = least(x => logPhi(x - 40) >= Math.log(share), 80) - 40;
+  return Math.exp(logPhi(quantile + mu));
 }
 
 // Returns lines {ok, text, claim}; `ok` is null for a number that was not
@@ -169,8 +149,8 @@ function verdicts(check, texts) {
   for (const run of check.runs) {
     const {value, reason} = sensitivity(run);
     const noise = run.z_stddev_per_clip / (value || run.sensitivity);
-    const ok = near(run.noise_multiplier, noise, 1e-8) && run.more_noise >= 1
-      && (reason || near(run.sensitivity, value, 1e-8));
+    const ok = near(run.noise_multiplier, noise, 1e-8)
+      && run.sensitivity_error >= 0 && (reason || near(run.sensitivity, value, 1e-8));
     add(!ok ? false : reason ? null : true, `${run.name}: the sensitivity is `
       + (reason ? `as stated, not recomputed: ${reason}`
         : `${rounded(value)}, recomputed from its definition`)
@@ -178,22 +158,16 @@ function verdicts(check, texts) {
         + `page states ${run.sensitivity} and ${run.noise_multiplier}`));
   }
   check.claims.forEach((claim, i) => {
-    const mu = muOf(check, claim), {points, delta} = claim;
-    const epsilon = epsilonAt(mu, points, delta), same = 1 - 1e-8;
+    const mu = muOf(check, claim), same = 1 - 1e-8;
+    const epsilon = epsilonAt(mu, claim.runs.length, claim.delta);
     const ok = claim.epsilon >= epsilon * same
-      && claim.rho >= mu * mu / 2 * same && points[0].delta === delta
-      && points.every(each => each.slack_epsilon > 0
-        && each.slack_delta > 0 && each.slack_delta < each.delta);
+      && claim.rho >= mu * mu / 2 * same;
     add(ok, (i ? `${claim.name}: ` : '') + 'recomputed in your browser'
       + (claim.amplified ? ', without chance' : '')
       + `: epsilon = ${rounded(epsilon, 6)}`
       + (ok ? '' : `; the page states ${claim.epsilon}`), i);
     if (claim.amplified) {
       add(null, `Amplified: ${rounded(claim.amplified)}, not recomputed.`, i);
-    }
-    if (!i) {
-      add(null, 'The share of rounding in epsilon, '
-        + `${rounded(points[0].slack_epsilon)}, is taken as stated.`);
     }
   });
   for (const [path, text] of texts) {
@@ -227,11 +201,11 @@ function show() {
     const move = () => {
       const delta = Number((10 ** -at('delta').value).toPrecision(2));
       const share = Number((10 ** at('share').value).toPrecision(2));
-      const epsilon = epsilonAt(mu, all.points, delta);
-      const max = rounded(100 * members(mu, all.points[0], share / 100));
+      const epsilon = epsilonAt(mu, all.runs.length, delta);
+      const max = rounded(100 * members(mu, share / 100));
       const chance = all.amplified ? 'Without chance: ' : '';
       at('epsilon').textContent = `${chance}At delta ${delta.toExponential()}, `
-        + (epsilon < 1e6 ? `epsilon = ${rounded(epsilon)}.` : 'no claim.');
+        + (epsilon < Infinity ? `epsilon = ${rounded(epsilon)}.` : 'no claim.');
       at('members').textContent = chance + 'An attacker who is wrong about a '
         + `bystander in ${share} % of cases finds a member in at most ${max} %.`;
     };

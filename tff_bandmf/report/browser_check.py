@@ -3,11 +3,11 @@
 The browser recomputes only claims without amplification, for which one run, or
 several runs together, are one Gaussian release. For sampled cohorts, the claim
 without amplification is for the participation schema that every draw satisfies.
-The slack is the part of epsilon and delta that covers finite arithmetic.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Optional
 
@@ -16,7 +16,7 @@ import numpy as np
 from tff_bandmf import _files, accounting, strategies
 from tff_bandmf.strategies import base
 
-# Values of delta at which a page states epsilon and the slack.
+# Values of delta at which a page states epsilon.
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
 # Largest number of coefficients of C that a page contains.
 _MOST = 4096
@@ -43,10 +43,9 @@ def numbers(
     return None
   rows = []
   for name, positions, delta, amplified in claims:
-    try:
-      together = accounting.compose(runs[i][1] for i in positions)
-      epsilon, rho = together.epsilon(delta), together.rho
-    except accounting.Unproved:
+    together = accounting.compose(runs[i][1] for i in positions)
+    epsilon, rho = together.epsilon(delta), together.rho
+    if not math.isfinite(epsilon):
       return None
     rows.append(
       {
@@ -56,7 +55,6 @@ def numbers(
         'epsilon': rounded(epsilon) if rounded else epsilon,
         'rho': rounded(rho) if rounded else rho,
         'amplified': amplified,
-        'points': _points(together, delta),
       }
     )
   return {
@@ -64,26 +62,6 @@ def numbers(
     'runs': [_run(name, guarantee) for name, guarantee in runs],
     'claims': rows,
   }
-
-
-def _points(
-  together: accounting.Composition, delta: float
-) -> list[dict[str, float]]:
-  """Returns the slack at `delta` and `DELTAS`; unproved points are left out."""
-  points = []
-  for point_delta in dict.fromkeys((delta, *DELTAS)):
-    try:
-      bound = together.claim(point_delta)
-    except accounting.Unproved:
-      continue
-    points.append(
-      {
-        'delta': point_delta,
-        'slack_epsilon': bound.slack_epsilon,
-        'slack_delta': bound.slack_delta,
-      }
-    )
-  return points
 
 
 def _run(name: str, guarantee: accounting.Guarantee) -> _files.JsonObject:
@@ -105,8 +83,8 @@ def _run(name: str, guarantee: accounting.Guarantee) -> _files.JsonObject:
         'z_stddev_per_clip',
       )
     },
-    # Factor >= 1 in the noise, which covers the finite precision of C.
-    'more_noise': guarantee.noise_multiplier / guarantee.exact_noise,
+    # Bound of the relative error of the sensitivity, from rounding.
+    'sensitivity_error': guarantee.accountant.error,
     'normalized': guarantee.strategy.structure == base.NORMALIZED_TOEPLITZ,
     'series': _series(guarantee.strategy),
   }

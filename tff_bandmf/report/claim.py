@@ -20,8 +20,7 @@ for the rounds that it started.
 For sampled cohorts, this noise multiplier gives the guarantee without
 amplification. The report also makes the amplified claim if a sampling key drew
 the cohorts. It does not if the ledger has other cohorts than the key gives, or
-if a sum lacks drawn clients. The slack is the part of epsilon and delta that
-covers finite arithmetic.
+if a sum lacks drawn clients.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ DRAWN = {
 }
 # Keys copied from `Claim.claimed`, the guarantee that the report leads with.
 _LEADING = ('sensitivity', 'sensitivity_method', 'sensitivity_reason')
-_EPSILON = ('epsilon', 'slack_epsilon', 'slack_delta')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +187,7 @@ class Claim:
       'max_error': largest,
       'rmse': self.claimed.sensitivity.value * math.sqrt(mean),
       'max_rmse': self.claimed.sensitivity.value * math.sqrt(largest),
-      **{name: led[name] for name in ('noise_multiplier', *_EPSILON, 'delta')},
+      **{name: led[name] for name in ('noise_multiplier', 'epsilon', 'delta')},
       # An amplified guarantee has no rho, so this rho is without amplification.
       'rho': self.held.rho,
       'amplification': self.amplification,
@@ -264,23 +262,20 @@ class Claim:
 def figures(
   guarantee: Optional[accounting.Guarantee], delta: float
 ) -> dict[str, Optional[float]]:
-  """Returns noise multiplier, rho, epsilon at delta and its slack.
+  """Returns noise multiplier, rho and epsilon at delta.
 
-  Epsilon and its slack are None if there is no noise, or too little noise for a
-  proof. If `guarantee` is None, all values but delta are None.
+  Epsilon is None if there is no noise, or too little noise for a proof. If
+  `guarantee` is None, all values but delta are None.
   """
   values: dict[str, Optional[float]] = {
-    **dict.fromkeys(('noise_multiplier', 'rho', *_EPSILON)),
+    **dict.fromkeys(('noise_multiplier', 'rho', 'epsilon')),
     'delta': delta,
   }
   if guarantee is None:
     return values
   values.update(noise_multiplier=guarantee.noise_multiplier, rho=guarantee.rho)
   if guarantee.noise_multiplier > 0:
-    try:
-      values.update(guarantee.claim(delta).to_dict())
-    except accounting.Unproved:
-      pass
+    values.update(guarantee.claim(delta).to_dict())
   return values
 
 
@@ -494,17 +489,10 @@ def _planned(
     claim.get('apart'),
     claim.get('horizon'),
   )
-  # PRIVACY: the slack grows with the number of coordinates, so a slack for
-  # fewer coordinates than the run has would make epsilon too small. This slack
-  # is for the dimension in `run.json` or, if that is None, for all models up to
-  # a size limit that the run checked.
-  # Guard: report_test.test_slack_is_that_of_the_run.
   guarantee = accounting.Guarantee(
     strategy,
     cohorts,
     claim['noise_multiplier'],
-    dimension=claim.get('dimension'),
-    max_slack=claim.get('max_slack', accounting.MAX_SLACK),
     clients_per_unit=claim.get('clients_per_unit', 1),
   )
   # PRIVACY: an edited run.json could claim a larger noise multiplier than its

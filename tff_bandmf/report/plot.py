@@ -111,26 +111,31 @@ def clip(path: list[tuple[int, float]]) -> Optional[Figure]:
 
 def png(figure: Figure) -> bytes:
   """Returns a figure as a PNG file."""
-  stream = io.BytesIO()
-  figure.savefig(stream, format='png', dpi=160)
-  return stream.getvalue()
+  return _saved(figure, format='png', dpi=160)
 
 
 def data_uri(figure: Figure) -> str:
   """Returns a figure as a data URI of SVG, which a page can embed."""
   import matplotlib
 
-  stream = io.BytesIO()
   # A fixed salt for IDs makes the same figure give the same bytes.
   with matplotlib.rc_context({'svg.hashsalt': 'tff_bandmf'}):
-    figure.savefig(
-      stream, format='svg', transparent=True, metadata=_NO_METADATA
+    image = _saved(
+      figure, format='svg', transparent=True, metadata=_NO_METADATA
     )
-  # Without this line, saving a PNG later at another resolution would move the
-  # axes.
-  figure.set_layout_engine('none')
-  encoded = base64.b64encode(stream.getvalue()).decode()
+  encoded = base64.b64encode(image).decode()
   return f'data:image/svg+xml;base64,{encoded}'
+
+
+def _saved(figure: Figure, **options: Any) -> bytes:
+  """Returns a figure in a format of `savefig`."""
+  # The layout is computed once. Saving the figure at another resolution would
+  # otherwise move the axes.
+  figure.draw_without_rendering()
+  figure.set_layout_engine('none')
+  stream = io.BytesIO()
+  figure.savefig(stream, **options)
+  return stream.getvalue()
 
 
 def _axes(x: str, y: str) -> Optional[tuple[Figure, Axes]]:

@@ -201,12 +201,10 @@ def composed(
     each.noise_multiplier for part in parts for each in part.guarantees
   ):
     return None
-  try:
-    together = accounting.compose(parts)
-    runs = [names[run_id] for run_id in together.run_ids]
-    return {'runs': runs, **together.to_dict(delta)}
-  except accounting.Unproved:
-    return None
+  together = accounting.compose(parts)
+  runs = [names[run_id] for run_id in together.run_ids]
+  numbers = together.to_dict(delta)
+  return {'runs': runs, **numbers} if numbers['epsilon'] is not None else None
 
 
 def all_runs(

@@ -19,14 +19,13 @@ from tff_bandmf.run_files import run_json
 NOT_STATED = 'not stated'
 
 ACCOUNTING = (
-  'In real numbers the whole run is one Gaussian release of sensitivity 1. '
-  'Its standard deviation s is noise_multiplier, divided by a factor that '
-  'covers the finite precision of C. The release has rho-zCDP with rho = '
-  '1 / (2 s^2). (epsilon, delta) follows from the exact privacy profile of the '
-  'release, rounded up, and is not converted from rho. The released numbers '
-  'are integers on a lattice, with noise from 64-bit words. epsilon and delta '
-  'include slack_epsilon and slack_delta, which bound the privacy loss of this '
-  'finite arithmetic.'
+  'The released integers are a function of one Gaussian release of sensitivity '
+  '1, unless the run stops, which has a probability of at most tau = 4e-39. '
+  'The standard deviation s of the release is noise_multiplier, divided by a '
+  'factor that covers rounding errors of the sensitivity. The run has '
+  'tau-approximate rho-zCDP with rho = 1 / (2 s^2). (epsilon, delta) follows '
+  'from the exact privacy profile of the release, rounded up, and is not '
+  'converted from rho. delta includes (1 + e^epsilon) tau.'
 )
 AMPLIFIED = (
   'The run is compared with a run in which one client contributes zero, over '
@@ -34,16 +33,15 @@ AMPLIFIED = (
   'are composed by the distributions of their privacy losses, rounded up. For '
   'other cohorts, the run is a mixture of Gaussians, whose delta is bounded by '
   'random samples. delta includes the probability that this bound fails, and '
-  'the probability that a cohort is too large for the lattice. epsilon and '
-  'delta include slack_epsilon and slack_delta, which bound the privacy loss '
-  'of the finite arithmetic of the noise. rho is for the run without '
-  'amplification, which is one Gaussian release.'
+  '(1 + e^epsilon) tau, where tau = 4e-39 bounds the probability that the run '
+  'stops. rho is for the run without amplification, which is one Gaussian '
+  'release; it is approximate by tau.'
 )
 # Description of the accounting for the public report.
 _PUBLIC_ACCOUNTING = (
   'Epsilon and delta are computed for the whole training at once, from the '
-  'exact trade-off of Gaussian noise, and rounded up. They include the privacy '
-  'loss of computing with finite numbers.'
+  'exact trade-off of Gaussian noise, and rounded up. They hold for the very '
+  'numbers that were released.'
 )
 _PUBLIC_AMPLIFIED = (
   ' They assume that cohorts are drawn at random and stay secret; the report '
@@ -80,8 +78,8 @@ _GENERATOR = {
   'key_bits': 256,
   'key_use': 'all bits are the key of ChaCha20',
   'normals': (
-    'inverse of the normal CDF in 64-bit floats, from 63 bits and a sign bit, '
-    'with 64 more bits in the tail; at most 13 standard deviations'
+    'inverse of the normal CDF of 63 bits and a sign bit, and of as many more '
+    'bits as the exact rounding of the noise needs'
   ),
 }
 
@@ -111,25 +109,24 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
   be the probability that the attacker calls a non-member a member. For one
   Gaussian release of real numbers, the attacker recognises a member with
   probability at most Phi(Phi^-1(a) + mu), where mu = sqrt(2 rho) and Phi is the
-  normal CDF. The slack (s, d) of the arithmetic raises a probability p to at
-  most e^s p + d. By (epsilon, delta) alone, the bound is
+  normal CDF. By (epsilon, delta) alone, the bound is
   min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)). The result has the
   smaller of the two bounds. If the prior probability of membership is 1/2, the
   attacker decides correctly with probability at most (1 + TV) / 2, where TV is
   the total variation distance between releases with and without the client.
 
   Args:
-    numbers: epsilon, delta, rho (None if no Gaussian bounds the release),
-      slack_epsilon and slack_delta of the claim.
+    numbers: epsilon, delta, rho (None if no Gaussian bounds the release) of the
+      claim.
 
-  >>> attack({'epsilon': 8.0, 'delta': 1e-6, 'rho': 1.17045, 'slack_epsilon':
-  ...         0.0, 'slack_delta': 0.0})['true_positive_rate']
+  >>> attack({'epsilon': 8.0, 'delta': 1e-6, 'rho': 1.17045})[
+  ...     'true_positive_rate']
   0.22
   """
   if numbers['epsilon'] is None:
     return None
   epsilon, delta, rho = (numbers[name] for name in ('epsilon', 'delta', 'rho'))
-  alpha, s, d = 0.01, numbers['slack_epsilon'], numbers['slack_delta']
+  alpha = 0.01
   member = min(
     math.exp(min(epsilon, 700.0)) * alpha + delta,
     1 - math.exp(-epsilon) * (1 - delta - alpha),
@@ -139,16 +136,11 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
   )
   if rho is not None:
     mu = math.sqrt(2 * rho)
-    larger = min(1.0, math.exp(s) * alpha + d)
-    member = min(
-      member,
-      math.exp(s) * scipy.special.ndtr(scipy.special.ndtri(larger) + mu) + d,
-    )
-    variation = min(
-      variation, math.erf(mu / math.sqrt(8)) + 2 * math.sinh(s) + 2 * d
-    )
+    member = min(member, scipy.special.ndtr(scipy.special.ndtri(alpha) + mu))
+    variation = min(variation, math.erf(mu / math.sqrt(8)))
   # PRIVACY: bounds that were rounded down would promise too much protection.
-  # Both probabilities are rounded up to whole percents.
+  # Both probabilities are rounded up to whole percents, with an allowance of
+  # 1e-9 for rounding errors and for runs that stop.
   # Guard: registry_test.test_attack_is_never_stated_weaker_than_it_may_be.
   percent = [
     min(100, math.ceil(100 * (value + 1e-9)))
@@ -193,12 +185,12 @@ def generator(run: run_json.RunRecord) -> _files.JsonObject:
     ValueError: the run names another generator than `GENERATOR`.
   """
   name = run.noise_generator or GENERATOR
-  # PRIVACY: the slack is proved for one generator, and another generator could
-  # need more slack. A run with another generator is refused.
+  # PRIVACY: the claim is proved for one generator, and the noise of another
+  # could be predictable. A run with another generator is refused.
   # Guard: report_pages_test.test_other_generators_are_refused.
   if name != GENERATOR:
     raise errors.value_error(
-      f'noise_generator={name}: must be {GENERATOR}: no slack is proved for '
+      f'noise_generator={name}: must be {GENERATOR}: nothing is proved for '
       'another generator; use the release that trained the run'
     )
   return {**_GENERATOR, 'key_source': run.noise_key or NOT_STATED}

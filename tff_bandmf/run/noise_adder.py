@@ -58,7 +58,6 @@ class NoiseAdder:
         strategy=plan.strategy,
         participation=plan.schema,
         largest_cohort=plan.most_clients,
-        dimension=plan.dimension,
         zeroing_norm=plan.zeroing_norm,
         noise=self._tape(),
       )

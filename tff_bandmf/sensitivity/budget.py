@@ -112,7 +112,7 @@ def completed(
   pattern of that schema is refused for its cost.
 
   **Formal guarantee.** Assumption: C is the matrix of `strategy`; as under all
-  schemas, `slack.Cost` covers rounding errors of C and of the noise's weights.
+  schemas, the accountant covers rounding errors of C.
   Statement: if `costs.total` of P is at most `costs.limit`, then
   |C_P u|^2 <= `costs.limit` `costs.unit` for all u whose rows have norm at most
   1, and for every number of rounds up to the horizon. Source: the docstring of
@@ -138,9 +138,9 @@ def completed(
       'a C for all rounds up to the horizon'
     )
   k = budget.typical.participations(rounds or strategy.rounds)
-  slack = 64 * (strategy.bands + 64) * recursion.UNIT
+  error = 64 * (strategy.bands + 64) * recursion.UNIT
   if strategy.goes_on:
-    table, largest = _toeplitz(strategy, slack)
+    table, largest = _toeplitz(strategy, error)
     # Any limit is valid, because the sensitivity is computed from it.
     most = np.maximum.accumulate(table[0, ::-1])[::-1]
     lags = np.arange(1, k) * budget.min_sep
@@ -150,7 +150,7 @@ def completed(
       int(weight) * int(cost) for weight, cost in zip(weights, most[lags])
     )
   else:
-    table, largest = _banded(strategy, slack)
+    table, largest = _banded(strategy, error)
     typical = participation_lib.MinSep(budget.min_sep, k)
     value = gram_lib.sensitivity(strategy, typical).value
     # A pattern of k rounds adds up k^2 integer costs. Each is at most 2 above
@@ -185,7 +185,7 @@ def bound(
 
 
 def _toeplitz(
-  strategy: strategies.Strategy, slack: float
+  strategy: strategies.Strategy, error: float
 ) -> tuple[np.ndarray, float]:
   """Returns integer costs of |g(l)|, [1, bands], and an upper bound of g(0).
 
@@ -208,11 +208,11 @@ def _toeplitz(
       f'family={strategy.family}: entries of C overflow; use fewer '
       'rounds, or a C^-1 whose series has no root in the unit disc'
     )
-  return _rounded_up(gram[np.newaxis], slack)
+  return _rounded_up(gram[np.newaxis], error)
 
 
 def _banded(
-  strategy: strategies.Strategy, slack: float
+  strategy: strategies.Strategy, error: float
 ) -> tuple[np.ndarray, float]:
   """Returns integer costs of |X[s, s + l]|, [n, bands], and a bound of X[s, s].
 
@@ -239,20 +239,20 @@ def _banded(
     is_round = second < rounds
     pairs = np.broadcast_to(first, second.shape)[is_round], second[is_round]
     gram[start : start + len(first)][is_round] = strategy.gram_entries(*pairs)
-  return _rounded_up(gram, slack)
+  return _rounded_up(gram, error)
 
 
-def _rounded_up(gram: np.ndarray, slack: float) -> tuple[np.ndarray, float]:
+def _rounded_up(gram: np.ndarray, error: float) -> tuple[np.ndarray, float]:
   """Returns integer costs, and the value of |X| for which `_WHOLE` stands.
 
   Args:
     gram: [rows, lags] float64, entries of X or values of g.
-    slack: bound of the error of `gram`, relative to its largest entry.
+    error: bound of the error of `gram`, relative to its largest entry.
   """
-  largest = float(gram[:, 0].max()) * (1 + 2 * slack)
+  largest = float(gram[:, 0].max()) * (1 + 2 * error)
   # PRIVACY: Entries of X have float64 errors. If costs were below |X|, patterns
   # would be admitted for which |C_P u|^2 exceeds the budget. A bound of the
   # errors is added to each cost, and each cost is rounded up.
   # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
-  table = np.ceil((np.abs(gram) / largest + slack) * _WHOLE)
+  table = np.ceil((np.abs(gram) / largest + error) * _WHOLE)
   return np.minimum(table, _WHOLE).astype(np.int64), largest

@@ -274,13 +274,11 @@ class _Heaviest:
       unrounded = result.exact(
         self.squared, 'sum of X over the rounds of a client'
       )
-    # PRIVACY: The noise is computed with rounded weights, and `squared` has
-    # rounding errors. So the root of `squared` may be smaller than the
-    # sensitivity. The root is increased by bounds of both errors.
+    # PRIVACY: C and `squared` have rounding errors, so the root of `squared`
+    # may be smaller than the sensitivity. The root is increased by a bound.
     # Guard: observed_sensitivity_test.test_observed_is_rounded_up.
-    cut = most * strategy.recursion().cut_norm
     more = 1 + sensitivity_lib.rounding(strategy, most)
-    return dataclasses.replace(unrounded, value=(unrounded.value + cut) * more)
+    return dataclasses.replace(unrounded, value=unrounded.value * more)
 
 
 class _Gram:

@@ -72,12 +72,13 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
   # PRIVACY: Rounding errors of long sums could make a sensitivity too small.
   # The callers increase the sensitivity by the result, in which `terms` bounds
   # these errors in units of 2^-53.
-  # Guard: slack_test.test_sums_of_many_participations_are_rounded_up.
+  # Guard: sensitivity_test.test_sums_of_many_participations_are_rounded_up.
   terms = (
     8 * min(participations, strategy.bands) * strategy.rounds
     + 1000 * participations
   )
-  return terms * recursion.UNIT + strategy.column_error()
+  error = strategy.column_error(participations)
+  return error + (1 + error) * terms * recursion.UNIT
 
 
 # Function for each `Strategy.structure`.

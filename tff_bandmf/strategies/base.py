@@ -184,15 +184,21 @@ class Strategy(abc.ABC):
       entries[pairs] = gram[first[pairs] - start, second[pairs] - start]
     return entries
 
-  def column_error(self) -> float:
+  def column_error(self, participations: int) -> float:
     """Returns a bound e of the relative error of `band_rows` in float64.
 
-    |C P| <= (1 + e) |R P| for every P, where R is the matrix that `band_rows`
-    returns and C the exact one.
+      |C G| <= (1 + e) sens
+
+    where C is the exact matrix, G has the contributions of one client, and sens
+    is the sensitivity of the matrix that `band_rows` returns.
+
+    Args:
+      participations: k, largest number of rounds of a client.
 
     Raises:
       ValueError: rounding errors are so large that no bound is proved.
     """
+    del participations
     return 0.0
 
   def per_query_errors(

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import fractions
-import functools
 from typing import ClassVar, Optional
 
 import attrs
@@ -92,6 +91,18 @@ class Blt(toeplitz.Toeplitz):
   @property
   def memory_copies(self) -> int:
     return self.buffers
+
+  def column_error(self, participations: int) -> float:
+    # PRIVACY: The noise has the C of exact powers of theta, and its sensitivity
+    # may exceed the sensitivity of the C with powers rounded to float64. If
+    # powers cancel in C, their errors are large relative to C, and a bound
+    # relative to C would be too small. So the norms of all powers are added up.
+    # The bound is for each of k columns, and the sensitivity is at least 1.
+    # Guard: recursion_test.test_column_of_a_blt_is_within_its_bound.
+    sizes = np.abs(self.omega) / np.sqrt(1 - self.theta**2)
+    roundings = self.rounds + self.buffers + 8
+    distance = recursion_lib.UNIT * roundings * float(np.sum(sizes))
+    return participations * distance
 
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
@@ -210,18 +221,6 @@ class BltBuffers(recursion_lib.Buffers):
     if self._norms is not None:
       local = local * self._norms**2
     return local[np.arange(self.rounds) % self._period]
-
-  @functools.cached_property
-  def cut_norm(self) -> float:
-    # PRIVACY: The noise has the C of exact powers of theta, and its sensitivity
-    # may exceed the sensitivity of the C with powers rounded to float64. The
-    # accountant adds a bound of the difference. If powers cancel in C, their
-    # errors are large relative to C, and a bound relative to C would be too
-    # small. So this bound adds up the norms of all powers.
-    # Guard: recursion_test.test_column_of_a_blt_is_within_its_bound.
-    sizes = np.abs(self._blt.omega) / np.sqrt(1 - self._blt.theta**2)
-    roundings = self._period + self.memory + 8
-    return float(recursion_lib.UNIT * roundings * np.sum(sizes))
 
 
 _BUFFERS = families.Parameter(

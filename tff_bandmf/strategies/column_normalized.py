@@ -111,8 +111,8 @@ class ColumnNormalized(base.Strategy):
       self, row, self.column_norms
     )
 
-  def column_error(self) -> float:
-    return self.toeplitz.column_error()
+  def column_error(self, participations: int) -> float:
+    return self.toeplitz.column_error(participations)
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     column = np.arange(start, stop)[:, None] - np.arange(self.bands)

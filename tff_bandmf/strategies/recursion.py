@@ -94,7 +94,6 @@ class Recursion(abc.ABC):
   memory: int
   phases: int
   strategy_digest: str = ''
-  shift: float = 0.0
 
   @property
   def digest(self) -> str:
@@ -104,20 +103,6 @@ class Recursion(abc.ABC):
       sha.update(f'{name} {array.shape}'.encode())
       sha.update(np.asarray(array, '<f8').tobytes())
     return sha.hexdigest()
-
-  @property
-  def cut_norm(self) -> float:
-    """Bound of the L2 norm by which float64 moves a column of C."""
-    return 0.0
-
-  def cells(self, participations: int) -> int:
-    """Returns the maximum number of rounds whose release a client influences.
-
-    Args:
-      participations: k, maximum number of rounds in which a client takes part.
-    """
-    del participations
-    return self.rounds
 
   @abc.abstractmethod
   def phase(self, t: Index) -> Index:
@@ -223,11 +208,6 @@ class Window(Recursion):
     if self.keeps == PAST_Z:
       return self._strategy.inverse_band_rows(start, stop)
     return self._strategy.band_rows(start, stop)
-
-  def cells(self, participations: int) -> int:
-    if self.keeps == PAST_Z:
-      return self.rounds
-    return min(self.rounds, participations * self._strategy.bands)
 
   def reach(self, t: int) -> int:
     return min(self.memory, t) if self.keeps == PAST_Y else 0

@@ -72,8 +72,8 @@ class Stamped(base.Strategy):
       return np.cumsum(self.block.column(self.rounds) ** 2)[::-1]
     return super().column_norms_squared()
 
-  def column_error(self) -> float:
-    return self.block.column_error()
+  def column_error(self, participations: int) -> float:
+    return self.block.column_error(participations)
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     return self._tiled(self.block.band_rows, start, stop)[:, : self.bands]

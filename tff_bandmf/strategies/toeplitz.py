@@ -291,7 +291,8 @@ class BandedInverseC(RationalToeplitz):
   def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
     return np.ones(1), self.inverse_coefficients
 
-  def column_error(self) -> float:
+  def column_error(self, participations: int) -> float:
+    del participations  # The bound holds for all contributions.
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
       norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(
@@ -302,7 +303,7 @@ class BandedInverseC(RationalToeplitz):
     # could be too small. Let r c = 1 + f. `off` bounds |f|_1, so the relative
     # norm of the difference c - 1 / r is at most off / (1 - off). The
     # sensitivity is multiplied by 1 plus this bound.
-    # Guard: slack_test.test_sensitivity_of_an_inverse_is_rounded_up.
+    # Guard: sensitivity_test.test_sensitivity_of_an_inverse_is_rounded_up.
     off = recursion_lib.UNIT * (self.inverse_bands + 8) * norms
     if not off <= 0.5:
       raise errors.value_error(

@@ -108,11 +108,10 @@ class Sampled(participation_lib.Cohorts):
     return clients * float(np.mean(probs))
 
   def largest_cohort(self, rounds: int) -> int:
-    """Returns a bound of all cohort sizes; it fails with probability <= 1e-24.
+    """Returns a bound of all cohort sizes; it fails with probability <= 1e-40.
 
     If a cohort is larger, the sum of its round is not computed and nothing is
-    released. The probability of this event is part of delta; see
-    `arithmetic.cells`.
+    released. The module `stops` adds the probability of this event to delta.
 
     Raises:
       ValueError: the population is unknown.

@@ -27,13 +27,10 @@ from typing import Callable, Optional
 import numpy as np
 
 from tff_bandmf import _checks, errors
+from tff_bandmf.accounting.methods import stops
 
 # words(row, first coordinate, count) -> [count] uint64.
 Words = Callable[[int, int, int], np.ndarray]
-
-# Bound of the probability that a cohort of a run exceeds `largest_cohort`. This
-# bound is part of delta.
-OVERSIZE = 1e-24
 
 # Number of values of a word.
 _WORDS = 2**64
@@ -229,26 +226,28 @@ class BMinSep(Sampler):
 
 
 def largest_cohort(clients: int, probs: np.ndarray) -> int:
-  """Returns an L that a cohort of a run exceeds with probability <= `OVERSIZE`.
+  """Returns an L that the cohorts of a run hardly ever exceed.
+
+  The probability is at most OVERSIZE = `stops.OVERSIZE`.
 
   The number N_t of clients in round t is the sum of m independent draws, so
 
     P[N_t > L] <= e^(-m KL(x || p_t)),  x = (L + 1) / m       (Chernoff)
 
-  and the sum of these bounds over all rounds is at most `OVERSIZE`.
+  and the sum of these bounds over all rounds is at most OVERSIZE.
 
   Args:
     clients: m, number of clients from which a round is drawn.
     probs: [n] float64, p_t, probability of each of these clients in round t.
   """
-  most = -math.log(OVERSIZE / len(probs))
+  most = -math.log(stops.OVERSIZE / len(probs))
   prob = float(np.max(probs))
   low, high = math.ceil(clients * prob), clients
   while low < high:
     size = (low + high) // 2
     # PRIVACY: If a round has no release because its cohort is too large, the
     # adversary learns something about the drawn clients. The probability of
-    # such a round is at most `OVERSIZE`, which is part of delta.
+    # such a round is at most `stops.OVERSIZE`, which is part of delta.
     # Guard: samplers_test.test_largest_cohort_is_exceeded_as_seldom_as_stated.
     if clients * _divergence((size + 1) / clients, prob) >= most:
       high = size

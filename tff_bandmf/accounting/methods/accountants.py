@@ -1,9 +1,9 @@
 """Accountants: claims about released bits for one strategy and its cohorts.
 
-An accountant first bounds delta or epsilon of the run in real numbers. An
-`Exact` accountant uses a closed form or a convolution; a `Sampled` accountant
-uses random samples of a mixture. Then the accountant adds the slack of the
-module `slack`, since the released sums and their noise are integers.
+The releases are a function of a mechanism in real numbers, whose delta or
+epsilon an accountant bounds. An `Exact` accountant uses a closed form or a
+convolution; a `Sampled` accountant uses random samples of a mixture. The module
+`stops` adds the events that end a run to delta.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Optional
+from typing import TYPE_CHECKING, Optional
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting.arithmetic import slack as slack_lib
 from tff_bandmf.accounting.methods import (
   gaussian,
   importance,
   monte_carlo,
   search,
+  stops,
 )
 
 if TYPE_CHECKING:
   import dp_accounting
 
-_SMALLEST_DELTA = 1e-300
 # Largest number of searches for the least noise; each search draws new samples.
 _SEARCHES = 4
-# A search first computes the slack for this fraction of a guess of the noise
-# multiplier.
+# A search first bounds the move of the means for this fraction of a guess of
+# the noise multiplier.
 _BELOW_GUESS = 0.9
 
 
@@ -42,13 +41,9 @@ class Accountant(abc.ABC):
   Attributes:
     sensitivity: sensitivity of C for clip = 1; a noise multiplier is
       stddev(z) / (clip * sensitivity).
-    participations: largest number of rounds of one unit of privacy, summed over
-      its clients.
-    sampled: whether cohorts are drawn at random. If they are, the slack covers
-      the releases of all rounds.
+    error: bound of the relative error of `sensitivity`, from rounding; 0 if
+      `sensitivity` is rounded up.
   """
-
-  sampled: ClassVar[bool] = True
 
   def __init__(
     self,
@@ -67,12 +62,21 @@ class Accountant(abc.ABC):
     self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
       strategy, schema
     )
-    self.participations = schema.participations(strategy.rounds)
+    # PRIVACY: The matrix of the noise may have a larger sensitivity than the
+    # one computed in float64, and noise for the latter would be too small.
+    # `exact_noise` is the noise multiplier for the larger sensitivity.
+    # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
+    self.error = sensitivity_lib.rounding(
+      strategy, schema.participations(strategy.rounds)
+    )
+
+  def exact_noise(self, noise_multiplier: float) -> float:
+    """Returns the noise multiplier for the sensitivity without its error."""
+    return noise_multiplier / (1 + self.error)
 
   @abc.abstractmethod
   def claim(
     self,
-    cost: slack_lib.Cost,
     noise_multiplier: float,
     delta: float,
     samples: monte_carlo.Samples,
@@ -85,7 +89,6 @@ class Accountant(abc.ABC):
   @abc.abstractmethod
   def claim_at(
     self,
-    cost: slack_lib.Cost,
     noise_multiplier: float,
     epsilon: float,
     samples: monte_carlo.Samples,
@@ -98,7 +101,6 @@ class Accountant(abc.ABC):
   @abc.abstractmethod
   def calibrate(
     self,
-    cost: slack_lib.Cost,
     epsilon: float,
     delta: float,
     samples: monte_carlo.Samples,
@@ -112,7 +114,6 @@ class Accountant(abc.ABC):
   @abc.abstractmethod
   def confirmed(
     self,
-    cost: slack_lib.Cost,
     noise_multiplier: float,
     bound: monte_carlo.Bound,
     delta: float,
@@ -120,7 +121,6 @@ class Accountant(abc.ABC):
     """Computes an earlier claim at `delta` again.
 
     Args:
-      cost: bounds of the arithmetic of the run.
       noise_multiplier: noise multiplier of the run.
       bound: the earlier claim. If it has a seed, samples are drawn from this
         seed.
@@ -140,10 +140,6 @@ class Accountant(abc.ABC):
 
     return dp_accounting.UnsupportedDpEvent()
 
-  def more_noise(self, cost: slack_lib.Cost) -> float:
-    """Returns the factor by which noise grows to cover the cut weights of C."""
-    return cost.more_noise(self.sensitivity.value)
-
 
 class Exact(Accountant):
   """An accountant whose epsilon and delta need no random samples."""
@@ -160,46 +156,28 @@ class Exact(Accountant):
   def noise_multiplier(self, epsilon: float, delta: float) -> float:
     """Returns the least noise multiplier in real numbers, rounded up."""
 
-  def claim(self, cost, noise_multiplier, delta, samples):
-    noise = noise_multiplier / self.more_noise(cost)
-    slack = cost.slack(self.epsilon(noise, cost.least_delta(delta)), delta)
-    # PRIVACY: The run releases integers. Their epsilon may be larger than
-    # epsilon of the run in real numbers, which alone would be too small. The
-    # slack is added to epsilon.
-    # Guards: slack_test.test_epsilon_includes_the_arithmetic and
-    # test_amplified_epsilon_includes_the_arithmetic.
-    epsilon = self.epsilon(noise, slack.exact_delta) + slack.epsilon
-    return monte_carlo.Bound.certain(
-      epsilon, slack.exact_delta, slack.epsilon, slack.delta
-    )
+  def claim(self, noise_multiplier, delta, samples):
+    noise = self.exact_noise(noise_multiplier)
+    # PRIVACY: The run may stop, and an epsilon at the whole `delta` would be
+    # too small. Epsilon is for what the stops leave of `delta`.
+    # Guard: stops_test.test_delta_of_a_claim_covers_the_stops.
+    for share in stops.SHARES:
+      epsilon = self.epsilon(noise, (1 - share) * delta)
+      if stops.suffices(share, epsilon, delta):
+        return monte_carlo.Bound.certain(epsilon, delta)
+    return monte_carlo.UNPROVED
 
-  def claim_at(self, cost, noise_multiplier, epsilon, samples):
-    noise = noise_multiplier / self.more_noise(cost)
-    # A lower bound of the returned delta.
-    least = max(_SMALLEST_DELTA, self.delta(noise, epsilon))
-    slack = cost.slack(epsilon, least)
-    delta = self.delta(noise, slack.exact_epsilon(epsilon))
-    more = slack.extra_delta(epsilon) + slack.total(delta) - delta
-    return monte_carlo.Bound.certain(epsilon, delta, slack.epsilon, more)
+  def claim_at(self, noise_multiplier, epsilon, samples):
+    delta = self.delta(self.exact_noise(noise_multiplier), epsilon)
+    return monte_carlo.Bound.certain(epsilon, delta + stops.delta(epsilon))
 
-  def calibrate(self, cost, epsilon, delta, samples):
-    slack = cost.slack(epsilon, delta)
-    target = slack_lib.less(epsilon, slack)
-    while True:
-      noise = self.more_noise(cost) * self.noise_multiplier(
-        target, slack.exact_delta
-      )
-      bound = self.claim(cost, noise, delta, samples)
-      # PRIVACY: The slack was computed before the noise was known, so the noise
-      # may be too little for `epsilon`. Noise is returned only if the epsilon
-      # of its claim is at most `epsilon`.
-      # Guard: slack_test.test_calibrate_meets_epsilon.
-      if bound.epsilon <= epsilon:
-        return noise, bound
-      target -= 2 * (bound.epsilon - epsilon)
+  def calibrate(self, epsilon, delta, samples):
+    noise = self.noise_multiplier(epsilon, stops.remaining(epsilon, delta))
+    noise *= 1 + self.error
+    return noise, self.claim(noise, delta, samples)
 
-  def confirmed(self, cost, noise_multiplier, bound, delta):
-    return self.claim(cost, noise_multiplier, delta, monte_carlo.Samples())
+  def confirmed(self, noise_multiplier, bound, delta):
+    return self.claim(noise_multiplier, delta, monte_carlo.Samples())
 
 
 class Gaussian(Exact):
@@ -210,8 +188,6 @@ class Gaussian(Exact):
   unit shift the mean by at most the sum of these norms, and by exactly this sum
   if their vectors have the same direction.
   """
-
-  sampled = False
 
   def __init__(
     self,
@@ -242,11 +218,6 @@ class Gaussian(Exact):
         reason=f'{clients_per_unit} clients a unit of privacy, each: '
         f'{self.sensitivity.reason}',
       )
-      # PRIVACY: A slack for the rounds of one client alone would be too small
-      # for a unit of several clients. The slack covers the rounds of all
-      # clients of the unit.
-      # Guard: guarantee_test.test_clients_of_a_unit_have_the_slack_of_all.
-      self.participations *= clients_per_unit
 
   def epsilon(self, noise_multiplier, delta):
     return gaussian.gaussian_epsilon(noise_multiplier, delta)
@@ -281,21 +252,18 @@ class Logged(Gaussian):
     Args:
       strategy: strategy matrix C.
       schema: strictest schema that the log satisfies.
-      sensitivity: sensitivity observed in the log, which covers cut weights
-        and rounding errors. If None, the sensitivity is computed for `schema`.
+      sensitivity: sensitivity observed in the log, rounded up. If None, the
+        sensitivity is computed for `schema`.
       clients_per_unit: largest number of clients of one unit of privacy.
     """
     super().__init__(strategy, schema, sensitivity, clients_per_unit)
-    self._observed = sensitivity is not None
-
-  def more_noise(self, cost):
-    # PRIVACY: The noise is computed with cut weights (see `slack.Cost`). A
-    # sensitivity computed for the schema covers neither their effect nor
-    # rounding errors. Without a factor for both, epsilon would be too small.
-    # Only an observed sensitivity covers both, and has the factor 1.
+    # PRIVACY: A sensitivity computed for the schema has rounding errors, and
+    # epsilon without a bound of them would be too small. Only an observed
+    # sensitivity is rounded up already.
     # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
     # test_log_without_a_sensitivity_is_rounded_up.
-    return 1.0 if self._observed else super().more_noise(cost)
+    if sensitivity is not None:
+      self.error = 0.0
 
 
 class Sampled(Accountant):
@@ -329,15 +297,25 @@ class Sampled(Accountant):
     """Returns the mixture P for a noise multiplier."""
     return self._mixture_of(noise_multiplier * self.sensitivity.value)
 
-  def mean_shift(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:
-    """Returns the L2 norm by which cut weights move the means of the release.
+  def _growth(self, noise_multiplier: float) -> float:
+    """Returns a bound of the log ratio of two Gaussians with nearby means.
 
-    The result is in standard deviations of z.
+    The means of the mixture are those of C in float64. The noise has another C,
+    which moves them by at most eta = `error` / `noise_multiplier` standard
+    deviations. A log ratio exceeds eta^2 / 2 + eta x with probability
+    Phi(-x), which `stops.TAU` counts.
     """
-    return (self.more_noise(cost) - 1) / noise_multiplier
+    eta = self.error / noise_multiplier
+    return eta * (eta / 2 + stops.MEANS)
 
-  def claim(self, cost, noise_multiplier, delta, samples):
-    exact = cost.least_delta(delta)
+  def claim(self, noise_multiplier, delta, samples):
+    growth = self._growth(noise_multiplier)
+    start = gaussian.gaussian_epsilon(noise_multiplier, delta / 2)
+    share = next(
+      (each for each in stops.SHARES if stops.suffices(each, start, delta)),
+      stops.SHARES[-1],
+    )
+    exact = (1 - share) * delta * math.exp(-growth)
     count, failure, seed = samples.completed(self._default_samples, exact)
     options = search.Options(count, failure, seed, samples.tries)
     start = gaussian.gaussian_epsilon(noise_multiplier, exact)
@@ -351,59 +329,50 @@ class Sampled(Accountant):
         options,
       )
       bound = bound if amplified is None else amplified[1]
-    # PRIVACY: Epsilon and delta of the run in real numbers may be too small for
-    # the released integers. `bound` is for the delta `exact`, which is below
-    # `delta` by at least the slack of delta. The slack is added to `bound`.
-    # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
-    return _with_slack(
-      bound,
-      cost.slack(bound.epsilon, delta, self.mean_shift(cost, noise_multiplier)),
-    )
+    bound = _of_program(bound, growth)
+    return bound if bound.total <= delta else monte_carlo.UNPROVED
 
-  def claim_at(self, cost, noise_multiplier, epsilon, samples):
+  def claim_at(self, noise_multiplier, epsilon, samples):
+    growth = self._growth(noise_multiplier)
+    exact = max(0.0, epsilon - growth)
     options = *samples.completed(self._default_samples), samples.tries
-    # The failure probability is a lower bound of the returned delta.
-    slack = cost.slack(
-      epsilon, options[1], self.mean_shift(cost, noise_multiplier)
-    )
-    exact = slack.exact_epsilon(epsilon)
     bound = search.attempted(self.mixture(noise_multiplier), exact, *options)
     unamplified = _unamplified(noise_multiplier, exact)
-    bound = _with_slack(
-      bound if bound.total < unamplified.total else unamplified, slack
+    bound = _of_program(
+      bound if bound.total < unamplified.total else unamplified, growth
     )
-    return dataclasses.replace(
-      bound,
-      epsilon=epsilon,
-      slack_delta=bound.slack_delta + slack.extra_delta(epsilon),
-    )
+    # P <= e^growth P' + delta <= e^epsilon P' + (e^growth - e^epsilon) + delta.
+    more = max(0.0, math.exp(growth) - math.exp(epsilon))
+    return dataclasses.replace(bound, epsilon=epsilon, upper=bound.upper + more)
 
-  def calibrate(self, cost, epsilon, delta, samples):
+  def calibrate(self, epsilon, delta, samples):
     count, failure, seed = samples.completed(self._default_samples, delta)
     options = search.Options(count, failure, seed, samples.tries * _SEARCHES)
+    remaining = stops.remaining(epsilon, delta)
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
     near = search.guess(
       lambda noise: (self.mixture(noise), epsilon), start, delta, options
     )
-    # The slack for cut weights increases as noise decreases, and the noise is
-    # not known yet. So the slack is computed for `least_noise`, somewhat below
-    # the guess.
+    # The growth increases as noise decreases, and the noise is not known yet.
+    # So the growth is computed for `least_noise`, somewhat below the guess.
     least_noise = _BELOW_GUESS * (near or start)
     for search_index in range(_SEARCHES):
-      slack = cost.slack(epsilon, delta, self.mean_shift(cost, least_noise))
+      growth = self._growth(least_noise)
+      if growth >= epsilon:
+        break
       noise, bound = self._least_noise(
-        slack_lib.less(epsilon, slack),
-        slack.exact_delta,
+        epsilon - growth,
+        remaining * math.exp(-growth),
         dataclasses.replace(options, seed=seed + search_index),
         near,
       )
-      # PRIVACY: If the noise is below `least_noise`, its slack is larger than
-      # `slack`, and epsilon of the claim would be too small. Such noise is not
+      # PRIVACY: If the noise is below `least_noise`, its growth is larger than
+      # `growth`, and epsilon of the claim would be too small. Such noise is not
       # returned; the next search has a lower `least_noise`.
-      # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
+      # Guard: accounting_cohorts_test.test_calibrated_noise_has_its_own_growth.
       if noise >= least_noise:
         return noise, dataclasses.replace(
-          _with_slack(bound, slack), epsilon=epsilon
+          _of_program(bound, growth), epsilon=epsilon
         )
       # PRIVACY: Each search may end at a bound that is too low. If each search
       # had the whole failure probability, the returned bound would be too low
@@ -412,16 +381,18 @@ class Sampled(Accountant):
       # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
-      f'samples={count}: are too few: in all {_SEARCHES} searches the noise is '
-      'below the noise for which the slack was computed; use more samples'
+      f'epsilon={epsilon}: is not reached within the rounding errors of C, '
+      f'{self.error:.3g} of its sensitivity; use a better conditioned C, or '
+      'more samples'
     )
 
-  def confirmed(self, cost, noise_multiplier, bound, delta):
+  def confirmed(self, noise_multiplier, bound, delta):
     # PRIVACY: A stored bound may be for more noise or for another mixture than
     # this run has, and so be too low. The bound is computed again for the noise
     # and the mixture of this run, with samples drawn from the stored seed.
     # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
-    exact = bound.epsilon - bound.slack_epsilon
+    growth = self._growth(noise_multiplier)
+    exact = max(0.0, bound.epsilon - growth)
     confirmation = _unamplified(noise_multiplier, exact)
     if bound.seed is not None:
       confirmation = search.attempted(
@@ -432,10 +403,7 @@ class Sampled(Accountant):
         bound.seed,
         bound.tries,
       )
-    return _with_slack(
-      confirmation,
-      cost.slack(exact, delta, self.mean_shift(cost, noise_multiplier)),
-    )
+    return _of_program(confirmation, growth)
 
   def _least_noise(
     self,
@@ -507,13 +475,17 @@ def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
   return monte_carlo.Bound.certain(epsilon, delta)
 
 
-def _with_slack(
-  bound: monte_carlo.Bound, slack: slack_lib.Slack
-) -> monte_carlo.Bound:
-  """Returns the claim about released bits: the bound with slack added."""
-  return dataclasses.replace(
-    bound,
-    epsilon=bound.epsilon + slack.epsilon,
-    slack_epsilon=slack.epsilon,
-    slack_delta=slack.total(bound.total) - bound.total,
-  )
+def _of_program(bound: monte_carlo.Bound, growth: float) -> monte_carlo.Bound:
+  """Returns the claim about the program for a bound of the mixture.
+
+  Args:
+    bound: bound of delta for the means of C in float64.
+    growth: result of `Sampled._growth`.
+  """
+  # PRIVACY: The bound is for a mixture whose means are slightly off, in a run
+  # that never stops. Without both corrections epsilon and delta would be too
+  # small. The growth is added to epsilon, and multiplies delta.
+  # Guard: accounting_cohorts_test.test_moved_means_raise_an_amplified_epsilon.
+  epsilon = bound.epsilon + growth
+  upper = bound.upper * math.exp(growth) + stops.delta(epsilon)
+  return dataclasses.replace(bound, epsilon=epsilon, upper=min(1.0, upper))

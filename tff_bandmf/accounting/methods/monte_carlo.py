@@ -107,17 +107,15 @@ class Bound:
   """A claim (epsilon, `total`), with the numbers from which it was computed.
 
   Attributes:
-    epsilon: epsilon of the claim, `slack_epsilon` included.
+    epsilon: epsilon of the claim; infinite if none is proved.
     estimate: the larger of the estimates of delta in the two directions; not a
       bound.
-    upper: bound of delta in both directions, for the run in real numbers.
+    upper: bound of delta in both directions.
     failure_probability: probability, over the samples, that `upper` is too low;
       0 if no samples were needed.
     samples: N, number of samples for each direction; the direction with the
       smaller delta may have had fewer samples.
     seed: seed of the samples, >= 0; None if no samples were needed.
-    slack_epsilon: addition to epsilon for the noise's arithmetic, >= 0.
-    slack_delta: addition to delta for the noise's arithmetic, >= 0.
     tries: largest number of bounds that may have been sampled for the claim;
       `failure_probability` covers all of them together.
   """
@@ -128,8 +126,6 @@ class Bound:
   failure_probability: float = 0.0
   samples: int = 0
   seed: Optional[int] = None
-  slack_epsilon: float = 0.0
-  slack_delta: float = 0.0
   # The default is for files written before this field existed.
   tries: int = ATTEMPTS
 
@@ -137,21 +133,9 @@ class Bound:
     _checks.count('tries', self.tries, 'bounds that were sampled')
 
   @classmethod
-  def certain(
-    cls,
-    epsilon: float,
-    delta: float,
-    slack_epsilon: float = 0.0,
-    slack_delta: float = 0.0,
-  ) -> Bound:
+  def certain(cls, epsilon: float, delta: float) -> Bound:
     """Returns the claim of a delta that was computed without samples."""
-    return cls(
-      epsilon,
-      delta,
-      delta,
-      slack_epsilon=slack_epsilon,
-      slack_delta=slack_delta,
-    )
+    return cls(epsilon, delta, delta)
 
   @property
   def total(self) -> float:
@@ -164,15 +148,11 @@ class Bound:
     # low, and delta without this case would be too small. The probability is
     # added to delta.
     # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
-    return min(1.0, self.upper + self.failure_probability + self.slack_delta)
+    return min(1.0, self.upper + self.failure_probability)
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
-    record = {
-      'epsilon': self.epsilon,
-      'slack_epsilon': self.slack_epsilon,
-      'slack_delta': self.slack_delta,
-    }
+    record = {'epsilon': self.epsilon if math.isfinite(self.epsilon) else None}
     if self.seed is None:
       return record
     return {
@@ -182,6 +162,9 @@ class Bound:
       'samples': self.samples,
       'seed': self.seed,
     }
+
+
+UNPROVED = Bound.certain(math.inf, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

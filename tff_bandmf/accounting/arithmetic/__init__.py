@@ -1,1 +1,0 @@
-"""The privacy cost of integer noise compared with noise in real numbers."""
