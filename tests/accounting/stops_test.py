@@ -70,6 +70,14 @@ def test_delta_of_a_claim_covers_the_stops(noise_multiplier, delta):
   assert guarantee.delta(claim.epsilon) <= delta
 
 
+def test_delta_at_an_epsilon_includes_the_stops(monkeypatch):
+  guarantee = accounting.Guarantee(_STRATEGY, _SCHEMA, 1.0)
+  before = guarantee.delta(2.0)
+  monkeypatch.setattr(stops, 'TAU', 1e-6)
+  more = 1e-6 * (1 + math.exp(2))
+  assert guarantee.delta(2.0) == pytest.approx(before + more, rel=1e-9)
+
+
 def test_epsilon_beyond_every_share_is_infinite():
   guarantee = accounting.Guarantee(_STRATEGY, _SCHEMA, 0.05)
   assert guarantee.epsilon(1e-6) == math.inf

@@ -50,3 +50,25 @@ def test_bad_input_is_one_line(run, arguments, message):
   status, out, error = run('compose', *arguments)
   assert (status, out, error.count('\n')) == (2, '', 1)
   assert message in error
+
+
+def test_releases_of_other_programs_are_composed(run_json, run, plans):
+  flags = ['--delta', '1e-6', '--release', 'counts: noise_multiplier = 3']
+  alone = run_json('compose', *plans, '--delta', '1e-6')
+  found = run_json('compose', *plans, *flags)
+  assert found['composition'] == alone['composition']
+  assert found['rho'] == pytest.approx(alone['rho'] + 1 / 18)
+  assert found['runs'][-1]['run'] == 'counts'
+  pair = run_json(
+    'compose', *plans, *flags, '--release', 'histogram:epsilon=0.1,delta=1e-9'
+  )
+  assert pair['epsilon'] > found['epsilon'] and pair['rho'] is None
+  for wrong in (
+    'counts',
+    'x:epsilon=a',
+    'x:sigma=3',
+    'x:rho=1,rho=2',
+    ':rho=1',
+  ):
+    status, _, error = run('compose', *plans, *flags[:2], '--release', wrong)
+    assert status == 2 and f'release={wrong}' in error

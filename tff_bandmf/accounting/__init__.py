@@ -19,6 +19,7 @@ from tff_bandmf.accounting.kinds.poisson import (
   poisson_epsilon,
   poisson_noise_multiplier,
 )
+from tff_bandmf.accounting.kinds.releases import Release
 from tff_bandmf.accounting.kinds.sampled_cohorts import ADD_REMOVE, Sampled
 from tff_bandmf.accounting.kinds.samplers import Sampler
 from tff_bandmf.accounting.methods.gaussian import (

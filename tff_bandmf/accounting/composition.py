@@ -14,6 +14,10 @@ multiplier, the rounds and the cohorts of a run must not depend on them.
 |                               | share of delta; or composition without       |
 |                               | amplification, if its epsilon is smaller     |
 
+Releases of other programs are composed as they are known: a Gaussian query as a
+run; (epsilon, delta) and Laplace noise by their privacy losses; rho is an upper
+bound, with a share of delta of its own.
+
 Each run may stop, so the taus of the module `stops` are added.
 """
 
@@ -26,7 +30,7 @@ from typing import Any, Optional, Protocol, Union
 
 from tff_bandmf import _files, errors
 from tff_bandmf.accounting import guarantee
-from tff_bandmf.accounting.kinds import kinds, poisson
+from tff_bandmf.accounting.kinds import kinds, poisson, releases
 from tff_bandmf.accounting.methods import (
   accountants,
   gaussian,
@@ -49,10 +53,12 @@ class Composition:
   Attributes:
     guarantees: one guarantee for each run.
     run_ids: unique ID of each run; None for a run without an ID.
+    releases: releases of other programs on the same clients.
   """
 
   guarantees: tuple[guarantee.Guarantee, ...]
   run_ids: tuple[Optional[str], ...]
+  releases: tuple[releases.Release, ...] = ()
 
   @property
   def adjacency(self) -> str:
@@ -62,17 +68,19 @@ class Composition:
   @property
   def method(self) -> str:
     """Method of composition: exact, losses convolved, or an upper bound."""
-    parts = [_part(each) for each in self.guarantees]
-    if None in parts:
+    parts = [*map(_part, self.guarantees), *_parts(self.releases)]
+    rhos = any(each.rho is not None for each in self.releases)
+    if None in parts or rhos:
       return UPPER_BOUND
-    sampled = [part for part in parts if part and part.sampling_prob < 1]
-    return CONVOLVED if sampled else EXACT
+    return EXACT if all(_is_gaussian(part) for part in parts) else CONVOLVED
 
   @property
   def rho(self) -> Optional[float]:
-    """rho of zero-concentrated DP; None if some run has no proved rho."""
-    rhos = [each.rho for each in self.guarantees if each.rho is not None]
-    if len(rhos) < len(self.guarantees):
+    """rho of zero-concentrated DP; None if some part has no proved rho."""
+    every = [each.rho for each in self.guarantees]
+    every += [each.zcdp_rho for each in self.releases]
+    rhos = [rho for rho in every if rho is not None]
+    if len(rhos) < len(every):
       return None
     return math.fsum(rhos) * (1 + _ROUNDING)
 
@@ -88,29 +96,39 @@ class Composition:
       ValueError: a value is out of range.
     """
     gaussian.check_delta(delta)
-    if len(self.guarantees) == 1:
+    if len(self.guarantees) == 1 and not self.releases:
       return self.guarantees[0].claim(delta)
     composed = [each for each in self.guarantees if _part(each)]
     others = [each for each in self.guarantees if not _part(each)]
+    known = _parts(self.releases)
+    rhos = [each.rho for each in self.releases if each.rho is not None]
     # PRIVACY: Delta of the composition is the sum of the deltas of its claims.
     # If each claim had the whole `delta`, this sum would exceed `delta`. Each
     # claim gets an equal share of `delta`.
     # Guard:
     # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
-    share = delta / (bool(composed) + len(others))
+    share = delta / (bool(composed or known) + len(others) + bool(rhos))
     bounds = [each.claim(share) for each in others]
-    if composed:
-      bounds.append(_claim(composed, share))
+    if composed or known:
+      bounds.append(_claim(composed, known, share))
+    if rhos:
+      bounds.append(_of_rho(math.fsum(rhos), share))
     if others:
+      left = delta / (1 + bool(rhos))
       try:
-        certain = _claim([*composed, *map(_without_chance, others)], delta)
+        certain = [
+          _claim([*composed, *map(_without_chance, others)], known, left),
+          *([_of_rho(math.fsum(rhos), left)] if rhos else []),
+        ]
       except ValueError:
         # The noise is too little for a claim without amplification.
-        certain = None
-      if certain and certain.epsilon <= sum(each.epsilon for each in bounds):
-        return certain
+        certain = bounds
+      if _epsilon(certain) <= _epsilon(bounds):
+        bounds = certain
+    if len(bounds) == 1:
+      return bounds[0]
     return monte_carlo.Bound(
-      epsilon=math.fsum(each.epsilon for each in bounds) * (1 + _ROUNDING),
+      epsilon=_epsilon(bounds),
       estimate=math.fsum(each.estimate for each in bounds),
       upper=math.fsum(each.upper for each in bounds),
       failure_probability=math.fsum(
@@ -148,7 +166,9 @@ class HasGuarantee(Protocol):
 
 
 def compose(
-  runs: Iterable[Union[guarantee.Guarantee, Composition, HasGuarantee]],
+  runs: Iterable[
+    Union[guarantee.Guarantee, Composition, HasGuarantee, releases.Release]
+  ],
 ) -> Composition:
   """Returns the joint guarantee of several runs on the same clients.
 
@@ -159,10 +179,11 @@ def compose(
 
   Args:
     runs: guarantees, compositions, or objects whose attribute `guarantee` is
-      either of these, such as a `Plan` or a `Run`.
+      either of these, such as a `Plan` or a `Run`; and `Release`s of other
+      programs. At least one of them is a run.
 
   Raises:
-    ValueError: `runs` is empty, a run has no noise, or the adjacencies or the
+    ValueError: there is no run, a run has no noise, or the adjacencies or the
       units of privacy of the runs differ.
 
   >>> from tff_bandmf import participation, strategies
@@ -174,10 +195,15 @@ def compose(
   1.46
   """
   pairs: dict[object, tuple[Optional[str], guarantee.Guarantee]] = {}
+  others: list[releases.Release] = []
   for run in runs:
+    if isinstance(run, releases.Release):
+      others.append(run)
+      continue
     part: Any = getattr(run, 'guarantee', run)
     if not isinstance(part, Composition):
       part = Composition((part,), (None,))
+    others += part.releases
     for run_id, each in zip(part.run_ids, part.guarantees):
       # PRIVACY: If two different runs with equal guarantees counted as one run,
       # epsilon would be too small. Guarantees count as one run only if they
@@ -218,7 +244,8 @@ def compose(
       f'adjacency={" and ".join(adjacencies)}: must be the same in all runs; '
       'state all runs for one of them'
     )
-  return Composition(guarantees, tuple(run_id for run_id, _ in pairs.values()))
+  run_ids = tuple(run_id for run_id, _ in pairs.values())
+  return Composition(guarantees, run_ids, tuple(others))
 
 
 def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
@@ -242,9 +269,47 @@ def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
   return run if sampled is None else run.under(sampled.always)
 
 
-def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
-  """Returns the claim at `delta` of runs that `_part` can represent."""
-  parts = _merged([_part(each) for each in runs])
+def _parts(
+  others: Iterable[releases.Release],
+) -> tuple[poisson.Mechanism, ...]:
+  """Returns the mechanisms of releases of which more than rho is known."""
+  return tuple(part for each in others for part in each.parts())
+
+
+def _is_gaussian(part: Optional[poisson.Mechanism]) -> bool:
+  return isinstance(part, poisson.Part) and part.sampling_prob == 1
+
+
+def _of_rho(rho: float, delta: float) -> monte_carlo.Bound:
+  """Returns the claim at `delta` of a mechanism of which only rho is known.
+
+  The epsilon is a bound; no epsilon that follows from rho alone is exact.
+  """
+  import dp_accounting
+
+  orders = [1 + 2 ** (i / 8) for i in range(-64, 128)]
+  divergences = [rho * order for order in orders]
+  epsilon, _ = dp_accounting.rdp.compute_epsilon(orders, divergences, delta)
+  return monte_carlo.Bound.certain(epsilon * (1 + _ROUNDING), delta)
+
+
+def _epsilon(bounds: Iterable[monte_carlo.Bound]) -> float:
+  return math.fsum(each.epsilon for each in bounds) * (1 + _ROUNDING)
+
+
+def _claim(
+  runs: list[guarantee.Guarantee],
+  known: tuple[poisson.Mechanism, ...],
+  delta: float,
+) -> monte_carlo.Bound:
+  """Returns the claim at `delta` of runs and of mechanisms of other releases.
+
+  Args:
+    runs: runs that `_part` can represent.
+    known: mechanisms of other releases, which never stop.
+    delta: delta of all together.
+  """
+  parts = _merged([*map(_part, runs), *known])
   # PRIVACY: Each run may stop. Epsilon at the whole `delta`, or with the stops
   # of one run, would be too small. Epsilon is for what the stops of all runs
   # leave of `delta`.
@@ -256,13 +321,18 @@ def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
   return monte_carlo.UNPROVED
 
 
-def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
+def _merged(
+  parts: list[Optional[poisson.Mechanism]],
+) -> tuple[poisson.Mechanism, ...]:
   """Returns the parts with all Gaussians merged into one."""
-  present = [part for part in parts if part is not None]
-  whole = [part for part in present if part.sampling_prob == 1]
-  rest = tuple(part for part in present if part.sampling_prob < 1)
+  whole, rest = [], []
+  for part in parts:
+    if isinstance(part, poisson.Part) and part.sampling_prob == 1:
+      whole.append(part)
+    elif part is not None:
+      rest.append(part)
   if not whole:
-    return rest
+    return tuple(rest)
   # PRIVACY: Several Gaussian releases together reveal more than each alone. If
   # they were merged into one release with the mean of their noise multipliers,
   # epsilon would be too small. The squares of mu are added, which is exact.

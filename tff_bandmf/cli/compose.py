@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument('runs', nargs=-1, required=True, metavar='RUN-OR-PLAN ...')
 @options.delta
+@click.option(
+  '--release',
+  'releases',
+  multiple=True,
+  metavar='NAME:KEY=VALUE,...',
+  help='Release of another program on the same clients, such as '
+  'histogram:epsilon=1,delta=1e-9 or counts:noise_multiplier=3 or x:rho=0.1.',
+)
 @options.as_json
-def compose(runs, delta, as_json):
+def compose(runs, delta, releases, as_json):
   """Shows the joint guarantee of several runs on the same clients.
 
   A run is given by its folder. All planned rounds of a run count, including
@@ -30,7 +38,9 @@ def compose(runs, delta, as_json):
   the run. A plan is a file that bandmf plan wrote. Epsilon is exact if no run
   has sampled cohorts. For cyclic Poisson sampling, epsilon comes from a
   convolution of privacy losses; for other sampling, epsilon is an upper bound.
-  `composition` names the method.
+  `composition` names the method. A release of another program is given by the
+  noise multiplier (stddev / sensitivity) of a Gaussian query, by epsilon and
+  delta, or by rho of zCDP.
   """
   started = time.perf_counter()
   _check_listed(runs)
@@ -39,7 +49,8 @@ def compose(runs, delta, as_json):
     plan_lib.Plan.load(run).guarantee if claim is None else claim.composed
     for run, claim in zip(runs, claims)
   ]
-  together = accounting.compose(guarantees).to_dict(delta)
+  others = list(map(_release, releases))
+  together = accounting.compose([*guarantees, *others]).to_dict(delta)
   output.warn_of_weak(together['epsilon'], delta)
   rows = [
     {
@@ -61,6 +72,16 @@ def compose(runs, delta, as_json):
         f'{row["rounds"]} rounds, and all of them count; epsilon_so_far is the '
         'claim of this run if it is never resumed'
       )
+  rows += [
+    {
+      **dict.fromkeys(rows[0]),
+      'run': each.name,
+      'noise_multiplier': each.noise_multiplier,
+      'rho': each.zcdp_rho,
+      'epsilon': each.epsilon,
+    }
+    for each in others
+  ]
   if not as_json:
     click.echo(output.table(rows))
   output.show(
@@ -72,6 +93,27 @@ def compose(runs, delta, as_json):
     as_json,
   )
   return output.DONE
+
+
+def _release(text: str) -> accounting.Release:
+  """Returns the release that a flag describes."""
+  name, colon, rest = text.partition(':')
+  pairs = [part.partition('=') for part in rest.split(',')]
+  keys = [key.strip() for key, _, _ in pairs]
+  try:
+    values = {key: float(value) for key, (_, _, value) in zip(keys, pairs)}
+  except ValueError:
+    values = {}
+  known = {'epsilon', 'delta', 'rho', 'noise_multiplier'}
+  if (
+    not colon or not name or not set(values) <= known or len(keys) > len(values)
+  ):
+    raise errors.value_error(
+      f'release={text}: must be a name and numbers, such as '
+      'histogram:epsilon=1,delta=1e-9; the keys are epsilon, delta, rho and '
+      'noise_multiplier'
+    )
+  return accounting.Release(name=name, **values)
 
 
 def _check_listed(runs: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Protocol
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
@@ -47,6 +47,30 @@ _CALIBRATION_WIDTH = 1e-5
 _LEAST_NOISE = 0.01
 
 
+class Mechanism(Protocol):
+  """A mechanism of a composition.
+
+  Attributes:
+    sampling_prob: probability that a client is in a round.
+    compositions: number of times that the mechanism runs.
+    span: least width of grid intervals for its losses, >= 0.
+  """
+
+  @property
+  def sampling_prob(self) -> float: ...
+
+  @property
+  def compositions(self) -> int: ...
+
+  @property
+  def span(self) -> float: ...
+
+  def distribution(
+    self, interval: float
+  ) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the privacy losses on a grid, rounded up, in both directions."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
   """T Poisson-sampled Gaussians of a composition.
@@ -65,6 +89,33 @@ class Part:
   def whole_noise(self) -> float:
     """For q = 1: noise multiplier of one Gaussian with the same guarantee."""
     return self.noise_multiplier / math.sqrt(self.compositions)
+
+  @property
+  def span(self) -> float:
+    """Least width of a grid interval.
+
+    The losses of a round span at most 10 standard deviations, in at most
+    `_MOST_INTERVALS` intervals.
+    """
+    widest = (10 + 0.5 / self.noise_multiplier) / self.noise_multiplier
+    return widest / _MOST_INTERVALS
+
+  def distribution(
+    self, interval: float
+  ) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the privacy losses on a grid, in both directions."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    # PRIVACY: If losses were rounded down, or losses of only one direction were
+    # composed, epsilon would be too small. `pessimistic_estimate` rounds losses
+    # up, and dp-accounting composes both directions.
+    # Guard: cyclic_poisson_test.test_one_composition_is_the_closed_form.
+    return privacy_loss_distribution.from_gaussian_mechanism(
+      self.noise_multiplier,
+      pessimistic_estimate=True,
+      value_discretization_interval=interval,
+      sampling_prob=self.sampling_prob,
+    ).self_compose(self.compositions, tail_mass_truncation=_TAIL_MASS)
 
 
 class Poisson(accountants.Exact):
@@ -137,7 +188,7 @@ def poisson_epsilon(
   return composed_epsilon((part,), delta)
 
 
-def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
+def composed_epsilon(parts: Sequence[Mechanism], delta: float) -> float:
   """Returns epsilon of a composition at `delta`, rounded up.
 
   Args:
@@ -150,10 +201,12 @@ def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
   Raises:
     ValueError: a value is out of range.
   """
-  if len(parts) == 1 and parts[0].sampling_prob == 1:
-    return gaussian.gaussian_epsilon(parts[0].whole_noise, delta)
+  first, *others = parts
+  if isinstance(first, Part) and first.sampling_prob == 1 and not others:
+    return gaussian.gaussian_epsilon(first.whole_noise, delta)
   for part in parts:
-    _check(part)
+    if isinstance(part, Part):
+      _check(part)
   total = sum(part.compositions for part in parts)
   # The interval depends on epsilon, and epsilon on the interval, so the loop
   # goes on to a fixed point. If it ended earlier, epsilon would jump between
@@ -321,44 +374,24 @@ def _interval(epsilon: float, compositions: int) -> float:
 
 
 def _losses(
-  parts: Sequence[Part], interval: float
+  parts: Sequence[Mechanism], interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
   """Returns the privacy loss distribution of a composition, rounded up.
 
   The result has both directions of the dominating pair, and its delta is the
   larger delta of the two directions.
   """
-  from dp_accounting.pld import privacy_loss_distribution
-
-  # All parts share one grid, with at most `_MOST_INTERVALS` intervals for the
-  # losses of a round, which span at most 10 standard deviations.
-  interval = max(
-    interval,
-    *(
-      (10 + 0.5 / part.noise_multiplier)
-      / (part.noise_multiplier * _MOST_INTERVALS)
-      for part in parts
-    ),
-  )
-  # PRIVACY: If losses were rounded down, or losses of only one direction were
-  # composed, epsilon would be too small. `pessimistic_estimate` rounds losses
-  # up, and dp-accounting composes both directions.
-  # Guard: cyclic_poisson_test.test_one_composition_is_the_closed_form.
-  losses = [
-    privacy_loss_distribution.from_gaussian_mechanism(
-      part.noise_multiplier,
-      pessimistic_estimate=True,
-      value_discretization_interval=interval,
-      sampling_prob=part.sampling_prob,
-    ).self_compose(part.compositions, tail_mass_truncation=_TAIL_MASS)
-    for part in parts
-  ]
+  # All parts share one grid.
+  interval = max(interval, *(part.span for part in parts))
+  losses = [part.distribution(interval) for part in parts]
   return functools.reduce(
     lambda first, second: first.compose(second, _TAIL_MASS), losses
   )
 
 
-def _epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
+def _epsilon(
+  parts: Sequence[Mechanism], delta: float, interval: float
+) -> float:
   """Returns epsilon at `delta`, rounded up; see `composed_epsilon`."""
   _checks.positive('delta', delta, 'use less than 1 / population')
   lost = _lost_mass(parts)
@@ -375,7 +408,7 @@ def _epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
   return float(_losses(parts, interval).get_epsilon_for_delta(left))
 
 
-def _lost_mass(parts: Sequence[Part]) -> float:
+def _lost_mass(parts: Sequence[Mechanism]) -> float:
   return sum(
     _TAIL_MASS + _FFT_ERROR * (part.compositions + 100) for part in parts
   )

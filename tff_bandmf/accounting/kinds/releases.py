@@ -1,0 +1,194 @@
+"""Releases of other programs on the same clients, for composition.
+
+A release is known by its event, by (epsilon, delta), by rho, or by the noise
+multiplier of a Gaussian query. The module turns it into parts, whose privacy
+loss distributions `poisson.composed_epsilon` convolves. A rho has no such
+distribution; composition converts it to an epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Optional
+
+import attrs
+
+from tff_bandmf import _checks, errors
+from tff_bandmf.accounting.kinds import poisson
+from tff_bandmf.accounting.methods import gaussian
+
+if TYPE_CHECKING:
+  from dp_accounting.pld import privacy_loss_distribution
+
+
+def _nonnegative(what: str) -> Any:
+  def check(instance, attribute, value):
+    del instance
+    if value is not None:
+      _checks.nonnegative(attribute.name, value, what)
+
+  return check
+
+
+@attrs.frozen(kw_only=True)
+class Release:
+  """A release on the same clients that this library did not make.
+
+  Its guarantee must be for the same neighbouring data sets and the same unit of
+  privacy as the runs with which it is composed. It may depend on their releases
+  and they on it, but its own guarantee must not.
+
+  Attributes:
+    name: name of the release in records.
+    epsilon: epsilon of an (epsilon, delta) guarantee, >= 0.
+    delta: delta of this guarantee, in [0, 1).
+    rho: rho of a zCDP guarantee, >= 0; the composition is an upper bound.
+    noise_multiplier: standard deviation / sensitivity of a Gaussian query, > 0.
+    event: `dp_accounting.DpEvent` made of Gaussian, Poisson-sampled Gaussian
+      and Laplace events.
+
+  Raises:
+    ValueError: a value is out of range, or not exactly one of epsilon, rho,
+      noise_multiplier and event is given.
+
+  >>> Release(name='histogram', epsilon=0.5, delta=1e-9).parts()
+  (Pair(epsilon=0.5, delta=1e-09),)
+  """
+
+  name: str = 'another release'
+  epsilon: Optional[float] = attrs.field(
+    default=None, validator=_nonnegative('it is that of one release')
+  )
+  delta: float = attrs.field(
+    default=0.0, validator=_nonnegative('it is that of one release')
+  )
+  rho: Optional[float] = attrs.field(
+    default=None, validator=_nonnegative('it is that of zCDP')
+  )
+  noise_multiplier: Optional[float] = attrs.field(
+    default=None, validator=_nonnegative('it is stddev / sensitivity')
+  )
+  event: Any = None
+
+  def __attrs_post_init__(self):
+    values = self.epsilon, self.rho, self.noise_multiplier, self.event
+    if sum(value is not None for value in values) != 1:
+      raise errors.value_error(
+        f'release={self.name}: must have exactly one of epsilon, rho, '
+        'noise_multiplier and event; compose two guarantees as two releases'
+      )
+    if self.delta >= 1 or (self.delta and self.epsilon is None):
+      raise errors.value_error(
+        f'delta={self.delta}: must be below 1 and belongs to an epsilon; give '
+        'both, or neither'
+      )
+    # PRIVACY: A release without noise has no guarantee, and neither has a
+    # composition with it. Such a release is refused.
+    # Guard: releases_test.test_release_without_a_guarantee_is_refused.
+    if self.noise_multiplier == 0:
+      raise errors.value_error(
+        'noise_multiplier=0: a release without noise has no guarantee; leave '
+        'it out if it stays private'
+      )
+    self.parts()  # Refuses events that are not supported.
+
+  def parts(self) -> tuple[poisson.Mechanism, ...]:
+    """Returns the mechanisms of the release; none for a rho."""
+    if self.epsilon is not None:
+      return (Pair(self.epsilon, self.delta),)
+    if self.noise_multiplier is not None:
+      return (poisson.Part(self.noise_multiplier),)
+    return () if self.event is None else _parts(self.event, 1)
+
+  @property
+  def zcdp_rho(self) -> Optional[float]:
+    """rho of zero-concentrated DP; None if none is proved."""
+    rhos = [0.0 if self.rho is None else self.rho]
+    for part in self.parts():
+      if not isinstance(part, poisson.Part) or part.sampling_prob < 1:
+        return None
+      rhos.append(gaussian.zcdp_rho(part.whole_noise))
+    return math.fsum(rhos)
+
+
+@attrs.frozen
+class Pair:
+  """Any mechanism with an (epsilon, delta) guarantee, at its worst."""
+
+  epsilon: float
+  delta: float
+
+  sampling_prob = 1.0
+  compositions = 1
+  span = 0.0
+
+  def distribution(
+    self, interval: float
+  ) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the privacy losses on a grid, rounded up."""
+    from dp_accounting.pld import common, privacy_loss_distribution
+
+    return privacy_loss_distribution.from_privacy_parameters(
+      common.DifferentialPrivacyParameters(self.epsilon, self.delta), interval
+    )
+
+
+@attrs.frozen
+class Laplace:
+  """Queries with Laplace noise.
+
+  Attributes:
+    parameter: scale of the noise / sensitivity in the L1 norm, > 0.
+    compositions: number of queries.
+  """
+
+  parameter: float
+  compositions: int = 1
+
+  sampling_prob = 1.0
+  span = 0.0
+
+  def distribution(
+    self, interval: float
+  ) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the privacy losses on a grid, rounded up."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_laplace_mechanism(
+      self.parameter,
+      pessimistic_estimate=True,
+      value_discretization_interval=interval,
+    ).self_compose(self.compositions)
+
+
+def _parts(event: Any, count: int) -> tuple[poisson.Mechanism, ...]:
+  """Returns the mechanisms of an event that happens `count` times.
+
+  Raises:
+    ValueError: the event, or an event in it, is not supported.
+  """
+  import dp_accounting
+
+  if isinstance(event, dp_accounting.NoOpDpEvent):
+    return ()
+  if isinstance(event, dp_accounting.ComposedDpEvent):
+    return tuple(part for each in event.events for part in _parts(each, count))
+  if isinstance(event, dp_accounting.SelfComposedDpEvent):
+    return _parts(event.event, count * event.count)
+  inner, prob = event, 1.0
+  if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+    inner, prob = event.event, event.sampling_probability
+  noise = float(getattr(inner, 'noise_multiplier', 0.0))
+  if 0 < noise < math.inf:
+    if isinstance(inner, dp_accounting.GaussianDpEvent):
+      return (poisson.Part(noise, float(prob), count),)
+    if isinstance(event, dp_accounting.LaplaceDpEvent):
+      return (Laplace(noise, count),)
+  # PRIVACY: dp-accounting has events whose losses this module does not compute.
+  # If they were left out, epsilon would be too small. They are refused.
+  # Guard: releases_test.test_release_without_a_guarantee_is_refused.
+  raise errors.value_error(
+    f'event={type(event).__name__}: is not one of Gaussian with noise, '
+    'Poisson-sampled Gaussian and Laplace events; give its epsilon and delta, '
+    'or its rho'
+  )
