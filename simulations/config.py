@@ -227,6 +227,10 @@ class Privacy:
       the report of this run says so.
     max_memory_bytes: maximum memory in bytes for past noise. If past noise
       needs more, all of it is stored in a file. If None, there is no maximum.
+    memory_copies: maximum number of vectors of past noise in memory, each of
+      the model's size. With fewer vectors than a banded inverse needs, its
+      noise keeps none and draws past normals again. If None, there is no
+      maximum.
     amplification: 'cyclic-poisson', 'balls-in-bins' with min_sep bins or
       'b-min-sep' to sample cohorts in secret, which amplifies privacy; None to
       enforce `participation` instead.
@@ -248,6 +252,7 @@ class Privacy:
   zeroing_norm: Optional[float] = None
   simulated_clients_per_round: Optional[int] = None
   max_memory_bytes: Optional[int] = None
+  memory_copies: Optional[int] = None
   max_participations: Optional[int] = None
   participation: str = 'min-sep'
   apart: Optional[int] = None
@@ -419,6 +424,7 @@ _MAY_BE_ZERO = (
   'training.server_beta_2',
   'training.server_warmup_rounds',
   'training.server_cooldown_rounds',
+  'privacy.memory_copies',
 )
 
 

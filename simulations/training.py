@@ -127,6 +127,7 @@ def strategy_request(config: config_lib.Config) -> dict[str, Any]:
     if privacy.workload == config_lib.MOMENTUM
     else workloads.PREFIX,
     'objective': privacy.objective,
+    'memory_copies': privacy.memory_copies,
     **({} if without else privacy.parameters),
   }
 
@@ -255,6 +256,7 @@ def plan(
     l2_norm_clip=privacy.clip,
     zeroing_norm=privacy.zeroing_norm,
     mechanism=strategy,
+    memory_copies=privacy.memory_copies,
     stands_for=None if without else privacy.simulated_clients_per_round,
   )
 

@@ -38,11 +38,17 @@ def _choose(**kwargs):
 @pytest.mark.parametrize('copies', [0, 1, 7, 200])
 def test_every_choice_fits_in_memory(copies):
   ranking = _choose(memory_copies=copies)
-  assert all(each.strategy.memory_copies <= copies for each in ranking.choices)
+  for each in ranking.choices:
+    assert each.copies <= copies
+    again = each.strategy.memory_copies - each.copies
+    # Noise that keeps less than it needs draws it again, in blocks of 4 rounds.
+    assert again == 0 or each.strategy.inverse_bands is not None
+    assert each.normals == 1 + again / 4
   families = [each.strategy.family for each in ranking.choices]
   assert sorted([*families, *ranking.left_out]) == sorted(_FAST)
   assert ('lti' in families) == (copies >= _ROUNDS - 1)
   assert ('online-tree' in families) == (copies >= 7)
+  assert {'dp-cgd', 'banded-inverse-sqrt'} <= {*families}
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
@@ -70,10 +76,21 @@ def test_rmse_is_that_of_the_calibrated_run():
 
 
 def test_more_memory_is_never_worse():
+  families = (*_FAST, 'banded-inverse', 'blt')
   best = [
-    _choose(memory_copies=copies).choices[0].rmse for copies in (0, 2, 8, 200)
+    _choose(memory_copies=copies, families=families).choices[0].rmse
+    for copies in (0, 1, 3, 8, 200)
   ]
   assert best == sorted(best, reverse=True)
+
+
+def test_no_memory_is_better_than_independent_noise():
+  """Only identity was left where nothing may be kept."""
+  first, *others = _choose(memory_copies=0).choices
+  assert first.strategy.inverse_bands == 8
+  assert (first.copies, first.normals) == (0, 2.75)
+  assert others[-1].strategy.family == 'identity'
+  assert first.rmse < 0.5 * others[-1].rmse
 
 
 def test_workload_changes_the_errors():

@@ -61,12 +61,17 @@ class Choice:
     rmse: root mean square error over all rounds, for a clip of 1.
     max_rmse: root mean square error of the worst round, for a clip of 1.
     converged: whether the optimiser of the strategy converged.
+    copies: number of copies of the model that the noise keeps, >= 0.
+    normals: number of normals that the noise draws for one coordinate and
+      round, >= 1; see `Strategy.normals`.
   """
 
   guarantee: accounting.Guarantee
   rmse: float
   max_rmse: float
   converged: bool
+  copies: int
+  normals: float
 
   @property
   def strategy(self) -> strategies.Strategy:
@@ -112,7 +117,8 @@ def choose(
     cohorts: participation schema that is enforced, or kind of sampling.
     target: (epsilon, delta) that every choice meets.
     memory_copies: limit on the vectors of past noise in memory, each of the
-      model's size, >= 0; None for no limit.
+      model's size, >= 0; None for no limit. If C^-1 has few bands and its noise
+      needs more, the noise keeps none, and `Choice.normals` has the cost.
     objective: error to minimise and rank by, `optimize.MEAN` or `optimize.MAX`.
     workload: matrix A that turns released sums into models.
     families: names of the families to compare; None for all families.
@@ -172,7 +178,16 @@ def choose(
         guarantee.z_stddev_per_clip * math.sqrt(error)
         for error in best.strategy.errors(workload)
       )
-      choices.append(Choice(guarantee, rmse, max_rmse, best.converged))
+      choices.append(
+        Choice(
+          guarantee,
+          rmse,
+          max_rmse,
+          best.converged,
+          best.strategy.copies(memory_copies),
+          best.strategy.normals(memory_copies),
+        )
+      )
     return choices
 
   by_family: dict[str, list[Choice]] = {}

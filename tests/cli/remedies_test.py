@@ -112,7 +112,7 @@ _BAD = [
   _PLAN.replace('--min-sep 12 ', '--max-participations 3 '),
   _PLAN.replace('--min-sep 12', '--amplification cyclic-poisson'),
   _PLAN.replace('banded-sqrt', 'best') + ' --bands 3',
-  _PLAN.replace('banded-sqrt', 'dp-cgd') + ' --memory-copies 0',
+  _PLAN.replace('banded-sqrt', 'online-tree') + ' --memory-copies 0',
   _PLAN.replace('banded-sqrt', 'robust-toeplitz'),
   'account c.json --delta 1e-6',
   'account c.json --delta 1e-6 --noise-multiplier 0.01',
@@ -123,7 +123,7 @@ _BAD = [
   'calibrate c.json --epsilon 80 --delta 1e-6',
   'calibrate c.json --epsilon 4 --delta 1e-6 --sampling-prob 0.1',
   'calibrate c.npy --epsilon 4 --delta 1e-6',
-  'choose --rounds 60 --min-sep 12 --epsilon 4 --delta 1e-6 --families dp-cgd '
+  'choose --rounds 60 --min-sep 12 --epsilon 4 --delta 1e-6 --families blt '
   '--memory-copies 0',
   'choose --rounds 60 --epsilon 4 --delta 1e-6 --amplification cyclic-poisson',
   'optimize --family banded --rounds 60 --min-sep 12 --workload momentum',

@@ -229,26 +229,31 @@ def test_normal_of_the_smallest_words_is_decided(monkeypatch):
     assert np.array_equal(y[:3], _streamed(_KINDS[kind], 1000.0, 16)[:3])
 
 
-@pytest.mark.parametrize('kind', ['identity', 'window of z'])
-def test_noise_without_memory_has_the_same_bits(kind):
-  y = _streamed(_KINDS[kind], _FINE, memory=stream.Memory(copies=0))
+@pytest.mark.parametrize(
+  'kind, copies',
+  [('identity', 0), ('window of z', 0), ('window of z', 3)],
+)
+def test_noise_without_memory_has_the_same_bits(kind, copies):
+  y = _streamed(_KINDS[kind], _FINE, memory=stream.Memory(copies=copies))
   assert np.array_equal(y, _expected(kind))
   found = noise.Stream(
     _KINDS[kind].recursion(),
     _FINE,
     _DIMENSION,
     _KEY,
-    memory=stream.Memory(copies=0),
+    memory=stream.Memory(copies=copies),
   )
   with found._maker() as maker:
     assert maker._memory[0].size == 0
 
 
 @pytest.mark.parametrize(
-  'copies, kind', [(0, 'blt'), (0, 'window of y'), (3, 'window of z')]
+  'copies, kind, needed', [(0, 'blt', 2), (10, 'window of y', 11)]
 )
-def test_memory_that_cannot_be_left_out_is_refused(copies, kind):
-  with pytest.raises(ValueError, match=f'memory_copies={copies}: must be 0'):
+def test_memory_that_cannot_be_left_out_is_refused(copies, kind, needed):
+  with pytest.raises(
+    ValueError, match=f'memory_copies={copies}: the noise keeps {needed} copies'
+  ):
     _streamed(_KINDS[kind], _FINE, memory=stream.Memory(copies=copies))
 
 

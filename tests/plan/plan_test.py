@@ -152,7 +152,7 @@ def test_best_is_of_the_families_that_fit():
   plan, told = _plan(mechanism='best', memory_copies=1), []
   assert plan.search(told.append) is plan.result
   assert sorted(told) == sorted(strategies.FAMILIES)
-  assert plan.strategy.memory_copies <= 1
+  assert plan.copies <= 1
   rmses = [plan.rmse, *(rmse for _, rmse in plan.result.runners_up)]
   assert rmses == sorted(rmses)
   assert 'identity' in dict(plan.result.runners_up)
@@ -166,7 +166,6 @@ def test_best_is_of_the_families_that_fit():
 @pytest.mark.parametrize(
   'mechanism, copies',
   [
-    ('dp-cgd', 1),
     ('online-tree', 6),
     (tff_bandmf.Mechanism('banded-sqrt', bands=7), 6),
     (strategies.BandedSqrt(60, 7), 6),
@@ -178,7 +177,6 @@ def test_best_is_of_the_families_that_fit():
 def test_memory_that_a_mechanism_exceeds_is_refused(
   tmp_path, monkeypatch, mechanism, copies
 ):
-  """`memory_copies=0` was taken for dp-cgd, which keeps one."""
   monkeypatch.chdir(tmp_path)
   strategies.save(strategies.BandedSqrt(60, 7), 'c.json')
   np.save('c.npy', strategies.BandedSqrt(60, 7).matrix())
@@ -187,6 +185,37 @@ def test_memory_that_a_mechanism_exceeds_is_refused(
     assert plan.strategy.memory_copies == copies
   with pytest.raises(ValueError, match=f'copies={copies - 1}: .* {copies} '):
     _ = _plan(mechanism=mechanism, memory_copies=copies - 1).strategy
+
+
+@pytest.mark.parametrize(
+  'mechanism, bands',
+  [
+    ('dp-cgd', 2),
+    (tff_bandmf.Mechanism('dp-cgd', column_normalize=True), 2),
+    (tff_bandmf.Mechanism('banded-inverse-sqrt', bands=20), 20),
+    (strategies.Stamped(60, strategies.BandedInverseSqrt(20, 5)), 5),
+    ('c.json', 7),
+  ],
+  ids=str,
+)
+def test_few_bands_of_the_inverse_need_no_memory(
+  tmp_path, monkeypatch, mechanism, bands
+):
+  """`Plan(mechanism='dp-cgd', memory_copies=0)` was refused."""
+  monkeypatch.chdir(tmp_path)
+  strategies.save(strategies.BandedInverseSqrt(60, 7), 'c.json')
+  for limit in (None, bands - 1, bands - 2, 0):
+    plan = _plan(mechanism=mechanism, memory_copies=limit)
+    again = limit is not None and limit < bands - 1
+    assert plan.copies == plan.to_dict()['memory_copies']
+    assert plan.copies == (0 if again else bands - 1)
+    normals = 1 + (bands - 1) / 4 * again
+    assert plan.to_dict()['normals'] == normals
+    text = f'keeps {plan.copies} copies of the model'
+    text += f', and draws {normals:g} normals a round\n' if again else '\n'
+    assert text in str(plan)
+  plan.save('plan.json')
+  assert tff_bandmf.Plan.load('plan.json').copies == 0
 
 
 def test_family_uses_the_memory_that_it_is_given():

@@ -15,6 +15,7 @@ from tff_bandmf import (
   run,
   strategies,
 )
+from tff_bandmf.noise.producer import stream
 from tff_bandmf.run import clients
 from tff_bandmf.run_files import run_json
 
@@ -66,6 +67,30 @@ def test_noise_is_that_of_the_plan(whole):
     small_run.small_plan().guarantee.z_stddev_per_clip, rel=1e-6
   )
   assert not observed.unchecked and not observed.unmeasured
+
+
+def test_noise_keeps_the_copies_of_the_plan(tmp_path, runtime, monkeypatch):
+  """A run without past noise has the bits of a run with it."""
+  kept, checked = [], stream._checked_copies
+
+  def spy(recursion, most):
+    kept.append(checked(recursion, most))
+    return kept[-1]
+
+  monkeypatch.setattr(stream, '_checked_copies', spy)
+  totals = []
+  for copies in None, 0:
+    plan = small_run.small_plan(
+      mechanism=strategies.DpCgd(small_run.ROUNDS, 0.5), memory_copies=copies
+    )
+    folders = [
+      small_run.with_key(tmp_path / f'{how} {copies}') for how in ('tff', 'np')
+    ]
+    totals.append(small_run.train(folders[0], plan).sum)
+    totals.append(small_run.train_without_tff(folders[1], plan=plan))
+  assert kept == [1, 1, 0, 0]
+  for total in totals[1:]:
+    np.testing.assert_array_equal(total, totals[0])
 
 
 def test_noise_of_units_of_several_is_that_of_the_plan(tmp_path):

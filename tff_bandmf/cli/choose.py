@@ -16,6 +16,7 @@ _COLUMNS = (
   'buffers',
   'parameters',
   'memory_copies',
+  'normals',
   'z_stddev',
   'rmse',
   'max_rmse',
@@ -40,7 +41,8 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
   '--memory-copies',
   type=options.INTEGER_OR_ZERO,
   help='Largest number of copies of the model that the noise may have in '
-  'memory.  [default: any number]',
+  'memory. If a banded inverse needs more, its noise keeps none and draws '
+  'past normals again.  [default: any number]',
 )
 @options.amplification
 @options.workload
@@ -68,7 +70,9 @@ def choose(
   rmse is the root mean square error, over all rounds, that the noise at
   (epsilon, delta) adds to a coordinate of the model, for clip = 1. With cyclic
   Poisson sampling, --max-participations is the expected number of rounds of a
-  client, and only powers of two are compared as numbers of bands.
+  client, and only powers of two are compared as numbers of bands. normals is
+  the number of normals that the noise draws for a coordinate in a round: more
+  than 1 where it keeps no past normals.
   """
   started = time.perf_counter()
   target = choosing.Target(**flags)
@@ -159,7 +163,8 @@ def _record(choice, schema, workload, epsilon, delta):
     **output.describe(
       choice.strategy, schema, choice.guarantee.sensitivity, False, workload
     ),
-    'memory_copies': choice.strategy.memory_copies,
+    'memory_copies': choice.copies,
+    'normals': choice.normals,
     'noise_multiplier': choice.guarantee.noise_multiplier,
     'z_stddev': choice.guarantee.z_stddev_per_clip,
     'sampling_prob': getattr(choice.guarantee.cohorts, 'sampling_prob', None),

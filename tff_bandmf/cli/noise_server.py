@@ -130,8 +130,9 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 @click.option(
   '--memory-copies',
   type=options.INTEGER_OR_ZERO,
-  help='0: keep no past noise, and compute it again in each round, for a C '
-  'whose inverse has few bands.  [default: keep it]',
+  help='Largest number of copies of the model that the noise may have in '
+  'memory. If a banded inverse needs more, its noise keeps none and draws '
+  'past normals again.  [default: any number]',
 )
 @options.as_json
 def noise_server(

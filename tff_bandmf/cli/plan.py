@@ -49,8 +49,9 @@ from tff_bandmf.plan import plan as plan_lib
   '--memory-copies',
   type=options.INTEGER_OR_ZERO,
   help='Largest number of copies of the model that the noise may have in '
-  'memory.  [default: 8 where families or numbers of bands are compared, else '
-  'no limit]',
+  'memory. If a banded inverse needs more, its noise keeps none and draws '
+  'past normals again.  [default: 8 where families or numbers of bands are '
+  'compared, else no limit]',
 )
 @click.option(
   '--epsilon',

@@ -56,9 +56,10 @@ class Tape(Placement):
     backend: library that computes the noise, one of `stream.BACKENDS`.
     devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
-    memory_copies: 0 to keep no past normals where few bands of C^-1 need them,
-      and make them again in each round; None to keep them. The noise has the
-      same bits.
+    memory_copies: maximum number of rows of past noise, each of the model's
+      size, >= 0; None means no limit. If C^-1 has few bands and needs more past
+      normals, none are kept, and they are made again. The noise has the same
+      bits.
     definition: path of the file that holds the numbers of the noise. A new run
       writes it. With it, the run can go on on another machine; None means no
       file.

@@ -79,7 +79,7 @@ def optimize(
     if declared.optimizer
     else build(request)
   )
-  _check_copies(request, optimized.strategy.memory_copies)
+  _check_copies(request, optimized.strategy.least_copies)
   return optimized
 
 

@@ -11,6 +11,10 @@ from tff_bandmf import errors, strategies
 from tff_bandmf.optimize import solver
 from tff_bandmf.strategies import base
 
+# Number of bands of C^-1 that a search always tries: a producer that keeps no
+# past normals then draws at most 2.75 normals a round.
+_MADE_AGAIN = 8
+
 
 @attrs.frozen
 class Request(solver.Problem):
@@ -21,7 +25,8 @@ class Request(solver.Problem):
     parameters: given parameters of the family, checked; the search chooses all
       other parameters.
     memory_copies: limit on the vectors of past noise in memory, each of the
-      model's size, >= 0; None for no limit.
+      model's size, >= 0; None for no limit. Noise that needs more fits if
+      `Strategy.least_copies` does.
   """
 
   family: strategies.Family = attrs.field(kw_only=True)
@@ -69,10 +74,17 @@ class Request(solver.Problem):
     return min(bands, self.most_bands())
 
   def most_bands(self) -> int:
-    """Returns the largest number of bands that `memory_copies` allows."""
+    """Returns the largest number of bands that a search tries.
+
+    The number is the largest that `memory_copies` has room for, but at least
+    `_MADE_AGAIN` if past normals can be made again.
+    """
     if self.memory_copies is None:
       return self.rounds
-    return min(self.rounds, self.memory_copies + 1)
+    most = self.memory_copies + 1
+    if not self.family.memory.least(self.rounds):
+      most = max(most, _MADE_AGAIN)
+    return min(self.rounds, most)
 
   def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:
     """Returns the strategy, column-normalised if `column_normalize` is set."""

@@ -173,6 +173,15 @@ class Plan(request_lib.Request):
     return self.sampled.largest_cohort(self.rounds)
 
   @property
+  def copies(self) -> int:
+    """The number of copies of the model that the noise keeps, >= 0.
+
+    It is at most `memory_copies`. If C^-1 has few bands and there is room for
+    fewer past normals than it needs, the noise keeps none and draws them again.
+    """
+    return self.strategy.copies(result_lib.memory_copies(self))
+
+  @property
   def z_stddev(self) -> float:
     """The standard deviation of Z, in the unit of the updates.
 
@@ -403,7 +412,8 @@ class Plan(request_lib.Request):
       'mechanism': self.strategy.family,
       'parameters': self.strategy.parameters(),
       'buffers': self.strategy.buffers,
-      'memory_copies': self.strategy.memory_copies,
+      'memory_copies': self.copies,
+      'normals': self.strategy.normals(self.copies),
       'clients_per_round': self.clients_per_round,
       'l2_norm_clip': clips.to_json(self.l2_norm_clip),
       'min_sep': schema.min_sep,
@@ -502,7 +512,7 @@ class Plan(request_lib.Request):
       f'{rounded_up(guarantee.sensitivity.value)} ({exact}) * clip'
       + f' * {rounded_up(growth)}, for the indicator'
       * (growth > 1),
-      f'mechanism: {plan_text.mechanism(self.strategy)}',
+      f'mechanism: {plan_text.mechanism(self.strategy, self.copies)}',
     ]
     if isinstance(self.l2_norm_clip, clips.AdaptiveClip):
       lines.append(

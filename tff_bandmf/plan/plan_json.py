@@ -159,7 +159,7 @@ def _check_strategy(result: result_lib.Result, path: pathlib.Path) -> None:
     differs |= not mechanism.describes(strategy)
   compared = result_lib.compared(stored)
   most = result_lib.memory_copies(stored)
-  differs |= most is not None and strategy.memory_copies > most
+  differs |= most is not None and strategy.least_copies > most
   ranked = {family for family, _ in result.runners_up}
   if differs or not ranked | {*result.left_out} <= {*compared}:
     raise errors.value_error(

@@ -117,16 +117,23 @@ def left_out(reasons: Mapping[str, str]) -> list[str]:
   ]
 
 
-def mechanism(strategy: strategies.Strategy) -> str:
-  """Returns the family of a strategy, its size, and the memory of its noise."""
+def mechanism(strategy: strategies.Strategy, copies: int) -> str:
+  """Returns the family of a strategy, its size, and the cost of its noise.
+
+  Args:
+    strategy: strategy matrix C.
+    copies: number of copies of the model that the noise keeps, >= 0.
+  """
   size = (
     f'{strategy.buffers} buffers'
     if strategy.buffers
     else f'{strategy.inverse_bands or strategy.bands} bands'
   )
+  normals = strategy.normals(copies)
+  time = '' if normals == 1 else f', and draws {normals:g} normals a round'
   return (
-    f'{strategy.family}, {size}; its noise keeps {strategy.memory_copies} '
-    'copies of the model'
+    f'{strategy.family}, {size}; its noise keeps {copies} copies of the '
+    f'model{time}'
   )
 
 

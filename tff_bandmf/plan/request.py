@@ -143,9 +143,10 @@ class Request:
       the path of a strategy file or of a `.npy` file of C. A text without a
       suffix is the name of a family.
     memory_copies: largest number of vectors of past noise in memory, each of
-      the model's size, >= 0. A mechanism that keeps more is refused. None
-      stands for 8 if the search compares families or numbers of bands, and for
-      no limit if it compares none.
+      the model's size, >= 0. A mechanism that needs more is refused, unless
+      its C^-1 has few bands: its noise then keeps none, and draws past normals
+      again, which takes time. None stands for 8 if the search compares families
+      or numbers of bands, and for no limit if it compares none.
     largest_cohort: largest number of clients of a round, >=
       `clients_per_round`. If None, it is `clients_per_round` or, for sampled
       cohorts, a size that the cohorts of a run exceed with probability at most

@@ -225,10 +225,10 @@ def _strategy(
       f'for rounds={request.rounds}; optimise it for the rounds of the plan'
     )
   copies = memory_copies(request)
-  if copies is not None and mechanism.memory_copies > copies:
+  if copies is not None and mechanism.least_copies > copies:
     raise errors.value_error(
       f'memory_copies={copies}: {mechanism.family} keeps '
-      f'{mechanism.memory_copies} copies of the model; allow as many, or use '
+      f'{mechanism.least_copies} copies of the model; allow as many, or use '
       'another mechanism'
     )
   return mechanism

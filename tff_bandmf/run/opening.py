@@ -145,6 +145,7 @@ def open_folder(
           start_round=journal.next,
           position=position,
           max_memory_bytes=options.max_memory_bytes,
+          memory_copies=plan.copies,
           definition=None if ended else directory / run_json.DEFINITION,
         ),
       )

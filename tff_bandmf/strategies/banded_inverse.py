@@ -41,6 +41,7 @@ FAMILIES = (
     BandedInverse,
     'few coefficients of C^-1, optimised',
     parameters=families.BANDED_INVERSE,
+    memory=families.FEW_NORMALS,
     optimizer='tff_bandmf.optimize.searches:banded_inverse',
   ),
 )

@@ -138,6 +138,37 @@ class Strategy(abc.ABC):
     return few - 1
 
   @property
+  def least_copies(self) -> int:
+    """Rows of past noise that a producer cannot do without.
+
+    A round needs past normals only, if C^-1 has few bands. A producer without
+    room for these normals computes them again from the key.
+    """
+    return self.memory_copies if self.inverse_bands is None else 0
+
+  def copies(self, most: Optional[int]) -> int:
+    """Returns the rows of past noise that a producer keeps.
+
+    Args:
+      most: limit on these rows, >= `least_copies`; None for no limit.
+    """
+    if most is None or self.memory_copies <= most:
+      return self.memory_copies
+    return self.least_copies
+
+  def normals(self, most: Optional[int]) -> float:
+    """Returns the normals for one coordinate and round that a producer draws.
+
+    The mean over rounds: 1, and more if the producer draws past normals again.
+
+    Args:
+      most: limit on the rows of past noise that the producer keeps, as in
+        `copies`.
+    """
+    again = self.memory_copies - self.copies(most)
+    return 1 + again / recursion_lib.SHORT_BLOCK_ROUNDS
+
+  @property
   def has_few_bands(self) -> bool:
     """Whether C or C^-1 has fewer bands than rounds."""
     return self.inverse_bands is not None or self.bands < self.rounds

@@ -107,6 +107,8 @@ class Memory:
 
 NOTHING = Memory('0', lambda rounds: 0)
 SOME_BANDS = Memory('bands - 1', lambda rounds: 1)
+# The past normals that C^-1 of few bands needs can be made again.
+FEW_NORMALS = Memory('bands - 1, or 0', lambda rounds: 0)
 ALL_ROUNDS = Memory('rounds - 1', lambda rounds: rounds - 1)
 
 

@@ -188,18 +188,20 @@ FAMILIES = (
     'C^-1 = I - lambda shift',
     'DPCGD26',
     (_LAMBDA, _NORMALIZE),
-    families.Memory('1', lambda rounds: 1),
+    families.Memory('1, or 0', lambda rounds: 0),
   ),
   families.Family(
     BandedInverseSqrt,
     'C^-1 = (1-x)^1/2, cut',
     'BISR25',
     families.BANDED_INVERSE,
+    families.FEW_NORMALS,
   ),
   families.Family(
     BandedInverseFractional,
     'C^-1 = (1-x)^alpha, cut',
     'BIFR26',
     (*families.BANDED_INVERSE, _ALPHA),
+    families.FEW_NORMALS,
   ),
 )

@@ -51,6 +51,9 @@ BUFFERS = 'buffers'
 
 # Largest relative error of one float64 operation.
 UNIT = 2.0**-53
+# Number of consecutive rounds that a producer computes together if it keeps few
+# or no rows of past noise.
+SHORT_BLOCK_ROUNDS = 4
 # Rows of weights in memory at one time.
 _ROWS = 4096
 

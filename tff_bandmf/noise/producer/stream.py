@@ -37,8 +37,8 @@ _CHUNK = 1 << 13
 # to `benchmarks.bench producer`, shorter blocks read a long window too often,
 # and longer blocks do not fit in cache.
 _BLOCK_ROUNDS = range(32, 65)
-# If the memory has at most 24 rows, a block has 4 rounds.
-_SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
+# If the memory has at most so many rows, a block has `SHORT_BLOCK_ROUNDS`.
+_SHORT_MEMORY = 24
 
 # Backends: NumPy on the host, or a library on its devices.
 NUMPY, JAX = BACKENDS = ('numpy', 'jax')
@@ -52,8 +52,9 @@ class Memory(NamedTuple):
       noise has more bytes, all of it goes to disk; see `chunks.Chunks`. A few
       rows of y stay in memory in any case. The memory of devices has no limit.
       None means no limit.
-    copies: 0 to make past normals again instead of keeping them, which takes as
-      many normals in a round as C^-1 has bands; None to keep them.
+    copies: maximum number of rows of past noise; None means no limit. If C^-1
+      has few bands and needs more past normals, none are kept, and each block
+      draws them again.
   """
 
   max_bytes: Optional[int] = None
@@ -111,8 +112,8 @@ class Stream:
 
     Raises:
       ValueError: a value is out of range, the backend or a device is unknown,
-        NumPy gets devices, devices are of several kinds, or no copies
-        are kept for noise that depends on past y.
+        NumPy gets devices, devices are of several kinds, or past y need
+        more rows than `memory` allows.
       TypeError: `dimension` or a limit is not an integer.
       ImportError: the backend is not installed.
     """
@@ -210,20 +211,19 @@ class Stream:
 
 
 def _checked_copies(
-  recursion: recursion_lib.Recursion, memory_copies: Optional[int]
+  recursion: recursion_lib.Recursion, most: Optional[int]
 ) -> int:
   """Returns the number of rows of past noise to keep.
 
   Raises:
-    ValueError: the recursion needs past rows, and none may be kept.
+    ValueError: the recursion needs more rows of past y than `most`.
   """
-  if memory_copies is None:
+  if most is None or recursion.memory <= most:
     return recursion.memory
-  again = recursion.keeps == recursion_lib.PAST_Z or not recursion.memory
-  if memory_copies != 0 or not again:
+  if recursion.keeps != recursion_lib.PAST_Z:
     raise errors.value_error(
-      f'memory_copies={memory_copies}: must be 0, for a C whose inverse has '
-      f'few bands; leave it out to keep {recursion.memory} copies of the model'
+      f'memory_copies={most}: the noise keeps {recursion.memory} copies of the '
+      'model; allow as many, or use a C whose inverse has few bands'
     )
   return 0
 
@@ -290,7 +290,7 @@ def _block_rounds(memory: int) -> int:
     memory: number of rows of the recursion's memory, >= 0.
   """
   if memory <= _SHORT_MEMORY:
-    return _SHORT_BLOCK_ROUNDS
+    return recursion_lib.SHORT_BLOCK_ROUNDS
   return min(reversed(_BLOCK_ROUNDS), key=lambda m: -(-memory // m) * m)
 
 
