@@ -33,6 +33,7 @@ import numpy as np
 
 from benchmarks import memory
 from tff_bandmf import noise, strategies
+from tff_bandmf.noise.producer import stream as stream_lib
 
 ROUNDS = 2052
 Z_STEPS = 2.0**16
@@ -50,7 +51,10 @@ STRATEGIES: dict[str, Callable[[], strategies.Strategy]] = {
     ROUNDS, np.full(4, 0.1), np.array([0.99, 0.9, 0.7, 0.4])
   ),
   'inverse_4': lambda: strategies.BandedInverseSqrt(ROUNDS, 4),
+  'dp_cgd': lambda: strategies.DpCgd(ROUNDS, 0.9),
 }
+# The strategy whose noise keeps nothing, and draws past normals again.
+AGAIN = 'dp_cgd'
 # Goals for accelerators; the goal of blt_4 is for 10^8 parameters.
 _GOALS = {
   'bands_64': {'goal_ratio': 1.3},
@@ -62,6 +66,27 @@ _GOALS = {
 def _banded(bands: int) -> strategies.Strategy:
   """Returns a strategy of 2052 rounds, which need not be good for timing."""
   return strategies.BandedToeplitz(ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
+
+
+def producer(
+  name: str, parameters: int, key: noise.Key, **how: Any
+) -> noise.Stream:
+  """Returns the stream of noise of a strategy.
+
+  Args:
+    name: name in `STRATEGIES`.
+    parameters: number of coordinates of the noise.
+    key: key of the noise.
+    **how: other arguments of `noise.Stream`.
+  """
+  return noise.Stream(
+    STRATEGIES[name]().recursion(),
+    Z_STEPS,
+    parameters,
+    key,
+    stream_lib.Memory(copies=0 if name == AGAIN else None),
+    **how,
+  )
 
 
 def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
@@ -80,12 +105,8 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
 
   devices = jax.devices()
   kind = devices[0].device_kind
-  stream = noise.Stream(
-    STRATEGIES[name]().recursion(),
-    Z_STEPS,
-    parameters,
-    noise.Key.from_entropy(),
-    backend='jax',
+  stream = producer(
+    name, parameters, noise.Key.from_entropy(), backend=stream_lib.JAX
   )
   m = stream.block_rounds
   moved, held = _bytes(stream)

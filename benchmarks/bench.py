@@ -232,6 +232,7 @@ _CASES: dict[str, Callable[[], Any]] = {
   'observe': bench_logs.observe,
   'optimisation': bench_optimize.optimisations,
   'producer': bench_noise.producer,
+  'regeneration': bench_noise.regeneration,
   'release': bench_release.releases,
   'run': bench_run.overhead,
   'sampled': bench_cohorts.sampled,
