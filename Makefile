@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo people test quick browser fuzz races mutants mutants-flower kills docs bench seeds lint dist test-wheel test-names test-flower clean
+.PHONY: help env demo people test quick browser fuzz noise races mutants mutants-flower kills docs bench seeds lint dist test-wheel test-names test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -41,6 +41,9 @@ browser: env  ## installs Debian's Chromium if there is none; opens reports in i
 fuzz: env  ## feeds 10,000 damaged files to what reads files
 	BANDMF_FRESH_CASES=1 BANDMF_FUZZ_CASES=10000 \
 	  $(PYTHON_OF_ENV) -m pytest tests/*/fuzz_*_test.py -q
+
+noise: env  ## compares 10,000 roundings of every kind of noise with the ideal
+	BANDMF_NOISE_PAIRS=10000 $(PYTHON_OF_ENV) -m pytest tests/noise/exact_noise_test.py -q -rs
 
 races: env  ## has two processes write to a ledger at once, 300 times each
 	LEDGER_RACES=300 $(PYTHON_OF_ENV) -m pytest tests/ledger/ledger_races_test.py -q

@@ -7,6 +7,7 @@ library but the entries of C or C^-1.
 import fractions
 
 import mpmath
+import scipy.special
 from cryptography.hazmat.primitives import ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms
 
@@ -15,6 +16,8 @@ from tff_bandmf import strategies
 _DIGITS = 90
 # Further words that are read: 256 bits, so that a quantile has 70 digits.
 _FURTHER = 4
+# Digits to which a quantile is refined, and then checked.
+_REFINED = 70
 Fraction = fractions.Fraction
 
 
@@ -37,10 +40,10 @@ def normal(key, t, i):
     digits = digits << 64 | word(key, t, i, stream)
   with mpmath.workdps(_DIGITS):
     tail = (mpmath.mpf(digits) + 0.5) / mpmath.mpf(2) ** (64 * (_FURTHER + 1))
-    z = mpmath.findroot(
-      lambda x: mpmath.log(mpmath.ncdf(x) / tail),
-      -mpmath.sqrt(-2 * mpmath.log(tail)) / 2,
-    )
+    z, error = mpmath.mpf(float(scipy.special.ndtri(float(tail)))), mpmath.inf
+    while abs(error) > mpmath.mpf(10) ** -_REFINED:
+      error = mpmath.ncdf(z) / tail - 1
+      z -= error * tail / mpmath.npdf(z)
     return -z if first & 1 else z
 
 

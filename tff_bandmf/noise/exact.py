@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import fractions
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import mpmath
 import numpy as np
@@ -46,9 +46,9 @@ class Rounding:
 
   **Formal guarantee.**
   Assumption: mpmath's functions err by less than 10^4 units of their last
-  digit. Statement: `decide` returns RN(v_t) for the v_t of
-  `Recursion.ideal` and the z of the key, whatever words it reads. Source:
-  docs/reference/arithmetic.md.
+  digit. Statement: `decide`, `decide_of` and `column` return RN(v_t) for the
+  v_t of `Recursion.ideal` and the z of the key, whatever words they read.
+  Source: docs/reference/arithmetic.md.
   """
 
   def __init__(
@@ -83,26 +83,61 @@ class Rounding:
       ArithmeticError: all words together do not decide; the probability of this
         is below 2^-400.
     """
-    mp = self._mp
     for words in range(1, _FURTHER_WORDS + 1):
-      mp.dps = _DIGITS + _WORD_DIGITS * words
-      ideal = self._recursion.ideal(
-        self._z_steps, t, past, _WORD_BITS * (words + 1)
-      )
-      low = self._real(ideal.mean - ideal.radius)
-      high = self._real(ideal.mean + ideal.radius)
-      size = abs(low) + abs(high) + 1
-      for s, factor in enumerate(ideal.factors):
-        if factor:
-          ends = [self._real(factor) * z for z in self._normal(t - s, i, words)]
-          low, high = low + min(ends), high + max(ends)
-          size += max(map(abs, ends))
-      # Errors of the sums above, and of the conversions to `mp.dps` digits.
-      error = size * mp.mpf(10) ** (6 - mp.dps)
-      low = mp.floor(low - error + mp.mpf(1) / 2)
-      if mp.isfinite(low) and low == mp.floor(high + error + mp.mpf(1) / 2):
-        return int(low)
+      bits = _WORD_BITS * (words + 1)
+      ideal = self._recursion.ideal(self._z_steps, t, past, bits)
+      y = self._decided(t, i, ideal, words)
+      if y is not None:
+        return y
     raise ArithmeticError('noise: no rounding follows from the words')
+
+  def decide_of(
+    self, t: int, i: int, buffers: Sequence[float], errors: Sequence[float]
+  ) -> int:
+    """Returns y_t of coordinate i, for a recursion with buffers.
+
+    Mostly the buffers decide together with further words. If their errors
+    leave the rounding in doubt, it follows from the words of all rounds up to
+    t.
+
+    Args:
+      t: round, in [0, n).
+      i: coordinate, >= 0.
+      buffers: S_t of the coordinate, in float64.
+      errors: bounds of the errors of S_t.
+    """
+    recursion = self._recursion
+    assert isinstance(recursion, recursion_lib.Buffers)
+    ideal = recursion.ideal_of(self._z_steps, t, buffers, errors)
+    y = self._decided(t, i, ideal, 1)
+    return self.column(i, t + 1)[t] if y is None else y
+
+  def _decided(
+    self, t: int, i: int, v: recursion_lib.Ideal, words: int
+  ) -> Optional[int]:
+    """Returns y_t of coordinate i, or None if the words do not decide.
+
+    Args:
+      t: round.
+      i: coordinate.
+      v: v_t.
+      words: number of further words of z to read, > 0.
+    """
+    mp = self._mp
+    mp.dps = _DIGITS + _WORD_DIGITS * words
+    low, high = self._real(v.mean - v.radius), self._real(v.mean + v.radius)
+    size = abs(low) + abs(high) + 1
+    for s, factor in enumerate(v.factors):
+      if factor:
+        ends = [self._real(factor) * z for z in self._normal(t - s, i, words)]
+        low, high = low + min(ends), high + max(ends)
+        size += max(map(abs, ends))
+    # Errors of the sums above, and of the conversions to `mp.dps` digits.
+    error = size * mp.mpf(10) ** (6 - mp.dps)
+    low = mp.floor(low - error + mp.mpf(1) / 2)
+    if mp.isfinite(low) and low == mp.floor(high + error + mp.mpf(1) / 2):
+      return int(low)
+    return None
 
   def column(self, i: int, rounds: int) -> list[int]:
     """Returns y_0, ..., y_{rounds - 1} of coordinate i, from the key alone.
@@ -112,9 +147,9 @@ class Rounding:
       rounds: number of rounds, in [0, n].
     """
     column: list[int] = []
+    ideals = self._recursion.ideals(self._z_steps)
     for t in range(rounds):
-      past = _Reversed(column)
-      ideal = self._recursion.ideal(self._z_steps, t, past)
+      ideal = ideals.send(column[-1] if column else None)  # type: ignore
       v, error = float(ideal.mean), float(ideal.radius)
       size = abs(v)
       for s, factor in enumerate(ideal.factors):
@@ -124,9 +159,12 @@ class Rounding:
         size += abs(weight * z)
         error += abs(weight) * generator_lib.ERROR
       error += recursion_lib.UNIT * (len(ideal.factors) + 8) * (size + 1)
-      y = np.rint(v)
-      sure = abs(v - y) < 0.5 - error  # False if a normal is NaN.
-      column.append(int(y) if sure else self.decide(t, i, past))
+      y: Optional[int] = None
+      if abs(v - np.rint(v)) < 0.5 - error:  # False if a normal is NaN.
+        y = int(np.rint(v))
+      else:
+        y = self._decided(t, i, ideal, 1)
+      column.append(self.decide(t, i, column[::-1]) if y is None else y)
     return column
 
   def _real(self, fraction: fractions.Fraction) -> Any:
@@ -166,18 +204,3 @@ class Rounding:
       step /= 1 + z * step / 2
       z += step
     return z
-
-
-class _Reversed(Sequence):
-  """A growing list, the latest element first."""
-
-  def __init__(self, values: list[int]):
-    self._values = values
-
-  def __len__(self):
-    return len(self._values)
-
-  def __getitem__(self, s):
-    if not 0 <= s < len(self._values):
-      raise IndexError(s)
-    return self._values[-1 - s]

@@ -15,6 +15,8 @@
 from __future__ import annotations
 
 import fractions
+import functools
+from collections.abc import Sequence
 from typing import ClassVar, Optional
 
 import attrs
@@ -190,28 +192,27 @@ class BltBuffers(recursion_lib.Buffers):
   def reach(self, t: int) -> int:
     return t % self._period
 
-  def ideal(self, z_steps, t, past, bits=128):
-    # S in multiples of 2^-bits. Each product and each quotient is rounded down,
-    # by less than one multiple, and decays below 1 do not enlarge errors.
-    decays = [fractions.Fraction(float(theta)) for theta in self._blt.theta]
-    buffers = [0] * self.memory
-    start = t - self.reach(t)
-    for s in range(start, t):
-      norm = self._norm(s)
-      y = (int(past[t - 1 - s]) * norm.denominator << bits) // norm.numerator
-      buffers = [
-        decay.numerator * buffer // decay.denominator + y
-        for decay, buffer in zip(decays, buffers)
-      ]
-    weights = [fractions.Fraction(float(omega)) for omega in self._blt.omega]
-    norm = self._norm(t)
-    total = sum(w * b for w, b in zip(weights, buffers))
-    error = 2 * (t - start) * sum(map(abs, weights))
-    return recursion_lib.Ideal(
-      [fractions.Fraction(z_steps) * norm],
-      -norm * total / 2**bits,
-      norm * error / 2**bits,
+  @functools.cached_property
+  def _exact(self) -> tuple[Sequence[fractions.Fraction], ...]:
+    """theta and omega as fractions."""
+    return tuple(
+      [fractions.Fraction(float(value)) for value in values]
+      for values in (self._blt.theta, self._blt.omega)
     )
+
+  def exact_weights(self, t):
+    norm = self._norm(t)
+    return norm, [-norm * omega for omega in self._exact[1]]
+
+  def exact_update(self, buffers, t, y, bits):
+    # Each product and each quotient is rounded down, by less than one multiple,
+    # and decays below 1 do not enlarge errors.
+    norm = self._norm(t)
+    added = (y * norm.denominator << bits) // norm.numerator
+    return [
+      theta.numerator * buffer // theta.denominator + added
+      for theta, buffer in zip(self._exact[0], buffers)
+    ]
 
   def _norm(self, t: int) -> fractions.Fraction:
     return fractions.Fraction(float(self.scales[self.phase(t)]))

@@ -35,11 +35,12 @@ test_noise_without_rounding_is_that_of_the_matrix.
 from __future__ import annotations
 
 import abc
+import collections
 import fractions
 import functools
 import hashlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -146,6 +147,20 @@ class Recursion(abc.ABC):
     """
 
   @abc.abstractmethod
+  def ideals(
+    self, z_steps: float, bits: int = 128, first: int = 0
+  ) -> Generator[Ideal, int, None]:
+    """Yields v_t as `ideal` does, for all rounds from `first` on.
+
+    The caller sends y_t of each round.
+
+    Args:
+      z_steps: standard deviation of z in lattice steps, > 0.
+      bits: number of bits of fractions that would else grow with t.
+      first: round, >= 0, whose `reach` is 0.
+    """
+
+  @abc.abstractmethod
   def _variances(self) -> np.ndarray:
     """Returns the variance of y_t for unit z and no rounding, [n]."""
 
@@ -223,6 +238,11 @@ class Window(Recursion):
       return Ideal([size * weight for weight in (first, *others)], Fraction(0))
     total = sum((w * int(y) for w, y in zip(others, past)), Fraction(0))
     return Ideal([size / first], -total / first)
+
+  def ideals(self, z_steps, bits=128, first=0):
+    past: collections.deque[int] = collections.deque(maxlen=self.memory)
+    for t in range(first, self.rounds):
+      past.appendleft((yield self.ideal(z_steps, t, past, bits)))
 
   def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the weights of rounds start, ..., stop - 1 in float64.
@@ -308,3 +328,71 @@ class Buffers(Recursion):
   @abc.abstractmethod
   def step(self, phase: int) -> Step:
     """Returns the weights of a phase."""
+
+  @abc.abstractmethod
+  def exact_weights(self, t: int) -> tuple[Fraction, Sequence[Fraction]]:
+    """Returns the factor of z_steps z_t, and the factors of S_t in m_t."""
+
+  @abc.abstractmethod
+  def exact_update(
+    self, buffers: Sequence[int], t: int, y: int, bits: int
+  ) -> list[int]:
+    """Returns S_{t+1} in multiples of 2^-bits.
+
+    Each buffer errs by at most two multiples, and by the error of `buffers`.
+
+    Args:
+      buffers: S_t in multiples of 2^-bits.
+      t: round.
+      y: y_t.
+      bits: number of bits of the fractions.
+    """
+
+  def ideal_of(
+    self,
+    z_steps: float,
+    t: int,
+    buffers: Sequence[Union[float, Fraction]],
+    errors: Sequence[Union[float, Fraction]],
+  ) -> Ideal:
+    """Returns v_t, given S_t and bounds of its errors.
+
+    Args:
+      z_steps: standard deviation of z in lattice steps, > 0.
+      t: round, in [0, n).
+      buffers: S_t.
+      errors: bounds of the absolute values of the errors of S_t.
+    """
+    scale, weights = self.exact_weights(t)
+    mean = radius = Fraction(0)
+    if self.reach(t):  # Else S_t is zero.
+      mean = sum((w * Fraction(s) for w, s in zip(weights, buffers)), mean)
+      # PRIVACY: Buffers in float64 have errors. If a rounding that the errors
+      # could change were decided from the buffers, y would not be the rounding
+      # of the ideal mechanism's v, and epsilon would not hold. The radius has
+      # the errors.
+      # Guard: exact_noise_test.test_buffers_with_errors_decide_nothing_wrong.
+      bounds = (abs(w) * Fraction(e) for w, e in zip(weights, errors))
+      radius = sum(bounds, radius)
+    return Ideal([Fraction(z_steps) * scale], mean, radius)
+
+  def ideal(self, z_steps, t, past, bits=128):
+    ideals = self.ideals(z_steps, bits, t - self.reach(t))
+    ideal = next(ideals)
+    for s in reversed(range(self.reach(t))):
+      ideal = ideals.send(int(past[s]))
+    return ideal
+
+  def ideals(self, z_steps, bits=128, first=0):
+    for t in range(first, self.rounds):
+      reach = self.reach(t)
+      if not reach:
+        buffers = [0] * self.memory
+      error = Fraction(0 if self.is_exact else 2 * reach, 2**bits)
+      y = yield self.ideal_of(
+        z_steps,
+        t,
+        [Fraction(buffer, 2**bits) for buffer in buffers],
+        [error] * self.memory,
+      )
+      buffers = self.exact_update(buffers, t, y, bits)

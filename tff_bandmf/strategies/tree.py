@@ -271,23 +271,19 @@ class TreeBuffers(recursion_lib.Buffers):
   def reach(self, t: int) -> int:
     return t % self._period
 
-  def ideal(self, z_steps, t, past, bits=128):
-    del bits  # Every sum is exact.
-    nodes = [0] * self.phases
-    start = t - self.reach(t)
-    for s in range(start, t):
-      height = self.phase(s)
-      nodes[height] = int(past[t - 1 - s]) + sum(nodes[:height])
-      nodes[:height] = [0] * height
+  def exact_weights(self, t):
     height = self.phase(t)
-    mean = sum(
-      fractions.Fraction(float(weight)) * node
-      for weight, node in zip(self.readout[height], nodes)
+    return (
+      fractions.Fraction(float(self._scales[height])),
+      [fractions.Fraction(float(weight)) for weight in self.readout[height]],
     )
-    scale = fractions.Fraction(float(self._scales[height]))
-    return recursion_lib.Ideal(
-      [fractions.Fraction(z_steps) * scale], fractions.Fraction(mean)
-    )
+
+  def exact_update(self, buffers, t, y, bits):
+    height = self.phase(t)
+    after = [0] * min(height, self.memory) + list(buffers[height:])
+    if height < self.memory:
+      after[height] = (y << bits) + sum(buffers[:height])
+    return after
 
   def _variances(self) -> np.ndarray:
     # Siblings have independent noise, so variances add up.

@@ -82,7 +82,7 @@ class Chunk(NamedTuple):
   """A range of coordinates, with what a block needs to compute them.
 
   Attributes:
-    start: first coordinate, a multiple of `generator.GROUP`.
+    coordinates: the coordinates, [count].
     memory: [memory rows, count], S; updated.
     bounds: float64, updated. For a window of y: [memory rows], a bound of the
       absolute values of each row of the memory. For buffers: [memory rows], a
@@ -91,7 +91,7 @@ class Chunk(NamedTuple):
     work: arrays for intermediate results.
   """
 
-  start: int
+  coordinates: Sequence[int]
   memory: np.ndarray
   bounds: np.ndarray
   rounding: exact.Rounding
@@ -181,25 +181,6 @@ class Block(abc.ABC):
 
     Raises:
       OverflowError: a value of y does not fit in 32 bits.
-    """
-
-  @abc.abstractmethod
-  def decided(
-    self,
-    y: np.ndarray,
-    doubt: np.ndarray,
-    memory: np.ndarray,
-    coordinate: int,
-    rounding: exact.Rounding,
-  ) -> np.ndarray:
-    """Returns Y of one column in doubt, [m] float64.
-
-    Args:
-      y: [m] float64, Y as a device rounded it.
-      doubt: [m] bool, which of these roundings are in doubt.
-      memory: [memory rows] of the column, before the block.
-      coordinate: coordinate of the column.
-      rounding: decides the roundings in doubt.
     """
 
 
@@ -301,7 +282,9 @@ class PastYBlock(Block):
   def _decide(self, r: int, y: np.ndarray, chunk: Chunk, column: int) -> int:
     """Returns y of round r of the block for a column in doubt."""
     past = self._past(r, y[:, column], chunk.memory[:, column])
-    return chunk.rounding.decide(self.first + r, chunk.start + column, past)
+    return chunk.rounding.decide(
+      self.first + r, chunk.coordinates[column], past
+    )
 
   def _past(self, r: int, y: np.ndarray, ring: np.ndarray) -> list[int]:
     """Returns the past y of round r of the block, the latest first.
@@ -317,17 +300,6 @@ class PastYBlock(Block):
     if earlier > 0:
       past += ring[rows].tolist()
     return list(map(int, past))
-
-  def decided(self, y, doubt, memory, coordinate, rounding):
-    y = np.nan_to_num(y)
-    differs = False
-    for r in range(self.rounds):
-      if doubt[r] or differs:
-        past = self._past(r, y, memory)
-        value = rounding.decide(self.first + r, coordinate, past)
-        differs |= value != y[r]
-        y[r] = value
-    return y
 
   def _mean_of_past(self, chunk: Chunk) -> np.ndarray:
     """Returns far S, [m, count] float64."""
@@ -423,13 +395,7 @@ class PastZBlock(Block):
 
   def _decide(self, r: int, chunk: Chunk, column: int) -> int:
     """Returns y of round r of the block for a column in doubt."""
-    return chunk.rounding.decide(self.first + r, chunk.start + column, ())
-
-  def decided(self, y, doubt, memory, coordinate, rounding):
-    y = np.nan_to_num(y)
-    for r in np.flatnonzero(doubt):
-      y[r] = rounding.decide(self.first + int(r), coordinate, ())
-    return y
+    return chunk.rounding.decide(self.first + r, chunk.coordinates[column], ())
 
 
 def _constant(error: float, largest: float) -> float:
@@ -500,7 +466,7 @@ class BufferBlock(Block):
         z[r],
         y[r],
         functools.partial(_with_y, fixed),
-        functools.partial(self._decide, t, chunk),
+        functools.partial(_decide_of_buffers, t, chunk, errors),
       )
       if len(step.mixed):
         mixed = step.mix @ memory
@@ -516,28 +482,6 @@ class BufferBlock(Block):
         raise OverflowError('noise: a value left the range of 52 bits')
     chunk.bounds[:] = errors
     output[:] = y
-
-  def _decide(self, t: int, chunk: Chunk, column: int) -> int:
-    """Returns y of round t for a column in doubt, from the key alone."""
-    return chunk.rounding.column(chunk.start + column, t + 1)[t]
-
-  def decided(self, y, doubt, memory, coordinate, rounding):
-    rounds = self.first + self.rounds
-    return np.array(rounding.column(coordinate, rounds)[self.first :], float)
-
-  def moved(self, change: np.ndarray) -> np.ndarray:
-    """Returns the change of the memory that a change of Y makes.
-
-    Args:
-      change: [m, columns] float64.
-
-    Returns:
-      [memory rows, columns] float64.
-    """
-    moved = np.zeros((len(self.steps[0].gain), change.shape[1]))
-    for step, row in zip(self.steps, change):
-      moved = step.update @ moved + np.outer(step.gain, row)
-    return moved
 
 
 class Weights(NamedTuple):
@@ -577,6 +521,15 @@ def buffer_error(
       weight * (error + unit * size)
       for weight, size, error in zip(weights.readout, sizes, errors)
     )
+  )
+
+
+def _decide_of_buffers(
+  t: int, chunk: Chunk, errors: Sequence[float], column: int
+) -> int:
+  """Returns y of round t for a column in doubt, before the memory changes."""
+  return chunk.rounding.decide_of(
+    t, chunk.coordinates[column], chunk.memory[:, column].tolist(), errors
   )
 
 

@@ -5,9 +5,8 @@ has m rounds. `count` is the number of coordinates of a chunk, padded to a
 multiple of `generator.GROUP`.
 
 A device speculates: it rounds V of a whole block, feeds the rounded y back, and
-returns the columns in which some rounding was in doubt. The host decides these
-roundings. Mostly the device rounded as the host decides. Where it did not, the
-host computes the rest of the column.
+returns the columns in which some rounding was in doubt. The host computes these
+columns of the block anew. Mostly the device rounded them as the host does.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class _Result(NamedTuple):
     number: scalar, number of columns in doubt.
     columns: [k] columns in doubt, then `count` as often as is needed.
     rounded: [m, k] y of these columns.
-    doubt: [m, k] bool, which roundings of these columns are in doubt.
     before: [memory rows, k] the memory of these columns before the block.
   """
 
@@ -61,7 +59,6 @@ class _Result(NamedTuple):
   number: jax.Array
   columns: jax.Array
   rounded: jax.Array
-  doubt: jax.Array
   before: jax.Array
 
 
@@ -128,11 +125,11 @@ class Devices(makers.Maker):
         self._memories[i] = result.memory
         result = self._start(i, block, 1 << number.bit_length())
       self._memories[i], self._y[i] = result.memory, result.y
-      self._bounds[i] = np.array(result.bounds)
+      before, self._bounds[i] = self._bounds[i], np.array(result.bounds)
       if not float(result.largest) <= blocks.LARGEST:
         raise OverflowError('noise: a value left its range')
       if number:
-        self._settle(i, block, result, number)
+        self._settle(i, block, result, number, before)
       yield
 
   def _start(self, i: int, block: blocks.Block, few: int) -> _Result:
@@ -182,57 +179,66 @@ class Devices(makers.Maker):
       )
 
   def _settle(
-    self, i: int, block: blocks.Block, result: _Result, number: int
+    self,
+    i: int,
+    block: blocks.Block,
+    result: _Result,
+    number: int,
+    bounds: np.ndarray,
   ) -> None:
-    """Decides the roundings in doubt, and corrects y and the memory.
+    """Computes the columns in doubt anew, and corrects y and the memory.
 
     Args:
       i: index of the chunk.
       block: the block.
       result: the block as the device computed it.
       number: number of columns in doubt.
+      bounds: `blocks.Chunk.bounds` before the block.
     """
     columns = np.asarray(result.columns)[:number]
-    doubt = np.asarray(result.doubt)
-    rounded = np.asarray(result.rounded)
-    before = np.asarray(result.before)
-    start = self._layout.coordinates.start + self._layout.starts[i]
-    wrong = []
-    for j, column in enumerate(columns):
-      if column >= self._layout.count(i):
-        continue  # Padding.
-      y = block.decided(
-        rounded[:, j],
-        doubt[:, j],
-        before[:, j],
-        start + int(column),
-        self._rounding,
-      )
-      if not np.array_equal(y, rounded[:, j]):
-        wrong.append((int(column), rounded[:, j], y))
-    if not wrong:
+    columns = columns[columns < self._layout.count(i)]  # Others are padding.
+    if not len(columns):
       return
-    where = np.array([column for column, _, _ in wrong])
-    right = np.stack([y for _, _, y in wrong], 1)
+    coordinates = [self._layout.of_chunk(i)[column] for column in columns]
+    rounded = np.asarray(result.rounded)[:, : len(columns)]
+    chunk = blocks.Chunk(
+      coordinates,
+      np.array(result.before)[:, : len(columns)],
+      bounds.copy(),
+      self._rounding,
+      blocks.Workspace(),
+    )
+    y = np.empty(rounded.shape, np.int32)
+    block.advance(self._columns(block, coordinates), y, chunk)
+    wrong = (y != rounded).any(0)
+    if not wrong.any():
+      return
+    where, y = columns[wrong], y[:, wrong]
     rows = slice(block.row, block.row + block.rounds)
     with jax_generator.precise():
       memory = result.memory
       if isinstance(block, blocks.PastYBlock):
         if len(memory):
-          self._memories[i] = memory.at[rows, where].set(right.astype(np.int32))
+          self._memories[i] = memory.at[rows, where].set(y)
       elif isinstance(block, blocks.BufferBlock):
-        moved = block.moved(right - np.stack([y for _, y, _ in wrong], 1))
-        memory = memory.at[:, where].add(moved)
-        self._memories[i] = memory
-        if not block.is_exact:
-          # Errors of `moved`, a sum over the block, and of its addition.
-          sizes = np.asarray(jnp.abs(memory[:, where]).max(1))
-          unit = recursion_lib.UNIT * (1 + 2.0**-20)
-          self._bounds[i] += unit * (
-            (3 * block.rounds + 4) * np.abs(moved).max(1) + sizes
-          )
+        self._memories[i] = memory.at[:, where].set(chunk.memory[:, wrong])
+        self._bounds[i] = np.maximum(self._bounds[i], chunk.bounds)
       if result.y is not None:
-        self._y[i] = result.y.at[:, where].set(right.astype(np.int32))
+        self._y[i] = result.y.at[:, where].set(y)
+
+  def _columns(
+    self, block: blocks.Block, coordinates: Sequence[int]
+  ) -> np.ndarray:
+    """Returns noise_scale * Z of single coordinates, as the host computes it.
+
+    The result is [earlier + m, len(coordinates)] float64.
+    """
+    rows = range(block.first - block.earlier, block.first + block.rounds)
+    z = np.array(
+      [[self._generator.normal(t, each) for each in coordinates] for t in rows]
+    )
+    z[block.earlier :] *= block.noise_scale[:, np.newaxis]
+    return z
 
   def draw(self, i: int, block: blocks.Block) -> jax.Array:
     """Returns noise_scale * Z of a chunk; the device may still be computing it.
@@ -466,7 +472,6 @@ def _result(memory, after, output, bounds, largest, y, doubt, few):
     number,
     columns,
     y[:, picked],
-    doubt[:, picked],
     before,
   )
 

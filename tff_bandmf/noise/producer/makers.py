@@ -53,6 +53,10 @@ class Layout:
     """Returns the number of coordinates of chunk i."""
     return min(self.chunk, len(self.coordinates) - self.starts[i])
 
+  def of_chunk(self, i: int) -> range:
+    """Returns the coordinates of chunk i."""
+    return self.coordinates[self.starts[i] :][: self.chunk]
+
   @property
   def dtype(self) -> type:
     """Type of the memory's elements: integers if the memory holds past y."""
@@ -181,7 +185,7 @@ class Host(Maker):
         # Get the arrays of one chunk at a time: an array in a file is mapped
         # into memory as long as this method holds it.
         chunk = blocks.Chunk(
-          self._layout.coordinates.start + self._layout.starts[i],
+          self._layout.of_chunk(i),
           self._memory[i],
           self._bounds[i],
           self._rounding,
