@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ _NO_NAMES = [
   *('7\ufffd', '7\ue000', '7\uffff', '"7"', 'a"b', '\ud8007', '7\udfff'),
   *('NA', 'na', 'NaN', 'nan', 'None', 'none', '<NA>', 'null', 'NULL', 'Nil'),
   *('NaT', 'N/A', '#N/A', '-1', '-1.0', '-2147483648', '(null)', '\\N', '?'),
-  *('-9223372036854775808', '1.#IND', 'undefined', 'Missing', '-nan', '-'),
+  *('-9223372036854775808', '-9.223372036854776e+18', '-999', '-999.0'),
+  *('1.#IND', 'undefined', 'Missing', '-nan', '-'),
 ]
 _NAMES = [
   *('7', '0', '-12', 'a b', "O'Brien", 'nina', 'NATAN', 'n/1', '1.5', 'a-b_c'),
@@ -88,14 +90,31 @@ def test_other_texts_are_names_for_every_reader(tmp_path, read):
 
 @pytest.mark.parametrize(
   'clients',
-  [[None, 'a'], ['a', float('nan')], [1.0], [np.float64(1)], [b'a'], [True]],
+  [
+    *([None, 'a'], ['a', float('nan')], [1.0], [np.float64(1)], [b'a'], [True]),
+    *([np.array(True)], [np.array([1, 2])], [np.array(1.0)], [[1]]),
+    *('ab', b'ab', 5, None, np.array(3), np.zeros([2, 2], int)),
+    *(np.array([['a']]), np.ma.array([1, 2], mask=[False, True])),
+  ],
 )
 def test_what_is_neither_text_nor_index_is_refused(clients):
-  with pytest.raises(TypeError, match='client'):
+  with pytest.raises((TypeError, ValueError), match='clients?=') as caught:
     names.names(clients)
+  assert '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize('value', [-1, -(2**31), -(2**63)])
+def test_negative_integers_are_names_in_a_log(tmp_path):
+  path = tmp_path / 'log.parquet'
+  columns = {'round': [0, 1, 2], 'client': [-2, -7_000_000_000, -2]}
+  parquet.write_table(pa.table(columns), path)
+  log = participation_log.ParticipationLog(path)
+  ((_, clients),) = log.parts()
+  assert clients[0] == clients[2] != clients[1]
+
+
+@pytest.mark.parametrize(
+  'value', [-1, -9, -99, -999, -9999, -99999, -(2**15), -(2**31), -(2**63)]
+)
 def test_integer_that_stands_for_a_missing_one_is_refused(tmp_path, value):
   path = tmp_path / 'log.parquet'
   columns = {'round': [0, 1], 'client': pa.array([5, value], pa.int64())}
@@ -173,18 +192,20 @@ def test_spelling_of_a_column_is_that_of_one_text_at_a_time(texts):
   texts=st.lists(
     st.text('aA07.é', min_size=1, max_size=3).filter(_is_name), max_size=30
   ),
-  cut=st.integers(0, 30),
+  size=st.integers(1, 9),
+  slot_bits=st.sampled_from([1, 22]),
 )
-def test_names_alike_are_those_of_one_spelling(texts, cut):
-  register = names.Register()
-  hashes = np.concatenate(
-    [
-      register.add(names.Column.from_texts(part))
-      for part in (texts[:cut], texts[cut:])
-    ]
-  )
+def test_names_alike_are_those_of_one_spelling(texts, size, slot_bits):
+  with mock.patch.object(names, '_SLOT_BITS', slot_bits):
+    register = names.Register()
+    hashes = np.concatenate(
+      [
+        register.add(names.Column.from_texts(texts[start : start + size]))
+        for start in range(0, len(texts) or 1, size)
+      ]
+    )
   assert len(set(hashes.tolist())) == len(set(texts))
-  found = register.alike(hashes)
+  found = register.alike()
   spellings = {text: _spelling(text) for text in texts}
   more = len(spellings) - len(set(spellings.values()))
   if not more:
@@ -193,6 +214,21 @@ def test_names_alike_are_those_of_one_spelling(texts, cut):
   pair = {texts[hashes.tolist().index(each)] for each in found[1:]}
   assert found[0] == more and len(pair) == 2
   assert len({spellings[each] for each in pair}) == 1
+
+
+def test_repeated_names_are_spelled_once(monkeypatch):
+  spelled = []
+  respelled = names._respelled
+  monkeypatch.setattr(
+    names,
+    '_respelled',
+    lambda column: spelled.extend(column) or respelled(column),
+  )
+  register = names.Register()
+  texts = [f'DEVICE-{i}' for i in range(9)]
+  for _ in range(3):
+    register.add(names.Column.from_texts(texts))
+  assert spelled == texts
 
 
 @pytest.mark.parametrize(

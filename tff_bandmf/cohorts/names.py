@@ -13,8 +13,10 @@ of runs, cohorts of Flower, and ledgers all read names by the functions here.
 | `_respelled`                                                  |            |
 | of another kind                                               | a name     |
 
-An integer is refused if its digits are in `_MISSING`; a ledger takes integers
-of at least 0. Names that differ in one bit count as different clients.
+A negative integer is a name too, since programs hash names to signed integers.
+It is refused if its digits are in `_MISSING`. The integers of a ledger are
+indices in the population, so they are at least 0. Names that differ in one bit
+count as different clients.
 
 Many names are in a `Column` of bytes, and all of them are handled at once.
 """
@@ -35,14 +37,19 @@ from tff_bandmf import errors
 Client = Union[int, str]
 
 REMEDY = 'write each client under one bare name, such as 7 or device-7'
-# Words that programs write for a missing value, in lower case. -1 and the least
-# integers of 32 and 64 bits stand for a missing integer.
+# Words that programs write for a missing value, in lower case. -1, -9, -99 and
+# so on, and the least integers of 16, 32 and 64 bits, stand for a missing
+# integer, also where pandas made them floats.
 _MISSING = frozenset(
   'na nan nat none null nil undefined undef missing unknown n/a #n/a #na <na> '
   r'<null> <none> <nan> (null) [null] \n -nan +nan 1.#ind -1.#ind 1.#qnan '
-  'na_character_ na_integer_ -1 -1.0 -2147483648 -9223372036854775808 - -- ? .'
-  ''.split()
+  'na_character_ na_integer_ -9.223372036854776e+18 - -- ? .'.split()
 ) | {'#n/a n/a'}
+_MISSING |= {
+  f'{number}{end}'
+  for number in (-1, -9, -99, -999, -9999, -99999, -(2**15), -(2**31), -(2**63))
+  for end in ('', '.0')
+}
 _LONGEST_MISSING = max(map(len, _MISSING))
 # First and last byte of the words in `_MISSING`, as 256 * first + last.
 _ENDS_OF_MISSING = np.zeros(2**16, bool)
@@ -72,8 +79,8 @@ _QUOTES = str.maketrans(dict.fromkeys('‘’‚‛“”„‟«»‹›', "'")
 _CHUNK = 2**16
 # Factors of the finaliser of SplitMix64.
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-# Largest number of slots of a table of `Register`, in bits.
-_MOST_SLOTS = 24
+# Number of slots of the latest names of `Register`, in bits.
+_SLOT_BITS = 22
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,6 +126,16 @@ class Column:
       content = self.content[bounds[0] : bounds[-1]]
       yield Column(content, bounds - bounds[0])
 
+  def select(self, places: np.ndarray) -> Column:
+    """Returns the texts at some places, [m] integers in ascending order."""
+    if len(places) == len(self):
+      return self
+    starts, bounds = self.bounds[places], np.zeros(len(places) + 1, np.int64)
+    lengths = self.bounds[places + 1] - starts
+    np.cumsum(lengths, out=bounds[1:])
+    byte = np.repeat(starts - bounds[:-1], lengths) + np.arange(bounds[-1])
+    return Column(self.content[byte], bounds)
+
 
 def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
   """Returns the names of clients in order: all indices, or all strings.
@@ -132,13 +149,29 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
     is an empty array.
 
   Raises:
-    TypeError: a client is neither an index nor a string, or `clients` has both.
+    TypeError: a client is neither an index nor a string, `clients` has both, or
+      it is no sequence of names.
     ValueError: an index is negative, or has more than 63 bits; or a string
       breaks the rule of the module.
 
   >>> names(np.array([3, np.int32(1)], object)).tolist()
   [3, 1]
   """
+  # Each character of a text would count as a client.
+  if isinstance(clients, (str, bytes)) or not np.iterable(clients):
+    raise errors.type_error(
+      f'clients={clients!r}: must be a list or an array of names; write '
+      '[name] for one client'
+    )
+  if isinstance(clients, np.ndarray) and clients.ndim > 1:
+    raise errors.type_error(
+      f'clients=array of shape {clients.shape}: must have one dimension; give '
+      'clients.ravel()'
+    )
+  if np.ma.is_masked(clients):
+    raise errors.value_error(
+      'clients=masked array: has masked names; give the clients that took part'
+    )
   if isinstance(clients, range):
     clients = np.arange(clients.start, clients.stop, clients.step)
   if isinstance(clients, np.ndarray) and clients.dtype.kind in 'iu':
@@ -181,12 +214,15 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
 
 
 def _index(client: object) -> int:
-  if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
+  try:
+    if isinstance(client, (bool, np.bool_)):
+      raise TypeError
+    index = operator.index(client)  # type: ignore[arg-type]
+  except TypeError:
     raise errors.type_error(
       f'client={type(client).__name__}: must be an integer or a string; name '
       'clients by their index or by their identifier'
-    )
-  index = operator.index(client)
+    ) from None
   if not 0 <= index < 2**63:
     rule = 'must be at least 0' if index < 0 else 'must be below 2^63'
     raise errors.value_error(
@@ -405,8 +441,11 @@ class Register:
     # Without this secret random factor, an attacker could choose client names
     # that have the same hash.
     self._factor = np.uint64(secrets.randbits(64) | 1)
-    # Hashes of names that `_respelled` changes, and of their common spelling.
-    self._changed: list[np.ndarray] = []
+    # The last name in each slot, by the first bits of its hash.
+    self._latest = np.zeros(2**_SLOT_BITS, np.uint64)
+    # Hashes of different names, and of the spellings that `_respelled` gives
+    # them. Some names occur several times.
+    self._names: list[np.ndarray] = []
     self._spellings: list[np.ndarray] = []
 
   def add(self, column: Column) -> np.ndarray:
@@ -414,13 +453,16 @@ class Register:
     hashes = [np.empty(0, np.uint64)]
     for chunk in column.chunks():
       hashes.append(self._hashes(chunk))
+      slots = hashes[-1] >> np.uint64(64 - _SLOT_BITS)
+      # A name that is the latest of its slot was spelled before.
+      new = np.flatnonzero(self._latest[slots] != hashes[-1])
+      self._latest[slots] = hashes[-1]
+      name, chunk = hashes[-1][new], chunk.select(new)
       respelled = _respelled(chunk)
-      if respelled is chunk:
-        continue
-      spellings = self._hashes(respelled)
-      changed = spellings != hashes[-1]
-      self._changed.append(hashes[-1][changed])
-      self._spellings.append(spellings[changed])
+      self._names.append(name)
+      self._spellings.append(
+        name if respelled is chunk else self._hashes(respelled)
+      )
     return np.concatenate(hashes)
 
   def integers(self, values: np.ndarray) -> np.ndarray:
@@ -448,41 +490,27 @@ class Register:
       hashes[texts] = _mixed(hashes[texts] * self._factor + word)
     return hashes
 
-  def alike(self, hashes: np.ndarray) -> Optional[tuple[int, int, int]]:
+  def alike(self) -> Optional[tuple[int, int, int]]:
     """Returns how many names may be other spellings, and one such pair.
 
     The result is (number of names less the number of spellings, hash of a name,
     hash of another name with its spelling), or None if all spellings differ.
-
-    Args:
-      hashes: hashes of all names; repetitions are allowed.
     """
-    if not any(map(len, self._changed)):
+    if all(map(operator.is_, self._names, self._spellings)):
       return None
-    # A slot has the names whose spellings have the same first bits. Only slots
-    # with two different names are sorted. All arrays are handled in parts that
-    # fit in a cache.
-    bits = sum(map(len, self._changed)).bit_length() + 1
-    shift = np.uint64(64 - min(max(10, bits), _MOST_SLOTS))
-    name_in_slot = np.zeros(2 ** (64 - int(shift)), np.uint64)
-    is_used = np.zeros(len(name_in_slot), bool)
-    for name, spelling in zip(self._changed, self._spellings):
-      is_used[spelling >> shift] = True
-      name_in_slot[spelling >> shift] = name
-    pairs = list(zip(self._changed, self._spellings))
-    for start in range(0, len(hashes), _CHUNK):
-      part = hashes[start : start + _CHUNK]
-      # A name that no other spelling replaces is its own spelling.
-      part = part[is_used[part >> shift]]
-      name_in_slot[part >> shift] = part
-      pairs.append((part, part))
-    has_two = np.zeros(len(name_in_slot), bool)
-    for name, spelling in pairs:
-      slots = spelling >> shift
+    name = np.concatenate(self._names)
+    spelling = np.concatenate(self._spellings)
+    # A slot has the names whose spellings have some bits in common. Only the
+    # names of slots with two different names are left, to be sorted below.
+    for skipped in 0, 20, 40:
+      bits = 1 + len(name).bit_length()
+      slots = (spelling << np.uint64(skipped)) >> np.uint64(64 - bits)
+      name_in_slot = np.zeros(2**bits, np.uint64)
+      name_in_slot[slots] = name
+      has_two = np.zeros(len(name_in_slot), bool)
       has_two[slots[name_in_slot[slots] != name]] = True
-    chosen = [has_two[spelling >> shift] for _, spelling in pairs]
-    name = np.concatenate([pair[0][i] for pair, i in zip(pairs, chosen)])
-    spelling = np.concatenate([pair[1][i] for pair, i in zip(pairs, chosen)])
+      left = has_two[slots]
+      name, spelling = name[left], spelling[left]
     order = np.argsort(spelling)
     name, spelling = name[order], spelling[order]
     # Neighbours of one spelling differ if it has two names at all.
@@ -517,7 +545,7 @@ def alike(texts: Sequence[str]) -> Optional[str]:
   """
   register = Register()
   hashes = register.add(Column.from_texts(texts))
-  result = register.alike(hashes)
+  result = register.alike()
   if result is None:
     return None
   count, *pair = result

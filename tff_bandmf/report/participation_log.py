@@ -170,7 +170,7 @@ class ParticipationLog:
 
   def _alike(self) -> Optional[str]:
     """Returns the warning about names that may mean one client."""
-    result = self._register.alike(self._clients_of_rows)
+    result = self._register.alike()
     if result is None:
       return None
     count, *hashes = result
