@@ -150,7 +150,7 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
 
   Raises:
     TypeError: a client is neither an index nor a string, `clients` has both, or
-      it is no sequence of names.
+      it is not a sequence of names.
     ValueError: an index is negative, or has more than 63 bits; or a string
       breaks the rule of the module.
 
