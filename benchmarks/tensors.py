@@ -20,8 +20,9 @@ def tensors() -> Iterator[dict[str, Any]]:
   ours, for the same model, and runs two rounds of each with the same updates.
   Each figure is of CPU time, of Python and of the worker together. A ratio
   divides our seconds by those of TFF's. The first round includes `initialize`.
-  At 20 tensors most of our time to create is of the noise, whose graph does not
-  depend on the number of tensors.
+  At 20 tensors most of our time to create is of the noise: about 350 of 770
+  operations, a number that does not depend on the tensors; and the thread that
+  computes the noise of the first rounds. Without noise the ratio is 1.2.
   """
   import numpy as np
   import psutil

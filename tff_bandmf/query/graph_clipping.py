@@ -93,7 +93,8 @@ class GraphClipping(clip_bounds.Bounds):
       [size] float, the leaves as vectors; and (group, float64 vector) of each
       run of leaves of one group.
     """
-    leaves = [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(record)]
+    shape = tf.constant([-1])
+    leaves = [tf.reshape(leaf, shape) for leaf in tf.nest.flatten(record)]
     rest = iter(leaves)
     return leaves, [
       (group, _joined(list(itertools.islice(rest, count)), 0))
@@ -223,13 +224,16 @@ def _sums_of_squares(leaves: list[tf.Tensor]) -> tf.Tensor:
   order: list[int] = []
   parts: list[tf.Tensor] = []
   width = max(classes)
+  # One operation for all halvings.
+  last = tf.constant(1)
   while width:
     for rows, members in classes.get(width, {}).items():
       order += members
       parts.append(_last_rows([leaves[i] for i in members], rows, width))
-    parts = [tf.concat(parts, 0)]
+    if len(parts) > 1:
+      parts = [tf.concat(parts, 0)]
     if width > 1:
-      parts = [_halved(parts[0], 1)]
+      parts = [_halved(parts[0], last)]
     width //= 2
   return tf.gather(parts[0][:, 0], np.argsort(order))
 
@@ -249,14 +253,13 @@ def _last_rows(leaves: list[tf.Tensor], rows: int, width: int) -> tf.Tensor:
     leaf.shape[0] if rows == 1 else summation.rows_of(leaf.shape[0])[1]
     for leaf in leaves
   ]
-  values = _joined(
-    [
+  if rows > 1:
+    leaves = [
       tf.reshape(_padded(leaf, rows * length), [rows, length])
       for leaf, length in zip(leaves, lengths)
-    ],
-    1,
-  )
-  squares = values * values
+    ]
+  values = _joined(leaves, -1)
+  squares = tf.reshape(values * values, [rows, sum(lengths)])
   while squares.shape[0] > 1:
     squares = _halved(squares, 0)
   return tf.raw_ops.RaggedTensorToTensor(
@@ -275,7 +278,7 @@ def _joined(tensors: list[tf.Tensor], axis: int) -> tf.Tensor:
   return tf.cast(tf.concat(tensors, axis), tf.float64)
 
 
-def _halved(x: tf.Tensor, axis: int) -> tf.Tensor:
+def _halved(x: tf.Tensor, axis: Union[int, tf.Tensor]) -> tf.Tensor:
   """Returns the first half of a tensor plus its second half."""
   first, second = tf.split(x, 2, axis)
   return first + second
@@ -290,8 +293,9 @@ def _folded(x: tf.Tensor) -> tf.Tensor:
     x: [rows, width] float64, not negative.
   """
   x = tf.pad(x, [[0, 0], [0, summation.padding(x.shape[1])]])
+  last = tf.constant(1)
   while x.shape[1] > 1:
-    x = _halved(x, 1)
+    x = _halved(x, last)
   return x[:, 0]
 
 

@@ -101,12 +101,15 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
     released: [dimension] int32, of static shape.
   """
   words = released
+  # Constants that all levels of the tree share, since each operation costs time.
+  shape = tf.constant([-1, fingerprints.ROW])
+  method = tf.constant('farmhash64')
   while True:
     rows = -(-words.shape[0] // fingerprints.ROW)
     lacking = rows * fingerprints.ROW - words.shape[0]
     if lacking:
       words = tf.pad(words, [[0, lacking]])
-    hashed = tf.fingerprint(tf.reshape(words, [rows, fingerprints.ROW]))
+    hashed = tf.fingerprint(tf.reshape(words, shape), method)
     if rows == 1:
       low, high = tf.unstack(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.uint32))
       low = tf.bitwise.bitwise_xor(
@@ -311,8 +314,9 @@ def path(directory: pathlib.Path, file_name, after: tf.Tensor) -> tf.Tensor:
     after: a tensor whose value is not known before the graph runs. Operations
       on the path run after the tensor is computed.
   """
-  nothing = tf.strings.substr(tf.strings.as_string(after), 0, 0)
-  return tf.strings.join([str(directory), '/', nothing, file_name])
+  folder = f'{directory}/'.replace('\\', r'\\')
+  prefix = tf.strings.regex_replace(tf.strings.as_string(after), '.+', folder)
+  return tf.strings.join([prefix, file_name])
 
 
 def digits(number: tf.Tensor, width: int) -> tf.Tensor:
