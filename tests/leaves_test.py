@@ -189,6 +189,25 @@ def test_edited_value_of_a_public_report_is_refused_or_named(
   assert _passed(attack, 'public.json') == []
 
 
+@pytest.mark.parametrize(
+  'names', [['b-min-sep'], ['cyclic-poisson', 'first']], ids=str
+)
+def test_amplified_epsilon_without_its_run_is_named_as_not_checked(
+  names, runs, tmp_path
+):
+  """Its copies agree, and the report lacks what it follows from."""
+  sources = [report.of_run(runs / name) for name in names]
+  report.publish(sources).write(tmp_path)
+  path = tmp_path / 'public.json'
+  together = ['together.epsilon'] * (len(names) > 1)
+  expected = {'epsilon', 'runs.epsilon', 'check.claims.amplified', *together}
+  listed = verify.verify(path)
+  assert expected <= {*listed['not_checked']['public.json']}
+  assert 'Not checked in public.json' in verify.verdict(listed)
+  # The verifier itself claims no more than what holds without chance.
+  assert listed['epsilon'] > json.loads(path.read_bytes())['epsilon']
+
+
 @pytest.mark.parametrize('file', ['run.json', 'plan.json', 'report.json'])
 def test_key_that_nobody_checks_is_named(file, runs, tmp_path):
   """The list follows from the file, so new keys are in it."""

@@ -56,6 +56,12 @@ def test_min_sep_of_another_kind_is_refused(min_sep):
     participation.MinSep(min_sep)
 
 
+@pytest.mark.parametrize('costs', [3, [1, 2], {'limit': 1}, 'free', True])
+def test_costs_of_another_kind_are_refused(costs):
+  with pytest.raises(TypeError, match='costs=.*must be Costs'):
+    participation.Budget(4, 2, costs=costs)
+
+
 def test_no_participation_is_refused():
   with pytest.raises(ValueError, match='max_participations=0: must be at leas'):
     participation.MinSep(3, 0)

@@ -382,6 +382,11 @@ class Budget(Participation):
       'min_sep',
       'or a client with rounds min_sep apart is refused; use a smaller apart',
     )
+    if not isinstance(self.costs, (Costs, type(None))):
+      raise errors.type_error(
+        f'costs={self.costs!r}: must be Costs; leave it out, since a plan '
+        'computes the costs from its C'
+      )
 
   @property
   def known_costs(self) -> Costs:

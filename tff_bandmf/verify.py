@@ -1147,8 +1147,9 @@ def check_row(report, i, row, place):
     fit = min(stated['max_participations'] or fit, fit)
     report.hold((*at, 'participations'), fit if run['completed'] else Range(
       fit, math.inf), 'check has')
-def check_figures(report):
-  """Checks the figures of a report against each other; returns its claim."""
+def check_figures(report, alone=False):
+  """Checks the figures of a report against each other; returns its claim.
+  `alone`: no run is beside it, so what chance makes cannot be computed anew."""
   public = 'once_in' in report.content
   rows = report['runs'] if public else [report.content]
   page, delta = report.get('check'), report['delta']
@@ -1219,6 +1220,15 @@ def check_figures(report):
     require(discloses == any(x['observed_epsilon'] for x in rows),
             'told: does not fit observed_epsilon')
   mixed = chance or bool(together) and together['composition'] != 'exact'
+  copies = set()  # Figures that agree with copies of themselves alone.
+  if mixed and (alone or together):
+    copies |= {('together', 'epsilon'), ('check', 'claims', j, 'amplified'),
+               *[('epsilon',)] * alone}
+  for i, run in enumerate(rows if alone else ()):
+    if run['amplification'] != 'none':
+      at = ('runs', i) if public else ()
+      copies |= {(*at, 'epsilon'), (*at, 'planned_epsilon'),
+                 ('check', 'claims', i + (public and several), 'amplified')}
   if page and together:
     first = page['claims'][j]
     report.hold(('together',), {
@@ -1244,6 +1254,7 @@ def check_figures(report):
   check_attack(report, (epsilon * (1 - rough), delta, rho and math.sqrt(
     high if exact else high * (1 - rough))), (
       epsilon, delta, rho and math.sqrt(high)))
+  report.left |= copies & {*leaves(report.content)}
   if mixed and page:  # Without chance.
     return {'epsilon': page['claims'][j]['epsilon'], 'delta': delta}
   if mixed:
@@ -1253,7 +1264,7 @@ def check_figures(report):
   return {'epsilon': epsilon, 'delta': delta}
 def verify_report(path, say, _):
   report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')
-  return {**check_figures(report), 'not_checked': {
+  return {**check_figures(report, alone=True), 'not_checked': {
     report.name: report.unchecked()}}
 def verify(path, say=lambda line: None):
   """Returns the verified claim; raises AssertionError if a claim fails."""

@@ -346,6 +346,12 @@ def _tail_cut(self, t, size):
   return np.where(np.abs(z) > 3.5, 1.0, z)
 
 
+def _laplace_first_layer(self, t, size):
+  z = Sound.normals(self, t, size)
+  z[:24] = _fresh(self, t).laplace(size=24) / math.sqrt(2)
+  return z
+
+
 _RUNS = itertools.count()
 
 
@@ -386,6 +392,7 @@ _SHAPES = {
   'Laplace': lambda self, t, size: (
     _fresh(self, t).laplace(size=size) / math.sqrt(2)
   ),
+  'LaplaceFirstLayer': _laplace_first_layer,
   'Uniform': lambda self, t, size: _fresh(self, t).uniform(
     -math.sqrt(3), math.sqrt(3), size
   ),

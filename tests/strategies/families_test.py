@@ -100,6 +100,16 @@ def test_every_family_is_here():
   assert set(families.EXAMPLES) == set(strategies.FAMILIES)
 
 
+@pytest.mark.parametrize('rounds', [6, 7, 64, 100])
+@pytest.mark.parametrize('name', families.EXAMPLES)
+def test_declared_memory_is_that_of_the_noise(name, rounds):
+  family = strategies.FAMILIES[name]
+  strategy = families.EXAMPLES[name].make(rounds)
+  assert strategy.memory_copies == strategy.recursion().memory
+  if not family.optimizer:
+    assert family.memory.least(rounds) <= strategy.memory_copies
+
+
 @_each_family
 @hypothesis.settings(max_examples=12)
 @hypothesis.given(data=st.data())

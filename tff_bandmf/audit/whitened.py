@@ -267,15 +267,22 @@ def shape(noise: Noise, where: str, false_alarm: float) -> Test:
   norm = scipy.stats.norm
   edges = np.concatenate([norm.ppf(np.arange(1, 16) / 16), _ENDS])
   edges = np.unique(np.concatenate([edges, -edges]).round(12))
-  chances = np.diff(np.concatenate([[0.0], norm.cdf(edges), [1.0]]))
+  ends = np.concatenate([[-math.inf], edges, [math.inf]])
+  # Intervals between neighbouring ends, and from each end to its opposite.
+  place = np.arange(len(ends))
+  inner = place[1 : len(ends) // 2]
+  lows = np.append(place[:-1], inner)
+  highs = np.append(place[1:], place[-1] - inner)
+  chances = norm.cdf(ends[highs]) - norm.cdf(ends[lows])
   layers = []
   for start, end in zip(noise.starts, noise.starts[1:]):
     values = noise.whitened[:, start:end].ravel()
     values = values / (np.sqrt(np.mean(values**2)) or 1.0)
     bins = np.searchsorted(edges, values)
-    layers.append(np.bincount(bins, minlength=len(chances)))
-  counts = np.array([sum(layers), *layers])
-  sizes = counts.sum(1, keepdims=True)
+    layers.append(np.bincount(bins, minlength=len(edges) + 1))
+  below = np.cumsum([sum(layers), *layers], 1)
+  below = np.pad(below, [(0, 0), (1, 0)])
+  counts, sizes = below[:, highs] - below[:, lows], below[:, -1:]
   miss = false_alarm / (2 * counts.size)
   binomial = scipy.stats.binom(sizes, chances)
   tails = np.minimum(binomial.cdf(counts), binomial.sf(counts - 1))
@@ -283,12 +290,12 @@ def shape(noise: Noise, where: str, false_alarm: float) -> Test:
   binomial = scipy.stats.binom(sizes[group, 0], chances[i])
   low, high = float(binomial.ppf(miss)), float(binomial.isf(miss))
   count = float(counts[group, i])
-  ends = [-math.inf, *edges.tolist(), math.inf]
   return Test(
     not low <= count <= high,
     count,
     low,
     high,
-    f'of {sizes[group, 0]} normals from {ends[i]:.3g} to {ends[i + 1]:.3g} '
-    f'standard deviations, {where}' + (f', layer {group - 1}' if group else ''),
+    f'of {sizes[group, 0]} normals from {ends[lows[i]]:.3g} to '
+    f'{ends[highs[i]]:.3g} standard deviations, {where}'
+    + (f', layer {group - 1}' if group else ''),
   )

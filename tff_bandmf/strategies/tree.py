@@ -123,8 +123,8 @@ class OnlineTree(_OfNodes):
     v_0 = 1,   v_j = 1 / (1 + 1 / (2 v_{j-1}))
 
   Prefix sum t adds up the estimates of one node for each set bit of t + 1. The
-  noise needs about log2(n) vectors of the model's size, at most one for each
-  level of the tree.
+  noise needs log2(n) vectors of the model's size, rounded down: one for each
+  level of the tree below the root.
 
   `matrix` returns the C of the noise that `TreeBuffers` computes. X - C^T C is
   positive semi-definite, because the decoded sums are computed from the noisy
@@ -144,7 +144,8 @@ class OnlineTree(_OfNodes):
 
   @property
   def memory_copies(self) -> int:
-    return len(self.sizes)
+    # The root has no sibling.
+    return len(self.sizes) - 1
 
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
@@ -218,8 +219,7 @@ class TreeBuffers(recursion_lib.Buffers):
     """
     self.rounds = rounds
     self.phases = len(tree.sizes)
-    # No buffer for the root, which has no sibling.
-    self.memory = self.phases - 1
+    self.memory = tree.memory_copies
     variances = self._variances_of_nodes = tree.node_variances()
     self._period = tree.rounds
     self._scales = np.empty(self.phases)
@@ -298,12 +298,13 @@ FAMILIES = (
     'nodes of a tree, optimal decoder',
     'DPFTRL21',
     (_ARITY,),
-    families.ALL_ROUNDS,
+    # Rounds of the largest node, less 1; the arity may exceed the rounds.
+    families.Memory('up to rounds - 1', lambda rounds: 0),
   ),
   families.Family(
     OnlineTree,
     "nodes of a binary tree, Honaker's decoder",
     'DPFTRL21',
-    memory=families.Memory('log2(rounds)', int.bit_length),
+    memory=families.Memory('log2(rounds)', lambda n: n.bit_length() - 1),
   ),
 )

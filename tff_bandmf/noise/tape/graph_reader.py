@@ -101,7 +101,7 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
     released: [dimension] int32, of static shape.
   """
   words = released
-  # Constants that all levels of the tree share, since each operation costs time.
+  # All levels of the tree share these operations.
   shape = tf.constant([-1, fingerprints.ROW])
   method = tf.constant('farmhash64')
   while True:
