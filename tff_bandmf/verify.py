@@ -1147,9 +1147,8 @@ def check_row(report, i, row, place):
     fit = min(stated['max_participations'] or fit, fit)
     report.hold((*at, 'participations'), fit if run['completed'] else Range(
       fit, math.inf), 'check has')
-def check_figures(report, alone=False):
-  """Checks the figures of a report against each other; returns its claim.
-  `alone`: no run is beside it, so what chance makes cannot be computed anew."""
+def check_figures(report, alone=False):  # alone: its run is not read.
+  """Checks the figures of a report against each other; returns its claim."""
   public = 'once_in' in report.content
   rows = report['runs'] if public else [report.content]
   page, delta = report.get('check'), report['delta']
@@ -1158,7 +1157,7 @@ def check_figures(report, alone=False):
     public) else 0)  # The claim of all runs.
   members = page['claims'][j]['runs'] if page else []
   total, sure, several = 0.0, 0.0, bool(report['together'])
-  rough = 0.01 if public else CLOSE
+  rough, copies = 0.01 if public else CLOSE, []  # Compared with copies alone.
   for i, run in enumerate(rows):
     at, rho = ('runs', i) if public else (), run['rho']
     noise, epsilon = run['noise_multiplier'], run['epsilon']
@@ -1168,6 +1167,8 @@ def check_figures(report, alone=False):
       at_least('rho', rho, 0.5 / noise**2, 2 * rough)
     else:
       epsilon = {**run, **(run.get('sampling') or {})}['epsilon_unamplified']
+      copies += [(*at, 'epsilon'), (*at, 'planned_epsilon'), (
+        'check', 'claims', i + (public and several), 'amplified')] * alone
     mu = math.sqrt(2 * rho * (1 - rough))
     at_least('epsilon', epsilon, guarantee((mu,), run['delta']))
     at_least('delta', delta, run['delta'], SAME)
@@ -1178,8 +1179,7 @@ def check_figures(report, alone=False):
       half = mus[place] ** 2 / 2
       report.hold((*at, 'rho'), rounded(
         half * (1 - 1e-8), half * (1 + 1e-8), public), 'check has')
-    total = total + rho * (1 - rough)
-    sure = sure + (epsilon or math.inf)
+    total, sure = total + rho * (1 - rough), sure + (epsilon or math.inf)
     if not public:
       continue
     if page:
@@ -1220,15 +1220,6 @@ def check_figures(report, alone=False):
     require(discloses == any(x['observed_epsilon'] for x in rows),
             'told: does not fit observed_epsilon')
   mixed = chance or bool(together) and together['composition'] != 'exact'
-  copies = set()  # Figures that agree with copies of themselves alone.
-  if mixed and (alone or together):
-    copies |= {('together', 'epsilon'), ('check', 'claims', j, 'amplified'),
-               *[('epsilon',)] * alone}
-  for i, run in enumerate(rows if alone else ()):
-    if run['amplification'] != 'none':
-      at = ('runs', i) if public else ()
-      copies |= {(*at, 'epsilon'), (*at, 'planned_epsilon'),
-                 ('check', 'claims', i + (public and several), 'amplified')}
   if page and together:
     first = page['claims'][j]
     report.hold(('together',), {
@@ -1254,13 +1245,13 @@ def check_figures(report, alone=False):
   check_attack(report, (epsilon * (1 - rough), delta, rho and math.sqrt(
     high if exact else high * (1 - rough))), (
       epsilon, delta, rho and math.sqrt(high)))
-  report.left |= copies & {*leaves(report.content)}
-  if mixed and page:  # Without chance.
-    return {'epsilon': page['claims'][j]['epsilon'], 'delta': delta}
-  if mixed:
-    return {'epsilon': sure, 'delta': min(1, delta * len(rows))}
-  total = max(total, (1 - SAME) * exact / 2)
-  at_least('together', epsilon, guarantee((math.sqrt(2 * total),), delta))
+  report.left |= {*leaves(report.content)} & {
+    *copies, *[('together', 'epsilon'), *[('epsilon',)] * public] * mixed}
+  if mixed:  # Without chance.
+    return {'epsilon': page['claims'][j]['epsilon'] if page else sure,
+            'delta': delta if page else min(1, delta * len(rows))}
+  mu = math.sqrt(max(2 * total, (1 - SAME) * exact))
+  at_least('together', epsilon, guarantee((mu,), delta))
   return {'epsilon': epsilon, 'delta': delta}
 def verify_report(path, say, _):
   report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')
