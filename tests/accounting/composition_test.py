@@ -186,6 +186,19 @@ def test_stops_of_all_runs_are_counted(monkeypatch):
   assert several.epsilon(delta) == math.inf
 
 
+def test_run_of_another_strategy_or_unit_is_another_run():
+  one = accounting.Composition((_run(5.0),), ('r',))
+  other = _run(5.0, strategies.Identity(8))
+  for guarantees in ([other], [_run(5.0, clients_per_unit=2)]):
+    two = accounting.Composition(tuple(guarantees), ('r',))
+    try:
+      together = accounting.compose([one, two])
+    except ValueError as error:
+      assert 'clients_per_unit' in str(error)
+    else:
+      assert len(together.guarantees) == 2
+
+
 def test_plans_are_composed_by_their_guarantees():
   class Plan:
     guarantee = _run(1.0)

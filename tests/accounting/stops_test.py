@@ -11,6 +11,8 @@ from tff_bandmf.accounting.methods import stops
 
 _STRATEGY = strategies.BandedToeplitz(2052, [1.0, 1 / 3, 1 / 7])
 _SCHEMA = participation.MinSep(342)
+_SMALL = strategies.BandedToeplitz(12, [1.0, 1 / 3])
+_BINS = accounting.BallsInBins(3)
 _ndtr = scipy.special.ndtr
 
 
@@ -83,6 +85,18 @@ def test_epsilon_beyond_every_share_is_infinite():
   assert guarantee.epsilon(1e-6) == math.inf
   assert guarantee.claim(1e-6).to_dict() == {'epsilon': None}
   assert guarantee.delta(300.0) == 1.0
+  for noise in (5e-4, 1e-12):
+    for cohorts in (_SCHEMA, accounting.CyclicPoisson(0.01), _BINS):
+      little = accounting.Guarantee(_SMALL, cohorts, noise)
+      assert little.epsilon(1e-6) == math.inf
+      assert little.proved_epsilon(1e-6) is None
+      if cohorts is not _BINS:
+        together = accounting.compose([guarantee, little])
+        assert together.epsilon(1e-6) == math.inf
+  bins = accounting.Guarantee(
+    _SMALL, _BINS, 1.0, samples=accounting.Samples(2000, 1e-6, seed=1)
+  )
+  assert bins.delta(800.0) == 1.0
 
 
 @pytest.mark.parametrize('epsilon', [1e-4, 0.1, 1.0, 8.0, 45.0, 65.0, 70.0])

@@ -10,7 +10,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bandmf import aggregator, noise, participation, strategies
+from tff_bandmf import (
+  accounting,
+  aggregator,
+  noise,
+  participation,
+  strategies,
+)
 from tff_bandmf.noise import generator, placements
 
 _ROUNDS = 4
@@ -234,3 +240,8 @@ def _estimated():
 def test_adaptive_bounds_are_refused(adaptive):
   with pytest.raises(TypeError, match=f'{adaptive}='):
     _factory(**{adaptive: _estimated()})
+
+
+def test_sampled_cohorts_are_no_schema():
+  with pytest.raises(TypeError, match='participation=.*BallsInBins'):
+    _factory(participation=accounting.BallsInBins(4))

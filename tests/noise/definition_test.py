@@ -1,6 +1,7 @@
 """Tests of the file of the numbers that define the noise of a run."""
 
 import dataclasses
+import fractions
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_bandmf import noise, strategies
+from tff_bandmf import noise, participation, sensitivity, strategies
 from tff_bandmf.noise import definition as definition_lib
 
 _ROUNDS = 24
@@ -98,6 +99,56 @@ def test_numbers_that_differ_are_refused(tmp_path, name):
       _computed(_STRATEGIES[name]).in_file(path, make=True)
     path.write_bytes(content)
   _computed(_STRATEGIES[name]).in_file(path, make=True)
+
+
+def _ill_conditioned(rounds):
+  coefficients = np.ones(1)
+  for _ in range(4):
+    coefficients = np.convolve(coefficients, [1.0, -0.95])
+  return strategies.BandedInverse(rounds, coefficients)
+
+
+@pytest.mark.parametrize('sign', [1, -1, 0])
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    strategies.BandedSqrt(60, 60),
+    strategies.BandedInverseSqrt(60, 8),
+    _ill_conditioned(60),
+  ],
+  ids=lambda each: each.family,
+)
+def test_sensitivity_covers_numbers_that_are_accepted(tmp_path, strategy, sign):
+  """Each coefficient is moved nearly as far as the file may move it."""
+  path = tmp_path / 'definition.npz'
+  recursion = strategy.recursion()
+  definition_lib.Definition(recursion, noise.Lattice(20, 10, 3e3)).in_file(
+    path, make=True
+  )
+  row = recursion.numbers()['row']
+  signs = sign or (-1) ** np.arange(len(row))
+  far = 2.0**-53 * (60 + 4 * np.arange(len(row)))
+  _rewritten(path, row=row * (1 + signs * far))
+  loaded = definition_lib.Definition(
+    strategy.recursion(), noise.Lattice(20, 10, 3e3)
+  ).in_file(path, make=True)
+  moved = [fractions.Fraction(x) for x in loaded.recursion.numbers()['row']]
+  if recursion.keeps == 'z':
+    column = []
+    for t in range(60):
+      past = sum(r * c for r, c in zip(moved[1:], column[::-1]))
+      column.append((int(t == 0) - past) / moved[0])
+  else:
+    column = moved
+  schema = participation.Single()
+  claimed = fractions.Fraction(sensitivity.sensitivity(strategy, schema).value)
+  claimed *= 1 + fractions.Fraction(sensitivity.rounding(strategy, 1))
+  assert sum(entry**2 for entry in column) <= claimed**2
+  _rewritten(path, row=row * (1 + signs * 1.2 * far))
+  with pytest.raises(ValueError, match='defines another noise'):
+    definition_lib.Definition(
+      strategy.recursion(), noise.Lattice(20, 10, 3e3)
+    ).in_file(path, make=True)
 
 
 def test_file_of_another_strategy_or_lattice_is_refused(tmp_path):

@@ -690,3 +690,16 @@ def test_spent_is_at_least_that_of_a_run_so_short():
     )
     same = 1.0 * plan.guarantee.z_stddev_per_clip / short.z_stddev_per_clip
     assert attrs.evolve(short, noise_multiplier=same).epsilon(1e-6) <= spent[t]
+
+
+def test_limit_of_an_unknown_population_is_refused():
+  cohorts = accounting.BallsInBins(12)
+  with pytest.raises(ValueError, match='largest_cohort=10: .*population'):
+    _ = _plan(cohorts=cohorts, largest_cohort=10).guarantee
+
+
+def test_simulation_with_too_little_noise_claims_nothing():
+  for epsilon, delta in ((8.0, 1e-6), (60.0, 1e-6)):
+    plan = _plan(epsilon=epsilon, delta=delta, stands_for=100_000)
+    assert plan.to_dict()['epsilon'] is None
+    assert 'epsilon' in str(plan)

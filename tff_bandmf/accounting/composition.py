@@ -207,10 +207,16 @@ def compose(
     for run_id, each in zip(part.run_ids, part.guarantees):
       # PRIVACY: If two different runs with equal guarantees counted as one run,
       # epsilon would be too small. Guarantees count as one run only if they
-      # have the same run ID, noise multiplier and cohorts.
+      # have the same run ID, strategy, noise multiplier, cohorts and unit.
       # Guard:
       # composition_test.test_named_run_counts_once_and_others_each_time.
-      same = run_id, each.noise_multiplier, each.cohorts
+      same = (
+        run_id,
+        each.strategy.digest(),
+        each.noise_multiplier,
+        each.cohorts,
+        each.clients_per_unit,
+      )
       pairs[len(pairs) if run_id is None else same] = run_id, each
   guarantees = tuple(each for _, each in pairs.values())
   if not guarantees:

@@ -102,8 +102,8 @@ class Guarantee:
   def rho(self) -> Optional[float]:
     """rho of zero-concentrated DP; None if no rho is proved.
 
-    The run is tau-approximately rho-zCDP: it may stop, with a probability of at
-    most tau = 4e-39.
+    On every data set, the run is within total variation tau = 4e-39 of a
+    mechanism that is rho-zCDP: it may stop.
     """
     if not self.noise_multiplier:
       return None

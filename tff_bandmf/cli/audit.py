@@ -118,7 +118,7 @@ def audit(
     )
   else:
     guarantee = accounting.Guarantee(strategy, schema, noise_multiplier)
-  output.warn_of_weak(guarantee.epsilon(delta), delta)
+  output.warn_of_weak(guarantee.proved_epsilon(delta), delta)
   with warnings.catch_warnings():
     # Packages that TensorFlow Federated imports print warnings.
     warnings.simplefilter('ignore')

@@ -38,15 +38,17 @@ def check(
   z_steps: float,
   row_norms: np.ndarray,
   round_index: int,
+  diagonal: float = 1.0,
 ) -> None:
   """Raises ValueError if the sample deviation of y_t does not fit round t.
 
   The sample deviation is |y_t|_2 / sqrt(d), with d coordinates. With sigma =
   z_steps * row_norms[t], |y_t|^2 / sigma^2 has a chi-square distribution with d
-  degrees of freedom, apart from rounding. The rounding of round t moves a
-  coordinate of y_t by at most 1/2. The rounding errors of earlier rounds reach
-  y_t through C^-1. If the diagonal of C is at most 1, the root mean square of
-  their effect is at most about 0.3 row_norms[t]; the test allows row_norms[t].
+  degrees of freedom, apart from rounding. Rounding of y_s by at most 1/2 is
+  rounding of z_s by C[s,s] / 2, which reaches y_t through row t of C^-1. So the
+  roundings of all rounds move a coordinate of y_t by at most
+
+    sum_{s<=t} |C^-1[t,s]| C[s,s] / 2 <= sqrt(t + 1) row_norms[t] diagonal / 2
 
   Args:
     parts: the coordinates of y_t, vectors of int32, in lattice steps.
@@ -54,11 +56,11 @@ def check(
     row_norms: [rounds] float64, |row t of C^-1|_2 of every round t. Each round
       may have a false alarm with probability `stops.SELF_TEST` / rounds.
     round_index: t, in [0, rounds).
+    diagonal: largest C[s,s].
 
   Raises:
     ValueError: the sample deviation is outside of [sigma sqrt(low), sigma
-      sqrt(high)] by more than row_norms[t] + 1/2; `interval` returns (low,
-      high).
+      sqrt(high)] by more than this bound; `interval` returns (low, high).
   """
   dimension = sum(map(len, parts))
   squares = 0.0
@@ -75,13 +77,19 @@ def check(
     math.sqrt(squares / dimension),
     z_steps,
     float(row_norms[round_index]),
+    0.5 * diagonal * math.sqrt(round_index + 1),
     interval(dimension, len(row_norms)),
   ):
     raise errors.value_error(_UNSOUND)
 
 
 def graph_check(
-  y: tf.Tensor, *, z_steps: float, row_norms: np.ndarray, round_index: tf.Tensor
+  y: tf.Tensor,
+  *,
+  z_steps: float,
+  row_norms: np.ndarray,
+  round_index: tf.Tensor,
+  diagonal: float = 1.0,
 ) -> tf.Tensor:
   """Returns y_t in TensorFlow's graph if y_t passes `check`.
 
@@ -90,6 +98,7 @@ def graph_check(
     z_steps: standard deviation of z in lattice steps, > 0.
     row_norms: [rounds] float64, |row t of C^-1|_2 of every round t.
     round_index: t, scalar int64.
+    diagonal: largest C[s,s].
 
   Raises:
     tf.errors.InvalidArgumentError: when the graph runs, if `check` would raise.
@@ -101,7 +110,14 @@ def graph_check(
     row_norm = tf.gather(tf.constant(row_norms, tf.float64), round_index)
   rms = tf.sqrt(2.0 * tf.nn.l2_loss(tf.cast(y, tf.float64)) / d)
   sound = tf.debugging.Assert(
-    _is_sound(rms, z_steps, row_norm, interval(d, len(row_norms))), [_UNSOUND]
+    _is_sound(
+      rms,
+      z_steps,
+      row_norm,
+      0.5 * diagonal * tf.sqrt(tf.cast(round_index + 1, tf.float64)),
+      interval(d, len(row_norms)),
+    ),
+    [_UNSOUND],
   )
   with tf.control_dependencies([sound]):
     return tf.identity(y)
@@ -111,6 +127,7 @@ def _is_sound(
   rms: _Number,
   z_steps: float,
   row_norm: _Number,
+  rounding: _Number,
   bounds: tuple[float, float],
 ) -> _Number:
   """Returns whether a sample deviation fits its round, as a bool or a tensor.
@@ -119,13 +136,14 @@ def _is_sound(
     rms: sample deviation of y_t in lattice steps.
     z_steps: standard deviation of z in lattice steps, > 0.
     row_norm: |row t of C^-1|_2.
+    rounding: bound of the effect of roundings, in units of `row_norm`.
     bounds: (low, high), bounds on the mean square of y_t / sigma.
   """
   low, high = bounds
   sigma = z_steps * row_norm
-  rounding = row_norm + 0.5
-  return (rms >= math.sqrt(low) * sigma - rounding) & (
-    rms <= math.sqrt(high) * sigma + rounding
+  allowed = rounding * row_norm
+  return (rms >= math.sqrt(low) * sigma - allowed) & (
+    rms <= math.sqrt(high) * sigma + allowed
   )
 
 

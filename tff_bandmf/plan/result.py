@@ -141,7 +141,17 @@ def _check_sizes(
 ) -> None:
   """Raises ValueError if the sizes of a request do not fit sampled cohorts."""
   sampled = accounting.sampled(cohorts)
-  if sampled is None or sampled.population is None:
+  if sampled is None:
+    return
+  if sampled.population is None:
+    # PRIVACY: Delta includes the chance of a cohort above `largest_cohort`,
+    # which nobody knows without a population. Such a limit is refused.
+    # Guard: plan_test.test_limit_of_an_unknown_population_is_refused.
+    if request.largest_cohort is not None:
+      raise errors.value_error(
+        f'largest_cohort={request.largest_cohort}: needs the population from '
+        'which cohorts are drawn; give population, or leave it out'
+      )
     return
   expected = sampled.expected_cohort(request.rounds)
   if abs(expected - request.clients_per_round) > 1:

@@ -22,10 +22,10 @@ ACCOUNTING = (
   'The released integers are a function of one Gaussian release of sensitivity '
   '1, unless the run stops, which has a probability of at most tau = 4e-39. '
   'The standard deviation s of the release is noise_multiplier, divided by a '
-  'factor that covers rounding errors of the sensitivity. The run has '
-  'tau-approximate rho-zCDP with rho = 1 / (2 s^2). (epsilon, delta) follows '
-  'from the exact privacy profile of the release, rounded up, and is not '
-  'converted from rho. delta includes (1 + e^epsilon) tau.'
+  'factor that covers rounding errors of the sensitivity. Within tau in total '
+  'variation, the run is rho-zCDP with rho = 1 / (2 s^2). (epsilon, delta) '
+  'follows from the exact privacy profile of the release, rounded up, and is '
+  'not converted from rho. delta includes (1 + e^epsilon) tau.'
 )
 AMPLIFIED = (
   'The run is compared with a run in which one client contributes zero, over '
@@ -35,7 +35,7 @@ AMPLIFIED = (
   'random samples. delta includes the probability that this bound fails, and '
   '(1 + e^epsilon) tau, where tau = 4e-39 bounds the probability that the run '
   'stops. rho is for the run without amplification, which is one Gaussian '
-  'release; it is approximate by tau.'
+  'release, within tau in total variation.'
 )
 # Description of the accounting for the public report.
 _PUBLIC_ACCOUNTING = (
@@ -277,7 +277,7 @@ def formal(
     "assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
     "delta, also with D and D' exchanged, for every set S of outputs, with "
     f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
-    f'the program with its rounding{". " + exact if exact else "; "}the same '
-    'mechanism with real numbers and exact Gaussians is '
+    f'the program with its rounding{". " + exact if exact else "; "}but for an '
+    f'event of probability 4e-39 it is a mechanism that is '
     f'{guarantee["rho"]!r}-zCDP.'
   )

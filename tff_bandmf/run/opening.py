@@ -198,7 +198,7 @@ def run_record(
     min_sep, most = enforced.apart, enforced.known_costs.most
   simulated, setting = None, None
   if plan.simulated is not None and plan.delta is not None:
-    epsilon = plan.simulated.epsilon(plan.delta)
+    epsilon = plan.simulated.proved_epsilon(plan.delta)
     simulated = {
       'clients_per_round': plan.stands_for,
       'noise_multiplier': plan.simulated.noise_multiplier,
@@ -212,7 +212,8 @@ def run_record(
       f'SIMULATED: {plan.clients_per_round} clients a round stand for '
       f'{plan.stands_for} clients, and the mean has the noise of a mean of '
       f'{plan.stands_for}. A run of so many clients would have '
-      f'epsilon={epsilon:.6g}; this run has no guarantee, and protects nobody'
+      + ('no proved epsilon' if epsilon is None else f'epsilon={epsilon:.6g}')
+      + '; this run has no guarantee, and protects nobody'
     )
   return run_json.RunRecord.from_plan(
     plan,

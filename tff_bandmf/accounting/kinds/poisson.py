@@ -138,9 +138,8 @@ class Poisson(accountants.Exact):
     self.compositions = compositions
 
   def epsilon(self, noise_multiplier, delta):
-    return poisson_epsilon(
-      noise_multiplier, self.sampling_prob, self.compositions, delta
-    )
+    part = Part(noise_multiplier, self.sampling_prob, self.compositions)
+    return composed_epsilon((part,), delta)
 
   def delta(self, noise_multiplier, epsilon):
     return poisson_delta(
@@ -191,6 +190,8 @@ def poisson_epsilon(
 def composed_epsilon(parts: Sequence[Mechanism], delta: float) -> float:
   """Returns epsilon of a composition at `delta`, rounded up.
 
+  Epsilon is infinite if a noise multiplier is below 0.01.
+
   Args:
     parts: mechanisms that are composed. The function of the data in a part may
       depend on releases of earlier parts; sigma, q and T must not depend on
@@ -206,6 +207,8 @@ def composed_epsilon(parts: Sequence[Mechanism], delta: float) -> float:
     return gaussian.gaussian_epsilon(first.whole_noise, delta)
   for part in parts:
     if isinstance(part, Part):
+      if part.noise_multiplier < _LEAST_NOISE:
+        return math.inf
       _check(part)
   total = sum(part.compositions for part in parts)
   # The interval depends on epsilon, and epsilon on the interval, so the loop

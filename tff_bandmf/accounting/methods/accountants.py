@@ -311,6 +311,8 @@ class Sampled(Accountant):
   def claim(self, noise_multiplier, delta, samples):
     growth = self._growth(noise_multiplier)
     start = gaussian.gaussian_epsilon(noise_multiplier, delta / 2)
+    if not math.isfinite(start):
+      return monte_carlo.UNPROVED
     share = next(
       (each for each in stops.SHARES if stops.suffices(each, start, delta)),
       stops.SHARES[-1],
@@ -342,7 +344,7 @@ class Sampled(Accountant):
       bound if bound.total < unamplified.total else unamplified, growth
     )
     # P <= e^growth P' + delta <= e^epsilon P' + (e^growth - e^epsilon) + delta.
-    more = max(0.0, math.exp(growth) - math.exp(epsilon))
+    more = max(0.0, _exp(growth) - _exp(epsilon))
     return dataclasses.replace(bound, epsilon=epsilon, upper=bound.upper + more)
 
   def calibrate(self, epsilon, delta, samples):
@@ -487,5 +489,10 @@ def _of_program(bound: monte_carlo.Bound, growth: float) -> monte_carlo.Bound:
   # small. The growth is added to epsilon, and multiplies delta.
   # Guard: accounting_cohorts_test.test_moved_means_raise_an_amplified_epsilon.
   epsilon = bound.epsilon + growth
-  upper = bound.upper * math.exp(growth) + stops.delta(epsilon)
+  upper = bound.upper * _exp(growth) + stops.delta(epsilon)
   return dataclasses.replace(bound, epsilon=epsilon, upper=min(1.0, upper))
+
+
+def _exp(value: float) -> float:
+  """Returns e^`value`, or a number so large that delta is at most 1."""
+  return math.exp(min(value, 700.0))

@@ -64,14 +64,14 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-  """Returns the smallest epsilon at `delta`, rounded up.
+  """Returns the smallest epsilon at `delta`, rounded up; infinite above 1e6.
 
   Args:
     noise_multiplier: standard deviation / sensitivity, > 0.
     delta: in [1e-50, 1).
 
   Raises:
-    ValueError: a value is out of range, or epsilon is above 1e6.
+    ValueError: a value is out of range.
 
   >>> round(gaussian_epsilon(noise_multiplier=4.22468, delta=1e-6), 5)
   1.0
@@ -84,10 +84,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
   if holds(0.0):
     return 0.0
   if not holds(_LARGEST_EPSILON):
-    raise errors.value_error(
-      f'noise_multiplier={noise_multiplier}: epsilon would exceed '
-      f'{_LARGEST_EPSILON:g}; add noise'
-    )
+    return math.inf
   return _bisect(holds, _LARGEST_EPSILON)
 
 

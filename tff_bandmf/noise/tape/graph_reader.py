@@ -68,6 +68,7 @@ def release(
     y,
     z_steps=tape.z_steps,
     row_norms=tape.recursion.row_norms,
+    diagonal=tape.recursion.max_diagonal,
     round_index=round_index,
   )
   released = total + y

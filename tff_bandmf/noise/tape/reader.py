@@ -65,6 +65,7 @@ def release(
     parts,
     z_steps=tape.z_steps,
     row_norms=tape.recursion.row_norms,
+    diagonal=tape.recursion.max_diagonal,
     round_index=round_index,
   )
   ends = np.cumsum([len(part) for part in parts])
