@@ -166,6 +166,9 @@ def choose(
         objective,
         memory_copies=memory_copies,
         callback=stop,
+        noise=accounting.needed_noise(
+          cohorts, rounds, target.epsilon, target.delta
+        ),
         **parameters,
       )
       guarantee = accounting.calibrate(

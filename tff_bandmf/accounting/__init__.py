@@ -10,6 +10,7 @@ from tff_bandmf.accounting.kinds.kinds import (
   KINDS,
   from_dict,
   from_flags,
+  needed_noise,
   of_claim,
   sampled,
 )

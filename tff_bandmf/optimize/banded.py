@@ -35,6 +35,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterable
 from typing import Callable, Optional, Union
 
 import numpy as np
@@ -43,7 +44,7 @@ import scipy.special
 
 from tff_bandmf import _blas, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.optimize import covariance, solver, toeplitz
+from tff_bandmf.optimize import covariance, series, solver, toeplitz
 from tff_bandmf.strategies import base
 
 # The search ends if an iteration decreases the log loss by less than this.
@@ -62,6 +63,8 @@ _GAP = 1e-4
 # Number of past gradients that L-BFGS stores. Each of them takes 2 n b numbers,
 # and with more of them the search is hardly faster.
 _CORRECTIONS = 5
+# Least diagonal entry for sampled cohorts, relative to the first.
+_LEAST_DIAGONAL = 1e-3
 
 # Function from the gradient by the columns of C, [n, b], to the gradient by the
 # parameters, for a constant sens(C).
@@ -114,6 +117,8 @@ def optimize_banded(
     groups, sets = rounds, k
   else:
     groups, sets = _check_epochs(rounds, schema), 1
+  if problem.noise:
+    return _optimize_sampled(problem, bands)
   toeplitz_start = _toeplitz_start(problem, bands)
   inside = np.add.outer(np.arange(rounds), np.arange(bands)) < rounds
   columns = np.where(inside, toeplitz_start, 0.0)
@@ -156,6 +161,32 @@ def optimize_banded(
     minimum.evaluations,
     minimum.converged,
   )
+
+
+def _optimize_sampled(
+  problem: solver.Problem, bands: int
+) -> solver.Optimized[strategies.Banded]:
+  """Returns the banded C >= 0 of least loss for sampled cohorts.
+
+    loss = error * s(C)^2, where s(C) is `problem.noise`
+
+  The search starts at the best Toeplitz C, and its parameters are the columns.
+  """
+  assert problem.noise is not None
+  noise = problem.noise
+  first = _sampled_toeplitz(problem, bands).strategy.coefficients
+  start = _inside(first, problem.rounds)
+
+  def to_columns(columns):
+    squared, by_columns = noise.squared_of_columns(columns)
+    return columns, math.log(squared), by_columns / squared, lambda by: by
+
+  bounds = np.zeros((*start.shape, 2))
+  bounds[..., 1] = np.where(_inside(np.ones(bands), problem.rounds), np.inf, 0)
+  bounds[:, 0, 0] = _LEAST_DIAGONAL
+  minimum = _search(to_columns, start, problem, bounds.reshape(-1, 2))
+  strategy = strategies.Banded(_rows(minimum.x.reshape(start.shape)))
+  return problem.evaluated(strategy, minimum)
 
 
 def unit_column_loss(rounds: int, bands: int) -> Loss:
@@ -210,7 +241,7 @@ def optimize_banded_toeplitz_scheduled(
     minimum = solver.Minimum(start[1:], 0.0, 0, True)
   else:
     minimum = _search(
-      lambda free: _toeplitz_columns(free, rounds),
+      lambda free: _toeplitz_columns(free, problem),
       start[1:],
       problem,
       [(0.0, 1.0)] * (bands - 1),
@@ -218,6 +249,8 @@ def optimize_banded_toeplitz_scheduled(
   strategy = strategies.BandedToeplitz(
     rounds, np.concatenate([[1.0], minimum.x])
   )
+  if problem.noise:
+    return problem.evaluated(strategy, minimum)
   loss = problem.error(strategy) * (1 + float(minimum.x @ minimum.x))
   return solver.Optimized(
     strategy, loss, minimum.evaluations, minimum.converged
@@ -247,6 +280,14 @@ def _check_epochs(
       'max_participations out'
     )
   return min_sep
+
+
+def _sampled_toeplitz(
+  problem: solver.Problem, bands: int
+) -> solver.Optimized[strategies.BandedToeplitz]:
+  if problem.workload.is_toeplitz:
+    return toeplitz.optimize_banded_toeplitz(problem, bands)
+  return optimize_banded_toeplitz_scheduled(problem, bands)
 
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
@@ -295,15 +336,17 @@ def _scaled(columns: np.ndarray, groups: int) -> tuple[np.ndarray, _Pullback]:
 
 
 def _toeplitz_columns(
-  free: np.ndarray, rounds: int
+  free: np.ndarray, problem: solver.Problem
 ) -> tuple[np.ndarray, float, np.ndarray, _Pullback]:
   """Returns the four values of `_ToColumns` for the Toeplitz C of c_1, ...."""
   coefficients = np.concatenate([[1.0], free])
-  squared = float(coefficients @ coefficients)
+  squared, by_squared = float(coefficients @ coefficients), 2 * coefficients
+  if problem.noise:
+    squared, by_squared = problem.noise.squared_of_column(coefficients)
   return (
-    _inside(coefficients, rounds),
+    _inside(coefficients, problem.rounds),
     math.log(squared),
-    2 * free / squared,
+    by_squared[1:] / squared,
     lambda by_columns: by_columns.sum(0)[1:],
   )
 
@@ -402,12 +445,15 @@ def _search(
     and (
       lambda value: callback(float(np.exp(loss.least if is_max else value)))
     ),
-    tolerance=_TOLERANCE,
+    tolerance=series.SAMPLED_TOLERANCE if problem.noise else _TOLERANCE,
     corrections=_CORRECTIONS,
   )
   if is_max:
     most = problem.max_evaluations
-    return _search_max(loss, start.reshape(-1), minimize, most)
+    powers: Iterable[float] = _POWERS
+    if not problem.noise:
+      powers = itertools.chain(_POWERS, itertools.repeat(_LAST_POWER))
+    return _search_max(loss, start.reshape(-1), minimize, most, powers)
   return minimize(start.reshape(-1), max_evaluations=problem.max_evaluations)
 
 
@@ -416,13 +462,14 @@ def _search_max(
   x: np.ndarray,
   minimize: Callable[..., solver.Minimum],
   max_evaluations: int,
+  powers: Iterable[float],
 ) -> solver.Minimum:
   """Returns the minimum of log max(e), with parameters as a flat array."""
   converged = interrupted = False
   evaluations = 0
   try:
     log_e = loss.log_errors(x)
-    for power in itertools.chain(_POWERS, itertools.repeat(_LAST_POWER)):
+    for power in powers:
       loss.power = power
       before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
       left = min(_STAGE_EVALUATIONS, max_evaluations - evaluations)

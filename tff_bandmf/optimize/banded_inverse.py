@@ -66,7 +66,7 @@ def optimize_banded_inverse(
 
     loss = series.Objective(build, problem)
     minimum = loss.minimize(start)
-    if (
+    if not problem.noise and (
       minimum.evaluations < problem.max_evaluations and not minimum.interrupted
     ):
       # The first search starts at `BandedInverseSqrt`. It may stop at a kink of

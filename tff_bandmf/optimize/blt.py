@@ -303,13 +303,14 @@ def optimize_blt(
     return series.Objective(lambda x: _columns(x, rounds), problem, falls=True)
 
   # With learning rates the search for the least maximal error is slow, so it
-  # starts from the strategy of least mean error, which is close.
-  easier = attrs.evolve(problem, objective=solver.MEAN)
-  best = _search(
-    loss(problem if is_toeplitz else easier), rounds, buffers, worth
-  )
-  is_mean = problem.objective == solver.MEAN
-  if not (is_toeplitz or is_mean or best.interrupted):
+  # starts from the strategy of least mean error, which is close. The search for
+  # sampled cohorts is slow too, and starts from the best strategy without them.
+  is_slow = not is_toeplitz and problem.objective != solver.MEAN
+  easier = attrs.evolve(problem, noise=None)
+  if is_slow:
+    easier = attrs.evolve(easier, objective=solver.MEAN)
+  best = _search(loss(easier), rounds, buffers, worth)
+  if (is_slow or problem.noise) and not best.interrupted:
     minimum = loss(problem).minimize(best.x, _bounds(rounds, len(best.x) // 2))
     best = dataclasses.replace(
       minimum, evaluations=best.evaluations + minimum.evaluations

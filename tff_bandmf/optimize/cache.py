@@ -72,6 +72,7 @@ def _key(request: request_lib.Request) -> str:
     request.objective,
     dict(request.parameters),
     request.memory_copies,
+    request.noise and request.noise.to_dict(),
   ]
   text = json.dumps(content, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()

@@ -30,6 +30,7 @@ def optimize(
   *,
   memory_copies: Optional[int] = None,
   callback: Optional[solver.Callback] = None,
+  noise: Optional[solver.Noise] = None,
   **parameters: object,
 ) -> solver.Optimized:
   """Returns the strategy of a family that has the least loss.
@@ -44,6 +45,8 @@ def optimize(
       model's size, >= 0; None for no limit.
     callback: function that is called during the search with the best loss so
       far; None for no calls.
+    noise: noise that C needs if cohorts are sampled; it replaces the
+      sensitivity in the loss. None for the sensitivity.
     **parameters: parameters of the family; None if the search is to choose.
 
   Raises:
@@ -65,6 +68,7 @@ def optimize(
     workload,
     objective,
     callback=callback,
+    noise=noise,
     memory_copies=memory_copies,
     family=declared,
     parameters=declared.checked(parameters),
@@ -116,14 +120,20 @@ def build(request: _Request) -> solver.Optimized:
       request.family.kind(rounds=request.rounds, **fields, **more)
     )
 
+  near: Optional[float] = None
+
   def best(**more: Any) -> solver.Optimized:
+    nonlocal near
     if swept is None or swept.sweep is None:
       return request.evaluated(make(**more))
-    return sweep.sweep(
+    optimized = sweep.sweep(
       request,
       lambda value: make(**more, **{swept.field: value}),
       *swept.sweep,
+      near,
     )
+    near = optimized.strategy.parameters()[swept.name]
+    return optimized
 
   if bands is None:
     return best()
@@ -135,7 +145,9 @@ def _best_bands(
 ) -> solver.Optimized:
   """Returns the best strategy for the given number of bands.
 
-  If the number is not given, powers of two and min_sep are compared.
+  If the number is not given, powers of two and min_sep are compared. For
+  sampled cohorts, whose losses take longer, the search goes from a middle
+  number to its neighbours as long as the loss decreases.
 
   Args:
     request: request of the search.
@@ -145,28 +157,40 @@ def _best_bands(
     return find(request.bands)
   candidates = {1 << i for i in range(request.rounds.bit_length())}
   candidates.add(request.participation.min_sep or 1)
-  results: list[solver.Optimized] = []
+  ordered = sorted(each for each in candidates if each <= request.most_bands())
+  results: dict[int, solver.Optimized] = {}
+
+  def loss(bands):
+    if bands not in results:
+      results[bands] = find(bands)
+    return results[bands].loss
+
   whole = True
-  for bands in sorted(
-    each for each in candidates if each <= request.most_bands()
-  ):
-    try:
-      results.append(find(bands))
-      whole = results[-1].converged
-    except KeyboardInterrupt:
-      if not results:
-        raise
-      whole = False
-    if not whole:
-      break
-  best = min(results, key=lambda each: each.loss)
-  return dataclasses.replace(best, converged=whole)
+  try:
+    if request.noise is None:
+      for bands in ordered:
+        loss(bands)
+        whole = results[bands].converged
+        if not whole:
+          break
+    else:
+      best, place = None, len(ordered) // 2
+      while place != best:
+        best = place
+        around = range(max(0, place - 1), min(len(ordered), place + 2))
+        place = min(around, key=lambda i: loss(ordered[i]))
+  except KeyboardInterrupt:
+    if not results:
+      raise
+    whole = False
+  least = min(results.values(), key=lambda each: each.loss)
+  return dataclasses.replace(least, converged=whole)
 
 
 def stamped(request: _Request) -> solver.Optimized:
   """Returns the stamped strategy of the best block of `block_rounds` rounds."""
   rounds = request.needed('block_rounds', request.participation.min_sep)
-  parameters = {
+  parameters: dict[str, Any] = {
     name: value
     for name, value in request.parameters.items()
     if request.family.parameter(name) is None

@@ -77,14 +77,18 @@ class Request(solver.Problem):
     """Returns the largest number of bands that a search tries.
 
     The number is the largest that `memory_copies` has room for, but at least
-    `_MADE_AGAIN` if past normals can be made again.
+    `_MADE_AGAIN` if past normals can be made again. For sampled cohorts it is
+    also at most min_sep.
     """
+    limit = self.rounds
+    if self.noise and self.participation.min_sep:
+      limit = min(limit, self.participation.min_sep)
     if self.memory_copies is None:
-      return self.rounds
+      return limit
     most = self.memory_copies + 1
     if not self.family.memory.least(self.rounds):
       most = max(most, _MADE_AGAIN)
-    return min(self.rounds, most)
+    return min(limit, most)
 
   def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:
     """Returns the strategy, column-normalised if `column_normalize` is set."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Callable
 
-from tff_bandmf import _checks, strategies
+from tff_bandmf import _checks, errors, strategies
 from tff_bandmf.optimize import banded as banded_lib
 from tff_bandmf.optimize import banded_inverse as banded_inverse_lib
 from tff_bandmf.optimize import blt as blt_lib
@@ -71,21 +71,31 @@ def banded_inverse(request: _Request) -> solver.Optimized:
   """Returns the best banded C^-1.
 
   If `bands` is not given, their number is doubled as long as this decreases the
-  loss by at least the fraction `_WORTH`.
+  loss by at least the fraction `_WORTH`. For sampled cohorts, whose losses take
+  longer, the largest number is taken at once.
   """
   given = 'bands' in request.parameters
   most = (
     request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
   )
   optimized = _growing(
-    [most] if given else (1 << i for i in range(most.bit_length())),
+    [most] if given or request.noise else (1 << i for i in range(most.bit_length())),
     lambda bands: banded_inverse_lib.optimize_banded_inverse(request, bands),
   )
   return request.evaluated(request.normalized(optimized.strategy), optimized)
 
 
 def dense(request: _Request) -> solver.Optimized:
-  """Returns the best lower-triangular C."""
+  """Returns the best lower-triangular C.
+
+  Raises:
+    ValueError: cohorts are sampled.
+  """
+  if request.noise:
+    raise errors.value_error(
+      'family=dense: its best C has entries below 0, for which the '
+      'amplification is not proved; use banded'
+    )
   return dense_lib.optimize_dense(request, gap=request['gap'])
 
 

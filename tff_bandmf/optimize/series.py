@@ -57,6 +57,9 @@ _MOST_SCHEDULED_ROUNDS = 4096
 _NORMS = (100.0, 1e4)
 # A decrease of the log loss below this value counts as 0.
 _NO_GAIN = 1e-10
+# A relative decrease of the log loss that ends a search for sampled cohorts.
+# More steps would fit C to the samples of the noise.
+SAMPLED_TOLERANCE = 2e-5
 
 # Function from the gradients by c and r to the gradient by the parameters.
 Pullback = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -237,8 +240,12 @@ class Objective:
       padded = np.zeros(problem.rounds)
       padded[: len(inverse)] = inverse
       error, by_inverse = self._error(padded, norm or self._norms[-1])
-      squared, by_column = squared_sensitivity(
-        column, problem.rounds, problem.participation, self._falls
+      squared, by_column = (
+        problem.noise.squared_of_column(column)
+        if problem.noise
+        else squared_sensitivity(
+          column, problem.rounds, problem.participation, self._falls
+        )
       )
       value = float(np.log(error) + np.log(squared))
       gradient = pullback(
@@ -270,6 +277,7 @@ class Objective:
         bounds,
         problem.max_evaluations - evaluations,
         problem.callback,
+        None if problem.noise is None else SAMPLED_TOLERANCE,
       )
       start, evaluations = minimum.x, evaluations + minimum.evaluations
       if minimum.interrupted or evaluations >= problem.max_evaluations:
@@ -283,6 +291,7 @@ def minimize(
   bounds: Optional[list] = None,
   max_evaluations: int = solver.MAX_EVALUATIONS,
   callback: Optional[solver.Callback] = None,
+  tolerance: Optional[float] = None,
 ) -> solver.Minimum:
   """Returns the best point of `solver.minimize` for a log loss.
 
@@ -297,6 +306,8 @@ def minimize(
     max_evaluations: largest number of evaluations of the function, >= 1.
     callback: function that is called after every iteration with the least loss
       so far.
+    tolerance: relative decrease of the log loss by an iteration that ends the
+      search; None to search as long as the loss decreases.
 
   Returns:
     The minimum; its `value` is the loss and not the log loss.
@@ -309,12 +320,14 @@ def minimize(
       bounds,
       max_evaluations - evaluations,
       None if callback is None else lambda log: callback(float(np.exp(log))),
+      **({} if tolerance is None else {'tolerance': tolerance}),
     )
     evaluations += minimum.evaluations
     if evaluations < max_evaluations and not minimum.interrupted:
       gained = previous - minimum.value
       minimum = dataclasses.replace(
-        minimum, converged=minimum.converged or gained <= _NO_GAIN
+        minimum,
+        converged=minimum.converged or gained <= (tolerance or _NO_GAIN),
       )
     if (
       minimum.converged or minimum.interrupted or evaluations >= max_evaluations

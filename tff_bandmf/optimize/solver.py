@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Callable, Generic, Optional, TypeVar, Union
+from typing import Callable, Generic, Optional, Protocol, TypeVar, Union
 
 import attrs
 import numpy as np
 import scipy.optimize
 
-from tff_bandmf import _checks, errors, sensitivity, strategies, workloads
+from tff_bandmf import (
+  _checks,
+  _files,
+  errors,
+  sensitivity,
+  strategies,
+  workloads,
+)
 from tff_bandmf import participation as participation_lib
 
 MEAN = 'mean'
@@ -30,7 +37,8 @@ class Optimized(Generic[StrategyT]):
 
   Attributes:
     strategy: best strategy found.
-    loss: error times squared sensitivity, both computed from the strategy.
+    loss: error times squared sensitivity, or times the squared noise of
+      `Problem.noise`; both are computed from the strategy.
     evaluations: number of evaluations of the loss, with or without gradient.
     converged: whether the search converged; if it stopped for another reason,
       such as an interrupt, the strategy is the best so far.
@@ -62,6 +70,26 @@ class Minimum:
   interrupted: bool = False
 
 
+class Noise(Protocol):
+  """The noise s(C) that a run needs, as a function of C and with gradients.
+
+  `accounting` has such functions for sampled cohorts. Both gradients are those
+  of s(C)^2, which is infinite if no noise is known for C.
+  """
+
+  def __call__(self, strategy: strategies.Strategy) -> float:
+    """Returns s(C); raises ValueError if none is known for C."""
+
+  def squared_of_column(self, column: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns s(C)^2 and its gradient by the first column of a Toeplitz C."""
+
+  def squared_of_columns(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns s(C)^2 and its gradient by C[j + s, j], [n, bands]."""
+
+  def to_dict(self) -> _files.JsonObject:
+    """Returns the values that define the function, as JSON."""
+
+
 @attrs.frozen
 class Problem:
   """The error that a search minimises.
@@ -74,6 +102,8 @@ class Problem:
     max_evaluations: largest number of evaluations of the loss, >= 1.
     callback: function that is called during the search with the best loss so
       far; None for no calls.
+    noise: s(C), which replaces the sensitivity in the loss if cohorts are
+      sampled; None for the sensitivity.
 
   Raises:
     TypeError: `rounds` is not an integer, or `participation` is not a schema.
@@ -86,6 +116,7 @@ class Problem:
   objective: str = MEAN
   max_evaluations: int = MAX_EVALUATIONS
   callback: Optional[Callback] = attrs.field(default=None, eq=False)
+  noise: Optional[Noise] = attrs.field(default=None, eq=False)
 
   def __attrs_post_init__(self):
     _checks.count('rounds', self.rounds, 'give the number of rounds')
@@ -114,7 +145,11 @@ class Problem:
     # The loss, error * sens^2, would then be below the squared error under the
     # noise that a given epsilon needs. So sens is computed from the final C.
     # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
-    sens = sensitivity.sensitivity(strategy, self.participation).value
+    sens = (
+      self.noise(strategy)
+      if self.noise
+      else sensitivity.sensitivity(strategy, self.participation).value
+    )
     return Optimized(
       strategy,
       self.error(strategy) * sens**2,

@@ -5,18 +5,23 @@
 | x      | the scalar, in [low, high]                                  |
 | u      | log (x - low) / (high - x), the variable of the search      |
 
-  minimise error(x) * sens(x)^2
+  minimise error(x) * sens(x)^2, or error(x) * s(x)^2 for sampled cohorts
 
 The best x is often so near an end of the range that the order of magnitude of
 its distance from the end matters (1 - lambda of DP-CGD, nu of LTI). Near an
 end, a change of u by a constant multiplies this distance by a constant. The
 loss is first computed on a grid that includes the ends of the range; then each
 local minimum of the grid is refined.
+
+The noise s(x) for sampled cohorts is an estimate, and slow to compute. There
+the loss is computed on a part of the grid: at every eighth point, then at the
+points that are 4, 2 and 1 steps from the best one, which alone is refined.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Callable, Optional
 
 import numpy as np
@@ -31,6 +36,10 @@ _GRID = np.linspace(-20.75, 20.75, 31)
 # Precision of u. The error of the loss is of the order of the square of this
 # precision, because the derivative of the loss is 0 at a minimum.
 _PRECISION = 1e-5
+# The same for sampled cohorts, whose loss is an estimate.
+_SAMPLED_PRECISION = 2e-2
+# Distances in the grid, for sampled cohorts.
+_STEPS = (4, 2, 1)
 
 
 def sweep(
@@ -38,6 +47,7 @@ def sweep(
   build: Callable[[float], strategies.Strategy],
   low: float,
   high: float,
+  near: Optional[float] = None,
 ) -> solver.Optimized:
   """Returns the strategy of least loss among build(x), low <= x <= high.
 
@@ -49,6 +59,7 @@ def sweep(
     build: function from x to a strategy.
     low: least x.
     high: largest x, > `low`.
+    near: x near which a search for sampled cohorts begins; None for no such x.
 
   Raises:
     ValueError: the range is empty, or no x has a finite loss.
@@ -80,21 +91,41 @@ def sweep(
   def position(u):
     return low + (high - low) / (1 + np.exp(-u))
 
+  grid = np.array([low, *position(_GRID), high])
+
+  @functools.cache
+  def at(i):
+    return loss(grid[i])
+
+  def best_of(places):
+    return min((i for i in places if 0 <= i < len(grid)), key=at)
+
   converged = False
   try:
-    values = np.array(
-      [loss(low)] + [loss(position(u)) for u in _GRID] + [loss(high)]
-    )
-    left, middle, right = values[:-2], values[1:-1], values[2:]
+    precision = _PRECISION
+    if request.noise is None:
+      values = np.array([at(i) for i in range(len(grid))])
+      left, middle, right = values[:-2], values[1:-1], values[2:]
+      minima = np.flatnonzero(
+        np.isfinite(middle) & (middle <= left) & (middle <= right)
+      )
+    else:
+      precision = _SAMPLED_PRECISION
+      if near is None:
+        i = best_of(range(0, len(grid), 2 * _STEPS[0]))
+      else:
+        i = int(np.abs(grid - near).argmin())
+      for distance in _STEPS:
+        i = best_of((i, i - distance, i + distance))
+      is_inside = np.isfinite(at(i)) and 0 < i < len(grid) - 1
+      minima = np.array([i - 1] if is_inside else [], np.int64)
     step = _GRID[1] - _GRID[0]
-    for i in np.flatnonzero(
-      np.isfinite(middle) & (middle <= left) & (middle <= right)
-    ):
+    for i in minima:
       scipy.optimize.minimize_scalar(
         lambda u: loss(position(u)),
         method='bounded',
         bounds=(_GRID[i] - step, _GRID[i] + step),
-        options={'xatol': _PRECISION},
+        options={'xatol': precision},
       )
     converged = True
   except KeyboardInterrupt:

@@ -212,10 +212,14 @@ def optimize_banded_toeplitz(
         [(0, 1)] * (bands - 1),
         problem.max_evaluations - evaluations,
         problem.callback,
+        series.SAMPLED_TOLERANCE if problem.noise else None,
       )
     evaluations += minimum.evaluations
     start = np.concatenate([[1.0], minimum.x])
     strategy = strategies.BandedToeplitz(problem.rounds, start)
+    if problem.noise:
+      value, exact = problem.evaluated(strategy).loss, True
+      break
     value = problem.error(strategy) * float(start @ start)
     # If the closed form is not exact, the next loss adds up all terms.
     exact = bands == 1 or abs(minimum.value / value - 1) <= _EXACT
@@ -229,7 +233,7 @@ def optimize_banded_toeplitz(
 def _losses(problem: solver.Problem, bands: int) -> Iterator[_Loss]:
   """Yields functions that compute the log loss, the fastest one first."""
   h = problem.workload.polynomial
-  if problem.rounds >= max(
+  if not problem.noise and problem.rounds >= max(
     _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / h.sum()
   ):
     yield _Settled(problem.rounds, problem.objective, h)

@@ -295,6 +295,14 @@ class BMinSepMixture(importance.Mixture):
       (np.ones(indices.shape[1]), indices), shape=(rounds, count)
     )
 
+  def tilted_rounds(self, rng, count, log_gains):
+    """Returns ln A and draws of S with probability P(S) e^(sum of gains) / A.
+
+    The draws are as `_draw_rounds` returns them.
+    """
+    logs = self._log_mean_of(self._log_ratios(log_gains))
+    return float(logs), self._draw_rounds(rng, count, log_gains).tocsc()
+
   def _losses(self, y: np.ndarray) -> np.ndarray:
     losses = self._columns.products(y)
     losses /= self._stddev

@@ -13,6 +13,7 @@ from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import (
   b_min_sep,
+  b_min_sep_noise,
   columns,
   sampled_cohorts,
   samplers,
@@ -167,6 +168,11 @@ class BMinSep(sampled_cohorts.Sampled):
       self.min_sep,
       self._known_prob(),
       b_min_sep.starts(rounds, self.min_sep, self._wait),
+    )
+
+  def needed_noise(self, rounds: int, epsilon: float, delta: float):
+    return b_min_sep_noise.BMinSepNoise(
+      rounds, epsilon, delta, self.min_sep, self._known_prob(), self._wait
     )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:

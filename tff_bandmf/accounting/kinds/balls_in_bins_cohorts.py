@@ -11,7 +11,12 @@ import numpy as np
 
 from tff_bandmf import _checks, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.accounting.kinds import balls_in_bins, sampled_cohorts, samplers
+from tff_bandmf.accounting.kinds import (
+  balls_in_bins,
+  balls_in_bins_noise,
+  sampled_cohorts,
+  samplers,
+)
 from tff_bandmf.accounting.methods import accountants
 
 # Default number of Monte Carlo samples from which delta is bounded.
@@ -56,6 +61,11 @@ class BallsInBins(sampled_cohorts.Sampled):
 
   def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
     return self.known_population(), np.full(rounds, 1 / self.bins)
+
+  def needed_noise(self, rounds: int, epsilon: float, delta: float):
+    return balls_in_bins_noise.BallsInBinsNoise(
+      rounds, epsilon, delta, self.bins
+    )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
     mixture_of = functools.partial(

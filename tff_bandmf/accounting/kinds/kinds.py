@@ -25,6 +25,7 @@ from tff_bandmf import _files, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import logged_cohorts, sampled_cohorts
 from tff_bandmf.accounting.methods import accountants
+from tff_bandmf.accounting.methods import needed_noise as needed_noise_lib
 
 _PACKAGE = __name__.rpartition('.')[0]
 
@@ -49,6 +50,20 @@ def sampled(
 ) -> Optional[sampled_cohorts.Sampled]:
   """Returns the cohorts if they are sampled, else None."""
   return cohorts if isinstance(cohorts, sampled_cohorts.Sampled) else None
+
+
+def needed_noise(
+  cohorts: participation_lib.Cohorts, rounds: int, epsilon: float, delta: float
+) -> Optional[needed_noise_lib.NeededNoise]:
+  """Returns the noise that C needs, for a search for C; see `needed_noise`.
+
+  The result is None if the noise that C needs is proportional to its
+  sensitivity under the schema of the cohorts.
+  """
+  kind = sampled(cohorts)
+  if kind is None:
+    return None
+  return kind.needed_noise(rounds, epsilon, delta)
 
 
 def accountant(

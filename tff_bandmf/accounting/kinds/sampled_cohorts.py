@@ -12,7 +12,7 @@ import numpy as np
 from tff_bandmf import _checks, _files, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import samplers
-from tff_bandmf.accounting.methods import accountants
+from tff_bandmf.accounting.methods import accountants, needed_noise
 
 # Adjacency of data sets that differ by the presence of one client.
 ADD_REMOVE = 'add-remove'
@@ -72,6 +72,22 @@ class Sampled(participation_lib.Cohorts):
     Raises:
       ValueError: nothing is proved for the strategy.
     """
+
+  def needed_noise(
+    self, rounds: int, epsilon: float, delta: float
+  ) -> Optional[needed_noise.NeededNoise]:
+    """Returns the noise that C needs, for a search for C.
+
+    The result is None if the noise that C needs is proportional to its
+    sensitivity under `schema`.
+
+    Args:
+      rounds: number of rounds of the run.
+      epsilon: target epsilon of the whole run.
+      delta: target delta of the whole run.
+    """
+    del rounds, epsilon, delta
+    return None
 
   @property
   def always(self) -> participation_lib.Participation:

@@ -1,0 +1,236 @@
+"""The noise that b-min-sep sampling needs, from fixed samples.
+
+The variable of the search is C, as an array of its columns: [n, bands], where
+entry [j, s] is C[j + s, j]; see `needed_noise`. B is C / s. With m_S = B 1_S
+and the mean m = B r, where r_i is the probability of round i in S, a sample is
+
+  y = z + a B 1_S + kappa m
+
+for fixed z and a fixed S, drawn with probability w_S = P(S) e^(sum_S g_i) / A.
+The sums over S in P / Q and R / Q are the recursion of `b_min_sep` with
+
+  l_i = <b_i, y> - |b_i|^2 / 2                                        P / Q
+  g_i + a <b_i, y> - a^2 |b_i|^2 / 2 - a kappa <b_i, m>               R / Q
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Optional
+
+import numpy as np
+import scipy.sparse
+
+from tff_bandmf import _blas, _checks
+from tff_bandmf.accounting.kinds import b_min_sep, columns
+from tff_bandmf.accounting.methods import accountants, needed_noise
+
+# Number of columns in one block of products.
+_BLOCK = 64
+_LARGEST = 1e300
+
+
+class BMinSepNoise(needed_noise.NeededNoise):
+  """The noise that a target needs under b-min-sep; see `NeededNoise`."""
+
+  degree = 1
+
+  def __init__(
+    self,
+    rounds: int,
+    epsilon: float,
+    delta: float,
+    min_sep: int,
+    sampling_prob: float,
+    wait: Optional[float],
+  ):
+    super().__init__(rounds, epsilon, delta, width=rounds)
+    self.min_sep, self.prob, self.wait = min_sep, sampling_prob, wait
+    self._starts = b_min_sep.starts(rounds, min_sep, wait)
+    self.rates = b_min_sep.participation(
+      rounds, min_sep, sampling_prob, self._starts
+    )
+    rng = np.random.default_rng(self.seed)
+    self.normals = rng.standard_normal((self._count, rounds)).T.copy()
+
+  def to_dict(self):
+    return {
+      **super().to_dict(),
+      'min_sep': self.min_sep,
+      'sampling_prob': self.prob,
+      'wait': self.wait,
+    }
+
+  def _of_strategy(self, strategy):
+    accountants.check_bands(strategy, 'min_sep', self.min_sep)
+    rows = strategy.band_rows(0, strategy.rounds)
+    accountants.check_nonnegative(np.min(rows))
+    variable = np.zeros_like(rows)
+    for s in range(rows.shape[1]):
+      variable[: len(rows) - s, s] = rows[s:, s]
+    return variable
+
+  def _log_scale(self, variable):
+    largest = np.einsum('ij,ij->i', variable, variable).max()
+    return math.log(largest * -(-self.rounds // self.min_sep)) / 2
+
+  def _of_column(self, column):
+    _checks.at_most('bands', len(column), self.min_sep, 'min_sep', 'use fewer')
+    inside = np.add.outer(np.arange(self.rounds), np.arange(len(column)))
+    return np.where(inside < self.rounds, column, 0.0)
+
+  def _column_back(self, column, by):
+    return by.sum(axis=0)
+
+  def _of_columns(self, columns):
+    return columns
+
+  def _columns_back(self, columns, by):
+    return by
+
+  def log_mean(self, log_gains):
+    """Returns ln of the mean over S of e^(sum of gains), and its gradient.
+
+    Args:
+      log_gains: [n, count] float64.
+
+    Returns:
+      The logarithms, [count], and a function from indices of samples to their
+      gradients, [n, indices].
+    """
+    rounds, stay = len(log_gains), 1 - self.prob
+    # Every b above n allows a client at most one round.
+    b = min(self.min_sep, rounds + 1)
+    with np.errstate(over='ignore', invalid='ignore'):
+      terms = self.prob * np.exp(log_gains)
+      later = np.ones((rounds + b, log_gains.shape[1]))
+      for i in range(rounds - 1, -1, -1):
+        later[i] = stay * later[i + 1] + terms[i] * later[i + b]
+      first = len(self._starts)
+      # A mean overflows only if s is far too small.
+      means = np.nan_to_num(self._starts @ later[:first], nan=_LARGEST)
+      means = np.minimum(means, _LARGEST)
+
+    def gradient(indices):
+      gains, after = terms[:, indices], later[:, indices]
+      # reached[i] is the derivative of the mean by later[i].
+      reached = np.zeros((rounds, gains.shape[1]))
+      reached[:first] = self._starts[: min(first, rounds), None]
+      for i in range(rounds):
+        if i:
+          reached[i] += stay * reached[i - 1]
+        if i >= b:
+          reached[i] += gains[i - b] * reached[i - b]
+      return reached * gains * after[b : rounds + b] / means[indices]
+
+    return np.log(means), gradient
+
+  def _model(self, variable):
+    return _Columns(self, variable)
+
+
+class _Columns(needed_noise.Model):
+  """Estimates of delta for the columns of one C."""
+
+  def __init__(self, search: BMinSepNoise, variable: np.ndarray):
+    self._search, self._variable = search, variable
+    self._matrix = _matrix(variable)
+    self._columns = columns.Columns(self._matrix, variable.shape[1])
+
+  def with_law(self, log_noise, proposal, count):
+    a, search = proposal.factor, self._search
+    if not a:
+      return proposal
+    matrix, scale = self._matrix, math.exp(-2 * log_noise)
+    gains = a * (a - 1) / 2 * self._columns.squares
+    gains += a * proposal.shift * (matrix.T @ (matrix @ search.rates))
+    rng = np.random.default_rng(search.seed + 1)
+    mixture = b_min_sep.BMinSepMixture(
+      self._columns, 1.0, search.min_sep, search.prob, search.wait
+    )
+    law = scale * gains, *mixture.tilted_rounds(rng, count, scale * gains)
+    return dataclasses.replace(proposal, law=law)
+
+  def estimate(self, log_noise, proposal, count, gradient=False):
+    with _blas.one_thread():
+      return self._sampled(log_noise, proposal, count, gradient)
+
+  def _sampled(self, log_noise, proposal, count, gradient):
+    a, kappa, sign = proposal.factor, proposal.shift, proposal.sign
+    search, scale = self._search, math.exp(-log_noise)
+    epsilon, rates = search.epsilon, search.rates
+    matrix, squares = scale * self._matrix, scale**2 * self._columns.squares
+    mean = matrix @ rates
+    y = search.normals[:, :count] + kappa * mean[:, None]
+    if a:
+      gains, log_weight, taken = proposal.law
+      taken = a * taken[:, :count]
+      y += (matrix @ taken).toarray()
+    products = scale * self._columns.products(y)
+    loss, posterior = search.log_mean(products - squares[:, None] / 2)
+    margins = sign * loss - epsilon
+    above = np.flatnonzero(margins > 0)
+    loss, y = loss[above], y[:, above]
+    # ln R / Q is `log_ratio`.
+    log_ratio = kappa * (mean @ y) - kappa**2 * (mean @ mean) / 2
+    if a:
+      shift = gains - a * a / 2 * squares - a * kappa * (matrix.T @ mean)
+      tilted, tilted_posterior = search.log_mean(
+        a * products[:, above] + shift[:, None]
+      )
+      log_ratio += tilted - log_weight
+    values, by_loss = needed_noise.weighted(
+      loss, log_ratio, sign, margins[above]
+    )
+    if not gradient:
+      return needed_noise.Estimate.of(values, margins)
+    bands = self._columns.bands
+    by_losses = by_loss * posterior(above)
+    by_products = by_losses.copy()
+    by_squares = -by_losses.sum(axis=1) / 2
+    by_mean = kappa**2 * values.sum() * mean - kappa * (y @ values)
+    by = np.zeros_like(self._variable)
+    if a:
+      by_tilted = -values * tilted_posterior(slice(None))
+      by_products += a * by_tilted
+      total = by_tilted.sum(axis=1)
+      by_squares -= a * a / 2 * total
+      by_mean -= a * kappa * (matrix @ total)
+      by -= a * kappa * _outer(mean[:, None], total[:, None], bands)
+    by_y = matrix @ by_products - kappa * np.outer(mean, values)
+    by_mean += kappa * by_y.sum(axis=1)
+    by += _outer(y, by_products, bands)
+    if a:
+      by += _outer(by_y, taken[:, above].toarray(), bands)
+    by += _outer(by_mean[:, None], rates[:, None], bands)
+    by += 2 * scale * by_squares[:, None] * self._variable
+    return needed_noise.Estimate.of(values, margins, scale / count * by)
+
+
+def _matrix(variable):
+  """Returns the sparse C, [n, n], of its columns."""
+  rounds, bands = variable.shape
+  # Diagonal -s of `dia_matrix` has C[j + s, j] in its column j.
+  return scipy.sparse.dia_matrix(
+    (variable.T, -np.arange(bands)), shape=(rounds, rounds)
+  ).tocsr()
+
+
+def _outer(left, right, bands):
+  """Returns sum_k left[j + s, k] right[j, k] at [j, s], [n, bands].
+
+  Args:
+    left: [n, count] float64.
+    right: [n, count] float64.
+    bands: number of columns of the result.
+  """
+  rounds = len(right)
+  result = np.zeros((rounds, bands))
+  for start in range(0, rounds, _BLOCK):
+    part = right[start : start + _BLOCK]
+    product = part @ left[start : start + _BLOCK + bands - 1].T
+    for i, row in enumerate(product):
+      row = row[i : i + bands]
+      result[start + i, : len(row)] = row
+  return result

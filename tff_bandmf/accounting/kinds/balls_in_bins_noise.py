@@ -1,0 +1,202 @@
+"""The noise that balls in bins need, from fixed samples; see `needed_noise`.
+
+The variable of the search is G, the Gram matrix of the bins, see
+`balls_in_bins`. K is G / s^2. A sample of y enters through the products
+
+  x = <m_j, y> = V chol(K)^T + a K[J] + kappa mean(K)
+
+for a fixed bin J and a fixed row of normals V.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+import scipy.special
+from scipy.linalg import blas
+
+from tff_bandmf import _blas
+from tff_bandmf.accounting.kinds import balls_in_bins
+from tff_bandmf.accounting.methods import accountants, needed_noise
+
+
+class BallsInBinsNoise(needed_noise.NeededNoise):
+  """The noise that a target needs under balls in bins; see `NeededNoise`."""
+
+  degree = 2
+
+  def __init__(self, rounds: int, epsilon: float, delta: float, bins: int):
+    super().__init__(rounds, epsilon, delta, width=bins)
+    self._bins = bins
+    rng = np.random.default_rng(self.seed)
+    self._normals = rng.standard_normal((self._count, bins))
+    # Permuted so that the first samples cover all bins.
+    self._uniforms = rng.permutation(np.arange(self._count) + 0.5)
+    self._uniforms /= self._count
+
+  def to_dict(self):
+    return {**super().to_dict(), 'bins': self._bins}
+
+  def _of_strategy(self, strategy):
+    column = strategy.first_column()
+    if column is not None:
+      accountants.check_nonnegative(np.min(column))
+      return self._of_column(column)
+    return balls_in_bins.bin_gram(strategy, self._bins)
+
+  def _log_scale(self, variable):
+    return math.log(np.diag(variable).max()) / 2
+
+  def _folded(self, column):
+    """Returns m_j for a Toeplitz C, [n, b]: [t, j] is sum_e c_(t - j - e b)."""
+    bins, rounds = self._bins, self.rounds
+    sums = np.zeros(-(-rounds // bins) * bins)
+    sums[: len(column)] = column
+    sums = np.cumsum(sums.reshape(-1, bins), axis=0).reshape(-1)[:rounds]
+    padded = np.concatenate([np.zeros(bins - 1), sums])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, bins)
+    return np.ascontiguousarray(windows[:, ::-1])
+
+  def _of_column(self, column):
+    folded = self._folded(column)
+    return folded.T @ folded
+
+  def _column_back(self, column, by):
+    bins, rounds = self._bins, self.rounds
+    by_folded = 2 * self._folded(column) @ by
+    by_sums = np.zeros(-(-rounds // bins) * bins)
+    for j in range(bins):
+      by_sums[: rounds - j] += by_folded[j:, j]
+    by_sums = np.cumsum(by_sums.reshape(-1, bins)[::-1], axis=0)[::-1]
+    return by_sums.reshape(-1)[: len(column)]
+
+  def _sums(self, columns):
+    """Returns m_j for the columns of C, [n, b]."""
+    rounds, bands = columns.shape
+    sums = np.zeros((rounds, self._bins))
+    for s in range(bands):
+      j = np.arange(rounds - s)
+      # No two of these j have both the same row j + s and the same bin.
+      sums[j + s, j % self._bins] += columns[: rounds - s, s]
+    return sums
+
+  def _of_columns(self, columns):
+    sums = self._sums(columns)
+    return sums.T @ sums
+
+  def _columns_back(self, columns, by):
+    rounds, bands = columns.shape
+    by_sums = 2 * self._sums(columns) @ by
+    by_columns = np.zeros_like(columns)
+    for s in range(bands):
+      j = np.arange(rounds - s)
+      by_columns[: rounds - s, s] = by_sums[j + s, j % self._bins]
+    return by_columns
+
+  def _model(self, variable):
+    return _Gram(variable, self.epsilon, self._normals, self._uniforms)
+
+
+class _Gram(needed_noise.Model):
+  """Estimates of delta for one G."""
+
+  def __init__(self, gram, epsilon, normals, uniforms):
+    self._gram, self._epsilon = gram, epsilon
+    self._normals, self._uniforms = normals, uniforms
+    self._factor = np.asfortranarray(np.linalg.cholesky(gram))
+
+  def with_law(self, log_noise, proposal, count):
+    a, scale = proposal.factor, math.exp(-2 * log_noise)
+    gains = a * (a - 1) / 2 * np.diag(self._gram)
+    gains = gains + a * proposal.shift * self._gram.mean(axis=0)
+    # Half of the weight is equal for all bins, in case C changes.
+    weights = 1 / len(gains) + scipy.special.softmax(scale * gains)
+    ends = np.cumsum(weights)
+    drawn = np.searchsorted(ends / ends[-1], self._uniforms[:count])
+    return dataclasses.replace(proposal, law=(weights / 2, drawn))
+
+  def estimate(self, log_noise, proposal, count, gradient=False):
+    with _blas.one_thread():
+      return self._sampled(log_noise, proposal, count, gradient)
+
+  def _sampled(self, log_noise, proposal, count, gradient):
+    a, kappa, sign = proposal.factor, proposal.shift, proposal.sign
+    weights, drawn = proposal.law
+    normals, drawn = self._normals[:count], drawn[:count]
+    scale = math.exp(-log_noise)
+    scaled = scale**2 * self._gram
+    bins = len(scaled)
+    squares, mean = np.diag(scaled), scaled.mean(axis=0)
+    x = blas.dtrmm(scale, self._factor, normals.T, lower=1).T
+    x += kappa * mean
+    if a:
+      x += a * scaled[drawn]
+    loss, posterior = _log_mean(x - squares / 2, 1 / bins)
+    margins = sign * loss - self._epsilon
+    above = np.flatnonzero(margins > 0)
+    x, loss = x[above], loss[above]
+    # ln R / Q is `log_ratio`.
+    log_ratio = kappa * x.mean(axis=1) - kappa**2 * mean.mean() / 2
+    if a:
+      tilted, tilted_posterior = _log_mean(
+        a * x - a * a / 2 * squares - a * kappa * mean, weights
+      )
+      log_ratio += tilted
+    values, by_loss = needed_noise.weighted(
+      loss, log_ratio, sign, margins[above]
+    )
+    if not gradient:
+      return needed_noise.Estimate.of(values, margins)
+    by_losses = by_loss[:, None] * posterior()[above]
+    by_x = by_losses - (kappa / bins) * values[:, None]
+    by_diagonal = -by_losses.sum(axis=0) / 2
+    by_mean = np.zeros(bins)
+    by = np.zeros_like(scaled)
+    if a:
+      by_tilted = -values[:, None] * tilted_posterior()
+      by_x += a * by_tilted
+      total = by_tilted.sum(axis=0)
+      by_diagonal -= a * a / 2 * total
+      by_mean -= a * kappa * total
+      rows = scipy.sparse.csr_matrix(
+        (np.ones(len(above)), (drawn[above], np.arange(len(above)))),
+        shape=(bins, len(above)),
+      )
+      by += a * (rows @ by_x)
+    by_mean += kappa * by_x.sum(axis=0)
+    by_mean += kappa**2 / 2 * values.sum() / bins
+    by += by_mean / bins
+    by[np.diag_indices_from(by)] += by_diagonal
+    by = scale**2 * (by + by.T) / 2
+    by += _cholesky_back(self._factor, scale * (by_x.T @ normals[above]))
+    return needed_noise.Estimate.of(values, margins, by / count)
+
+
+def _log_mean(x, weights):
+  """Returns ln sum_j weights_j e^(x_j), [count], and its gradient by x.
+
+  Args:
+    x: [count, b] float64.
+    weights: [b] float64, or one number for all bins.
+
+  Returns:
+    The logarithms, and a function that returns their gradients, [count, b].
+  """
+  top = x.max(axis=1)
+  terms = np.exp(x - top[:, None])
+  terms *= weights
+  sums = terms.sum(axis=1)
+  return top + np.log(sums), lambda: terms / sums[:, None]
+
+
+def _cholesky_back(factor, by_factor):
+  """Returns the gradient by K, for that by its Cholesky factor, [b, b]."""
+  inner = np.tril(factor.T @ np.tril(by_factor))
+  inner[np.diag_indices_from(inner)] /= 2
+  inner = (inner + inner.T) / 2
+  half = scipy.linalg.solve_triangular(factor, inner, lower=True, trans='T')
+  return scipy.linalg.solve_triangular(factor, half.T, lower=True, trans='T').T

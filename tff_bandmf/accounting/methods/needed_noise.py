@@ -1,0 +1,451 @@
+"""Estimates of the noise that a target needs if sampling amplifies privacy.
+
+A search for C minimises error * s(C)^2, where s(C) is the standard deviation of
+z / clip at which delta of the run meets a target (epsilon, delta). All values
+of a search are estimated from the same samples, so differences between two C
+are estimated much better than the values. An estimate is no claim: the noise of
+a run is calibrated with a bound of `monte_carlo` from other samples.
+
+With the symbols of the module `importance`, in units of s, y is drawn from
+
+  R = sum_S w_S N(a m_S + kappa m, 1)
+
+with fixed weights w_S, a >= 0 and kappa. For each direction
+
+  remove: delta = E_R (1 - e^(epsilon - L))_+ P / R
+  add:    delta = E_R (1 - e^(epsilon + L))_+ Q / R
+
+where y = a m_S + kappa m + z for fixed draws of S and z. Delta is then a smooth
+function of C and s, nearly everywhere. The gradient of s follows from the
+implicit function theorem. If H is the gradient of delta by C / s, then
+
+  d log s / dC = -(d delta / dC) / (d delta / d log s) = H / <H, C>
+
+A kind of cohorts may have another variable than C, such as the Gram matrix G of
+bins. G grows with the square of C, and d log s / dG = H / (2 <H, G>).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar, Optional
+
+import numpy as np
+import scipy.optimize
+
+from tff_bandmf import _files, strategies
+from tff_bandmf.accounting.methods import gaussian
+
+# Number of float64 values for all samples of one direction, and the limits of
+# the number of samples.
+_ENTRIES = 2**19
+_FEWEST, _MOST = 2**11, 2**15
+# Number of samples for the choice of a and kappa.
+_PILOTS = 2**8
+# Values of a for the direction remove.
+_FACTORS = (1.0, 3.0, 5.0)
+# Range of the fraction of samples with a value above 0, outside which kappa is
+# chosen again.
+_FRACTIONS = (0.15, 0.9)
+# A direction is left out if its log delta seems to be so far below the other.
+_FAR = 1.0
+_LARGEST_SHIFT = 1e4
+# A proposal whose delta is so many times smaller than another's is not used.
+_MISSED = 4
+# The search for log s ends after a step of this size, which it takes. The other
+# values are its largest step, and the largest number of steps.
+_PRECISION, _STEP, _MOST_STEPS = 1e-4, 0.4, 50
+# A slope of log delta as a function of log s, for the first step.
+_SLOPE = -20.0
+_TINY = 1e-100
+# Larger weights occur only if s is far too small.
+_LARGEST_LOG_WEIGHT = 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+  """The distribution R of one direction.
+
+  Attributes:
+    sign: 1 for the direction remove, -1 for add.
+    factor: a.
+    shift: kappa.
+    law: weights w_S and the draws of S, as the kind of cohorts defines them.
+  """
+
+  sign: int
+  factor: float
+  shift: float
+  law: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """An estimate of delta.
+
+  Attributes:
+    delta: mean of the values of the samples.
+    fraction: fraction of the samples whose value is above 0.
+    margin: median of L - epsilon (remove) or -L - epsilon (add).
+    noise: mean square of the values, divided by the square of their mean.
+    gradient: gradient of delta by the variable; None if it was not asked for.
+  """
+
+  delta: float
+  fraction: float
+  margin: float
+  noise: float
+  gradient: Optional[np.ndarray] = None
+
+  @classmethod
+  def of(
+    cls,
+    values: np.ndarray,
+    margins: np.ndarray,
+    gradient: Optional[np.ndarray] = None,
+  ) -> Estimate:
+    """Returns the estimate of samples.
+
+    Args:
+      values: values above 0.
+      margins: [count] float64, L - epsilon or -L - epsilon of all samples.
+      gradient: gradient of delta by the variable; None if it was not asked for.
+    """
+    count = len(margins)
+    delta = float(values.sum()) / count
+    square = float(values @ values) / count
+    return cls(
+      delta,
+      len(values) / count,
+      float(np.median(margins)),
+      square / delta**2 if delta > _TINY else math.inf,
+      gradient,
+    )
+
+
+class Model(abc.ABC):
+  """Estimates of delta for one C."""
+
+  @abc.abstractmethod
+  def with_law(
+    self, log_noise: float, proposal: Proposal, count: int
+  ) -> Proposal:
+    """Returns the proposal with a law that suits C / s, and draws of S.
+
+    Args:
+      log_noise: log s.
+      proposal: the proposal; its law is ignored.
+      count: number of draws.
+    """
+
+  @abc.abstractmethod
+  def estimate(
+    self,
+    log_noise: float,
+    proposal: Proposal,
+    count: int,
+    gradient: bool = False,
+  ) -> Estimate:
+    """Returns the estimate of delta from the first `count` samples.
+
+    Args:
+      log_noise: log s.
+      proposal: distribution of the samples.
+      count: number of samples.
+      gradient: whether the gradient by the variable is needed.
+    """
+
+
+class NeededNoise(abc.ABC):
+  """The noise s(C) that (epsilon, delta) needs, and its gradient.
+
+  An instance serves one search at a time: it starts from the result of its last
+  call.
+
+  Attributes:
+    degree: exponent with which the variable of the kind grows with C.
+  """
+
+  degree: ClassVar[int]
+
+  def __init__(
+    self, rounds: int, epsilon: float, delta: float, width: int, seed: int = 0
+  ):
+    """Makes the function.
+
+    Args:
+      rounds: n, number of rounds.
+      epsilon: target epsilon of the whole run.
+      delta: target delta of the whole run.
+      width: number of float64 values of one sample.
+      seed: seed of the samples, which serve the search alone.
+    """
+    self.rounds = rounds
+    self.epsilon, self.delta = epsilon, delta
+    self.seed = seed
+    self._count = min(_MOST, max(_FEWEST, _ENTRIES // width))
+    self._proposals: list[Proposal] = []
+    # log s - log |C| of the last call; at first, its value without
+    # amplification. For a much smaller s the proposals would be bad.
+    self._log_ratio = math.log(
+      gaussian.gaussian_noise_multiplier(epsilon, delta)
+    )
+
+  @abc.abstractmethod
+  def _of_strategy(self, strategy: strategies.Strategy) -> np.ndarray:
+    """Returns the variable of the kind for C.
+
+    Raises:
+      ValueError: the amplification is not proved for C.
+    """
+
+  @abc.abstractmethod
+  def _log_scale(self, variable: np.ndarray) -> float:
+    """Returns log |C|, a bound of the sensitivity of C."""
+
+  @abc.abstractmethod
+  def _of_column(self, column: np.ndarray) -> np.ndarray:
+    """Returns the variable for a Toeplitz C with this first column, [terms]."""
+
+  @abc.abstractmethod
+  def _column_back(self, column: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Returns the gradient by the first column for that by the variable."""
+
+  @abc.abstractmethod
+  def _of_columns(self, columns: np.ndarray) -> np.ndarray:
+    """Returns the variable for C[j + s, j] = columns[j, s], [n, bands]."""
+
+  @abc.abstractmethod
+  def _columns_back(self, columns: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Returns the gradient by the columns for that by the variable."""
+
+  @abc.abstractmethod
+  def _model(self, variable: np.ndarray) -> Model:
+    """Returns the estimates of delta for C."""
+
+  def to_dict(self) -> _files.JsonObject:
+    """Returns the target as JSON, for the cache of searches."""
+    return {'epsilon': self.epsilon, 'delta': self.delta, 'seed': self.seed}
+
+  def __call__(self, strategy: strategies.Strategy) -> float:
+    """Returns s(C).
+
+    Raises:
+      ValueError: the amplification is not proved for C.
+    """
+    variable = self._of_strategy(strategy)
+    return math.exp(self._solve(self._model(variable), variable))
+
+  def squared_of_column(self, column: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns s(C)^2 for a Toeplitz C, and its gradient by the first column.
+
+    The result is infinite if C has a negative entry.
+
+    Args:
+      column: [terms] float64, first column of C; further terms are 0.
+    """
+    if not np.min(column) >= 0:
+      return math.inf, np.zeros_like(column)
+    variable = self._of_column(column)
+    squared, by_variable = self._squared(variable)
+    return squared, self._column_back(column, by_variable)
+
+  def squared_of_columns(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns s(C)^2 for C[j + s, j] = columns[j, s], and its gradient.
+
+    The result is infinite if C has a negative entry.
+
+    Args:
+      columns: [n, bands] float64.
+    """
+    if not np.min(columns) >= 0:
+      return math.inf, np.zeros_like(columns)
+    squared, by_variable = self._squared(self._of_columns(columns))
+    return squared, self._columns_back(columns, by_variable)
+
+  def _squared(self, variable: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns s^2 and its gradient by the variable."""
+    model = self._model(variable)
+    log_noise = self._solve(model, variable)
+    largest = max(
+      (
+        model.estimate(log_noise, each, self._count, gradient=True)
+        for each in self._near(model, log_noise)
+      ),
+      key=lambda estimate: estimate.delta,
+    )
+    assert largest.gradient is not None
+    # d delta / d log s
+    slope = -self.degree * float(np.vdot(largest.gradient, variable))
+    if not slope < 0:
+      return math.inf, np.zeros_like(variable)
+    # A last Newton step, since the slope of log delta is now known.
+    log_noise -= self._log_excess(largest) * largest.delta / slope
+    squared = math.exp(2 * log_noise)
+    return squared, (-2 * squared / slope) * largest.gradient
+
+  def _log_excess(self, estimate: Estimate) -> float:
+    return math.log(max(estimate.delta, _TINY) / self.delta)
+
+  def _near(self, model: Model, log_noise: float) -> list[Proposal]:
+    """Returns the directions whose delta is near the larger one, or above."""
+    excesses = [
+      self._log_excess(model.estimate(log_noise, each, _PILOTS))
+      for each in self._proposals
+    ]
+    return [
+      proposal
+      for proposal, excess in zip(self._proposals, excesses)
+      if excess >= max(excesses) - _FAR
+    ]
+
+  def _solve(self, model: Model, variable: np.ndarray) -> float:
+    """Returns log s, at which the larger of both deltas is the target.
+
+    Args:
+      model: estimates of delta for C.
+      variable: variable of the kind for C.
+    """
+    log_scale = self._log_scale(variable)
+    log_noise = log_scale + self._log_ratio
+    if not self._proposals:
+      log_noise = self._begin(model, log_noise)
+    log_noise = self._root(model, self._proposals, log_noise, _PILOTS)
+    if not self._suits(model, log_noise):
+      log_noise = self._begin(model, log_noise)
+      log_noise = self._root(model, self._proposals, log_noise, _PILOTS)
+    near = self._near(model, log_noise)
+    log_noise = self._root(model, near, log_noise, self._count)
+    self._log_ratio = log_noise - log_scale
+    return log_noise
+
+  def _suits(self, model: Model, log_noise: float) -> bool:
+    """Returns whether the proposal of remove suits C."""
+    low, high = _FRACTIONS
+    remove, _ = self._proposals
+    fraction = model.estimate(log_noise, remove, _PILOTS).fraction
+    return low <= fraction <= high
+
+  def _begin(self, model: Model, log_noise: float) -> float:
+    """Chooses the proposals for C; returns a log s near the result.
+
+    Args:
+      model: estimates of delta for C.
+      log_noise: start of the search for log s.
+    """
+    add = Proposal(-1, 0.0, 0.0)
+    low, high = -math.inf, math.inf
+    for _ in range(_MOST_STEPS):
+      removes = []
+      for factor in _FACTORS:
+        removes.append(_tuned(model, log_noise, Proposal(1, factor, 0.0)))
+        if factor > 1 and not removes[-1].shift:
+          break
+      add = _tuned(model, log_noise, add)
+      estimates = [
+        model.estimate(log_noise, each, _PILOTS) for each in (*removes, add)
+      ]
+      # A proposal that misses the samples that matter has too small a delta.
+      excess = max(self._log_excess(each) for each in estimates)
+      if abs(excess) < _FAR:
+        break
+      low, high = (log_noise, high) if excess > 0 else (low, log_noise)
+      log_noise -= max(-_STEP, min(_STEP, excess / _SLOPE))
+      if not low < log_noise < high:
+        log_noise = (low + high) / 2
+    least = max(each.delta for each in estimates[:-1]) / _MISSED
+    remove, _ = min(
+      zip(removes, estimates),
+      key=lambda pair: pair[1].noise if pair[1].delta >= least else math.inf,
+    )
+    self._proposals = [
+      model.with_law(log_noise, each, self._count) for each in (remove, add)
+    ]
+    return log_noise
+
+  def _root(
+    self,
+    model: Model,
+    proposals: list[Proposal],
+    log_noise: float,
+    count: int,
+  ) -> float:
+    """Returns log s at which the largest delta of the proposals is the target.
+
+    Args:
+      model: estimates of delta for C.
+      proposals: proposals of one direction or of both.
+      log_noise: start of the search for log s.
+      count: number of samples.
+    """
+
+    def excess(log_noise):
+      return max(
+        self._log_excess(model.estimate(log_noise, each, count))
+        for each in proposals
+      )
+
+    value, slope = excess(log_noise), _SLOPE
+    for _ in range(_MOST_STEPS):
+      step = max(-_STEP, min(_STEP, -value / slope))
+      log_noise += step
+      if abs(step) < _PRECISION:
+        break
+      following = excess(log_noise)
+      if (following - value) * step < 0:
+        slope = (following - value) / step
+      value = following
+    return log_noise
+
+
+def weighted(
+  loss: np.ndarray, log_ratio: np.ndarray, sign: int, margins: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the weighted values of samples, and their derivatives by L.
+
+  Args:
+    loss: L.
+    log_ratio: ln R / Q.
+    sign: 1 for the direction remove, -1 for add.
+    margins: L - epsilon or -L - epsilon, above 0.
+  """
+  log_weights = loss - log_ratio if sign > 0 else -log_ratio
+  weights = np.exp(np.minimum(log_weights, _LARGEST_LOG_WEIGHT))
+  rest = weights * np.exp(-margins)
+  return weights - rest, weights if sign > 0 else -rest
+
+
+def _tuned(model: Model, log_noise: float, proposal: Proposal) -> Proposal:
+  """Returns the proposal with a kappa for which half of the values exceed 0.
+
+  If more of them do for kappa = 0, kappa is 0, and a >= 1 is decreased until
+  half of the values exceed 0.
+  """
+
+  def at(factor, shift):
+    proposed = dataclasses.replace(
+      proposal, factor=factor, shift=proposal.sign * shift
+    )
+    return model.with_law(log_noise, proposed, _PILOTS)
+
+  @functools.cache
+  def margin(factor, shift):
+    return model.estimate(log_noise, at(factor, shift), _PILOTS).margin
+
+  def root(function, low, high):
+    return scipy.optimize.brentq(function, low, high, xtol=0.01, rtol=0.03)
+
+  factor = proposal.factor
+  if margin(factor, 0.0) >= 0:
+    if factor > 1 and margin(1.0, 0.0) < 0:
+      return at(root(lambda a: margin(a, 0.0), 1.0, factor), 0.0)
+    return at(min(factor, 1.0), 0.0)
+  high = max(4.0, 1.5 * abs(proposal.shift))
+  while margin(factor, high) < 0:
+    high *= 3
+    if high > _LARGEST_SHIFT:
+      return at(factor, 0.0)
+  return at(factor, root(lambda shift: margin(factor, shift), 0.0, high))
