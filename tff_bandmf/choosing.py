@@ -32,6 +32,12 @@ from tff_bandmf import (
   workloads,
 )
 
+# For sampled cohorts, a strategy whose estimated error is more than `_CLOSE`
+# times the least one is calibrated with 1 / `_FEWER` of the samples. Its claim
+# holds as well, but its noise is somewhat larger than necessary.
+_CLOSE = 1.05
+_FEWER = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -105,7 +111,9 @@ def choose(
 ) -> Ranking:
   """Returns the families that fit in memory, ranked by error at `target`.
 
-  Each family is optimised for the schema `typical` of `cohorts.schema`. Under
+  Each family is optimised for the schema `typical` of `cohorts.schema`; under
+  balls in bins and b-min-sep, for the noise that the target needs if sampling
+  amplifies. The search estimates this noise; then it is calibrated anew. Under
   cyclic Poisson sampling a strategy has at most as many bands as there are
   groups of clients. If `cohorts` has no number of groups, numbers of bands that
   are powers of two are compared. With more bands, the error at the same noise
@@ -148,17 +156,9 @@ def choose(
     if stopped.is_set():
       raise KeyboardInterrupt
 
-  def optimized(family: strategies.Family) -> list[Choice]:
-    choices = []
-    candidates = _parameters(family, rounds, cohorts, memory_copies)
-    # PRIVACY: Each Monte Carlo bound is too low with a small probability, and
-    # its strategy then seems to need less noise and ranks better. So the claim
-    # of the best strategy would be false more often than one bound is too low.
-    # All candidates share one failure probability.
-    # Guard: choosing_test.test_compared_families_share_the_failure_probability.
-    samples = accounting.Samples(tries=len(declared) * len(candidates))
-    for parameters in candidates:
-      best = optimize.optimize(
+  def searched(family: strategies.Family) -> list[optimize.Optimized]:
+    return [
+      optimize.optimize(
         family.name,
         rounds,
         cohorts.schema.typical,
@@ -170,6 +170,21 @@ def choose(
           cohorts, rounds, target.epsilon, target.delta
         ),
         **parameters,
+      )
+      for parameters in _parameters(family, rounds, cohorts, memory_copies)
+    ]
+
+  def calibrated(results: list[optimize.Optimized]) -> list[Choice]:
+    choices = []
+    # PRIVACY: Each Monte Carlo bound is too low with a small probability, and
+    # its strategy then seems to need less noise and ranks better. So the claim
+    # of the best strategy would be false more often than one bound is too low.
+    # All candidates share one failure probability.
+    # Guard: choosing_test.test_compared_families_share_the_failure_probability.
+    tries = len(declared) * len(results)
+    for best in results:
+      samples = accounting.Samples(
+        count=_count(cohorts, best.loss / least), tries=tries
       )
       guarantee = accounting.calibrate(
         *sensitivity.budget.of_run(cohorts, best.strategy),
@@ -193,22 +208,40 @@ def choose(
       )
     return choices
 
-  by_family: dict[str, list[Choice]] = {}
   reasons: dict[str, str] = {}
   threads = len(os.sched_getaffinity(0))
+
+  def finished(running):
+    """Yields (name of a family, result) of futures, and collects reasons."""
+    for done in concurrent.futures.as_completed(running):
+      name = running[done]
+      try:
+        yield name, done.result()
+      except ValueError as error:
+        reasons[name] = str(error)
+        progress(name)
+
+  by_family: dict[str, list[Choice]] = {}
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-    # Families that need a search take longest, so they start first.
-    running = {
-      pool.submit(optimized, family): family.name
-      for family in sorted(declared, key=lambda family: not family.optimizer)
-    }
     try:
-      for done in concurrent.futures.as_completed(running):
-        name = running[done]
-        try:
-          by_family[name] = done.result()
-        except ValueError as error:
-          reasons[name] = str(error)
+      # Families that need a search take longest, so they start first.
+      results = dict(
+        finished(
+          {
+            pool.submit(searched, family): family.name
+            for family in sorted(declared, key=lambda each: not each.optimizer)
+          }
+        )
+      )
+      least = min(
+        (best.loss for each in results.values() for best in each),
+        default=math.nan,
+      )
+      calibrations = {
+        pool.submit(calibrated, each): name for name, each in results.items()
+      }
+      for name, choices in finished(calibrations):
+        by_family[name] = choices
         progress(name)
     except BaseException:
       stopped.set()
@@ -225,6 +258,19 @@ def choose(
   key = 'rmse' if objective == optimize.MEAN else 'max_rmse'
   choices.sort(key=lambda choice: getattr(choice, key))
   return Ranking(tuple(choices), left_out)
+
+
+def _count(cohorts: participation.Cohorts, loss_ratio: float) -> Optional[int]:
+  """Returns the number of samples of a bound; None for the default.
+
+  Args:
+    cohorts: rule of participation.
+    loss_ratio: loss of the strategy, divided by the least loss of all.
+  """
+  sampled = accounting.sampled(cohorts)
+  if sampled is None or sampled.samples is None or loss_ratio <= _CLOSE**2:
+    return None
+  return sampled.samples // _FEWER
 
 
 def _parameters(

@@ -113,6 +113,8 @@ def choose(
         [{name: record[name] for name in _COLUMNS} for record in records]
       )
     )
+    if accounting.needed_noise(cohorts, rounds, **flags):
+      click.echo('C is optimised for the noise of sampled cohorts')
     for record in records:
       if not record['converged']:
         click.echo(
@@ -125,18 +127,20 @@ def choose(
 
 def _sampled(
   who: options.Participants, amplification: str, rounds: int
-) -> accounting.CyclicPoisson:
-  """Returns the cohorts of cyclic Poisson sampling.
+) -> accounting.Sampled:
+  """Returns the sampled cohorts, from the flags of cyclic Poisson or bins.
 
   Raises:
-    ValueError: `amplification` is not cyclic-poisson; or the flags give
-      --min-sep, --participation, --apart or --horizon, or lack
-      --max-participations.
+    ValueError: `amplification` is another kind, or a flag is missing or does
+      not go with it.
   """
+  if amplification == accounting.BallsInBins.name:
+    return who.cohorts(amplification, None)
   if amplification != accounting.CyclicPoisson.name:
     raise errors.value_error(
       f'amplification={amplification}: is not compared between families; use '
-      'none or cyclic-poisson, or bandmf calibrate for one strategy'
+      'none, cyclic-poisson or balls-in-bins, or bandmf calibrate for one '
+      'strategy'
     )
   for name in ('min_sep', 'participation', 'apart', 'horizon'):
     value = getattr(who, name)

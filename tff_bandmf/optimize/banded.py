@@ -184,7 +184,7 @@ def _optimize_sampled(
   bounds = np.zeros((*start.shape, 2))
   bounds[..., 1] = np.where(_inside(np.ones(bands), problem.rounds), np.inf, 0)
   bounds[:, 0, 0] = _LEAST_DIAGONAL
-  minimum = _search(to_columns, start, problem, bounds.reshape(-1, 2))
+  minimum = _search(to_columns, start, problem, bounds.reshape(-1, 2).tolist())
   strategy = strategies.Banded(_rows(minimum.x.reshape(start.shape)))
   return problem.evaluated(strategy, minimum)
 

@@ -79,7 +79,9 @@ def banded_inverse(request: _Request) -> solver.Optimized:
     request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
   )
   optimized = _growing(
-    [most] if given or request.noise else (1 << i for i in range(most.bit_length())),
+    [most]
+    if given or request.noise
+    else (1 << i for i in range(most.bit_length())),
     lambda bands: banded_inverse_lib.optimize_banded_inverse(request, bands),
   )
   return request.evaluated(request.normalized(optimized.strategy), optimized)

@@ -277,7 +277,7 @@ class Objective:
         bounds,
         problem.max_evaluations - evaluations,
         problem.callback,
-        None if problem.noise is None else SAMPLED_TOLERANCE,
+        SAMPLED_TOLERANCE if problem.noise else solver.TOLERANCE,
       )
       start, evaluations = minimum.x, evaluations + minimum.evaluations
       if minimum.interrupted or evaluations >= problem.max_evaluations:
@@ -291,7 +291,7 @@ def minimize(
   bounds: Optional[list] = None,
   max_evaluations: int = solver.MAX_EVALUATIONS,
   callback: Optional[solver.Callback] = None,
-  tolerance: Optional[float] = None,
+  tolerance: float = solver.TOLERANCE,
 ) -> solver.Minimum:
   """Returns the best point of `solver.minimize` for a log loss.
 
@@ -307,7 +307,7 @@ def minimize(
     callback: function that is called after every iteration with the least loss
       so far.
     tolerance: relative decrease of the log loss by an iteration that ends the
-      search; None to search as long as the loss decreases.
+      search.
 
   Returns:
     The minimum; its `value` is the loss and not the log loss.
@@ -320,14 +320,14 @@ def minimize(
       bounds,
       max_evaluations - evaluations,
       None if callback is None else lambda log: callback(float(np.exp(log))),
-      **({} if tolerance is None else {'tolerance': tolerance}),
+      tolerance,
     )
     evaluations += minimum.evaluations
     if evaluations < max_evaluations and not minimum.interrupted:
       gained = previous - minimum.value
       minimum = dataclasses.replace(
         minimum,
-        converged=minimum.converged or gained <= (tolerance or _NO_GAIN),
+        converged=minimum.converged or gained <= max(tolerance, _NO_GAIN),
       )
     if (
       minimum.converged or minimum.interrupted or evaluations >= max_evaluations

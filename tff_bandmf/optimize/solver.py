@@ -23,6 +23,7 @@ from tff_bandmf import participation as participation_lib
 MEAN = 'mean'
 MAX = 'max'
 MAX_EVALUATIONS = 2000
+TOLERANCE = 1e-15
 
 # Function that is called after every iteration with the best loss so far.
 Callback = Callable[[float], None]
@@ -164,7 +165,7 @@ def minimize(
   bounds: Optional[Sequence[tuple[Optional[float], Optional[float]]]] = None,
   max_evaluations: int = MAX_EVALUATIONS,
   callback: Optional[Callback] = None,
-  tolerance: float = 1e-15,
+  tolerance: float = TOLERANCE,
   corrections: int = 20,
 ) -> Minimum:
   """Returns the best point that L-BFGS-B evaluates while minimising `function`.

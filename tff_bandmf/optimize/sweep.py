@@ -14,8 +14,8 @@ loss is first computed on a grid that includes the ends of the range; then each
 local minimum of the grid is refined.
 
 The noise s(x) for sampled cohorts is an estimate, and slow to compute. There
-the loss is computed on a part of the grid: at every eighth point, then at the
-points that are 4, 2 and 1 steps from the best one, which alone is refined.
+the loss is computed on a part of the grid, then at the points that are 2 steps
+and 1 step from the best one, which alone is refined.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ _GRID = np.linspace(-20.75, 20.75, 31)
 _PRECISION = 1e-5
 # The same for sampled cohorts, whose loss is an estimate.
 _SAMPLED_PRECISION = 2e-2
-# Distances in the grid, for sampled cohorts.
-_STEPS = (4, 2, 1)
+# The points of the grid and of the ends of the range at which a search for
+# sampled cohorts begins, and the distances of the next points from the best.
+_COARSE = (0, 8, 12, 14, 16, 18, 20, 24, 32)
+_STEPS = (2, 1)
 
 
 def sweep(
@@ -112,7 +114,7 @@ def sweep(
     else:
       precision = _SAMPLED_PRECISION
       if near is None:
-        i = best_of(range(0, len(grid), 2 * _STEPS[0]))
+        i = best_of(_COARSE)
       else:
         i = int(np.abs(grid - near).argmin())
       for distance in _STEPS:

@@ -42,6 +42,8 @@ class Result:
       the request. A family has several pairs if the search compared several
       numbers of bands.
     left_out: maps the name of a family that was not compared to the reason.
+    for_sampling: whether C was optimised for the noise that its sampled cohorts
+      need. False if C was given, and for a plan from a file.
 
   Raises:
     ValueError: the cohorts are sampled, and `clients_per_round` of the request
@@ -53,6 +55,7 @@ class Result:
   guarantee: accounting.Guarantee
   runners_up: Sequence[tuple[str, float]] = ()
   left_out: Mapping[str, str] = attrs.Factory(dict)
+  for_sampling: bool = False
 
   def __attrs_post_init__(self):
     # PRIVACY: An edited file could have cohort sizes for which the claimed
@@ -101,17 +104,23 @@ def search(
     # The sizes of the cohorts are known before the search, which may take
     # minutes. So they are checked here.
     _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
-  families = compared(request)
-  if not families:
-    return Result(
-      request, _calibrated(request, _strategy(request, progress), cohorts)
-    )
-  # The ranking needs an epsilon and a delta. For a request without a claim, the
-  # ranking takes these typical values.
+  # A search needs an epsilon and a delta. For a request without a claim, it
+  # takes these typical values.
   target = choosing.Target(
     1.0 if request.epsilon is None else request.epsilon,
     1e-6 if request.delta is None else request.delta,
   )
+  families = compared(request)
+  if not families:
+    noise = accounting.needed_noise(
+      cohorts, request.rounds, target.epsilon, target.delta
+    )
+    strategy, is_searched = _strategy(request, noise, progress)
+    return Result(
+      request,
+      _calibrated(request, strategy, cohorts),
+      for_sampling=is_searched and noise is not None,
+    )
   ranking = choosing.choose(
     request.rounds,
     cohorts,
@@ -133,6 +142,10 @@ def search(
       for each in others
     ),
     ranking.left_out,
+    accounting.needed_noise(
+      cohorts, request.rounds, target.epsilon, target.delta
+    )
+    is not None,
   )
 
 
@@ -204,9 +217,20 @@ def memory_copies(request: request_lib.Request) -> Optional[int]:
 
 
 def _strategy(
-  request: request_lib.Request, progress: Callable[[str], None]
-) -> strategies.Strategy:
-  """Returns the strategy of a request that compares no families."""
+  request: request_lib.Request,
+  noise: Optional[optimize.Noise],
+  progress: Callable[[str], None],
+) -> tuple[strategies.Strategy, bool]:
+  """Returns the strategy of a request that compares no families.
+
+  Args:
+    request: the request of a plan.
+    noise: noise that C needs, for a search; None if cohorts are not sampled.
+    progress: function that is called after each step of the search.
+
+  Returns:
+    C, and whether C comes from a search.
+  """
   mechanism = request.mechanism
   if isinstance(mechanism, (str, os.PathLike)):
     if pathlib.Path(mechanism).suffix:
@@ -219,7 +243,7 @@ def _strategy(
     else:
       mechanism = mechanism_lib.Mechanism(os.fspath(mechanism))
   if isinstance(mechanism, mechanism_lib.Mechanism):
-    return optimize.optimize(
+    optimized = optimize.optimize(
       mechanism.family,
       request.rounds,
       request.cohorts.schema.typical,
@@ -227,8 +251,10 @@ def _strategy(
       request.objective,
       memory_copies=memory_copies(request),
       callback=lambda loss: progress(f'loss {loss:.6g}'),
+      noise=noise,
       **mechanism.parameters,
-    ).strategy
+    )
+    return optimized.strategy, True
   if mechanism.rounds != request.rounds:
     raise errors.value_error(
       f'mechanism={mechanism.family}: is for {mechanism.rounds} rounds, not '
@@ -241,7 +267,7 @@ def _strategy(
       f'{mechanism.least_copies} copies of the model; allow as many, or use '
       'another mechanism'
     )
-  return mechanism
+  return mechanism, False
 
 
 def _calibrated(

@@ -20,9 +20,6 @@ from tff_bandmf.accounting.kinds import (
 )
 from tff_bandmf.accounting.methods import accountants
 
-# Default number of samples for a bound of delta.
-_SAMPLES = 100_000
-
 # Values of `start`.
 WARM, COLD = 'warm', 'cold'
 
@@ -62,6 +59,7 @@ class BMinSep(sampled_cohorts.Sampled):
     adjacency: `zero-out` or `add-remove`.
   """
 
+  samples: ClassVar[int] = 100_000
   name: ClassVar[str] = 'b-min-sep'
   flags: ClassVar[Mapping[str, str]] = {
     'min_sep': 'min_sep',
@@ -191,4 +189,4 @@ class BMinSep(sampled_cohorts.Sampled):
       sampling_prob=self._known_prob(),
       wait=self._wait,
     )
-    return accountants.Sampled(strategy, self.schema, mixture_of, _SAMPLES)
+    return accountants.Sampled(strategy, self.schema, mixture_of, self.samples)

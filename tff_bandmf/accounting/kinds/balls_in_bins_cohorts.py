@@ -19,9 +19,6 @@ from tff_bandmf.accounting.kinds import (
 )
 from tff_bandmf.accounting.methods import accountants
 
-# Default number of Monte Carlo samples from which delta is bounded.
-_SAMPLES = 400_000
-
 
 def _bins(value: int) -> int:
   return _checks.count('bins', value, 'rounds of an epoch')
@@ -41,6 +38,7 @@ class BallsInBins(sampled_cohorts.Sampled):
     adjacency: `zero-out` or `add-remove`.
   """
 
+  samples: ClassVar[int] = 400_000
   name: ClassVar[str] = 'balls-in-bins'
   flags: ClassVar[Mapping[str, str]] = {'min_sep': 'bins'}
   bins: int = attrs.field(converter=_bins)
@@ -72,4 +70,4 @@ class BallsInBins(sampled_cohorts.Sampled):
       balls_in_bins.BallsInBinsMixture,
       balls_in_bins.bin_gram(strategy, self.bins),
     )
-    return accountants.Sampled(strategy, self.schema, mixture_of, _SAMPLES)
+    return accountants.Sampled(strategy, self.schema, mixture_of, self.samples)

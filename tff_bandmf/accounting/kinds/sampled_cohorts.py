@@ -31,6 +31,8 @@ class Sampled(participation_lib.Cohorts):
   Attributes:
     flags: maps each command-line flag of the kind to the attribute it sets.
     follows: names of flags that a plan can derive from the population.
+    samples: default number of Monte Carlo samples of a bound of delta; None if
+      no samples are needed.
     before: maps each attribute that records of earlier versions lack to its
       value for these records.
     population: number of clients to draw from, >= 1; None if it is unknown.
@@ -39,6 +41,7 @@ class Sampled(participation_lib.Cohorts):
   """
 
   flags: ClassVar[Mapping[str, str]]
+  samples: ClassVar[Optional[int]] = None
   follows: ClassVar[frozenset[str]] = frozenset()
   before: ClassVar[Mapping[str, str]] = {}
   population: Optional[int] = attrs.field(

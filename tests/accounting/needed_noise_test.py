@@ -1,0 +1,231 @@
+"""Tests of the noise that a search for sampled cohorts minimises."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from tests.helpers import true_deltas
+from tff_bandmf import accounting, optimize, strategies
+from tff_bandmf.accounting.kinds import b_min_sep
+from tff_bandmf.optimize import solver
+
+_EPSILON, _DELTA = 1.0, 1e-3
+_BINS = accounting.BallsInBins(2)
+_SEPARATED = accounting.BMinSep(2, 0.3)
+_POISSON = accounting.CyclicPoisson(0.3, 2)
+
+
+def _patterns(cohorts, rounds):
+  """Returns [(rounds of a client, probability)] of balls in bins, b-min-sep."""
+  if cohorts == _BINS:
+    return [(range(j, rounds, 2), 0.5) for j in range(2)]
+  prob = cohorts.sampling_prob
+  wait = b_min_sep.wait_prob(2, prob)
+  patterns = {}
+
+  def go(i, taken, weight):
+    if i >= rounds:
+      patterns[taken] = patterns.get(taken, 0) + weight
+      return
+    go(i + 1, taken, weight * (1 - prob))
+    go(i + 2, (*taken, i), weight * prob)
+
+  go(0, (), 1 - wait)
+  go(1, (), wait)
+  return list(patterns.items())
+
+
+def _noise(cohorts, matrix):
+  """Returns s(C) from enumerated patterns and an integral on a grid."""
+  if cohorts == _POISSON:
+    norm = np.sqrt((matrix**2).sum(0).max())
+    return norm * _poisson_multiplier(-(-len(matrix) // 2))
+  patterns, probs = zip(*_patterns(cohorts, len(matrix)))
+  means = np.stack([matrix[:, list(taken)].sum(1) for taken in patterns])
+  # Only inner products matter, so the means have as few dimensions as possible.
+  _, values, axes = np.linalg.svd(means, full_matrices=False)
+  means = means @ axes[values > 1e-9 * values[0]].T
+  points = {1: 2001, 2: 121, 3: 41}[means.shape[1]]
+
+  def excess(log_noise):
+    delta = true_deltas.mixture(
+      means, probs, math.exp(log_noise), _EPSILON, points
+    )
+    return math.log(max(delta, 1e-30) / _DELTA)
+
+  largest = math.log(np.linalg.norm(means, axis=1).max())
+  return math.exp(
+    scipy.optimize.brentq(excess, largest - 2, largest + 2, xtol=1e-5)
+  )
+
+
+@functools.cache
+def _poisson_multiplier(compositions):
+  return accounting.poisson_noise_multiplier(
+    _EPSILON, _DELTA, 0.3, compositions
+  )
+
+
+def _loss(cohorts, strategy):
+  return strategy.errors()[0] * _noise(cohorts, strategy.matrix()) ** 2
+
+
+def _optimized(cohorts, family, rounds, **parameters):
+  return optimize.optimize(
+    family,
+    rounds,
+    cohorts.schema.typical,
+    noise=accounting.needed_noise(cohorts, rounds, _EPSILON, _DELTA),
+    **parameters,
+  ).strategy
+
+
+@pytest.mark.parametrize(
+  ('cohorts', 'rounds'), [(_BINS, 7), (_BINS, 12), (_SEPARATED, 3)]
+)
+def test_estimate_is_the_noise_of_enumerated_patterns(cohorts, rounds):
+  needed = accounting.needed_noise(cohorts, rounds, _EPSILON, _DELTA)
+  for strategy in (
+    strategies.BandedToeplitz(rounds, [1.0, 0.4]),
+    strategies.Banded(np.array([[1.0, 0.0]] + [[0.9, 0.7]] * (rounds - 1))),
+    strategies.Identity(rounds),
+  ):
+    exact = _noise(cohorts, strategy.matrix())
+    assert needed(strategy) == pytest.approx(exact, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+  'cohorts', [accounting.BallsInBins(5), accounting.BMinSep(5, 0.07)]
+)
+@pytest.mark.parametrize('epsilon', [0.5, 2.0, 8.0])
+def test_gradient_is_that_of_the_estimate(cohorts, epsilon):
+  rounds, rng = 17, np.random.default_rng(0)
+  needed = accounting.needed_noise(cohorts, rounds, epsilon, 1e-5)
+  column = 1 / np.arange(1.0, 5.0)
+  inside = np.add.outer(np.arange(rounds), np.arange(4)) < rounds
+  columns = inside * column * rng.uniform(0.8, 1.2, inside.shape)
+  for squared_of, x in (
+    (needed.squared_of_column, column),
+    (needed.squared_of_columns, columns),
+  ):
+    value, gradient = squared_of(x)
+    for _ in range(3):
+      way = rng.uniform(-1e-3, 1e-3, x.shape) * (x > 0)
+      difference = squared_of(x + way)[0] - squared_of(x - way)[0]
+      slope = 2 * np.vdot(gradient, way)
+      assert difference == pytest.approx(
+        slope, rel=2e-2, abs=1e-2 * 2 * np.linalg.norm(gradient * way)
+      )
+    # s grows in proportion to C.
+    assert np.vdot(gradient, x) == pytest.approx(2 * value, rel=1e-9)
+
+
+def test_columns_and_a_first_column_need_the_same_noise():
+  column = np.array([1.0, 0.5, 0.3])
+  columns = np.where(np.add.outer(np.arange(8), np.arange(3)) < 8, column, 0)
+  for cohorts in (accounting.BallsInBins(3), accounting.BMinSep(3, 0.1)):
+    needed = accounting.needed_noise(cohorts, 8, 1.0, 1e-5)
+    squared, _ = needed.squared_of_column(column)
+    assert needed.squared_of_columns(columns)[0] == pytest.approx(squared)
+    for strategy in (
+      strategies.BandedToeplitz(8, column),
+      strategies.Dense(strategies.BandedToeplitz(8, column).matrix()),
+    ):
+      if (
+        strategy.bands <= cohorts.schema.min_sep or cohorts.name != 'b-min-sep'
+      ):
+        assert needed(strategy) ** 2 == pytest.approx(squared, rel=1e-4)
+
+
+def test_negative_entries_have_no_noise():
+  for cohorts in (accounting.BallsInBins(3), accounting.BMinSep(3, 0.1)):
+    needed = accounting.needed_noise(cohorts, 8, 1.0, 1e-5)
+    assert needed.squared_of_column(np.array([1.0, -0.1]))[0] == math.inf
+    with pytest.raises(ValueError, match='entry -0.1'):
+      needed(strategies.BandedToeplitz(8, [1.0, -0.1]))
+
+
+def test_noise_in_proportion_to_the_sensitivity_needs_no_search():
+  assert accounting.needed_noise(_POISSON, 8, 1.0, 1e-5) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('cohorts', 'family', 'rounds', 'build'),
+  [
+    (_BINS, 'dp-cgd', 12, lambda n, x: strategies.DpCgd(n, x)),
+    (_BINS, 'dp-cgd', 7, lambda n, x: strategies.DpCgd(n, x)),
+    (_BINS, 'lti', 9, lambda n, x: strategies.Lti(n, x)),
+    (
+      _BINS,
+      'banded-toeplitz',
+      11,
+      lambda n, x: strategies.BandedToeplitz(n, [1.0, x]),
+    ),
+    (
+      _SEPARATED,
+      'banded-toeplitz',
+      3,
+      lambda n, x: strategies.BandedToeplitz(n, [1.0, x]),
+    ),
+    (
+      _SEPARATED,
+      'banded-fractional',
+      3,
+      lambda n, x: strategies.BandedFractional(n, 2, x),
+    ),
+    (
+      _POISSON,
+      'banded-toeplitz',
+      12,
+      lambda n, x: strategies.BandedToeplitz(n, [1.0, x]),
+    ),
+  ],
+)
+def test_sweep_reaches_the_best_of_all_values(cohorts, family, rounds, build):
+  parameters = {} if family in ('dp-cgd', 'lti') else {'bands': 2}
+  found = _loss(cohorts, _optimized(cohorts, family, rounds, **parameters))
+  best = min(
+    _loss(cohorts, build(rounds, x)) for x in np.linspace(0.0, 1.0, 51)
+  )
+  assert found <= 1.005 * best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('cohorts', 'rounds', 'most'), [(_BINS, 4, 400), (_SEPARATED, 3, 60)]
+)
+def test_banded_reaches_the_best_columns(cohorts, rounds, most):
+  optimized = _optimized(cohorts, 'banded', rounds, bands=2)
+
+  def loss(x):
+    rows = np.zeros((rounds, 2))
+    rows[1:, 0] = np.abs(x[: rounds - 1]) + 1e-9
+    rows[1:, 1] = np.abs(x[rounds - 1 :])
+    rows[0, 0] = 1.0
+    return math.log(_loss(cohorts, strategies.Banded(rows)))
+
+  starts = [np.full(2 * rounds - 2, 0.5)] if cohorts == _BINS else []
+  rows = optimized.band_rows(0, rounds)[1:] / optimized.band_rows(0, 1)[0, 0]
+  starts.append(rows.T.reshape(-1))
+  best = min(
+    scipy.optimize.minimize(
+      loss,
+      start,
+      method='Nelder-Mead',
+      options={'xatol': 1e-3, 'fatol': 1e-5, 'maxfev': most},
+    ).fun
+    for start in starts
+  )
+  assert math.log(_loss(cohorts, optimized)) <= best + 5e-3
+
+
+def test_search_for_sampled_cohorts_counts_their_noise():
+  needed = accounting.needed_noise(_BINS, 12, _EPSILON, _DELTA)
+  problem = solver.Problem(12, _BINS.schema, noise=needed)
+  strategy = strategies.DpCgd(12, 0.5)
+  loss = problem.evaluated(strategy).loss
+  assert loss == pytest.approx(_loss(_BINS, strategy), rel=1e-2)
