@@ -7,7 +7,13 @@ from typing import Optional
 
 import click
 
-from tff_bandmf import accounting, choosing, errors, strategies
+from tff_bandmf import (
+  accounting,
+  choosing,
+  errors,
+  participation,
+  strategies,
+)
 from tff_bandmf.cli import options, output
 
 _COLUMNS = (
@@ -127,7 +133,7 @@ def choose(
 
 def _sampled(
   who: options.Participants, amplification: str, rounds: int
-) -> accounting.Sampled:
+) -> participation.Cohorts:
   """Returns the sampled cohorts, from the flags of cyclic Poisson or bins.
 
   Raises:

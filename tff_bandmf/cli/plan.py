@@ -171,6 +171,8 @@ def plan(
     with output.progress('looking at worse cohorts'):
       text = str(planned)
     click.echo(text)
+    if planned.result.for_sampling:
+      click.echo('C is optimised for the noise of sampled cohorts')
     for name, counts in (compared or {}).items():
       click.echo(
         f'arrivals by {name}: {counts["clients"]} clients took part '

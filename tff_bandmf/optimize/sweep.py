@@ -119,6 +119,9 @@ def sweep(
         i = int(np.abs(grid - near).argmin())
       for distance in _STEPS:
         i = best_of((i, i - distance, i + distance))
+      # The samples of the noise may have changed since, so that losses differ.
+      best = None
+      loss(grid[i])
       is_inside = np.isfinite(at(i)) and 0 < i < len(grid) - 1
       minima = np.array([i - 1] if is_inside else [], np.int64)
     step = _GRID[1] - _GRID[0]

@@ -512,9 +512,7 @@ class Plan(request_lib.Request):
       f'{rounded_up(guarantee.sensitivity.value)} ({exact}) * clip'
       + f' * {rounded_up(growth)}, for the indicator'
       * (growth > 1),
-      f'mechanism: {plan_text.mechanism(self.strategy, self.copies)}'
-      + '; C is optimised for the noise of sampled cohorts'
-      * self.result.for_sampling,
+      f'mechanism: {plan_text.mechanism(self.strategy, self.copies)}',
     ]
     if isinstance(self.l2_norm_clip, clips.AdaptiveClip):
       lines.append(

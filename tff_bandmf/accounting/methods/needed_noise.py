@@ -3,8 +3,8 @@
 A search for C minimises error * s(C)^2, where s(C) is the standard deviation of
 z / clip at which delta of the run meets a target (epsilon, delta). All values
 of a search are estimated from the same samples, so differences between two C
-are estimated much better than the values. An estimate is no claim: the noise of
-a run is calibrated with a bound of `monte_carlo` from other samples.
+are estimated much better than the values. An estimate claims nothing: the noise
+of a run is calibrated with a bound of `monte_carlo` from other samples.
 
 With the symbols of the module `importance`, in units of s, y is drawn from
 
