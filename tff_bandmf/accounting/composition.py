@@ -179,8 +179,8 @@ def compose(
 
   Args:
     runs: guarantees, compositions, or objects whose attribute `guarantee` is
-      either of these, such as a `Plan` or a `Run`; and `Release`s of other
-      programs. At least one of them is a run.
+      either of these, such as a `Plan` or a `Run`; and each `Release` of
+      another program. At least one of them is a run.
 
   Raises:
     ValueError: there is no run, a run has no noise, or the adjacencies or the
