@@ -1,9 +1,12 @@
 """Exact laws of whole runs on a coarse lattice, against the Gaussian claim.
 
-Every release of a few rounds is enumerated, with data that adapt to releases.
+Every release of a few rounds is enumerated, with data that adapt to releases:
+by the probabilities of intervals, and by running the producer with all words of
+a few bits.
 """
 
 import fractions
+import itertools
 import math
 
 import families
@@ -11,10 +14,18 @@ import numpy as np
 import pytest
 import scipy.special
 
-from tff_bandmf import accounting, participation, sensitivity, strategies
+from tff_bandmf import (
+  accounting,
+  noise,
+  participation,
+  sensitivity,
+  strategies,
+)
+from tff_bandmf.noise import generator
+from tff_bandmf.noise.producer import stream
 from tff_bandmf.strategies import recursion as recursion_lib
 
-_ndtr = scipy.special.ndtr
+_ndtr, _ndtri = scipy.special.ndtr, scipy.special.ndtri
 
 # Standard deviation of z and norm of a record, in steps.
 _Z_STEPS, _CLIP = 2.5, 2
@@ -182,3 +193,129 @@ def test_releases_are_a_function_of_the_gaussian_mechanism(name, z_steps):
         noise.append(math.floor(v + fractions.Fraction(1, 2)))
         path.append(sums[t] + noise[t])
     assert paths[0] == paths[1]
+
+
+class _ShortWords:
+  """Words of a few bits, chosen for each coordinate.
+
+  A word of b bits has a magnitude m below 2^(b - 1) and a sign, and V is
+  (2 m + 1) / 2^(b + 1).
+  """
+
+  def __init__(self, monkeypatch, bits):
+    self.bits, self.number = bits, 2**bits
+    # [rounds, coordinates] numbers of words; the lowest bit is the sign.
+    self.chosen = np.zeros((0, 1), np.int64)
+    monkeypatch.setattr(generator.Generator, 'words', self._words)
+
+  def _words(self, row, start, count, stream=generator.WORDS):
+    words = np.zeros(count, np.uint64)
+    if stream == generator.WORDS:
+      chosen = self.chosen[row, start : start + count].astype(np.uint64)
+      magnitude = (2 * (chosen >> 1) + 1) << (63 - self.bits)
+      words[: len(chosen)] = magnitude << 1 | chosen & 1
+    return words
+
+  def normals(self):
+    """Returns z of each word, [2^b]."""
+    number = np.arange(self.number)
+    z = _ndtri((2 * (number >> 1) + 1) / 2.0 ** (self.bits + 1))
+    return np.where(number & 1, -z, z)
+
+
+def _enumerated(words, strategy, merge):
+  """Runs the producer with all words; returns {(y_0, ..., y_{n-1}): number}.
+
+  Args:
+    words: `_ShortWords`.
+    strategy: C.
+    merge: whether y is a function of past y and of the word of its round, so
+      that one of the pasts with the same y stands for all.
+  """
+  chosen, numbers = np.zeros((0, 1), np.int64), np.ones(1, np.int64)
+  for t in range(strategy.rounds):
+    last = np.tile(np.arange(words.number), len(numbers))
+    chosen = np.vstack([np.repeat(chosen, words.number, 1), last])
+    numbers = np.repeat(numbers, words.number)
+    words.chosen = chosen
+    made = stream.Stream(
+      strategy.recursion(), _Z_STEPS, chosen.shape[1], noise.Key.from_seed(1)
+    )
+    # Words of later rounds are not chosen yet, and y of them is not used.
+    made.block_rounds = 1
+    rows = (y.copy() for y in made.rows() if y is not None)
+    y = np.stack(list(itertools.islice(rows, t + 1))).astype(np.int64)
+    if merge or t == strategy.rounds - 1:
+      first, numbers = _counted(y, numbers)
+      y, chosen = y[:, first], chosen[:, first]
+  return dict(zip(map(tuple, y.T.tolist()), numbers.tolist()))
+
+
+def _counted(columns, numbers):
+  """Returns the first of equal columns, and the sums of their numbers."""
+  codes = sum((row + 2**9) << 10 * t for t, row in enumerate(columns))
+  _, first, place = np.unique(codes, return_index=True, return_inverse=True)
+  return first, np.bincount(place, numbers).astype(np.int64)
+
+
+def _of_theorem(words, strategy, sums):
+  """Returns {(x_0, ..., x_{n-1}): number of words} by the theorem.
+
+  With r = C S + z_steps z and q = S + z_steps C^-1 z:
+    feedback             x_t = RN((r_t - sum_s C[t,s] x_s) / C[t,t])
+    few bands of C^-1    x_t = RN(q_t)
+  """
+  c, z = strategy.matrix(), words.normals()
+  n, inverse = strategy.rounds, np.linalg.inv(c)
+  runs = {(): ((), 1)}
+  if strategy.inverse_bands is not None:
+    grid = np.stack(np.meshgrid(*[z] * n, indexing='ij')).reshape(n, -1)
+    x = []
+    for t in range(n):
+      q = sums(t, x) + _Z_STEPS * (inverse[t, : t + 1] @ grid[: t + 1])
+      x.append(_nearest(q).astype(int))
+    x = np.array(x)
+    first, counts = _counted(x, np.ones(x.shape[1]))
+    return dict(zip(map(tuple, x[:, first].T.tolist()), counts.tolist()))
+  for t in range(n):
+    longer = {}
+    for x, (past, number) in runs.items():
+      total = (*past, int(sums(t, x)))
+      r = c[t, : t + 1] @ total + _Z_STEPS * z
+      v = (r - c[t, :t] @ np.array(x)) / c[t, t]
+      values, counts = np.unique(_nearest(v), return_counts=True)
+      for value, count in zip(values.tolist(), counts.tolist()):
+        longer[(*x, int(value))] = total, number * count
+    runs = longer
+  return {x: number for x, (_, number) in runs.items()}
+
+
+def _nearest(v):
+  """Returns RN(v), where float64 decides it."""
+  assert np.abs(np.abs(v - np.rint(v)) - 0.5).min() > 1e-12
+  return np.floor(v + 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'strategy, bits',
+  [
+    *((each, 14 if each.rounds == 2 else 10) for each in _STRATEGIES),
+    # Nothing stands for other normals here, so words are fewer.
+    (strategies.DpCgd(2, 0.7), 10),
+    (strategies.BandedInverseSqrt(3, 3), 7),
+  ],
+  ids=lambda each: getattr(each, 'family', each),
+)
+def test_producer_has_the_law_of_the_theorem(monkeypatch, strategy, bits):
+  words = _ShortWords(monkeypatch, bits)
+  noise_law = _enumerated(words, strategy, strategy.inverse_bands is None)
+  assert sum(noise_law.values()) == words.number**strategy.rounds
+  for sums in (_fixed, _adaptive, _signs):
+    law = {}
+    for y, number in noise_law.items():
+      x = ()
+      for t, added in enumerate(y):
+        x = (*x, int(sums(t, x)) + added)
+      law[x] = number
+    assert law == _of_theorem(words, strategy, sums), sums
