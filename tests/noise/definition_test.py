@@ -68,6 +68,15 @@ def test_another_machine_makes_the_same_noise(tmp_path, name):
   assert np.array_equal(_rows(other), _rows(first))
 
 
+@pytest.mark.parametrize('name', _STRATEGIES)
+def test_coordinates_of_a_tape_follow_from_its_key(tmp_path, name):
+  path, coordinates = tmp_path / 'definition.npz', [0, 17, 49]
+  first = _computed(_STRATEGIES[name]).in_file(path, make=True)
+  other = _moved(_computed(_STRATEGIES[name])).in_file(path, make=False)
+  y = other.noise(_KEY, coordinates, _ROUNDS - 1)
+  assert np.array_equal(y, _rows(first)[:-1, coordinates])
+
+
 def test_file_is_made_only_where_told(tmp_path):
   path = tmp_path / 'definition.npz'
   computed = _computed(_STRATEGIES['tree'])

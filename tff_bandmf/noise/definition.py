@@ -12,13 +12,16 @@ import dataclasses
 import io
 import pathlib
 import zipfile
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from tff_bandmf import _files, errors
+from tff_bandmf.noise import exact, placements
+from tff_bandmf.noise import generator as generator_lib
+from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import lattice as lattice_lib
-from tff_bandmf.noise import placements
 from tff_bandmf.strategies import recursion as recursion_lib
 
 _FORMAT = 'tff_bandmf.noise 1'
@@ -90,6 +93,26 @@ class Definition(NamedTuple):
     self.recursion.use(held)
     lattice = dataclasses.replace(self.lattice, z_steps=float(size_held))
     return self._replace(lattice=lattice)
+
+  def noise(
+    self, key: key_lib.Key, coordinates: Iterable[int], rounds: int
+  ) -> np.ndarray:
+    """Returns y of single coordinates, computed exactly from the key.
+
+    This is the noise that a tape with this definition and key must have.
+
+    Args:
+      key: the secret key of z.
+      coordinates: coordinates of y, each >= 0.
+      rounds: number of rounds from round 0 on, in [0, n].
+
+    Returns:
+      [rounds, len(coordinates)] int64, in lattice steps.
+    """
+    rounding = exact.Rounding(
+      self.recursion, self.lattice.z_steps, generator_lib.Generator(key)
+    )
+    return np.array([rounding.column(i, rounds) for i in coordinates]).T
 
 
 def of_run(
