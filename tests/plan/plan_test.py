@@ -166,7 +166,7 @@ def test_best_is_of_the_families_that_fit():
 @pytest.mark.parametrize(
   'mechanism, copies',
   [
-    ('online-tree', 6),
+    ('online-tree', 5),
     (tff_bandmf.Mechanism('banded-sqrt', bands=7), 6),
     (strategies.BandedSqrt(60, 7), 6),
     ('c.json', 6),
