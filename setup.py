@@ -29,6 +29,11 @@ _TFF = [
   'typing-extensions>=4.5,<4.6',
 ]
 _JAX = ['jax>=0.4.30']
+# TensorFlow alone: the version that TFF pins, where TFF can be installed.
+_OPTIMIZER = [
+  'tensorflow>=2.14,<2.15; python_version < "3.12"',
+  'tensorflow>=2.16; python_version >= "3.12"',
+]
 # Flower's simulation engine is its extra: flwr[simulation].
 _FLOWER = ['flwr>=1.41,<2']
 _LOGS = ['pyarrow>=14']
@@ -112,6 +117,7 @@ setuptools.setup(
   extras_require={
     'tff': _TFF,
     'jax': _JAX,
+    'optimizer': _OPTIMIZER,
     'flower': _FLOWER,
     'logs': _LOGS,
     'plots': _PLOTS,

@@ -227,6 +227,8 @@ _CASES: dict[str, Callable[[], Any]] = {
   'large': bench_run.large,
   'large_optimisation': bench_optimize.large_optimisation,
   'long_optimisation': bench_optimize.long_optimisation,
+  'in_tensorflow': bench_optimize.in_tensorflow,
+  'largest_error': bench_optimize.largest_error,
   'loss': bench_optimize.losses,
   'normals': bench_noise.normals,
   'observe': bench_logs.observe,

@@ -86,6 +86,8 @@ def optimisations() -> list[dict[str, Any]]:
       *(
         _case('banded-inverse', 2052, six, bands=bands) for bands in (4, 16, 64)
       ),
+      _case('dense', 128, participation.MinSep(32)),
+      _case('dense', 256, participation.MinSep(64)),
       _case('lti', 10**5, six),
       _case('dp-cgd', 10**5, six),
     )
@@ -105,6 +107,46 @@ def long_optimisation() -> dict[str, Any]:
   from tff_bandmf import participation
 
   return _once(*_case('banded', 10**6, participation.Single(), bands=16))
+
+
+def in_tensorflow() -> Iterator[dict[str, Any]]:
+  """Yields the CPU time of `banded` searches in TensorFlow and in NumPy.
+
+  The time excludes the import of TensorFlow and includes its compilation.
+  """
+  from tff_bandmf import participation
+  from tff_bandmf.optimize import banded, in_tensorflow, solver
+
+  for rounds, bands, goal in ((1024, 32, 3.0), (2052, 342, 30.0)):
+    problem = solver.Problem(rounds, participation.Single())
+    began = time.process_time()
+    ours = banded.optimize_banded(problem, bands)
+    numpy_seconds = time.process_time() - began
+    began = time.process_time()
+    optimized = in_tensorflow.banded(problem, bands)
+    seconds = time.process_time() - began
+    yield {
+      'rounds': rounds,
+      'bands': bands,
+      'cpu_seconds': seconds,
+      'goal_cpu_seconds': goal,
+      'numpy_cpu_seconds': numpy_seconds,
+      'ratio': seconds / numpy_seconds,
+      'loss': optimized.loss,
+      'numpy_loss': ours.loss,
+      'evaluations': optimized.evaluations,
+      'converged': optimized.converged,
+    }
+
+
+def largest_error() -> dict[str, Any]:
+  """Returns the time and the loss of a search for the least largest error."""
+  from tff_bandmf import participation
+
+  case = _case(
+    'banded', 4096, participation.Single(), bands=16, objective='max'
+  )
+  return {**_once(*case), 'goal_cpu_seconds': 60.0}
 
 
 def choices() -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 import typing
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -13,7 +14,7 @@ from tff_bandmf import participation as participation_lib
 
 # Value of `privacy.family` for a run without noise and without a guarantee.
 NO_NOISE = 'none'
-FAMILIES = (NO_NOISE, *strategies.FAMILIES)
+FAMILIES = (NO_NOISE, *strategies.SEARCHED)
 PREFIX = 'prefix'
 MOMENTUM = 'momentum'
 SGD = 'sgd'
@@ -177,15 +178,16 @@ class Privacy:
   """The mechanism, the participation and the target guarantee.
 
   Attributes:
-    family: name of a strategy family; 'none' trains without noise and without
-      a guarantee.
+    family: name of a strategy family, or path of a strategy file; 'none' trains
+      without noise and without a guarantee.
     parameters: parameters of the family. In a file each parameter is a key of
       [privacy]. The optimiser chooses the parameters that are not given.
     workload: 'prefix' to minimise the error of prefix sums of updates, or
       'momentum' to minimise the error of the models that the server's SGD
       computes with its momentum and its learning rates.
     objective: 'mean' to minimise the mean over the rounds of the squared error,
-      or 'max' to minimise its maximum.
+      'max' to minimise its maximum, or 'last' to minimise that of the last
+      round.
     min_sep: integer >= 1. With participation = 'min-sep', two rounds r1 < r2 of
       a client have r2 - r1 >= min_sep. With 'budget', min_sep and
       max_participations define the largest sensitivity of a client. With
@@ -264,6 +266,11 @@ class Privacy:
   sampling_prob: Optional[float] = None
 
   @property
+  def is_file(self) -> bool:
+    """Whether `family` is the path of a strategy file."""
+    return bool(pathlib.Path(self.family).suffix)
+
+  @property
   def clip(self) -> Any:
     """The clip, constant or adaptive."""
     return clips.of(
@@ -317,8 +324,13 @@ class Config:
         f'privacy.simulated_clients_per_round={simulated}: must exceed '
         f'training.clients_per_round={training.clients_per_round}; leave it out'
       )
-    _check_one_of('privacy.family', privacy.family, FAMILIES)
-    _check_one_of('privacy.objective', privacy.objective, ('mean', 'max'))
+    if not privacy.is_file:
+      _check_one_of('privacy.family', privacy.family, FAMILIES)
+    _check_one_of(
+      'privacy.objective',
+      privacy.objective,
+      (workloads.MEAN, workloads.MAX, workloads.LAST),
+    )
     if privacy.delta >= 1:
       raise errors.value_error(
         f'privacy.delta={privacy.delta}: must be below 1; use less than 1 / '
@@ -400,6 +412,13 @@ class Config:
     """Raises ValueError if the family does not take one of the parameters."""
     given = self.privacy.parameters
     if self.privacy.family == NO_NOISE:
+      return
+    if self.privacy.is_file:
+      for name, value in given.items():
+        raise errors.value_error(
+          f'privacy.{name}={value}: the strategy in '
+          f'privacy.family={self.privacy.family} is complete; leave it out'
+        )
       return
     try:
       strategies.families.get(self.privacy.family).checked(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import pathlib
 import re
 from typing import Any, Optional
 
@@ -42,8 +43,10 @@ def changed(
 
 
 def _family(name: Any) -> Optional[strategies.Family]:
-  """Returns the family with this name; None for a run without noise."""
-  return None if name == config_lib.NO_NOISE else strategies.families.get(name)
+  """Returns the family with this name; None for a file, or without noise."""
+  if name == config_lib.NO_NOISE or pathlib.Path(str(name)).suffix:
+    return None
+  return strategies.families.get(name)
 
 
 def to_tree(config: config_lib.Config) -> dict[str, Any]:

@@ -138,6 +138,15 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   Raises:
     ValueError: a parameter is out of range, or the optimiser did not converge.
   """
+  if config.privacy.is_file:
+    strategy, _ = strategies.load(config.privacy.family)
+    if strategy.rounds != config.training.rounds:
+      raise errors.value_error(
+        f'privacy.family={config.privacy.family}: is for {strategy.rounds} '
+        f'rounds, not for training.rounds={config.training.rounds}; give a '
+        'strategy of as many rounds'
+      )
+    return strategy
   optimized = optimize.optimize(**strategy_request(config))
   if not optimized.converged:
     raise errors.value_error(

@@ -158,7 +158,7 @@ def test_signature_of_a_plan_has_types_and_defaults(site):
     'l2_norm_clip: float | Sequence[float] | clips.AdaptiveClip',
     'epsilon: float | None = None',
     " = 'best', memory_copies: int | None = None",
-    "objective: str = 'mean'",
+    "objective: str | Sequence[float] = 'mean'",
     'clients_per_unit: int = 1',
   ):
     assert part in signature

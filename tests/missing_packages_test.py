@@ -36,6 +36,18 @@ _URL = 'postgresql+psycopg2://localhost/none'
     ('tensorflow_federated', 'tff', 'import tff_bandmf.aggregator'),
     ('tensorflow_federated', 'tff', 'import tff_bandmf.tff.runtime'),
     ('tensorflow', 'tff', 'from tff_bandmf.query import GraphClipping'),
+    (
+      'tensorflow',
+      'optimizer',
+      'from tff_bandmf import optimize; optimize.minimize',
+    ),
+    (
+      'tensorflow',
+      'optimizer',
+      'from tff_bandmf import optimize, participation, workloads\n'
+      'optimize.optimize("banded", 2, participation.Single(), '
+      'workloads.Workload(matrix=[[1, 0], [1, 1]]), bands=1)',
+    ),
     ('tensorflow_privacy', 'tff', 'from tff_bandmf.query import GraphClipping'),
     ('matplotlib', 'plots', _PLAN + 'plan.sweep().plot()'),
     ('psycopg2', 'postgresql', f'{_PLAN}tff_bandmf.Run("r", plan, ledger="X")'),

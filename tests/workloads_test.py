@@ -135,7 +135,14 @@ def test_prefix_sums_are_tri():
 
 
 @pytest.mark.parametrize(
-  'workload', [workloads.PREFIX, workloads.Workload(0.9, 0.1, 0.25)]
+  'workload',
+  [
+    workloads.PREFIX,
+    workloads.Workload(0.9, 0.1, 0.25),
+    workloads.Workload(0.5, weight_decay=0.1),
+    workloads.Workload(0.5, weight_decay=0.1, learning_rates=[1.0, 0.0]),
+    workloads.Workload(matrix=[[1.0, 0.0], [0.5, 0.0]]),
+  ],
 )
 def test_json_object_reads_back(workload):
   record = workload.to_dict()

@@ -18,9 +18,10 @@ import concurrent.futures
 import dataclasses
 import math
 import os
+import pathlib
 import threading
 from collections.abc import Iterable
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 from tff_bandmf import (
   accounting,
@@ -70,6 +71,7 @@ class Choice:
     copies: number of copies of the model that the noise keeps, >= 0.
     normals: number of normals that the noise draws for one coordinate and
       round, >= 1; see `Strategy.normals`.
+    ranked: root of the error by which the choices are ranked, for a clip of 1.
   """
 
   guarantee: accounting.Guarantee
@@ -78,6 +80,7 @@ class Choice:
   converged: bool
   copies: int
   normals: float
+  ranked: float
 
   @property
   def strategy(self) -> strategies.Strategy:
@@ -104,9 +107,11 @@ def choose(
   target: Target,
   *,
   memory_copies: Optional[int] = None,
-  objective: str = optimize.MEAN,
+  objective: workloads.Objective = optimize.MEAN,
   workload: workloads.Workload = workloads.PREFIX,
-  families: Optional[Iterable[str]] = None,
+  families: Optional[
+    Iterable[Union[str, os.PathLike[str], strategies.Strategy]]
+  ] = None,
   progress: Callable[[str], None] = lambda family: None,
 ) -> Ranking:
   """Returns the families that fit in memory, ranked by error at `target`.
@@ -127,9 +132,11 @@ def choose(
     memory_copies: limit on the vectors of past noise in memory, each of the
       model's size, >= 0; None for no limit. If C^-1 has few bands and its noise
       needs more, the noise keeps none, and `Choice.normals` has the cost.
-    objective: error to minimise and rank by, `optimize.MEAN` or `optimize.MAX`.
+    objective: error to minimise and rank by: `optimize.MEAN`, `MAX`, `LAST`, or
+      a weight for each round.
     workload: matrix A that turns released sums into models.
-    families: names of the families to compare; None for all families.
+    families: names of the families to compare, strategies, or paths of strategy
+      files; None for all families that are searched for.
     progress: function that is called with the name of each finished family.
 
   Raises:
@@ -144,10 +151,15 @@ def choose(
   ['dp-cgd', 'identity']
   """
   participation.check_cohorts(cohorts)
-  declared = [
-    strategies.families.get(family)
-    for family in families or strategies.FAMILIES
-  ]
+  # The families, and the strategies of files, by their names.
+  declared: dict[str, Union[strategies.Family, strategies.Strategy]] = {}
+  for each in families or strategies.SEARCHED:
+    if isinstance(each, strategies.Strategy):
+      declared[f'{each.family} {each.digest()[:8]}'] = each
+    elif pathlib.Path(each).suffix:
+      declared[os.fspath(each)] = strategies.load(each)[0]
+    else:
+      declared[os.fspath(each)] = strategies.families.get(each)
   stopped = threading.Event()
 
   def stop(loss):
@@ -156,7 +168,18 @@ def choose(
     if stopped.is_set():
       raise KeyboardInterrupt
 
-  def searched(family: strategies.Family) -> list[optimize.Optimized]:
+  def searched(
+    family: Union[strategies.Family, strategies.Strategy],
+  ) -> list[optimize.Optimized]:
+    noise = accounting.needed_noise(
+      cohorts, rounds, target.epsilon, target.delta
+    )
+    if isinstance(family, strategies.Strategy):
+      _check_given(family, rounds, memory_copies)
+      problem = optimize.Problem(
+        rounds, cohorts.schema.typical, workload, objective, noise=noise
+      )
+      return [problem.evaluated(family)]
     return [
       optimize.optimize(
         family.name,
@@ -166,9 +189,7 @@ def choose(
         objective,
         memory_copies=memory_copies,
         callback=stop,
-        noise=accounting.needed_noise(
-          cohorts, rounds, target.epsilon, target.delta
-        ),
+        noise=noise,
         **parameters,
       )
       for parameters in _parameters(family, rounds, cohorts, memory_copies)
@@ -192,9 +213,12 @@ def choose(
         delta=target.delta,
         samples=samples,
       )
-      rmse, max_rmse = (
+      rmse, max_rmse, ranked = (
         guarantee.z_stddev_per_clip * math.sqrt(error)
-        for error in best.strategy.errors(workload)
+        for error in (
+          *best.strategy.errors(workload),
+          best.strategy.error(workload, objective),
+        )
       )
       choices.append(
         Choice(
@@ -204,6 +228,7 @@ def choose(
           best.converged,
           best.strategy.copies(memory_copies),
           best.strategy.normals(memory_copies),
+          ranked,
         )
       )
     return choices
@@ -217,7 +242,8 @@ def choose(
       name = running[done]
       try:
         yield name, done.result()
-      except ValueError as error:
+      # TensorFlow may be missing for a family.
+      except (ImportError, ValueError) as error:
         reasons[name] = str(error)
         progress(name)
 
@@ -228,8 +254,11 @@ def choose(
       results = dict(
         finished(
           {
-            pool.submit(searched, family): family.name
-            for family in sorted(declared, key=lambda each: not each.optimizer)
+            pool.submit(searched, declared[name]): name
+            for name in sorted(
+              declared,
+              key=lambda name: not getattr(declared[name], 'optimizer', ''),
+            )
           }
         )
       )
@@ -247,16 +276,14 @@ def choose(
       stopped.set()
       pool.shutdown(cancel_futures=True)
       raise
-  names = [family.name for family in declared]
-  left_out = {name: reasons[name] for name in names if name in reasons}
-  choices = [each for name in names for each in by_family.get(name, [])]
+  left_out = {name: reasons[name] for name in declared if name in reasons}
+  choices = [each for name in declared for each in by_family.get(name, [])]
   if not choices:
     raise errors.value_error(
       f'families={", ".join(left_out)}: none fits; '
       f'{next(iter(left_out.values()), "name one").rstrip(".")}'
     )
-  key = 'rmse' if objective == optimize.MEAN else 'max_rmse'
-  choices.sort(key=lambda choice: getattr(choice, key))
+  choices.sort(key=lambda choice: choice.ranked)
   return Ranking(tuple(choices), left_out)
 
 
@@ -271,6 +298,22 @@ def _count(cohorts: participation.Cohorts, loss_ratio: float) -> Optional[int]:
   if sampled is None or sampled.samples is None or loss_ratio <= _CLOSE**2:
     return None
   return sampled.samples // _FEWER
+
+
+def _check_given(
+  strategy: strategies.Strategy, rounds: int, memory_copies: Optional[int]
+) -> None:
+  """Raises ValueError if a strategy does not fit the rounds or memory."""
+  if strategy.rounds != rounds:
+    raise errors.value_error(
+      f'families={strategy.family}: is for {strategy.rounds} rounds, not for '
+      f'rounds={rounds}; give a strategy of as many rounds'
+    )
+  if memory_copies is not None and strategy.least_copies > memory_copies:
+    raise errors.value_error(
+      f'memory_copies={memory_copies}: {strategy.family} keeps '
+      f'{strategy.least_copies} copies of the model; allow as many'
+    )
 
 
 def _parameters(

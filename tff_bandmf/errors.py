@@ -155,14 +155,16 @@ def needs_tff(module: str) -> ImportError:
   )
 
 
-def needs(package: str, what: str) -> ImportError:
+def needs(package: str, what: str, extra: str = '') -> ImportError:
   """Returns the error if a package of an extra is not installed.
 
   Args:
     package: name by which the package is imported, a key of `EXTRAS`.
     what: feature that needs the package.
+    extra: the extra that installs the package; by default that of `EXTRAS`.
   """
-  name, extra = EXTRAS[package]
+  name, usual = EXTRAS[package]
+  extra = extra or usual
   remedy = install(extra)
   if extra.startswith('tff'):
     remedy += ', on Python 3.9 to 3.11'
@@ -171,33 +173,37 @@ def needs(package: str, what: str) -> ImportError:
   return not_installed(package, f'{what} needs {name}', remedy)
 
 
-def missing(error: BaseException, what: str) -> Optional[ImportError]:
+def missing(
+  error: BaseException, what: str, extra: str = ''
+) -> Optional[ImportError]:
   """Returns the error for a failed import of such a package, else None.
 
   Args:
     error: any exception.
     what: feature that needs the package.
+    extra: see `needs`.
   """
   package = str(getattr(error, 'name', '')).partition('.')[0]
   if isinstance(error, ModuleNotFoundError):
     if package == 'tensorflow_federated':
       return needs_tff(what)
     if package in EXTRAS:
-      return needs(package, what)
+      return needs(package, what, extra)
   return None
 
 
 @contextlib.contextmanager
-def importing(what: str) -> Iterator[None]:
+def importing(what: str, extra: str = '') -> Iterator[None]:
   """Raises the error of `missing` if an import in a `with` block fails.
 
   Args:
     what: feature that needs the packages.
+    extra: see `needs`.
   """
   try:
     yield
   except ModuleNotFoundError as error:
-    better = missing(error, what)
+    better = missing(error, what, extra)
     if better is None:
       raise
     raise better from error

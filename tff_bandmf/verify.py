@@ -104,9 +104,16 @@ def online_tree(n):  # C with the noise of Honaker's prefix sums.
     prefix.append(sum(nodes))
   noise = np.diff(prefix, axis=0, prepend=0)
   return np.linalg.inv(np.linalg.cholesky(noise @ noise.T))
+CUSTOM = {'coefficients': 'banded-toeplitz', 'rows': 'banded',
+          'inverse_coefficients': 'banded-inverse', 'values': 'dense'}
+def family_of(strategy):  # The family whose C has these numbers.
+  family = strategy['family'].replace('robust', 'banded')
+  if family == 'custom':
+    family = CUSTOM.get(next(iter(strategy.get('arrays') or {}), ''), family)
+  return family
 def matrix(strategy):
   """Returns C, [n, n]; for Toeplitz C at most its first MOST_ROUNDS rounds."""
-  family, n = strategy['family'].replace('robust', 'banded'), strategy['rounds']
+  family, n = family_of(strategy), strategy['rounds']
   p = {**strategy.get('arrays', {}), **strategy['parameters']}
   if family in COLUMNS and not p.get('column_normalize'):
     n = min(n, MOST_ROUNDS)
@@ -1084,7 +1091,7 @@ def check_report(report, run, strategy, facts):
       'delta': delta, 'amplified': report['epsilon'] if amplified else None,
       'name': 'this run'}, 'the run makes')
     column = toeplitz(first)
-    if strategy['family'].replace('robust', 'banded') not in COLUMNS:
+    if family_of(strategy.content) not in COLUMNS:
       report.hold(('check', 'runs', spot, 'series'), None, 'C is not Toeplitz:')
     elif column is not None and not first['normalized']:
       first_column = facts.whole[:len(column), 0]

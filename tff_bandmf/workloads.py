@@ -1,31 +1,44 @@
-"""The workload matrix A of SGD: prefix sums, momentum, learning rates.
+"""The workload matrix A of SGD, and the error of a run.
 
 | symbol | name here        | meaning                                        |
 |--------|------------------|------------------------------------------------|
 | beta   | `momentum`       | momentum of the server's SGD, 0 for plain SGD  |
 | eta_t  | `learning_rates` | learning rate of round t, relative to the peak |
+| d_t    | `decays`         | factor of the model in round t, 1 without      |
+|        |                  | weight decay                                   |
 | M      | `column`         | M[t, i] = beta^(t - i) for i <= t, Toeplitz    |
 | h      | `polynomial`     | first column of M^-1: h(x) = 1 - beta x        |
-| A      | `matrix`         | tri(n) diag(eta) M; row t gives the model      |
-|        |                  | after round t                                  |
+| A      | `matrix`         | A_t = d_t A_{t-1} + eta_t M_t; row t gives the |
+|        |                  | model after round t                            |
 
-Here n is the number of rounds, and tri(n) is the lower triangular matrix of
-ones. With momentum 0 and a constant learning rate, A = tri(n), whose rows give
-prefix sums. A^-1 has 2 bands, or 3 bands with momentum, for all learning rates.
-The code for errors and searches uses h in place of M. It is written for h of
-any degree with h_0 = 1.
+With momentum 0, no weight decay and a constant learning rate, A is the lower
+triangular matrix of ones, whose rows give prefix sums. A^-1 has 2 bands, or 3
+bands with momentum, for all learning rates above 0. The code for errors and
+searches uses h in place of M. It is written for h of any degree with h_0 = 1.
+A program may also give A itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import Optional
+from typing import Any, Callable, Optional, Union
 
 import attrs
 import numpy as np
 
 from tff_bandmf import _checks, _files, errors
 
+MEAN = 'mean'
+MAX = 'max'
+LAST = 'last'
+# The error of a run: `MEAN`, `MAX` or `LAST` of the errors of its rounds, or
+# their sum with one weight for each round, divided by the sum of the weights. A
+# search in TensorFlow also takes a function from the errors to a number.
+Objective = Union[str, tuple[float, ...], Callable[[Any], Any]]
+
+# Most rounds of a workload that is given as a matrix.
+MAX_MATRIX_ROUNDS = 4096
 # First and last learning rate of a schedule, relative to the peak.
 _LOWEST_RATE = 0.05
 
@@ -47,9 +60,52 @@ def _cooldown(value: float) -> float:
   return _checks.between('cooldown', value, 0, 1, 'give a fraction')
 
 
+def _weight_decay(value: float) -> float:
+  return _checks.between('weight_decay', value, 0, 1, 'give a fraction')
+
+
+def _rates(values: Any) -> Optional[tuple[float, ...]]:
+  if values is None:
+    return None
+  rates = _checks.real_array('learning_rates', values)
+  if (
+    rates.ndim != 1
+    or not np.any(rates)
+    or not np.all((0 <= rates) & (rates < np.inf))
+  ):
+    raise errors.value_error(
+      'learning_rates: must be one number >= 0 for each round, not all 0; give '
+      'a list'
+    )
+  return tuple(rates.tolist())
+
+
+def _given_matrix(values: Any) -> Optional[np.ndarray]:
+  if values is None:
+    return None
+  matrix = _checks.real_array('matrix', values)
+  shape = matrix.shape
+  if len(shape) != 2 or shape[0] != shape[1] or not np.any(matrix):
+    raise errors.value_error(
+      f'matrix.shape={shape}: must be [rounds, rounds], and not 0; row t gives '
+      'the model after round t'
+    )
+  if len(matrix) > MAX_MATRIX_ROUNDS:
+    raise errors.value_error(
+      f'matrix.shape={shape}: has at most {MAX_MATRIX_ROUNDS} rounds; give '
+      'learning rates, momentum and weight decay instead'
+    )
+  if np.any(np.triu(matrix, 1)) or not np.all(np.isfinite(matrix)):
+    raise errors.value_error(
+      'matrix=an entry above the diagonal, or not finite: a model depends on '
+      'earlier rounds only; give a lower-triangular matrix'
+    )
+  return matrix
+
+
 @attrs.frozen
 class Workload:
-  """A = tri(n) diag(eta) M. [BandMF23, Sec 2 and App I]
+  """A_t = d_t A_{t-1} + eta_t M_t. [BandMF23, Sec 2 and App I]
 
   The learning rate rises linearly from 5% to 100% of its peak over the first
   rounds, a fraction `warmup` of all rounds, and falls linearly back to 5% over
@@ -60,15 +116,24 @@ class Workload:
     warmup: fraction of the rounds in which the learning rate rises, in [0, 1].
     cooldown: fraction of the rounds in which the learning rate falls, in
       [0, 1 - warmup].
+    weight_decay: fraction of the model that a round of learning rate 1 removes:
+      d_t = 1 - weight_decay * eta_t, which must not be below 0.
+    learning_rates: argument only: eta of each round, >= 0, in place of `warmup`
+      and `cooldown`.
+    matrix: argument only: A, [rounds, rounds] lower-triangular, at most 4096
+      rounds, in place of all others.
 
   Raises:
     TypeError: a value is not a number.
-    ValueError: a value is out of range.
+    ValueError: a value is out of range, or values contradict each other.
 
   >>> Workload(momentum=0.5).matrix(3)
   array([[1.  , 0.  , 0.  ],
          [1.5 , 1.  , 0.  ],
          [1.75, 1.5 , 1.  ]])
+  >>> Workload(learning_rates=[1.0, 0.5], weight_decay=0.5).matrix(2)
+  array([[1.  , 0.  ],
+         [0.75, 0.5 ]])
   """
 
   momentum: float = attrs.field(
@@ -92,6 +157,22 @@ class Workload:
       'at the end.'
     },
   )
+  weight_decay: float = attrs.field(
+    default=0.0,
+    converter=_weight_decay,
+    metadata={
+      'about': 'Fraction of the model that a round at the peak learning rate '
+      'removes.'
+    },
+  )
+  _learning_rates: Optional[tuple[float, ...]] = attrs.field(
+    default=None, converter=_rates
+  )
+  _matrix: Optional[np.ndarray] = attrs.field(
+    default=None,
+    converter=_given_matrix,
+    eq=lambda matrix: None if matrix is None else matrix.tobytes(),
+  )
 
   def __attrs_post_init__(self):
     if self.warmup + self.cooldown > 1:
@@ -99,21 +180,54 @@ class Workload:
         f'cooldown={self.cooldown}: cooldown + warmup must be at most 1, and '
         f'warmup={self.warmup}; use smaller fractions'
       )
+    if self._learning_rates and self.warmup + self.cooldown:
+      raise errors.value_error(
+        f'learning_rates: do not go with warmup={self.warmup} or '
+        f'cooldown={self.cooldown}; give the rate of every round'
+      )
+    if self.weight_decay * max(self._learning_rates or [1.0]) > 1:
+      raise errors.value_error(
+        f'weight_decay={self.weight_decay}: times a learning rate must be at '
+        'most 1; use a smaller one'
+      )
+    if self._matrix is not None and attrs.evolve(self, matrix=None) != PREFIX:
+      raise errors.value_error(
+        'matrix: is the whole workload; leave momentum, weight decay and '
+        'learning rates out'
+      )
 
   @property
   def name(self) -> str:
-    """Name of the workload: 'prefix' or 'momentum'."""
+    """Name of the workload: 'prefix', 'momentum' or 'matrix'."""
+    if self._matrix is not None:
+      return 'matrix'
     return 'prefix' if self == PREFIX else 'momentum'
 
   @property
   def is_toeplitz(self) -> bool:
     """Whether the learning rate is constant, so that A is Toeplitz."""
-    return not (self.warmup or self.cooldown)
+    given = self._learning_rates is not None or self._matrix is not None
+    return not (self.warmup or self.cooldown or given)
+
+  @property
+  def inverse_bands(self) -> Optional[int]:
+    """The number of bands of A^-1; None if it is not known to have few."""
+    if self._matrix is not None or 0.0 in (self._learning_rates or ()):
+      return None
+    return len(self.polynomial) + 1
+
+  @property
+  def steps(self) -> np.ndarray:
+    """The coefficients of 1 / A(x), if A is Toeplitz, float64."""
+    return np.convolve([1.0, self.weight_decay - 1.0], self.polynomial)
 
   @property
   def unscheduled(self) -> Workload:
     """The same workload with a constant learning rate."""
-    return attrs.evolve(self, warmup=0.0, cooldown=0.0)
+    return Workload(
+      self.momentum,
+      weight_decay=0.0 if self._learning_rates else self.weight_decay,
+    )
 
   @property
   def polynomial(self) -> np.ndarray:
@@ -129,7 +243,14 @@ class Workload:
     return self.momentum ** np.arange(terms, dtype=float)
 
   def learning_rates(self, rounds: int) -> np.ndarray:
-    """Returns eta of each round, [rounds] float64 in (0, 1]."""
+    """Returns eta of each round, [rounds] float64, >= 0.
+
+    Raises:
+      ValueError: the learning rates are given for another number of rounds.
+    """
+    if self._learning_rates is not None:
+      _check_rounds('learning_rates', self._learning_rates, rounds)
+      return np.array(self._learning_rates)
     rates = np.ones(rounds)
     rising, falling = (
       int(round(part * rounds)) for part in (self.warmup, self.cooldown)
@@ -140,11 +261,15 @@ class Workload:
       rates[-falling:] = np.linspace(1, _LOWEST_RATE, falling + 1)[1:]
     return rates
 
+  def decays(self, rounds: int) -> np.ndarray:
+    """Returns d of each round, [rounds] float64 in [0, 1]."""
+    return 1 - self.weight_decay * self.learning_rates(rounds)
+
   def inverse_rows(self, rounds: int) -> np.ndarray:
     """Returns the bands of A^-1, row by row.
 
-      A^-1 = M^-1 diag(1 / eta) tri^-1
-      R[t, s] = h_s / eta_{t-s} - h_{s-1} / eta_{t-s+1}
+      A^-1 = M^-1 diag(1 / eta) (I - diag(d) shift)
+      R[t, s] = h_s / eta_{t-s} - h_{s-1} d_{t-s+1} / eta_{t-s+1}
 
     Returns:
       [rounds, degree of h + 2] float64 array R with R[t, s] = A^-1[t, t - s],
@@ -152,37 +277,84 @@ class Workload:
     """
     h = np.trim_zeros(self.polynomial, 'b')
     inverse = 1 / self.learning_rates(rounds)
+    later = inverse * self.decays(rounds)
     rows = np.zeros((rounds, len(h) + 1))
     for s, weight in enumerate(h[:rounds]):
       rows[s:, s] += weight * inverse[: rounds - s]
-      rows[s + 1 :, s + 1] -= weight * inverse[1 : rounds - s]
+      rows[s + 1 :, s + 1] -= weight * later[1 : rounds - s]
     return rows
 
   def matrix(self, rounds: int) -> np.ndarray:
     """Returns A as a dense [rounds, rounds] float64 array."""
+    if self._matrix is not None:
+      _check_rounds('matrix', self._matrix, rounds)
+      return self._matrix
     lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
     m = np.where(lags >= 0, self.column(rounds)[np.maximum(lags, 0)], 0.0)
-    return np.cumsum(self.learning_rates(rounds)[:, None] * m, axis=0)
+    return self.summed(self.learning_rates(rounds)[:, None] * m)
+
+  def summed(self, steps: np.ndarray) -> np.ndarray:
+    """Returns the models of steps: row t is d_t times row t - 1, plus steps_t.
+
+    Args:
+      steps: [rounds, ...] float64.
+    """
+    if not self.weight_decay:
+      return np.cumsum(steps, axis=0)
+    models = np.array(steps)
+    for t, decay in enumerate(self.decays(len(models))[1:], 1):
+      models[t] += decay * models[t - 1]
+    return models
+
+  def summed_back(self, by_models: np.ndarray) -> np.ndarray:
+    """Returns the gradient by the argument of `summed`, of the same shape."""
+    if not self.weight_decay:
+      return np.cumsum(by_models[::-1], axis=0)[::-1]
+    by_steps = np.array(by_models)
+    for t, decay in reversed(
+      list(enumerate(self.decays(len(by_steps))[1:], 1))
+    ):
+      by_steps[t - 1] += decay * by_steps[t]
+    return by_steps
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the workload as a JSON object; `from_dict` reads it back."""
-    return {'workload': self.name, **attrs.asdict(self)}
+    if self._matrix is not None:
+      return {'workload': self.name, 'matrix': self._matrix.tolist()}
+    record = {name: getattr(self, name) for name in PARAMETERS}
+    if not self.weight_decay:
+      del record['weight_decay']
+    if self._learning_rates is not None:
+      record['learning_rates'] = list(self._learning_rates)
+    return {'workload': self.name, **record}
+
+
+def _check_rounds(name: str, values: Any, rounds: int) -> None:
+  """Raises ValueError unless `values` has one entry for each round."""
+  if len(values) != rounds:
+    raise errors.value_error(
+      f'{name}={len(values)} rounds: the run has {rounds}; give one for each '
+      'round'
+    )
 
 
 PREFIX = Workload()
-# Description of each attribute of a workload, for --help.
+# Description of each number that describes a workload, for --help.
 PARAMETERS = {
-  field.name: field.metadata['about'] for field in attrs.fields(Workload)
+  field.name: field.metadata['about']
+  for field in attrs.fields(Workload)
+  if field.metadata
 }
 
 
-def from_name(name: str, **parameters: Optional[float]) -> Workload:
+def from_name(name: str, **parameters: Any) -> Workload:
   """Returns the workload called `name`.
 
   Args:
-    name: 'prefix' or 'momentum'.
-    **parameters: attributes of the workload. An attribute that is None counts
-      as missing. The workload 'momentum' requires the attribute `momentum`.
+    name: 'prefix', 'momentum' or 'matrix'.
+    **parameters: arguments of `Workload`. An argument that is None counts as
+      missing. The workload 'momentum' requires the argument `momentum`, and
+      the workload 'matrix' the argument `matrix`.
 
   Raises:
     ValueError: the name is unknown, or a parameter is missing or does not
@@ -197,16 +369,16 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
           'momentum'
         )
     return PREFIX
-  if name == 'momentum':
-    if 'momentum' not in given:
-      raise errors.value_error(
-        'momentum=None: workload momentum needs it; give momentum, or 0 if '
-        'only the learning rate varies'
-      )
-    return Workload(**given)
-  raise errors.value_error(
-    f'workload={name}: is not known; use prefix or momentum'
-  )
+  if name not in ('momentum', 'matrix'):
+    raise errors.value_error(
+      f'workload={name}: is not known; use prefix, momentum or matrix'
+    )
+  if name not in given:
+    raise errors.value_error(
+      f'{name}=None: workload {name} needs it; give {name}'
+      + ', or 0 if only the learning rate varies' * (name == 'momentum')
+    )
+  return Workload(**given)
 
 
 def from_dict(record: Mapping[str, _files.Json]) -> Workload:
@@ -217,10 +389,67 @@ def from_dict(record: Mapping[str, _files.Json]) -> Workload:
       not a number.
     ValueError: a value is out of range.
   """
-  if list(record) != ['workload', *PARAMETERS]:
+  parameters, same = dict(record), False
+  if {'momentum', 'matrix'} & {*record}:
+    with contextlib.suppress(KeyError, TypeError):
+      workload = from_name(parameters.pop('workload'), **parameters)
+      same = list(workload.to_dict()) == list(record)
+  if not same:
     raise errors.type_error(
-      f'workload={dict(record)}: must have {", ".join(PARAMETERS)}; write it '
-      'with to_dict'
+      f'workload={dict(record)}: is not the result of to_dict; write it with '
+      'to_dict'
     )
-  parameters = dict(record)
-  return from_name(parameters.pop('workload'), **parameters)
+  return workload
+
+
+def check_objective(
+  objective: object, rounds: Optional[int] = None
+) -> Objective:
+  """Returns an objective; a list becomes a tuple.
+
+  Args:
+    objective: see `Objective`; no function.
+    rounds: number of rounds; None if it is not known yet.
+
+  Raises:
+    TypeError: a weight is not a number.
+    ValueError: the objective is not known, or its weights are wrong.
+  """
+  if isinstance(objective, str) or objective is None:
+    if objective not in (MEAN, MAX, LAST):
+      raise errors.value_error(
+        f'objective={objective}: is not known; use mean, max, last, or a '
+        'weight for each round'
+      )
+    return objective
+  if callable(objective):
+    raise errors.type_error(
+      'objective=a function: cannot be stored in a plan or a file; give it to '
+      'optimize.minimize, and its strategy to the plan'
+    )
+  weights = _checks.real_array('objective', objective)
+  if (
+    weights.ndim != 1
+    or not np.all((0 <= weights) & (weights < np.inf))
+    or not np.any(weights)
+  ):
+    raise errors.value_error(
+      'objective: must be a list of weights >= 0, not all 0; give a weight for '
+      'each round'
+    )
+  if rounds is not None:
+    _check_rounds('objective', weights, rounds)
+  return tuple(weights.tolist())
+
+
+def weights(objective: Objective, rounds: int) -> np.ndarray:
+  """Returns the weight of each round in an error, [rounds] float64, of sum 1.
+
+  For `MAX` these are the weights of the mean, with which a search begins.
+  """
+  values = np.ones(rounds)
+  if objective == LAST:
+    values[:-1] = 0.0
+  elif not isinstance(objective, str) and not callable(objective):
+    values = np.array(objective)
+  return values / values.sum()

@@ -243,6 +243,8 @@ def _cached_strategy(
   """
   from simulations import training
 
+  if config.privacy.is_file:
+    return training.find_strategy(config)
   key = f'{version} {training.strategy_request(config)}'
   digest = hashlib.sha256(key.encode()).hexdigest()[:16]
   folder.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,10 @@ def test_interrupt_is_one_line_and_leaves_nothing(
 _BUILT = {
   name: example.flags
   for name, example in families.EXAMPLES.items()
-  if example.flags or not strategies.FAMILIES[name].optimizer
+  if example.flags
+  or not (
+    strategies.FAMILIES[name].optimizer or strategies.FAMILIES[name].forms
+  )
 }
 
 

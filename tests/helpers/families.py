@@ -103,6 +103,14 @@ def _rows(rounds):
   return rows * np.linspace(1, 1.5, rounds)[:, None]
 
 
+def _down(rows):
+  """Returns columns[j, s] = rows[j + s, s]."""
+  columns = np.zeros_like(rows)
+  for s, column in enumerate(rows.T):
+    columns[: len(rows) - s, s] = column[s:]
+  return columns
+
+
 def _of(kind, *drawn):
   return lambda rounds: st.builds(kind, st.just(rounds), *drawn)
 
@@ -169,6 +177,19 @@ EXAMPLES = {
   ),
   'dense': Example(
     lambda n: strategies.Dense(strategies.Banded(_rows(n)).matrix()), _dense
+  ),
+  'custom': Example(
+    lambda n: strategies.custom(n, inverse_coefficients=[1.0, -0.5, -0.2]),
+    lambda n: st.one_of(
+      _series(n).map(lambda c: strategies.custom(n, coefficients=c)),
+      _series(n).map(lambda r: strategies.custom(n, inverse_coefficients=r)),
+      _banded(n).map(lambda c: strategies.custom(matrix=c.matrix())),
+      st.integers(1, min(n, 4)).flatmap(
+        lambda bands: _lower(n, bands).map(
+          lambda rows: strategies.custom(columns=_down(rows))
+        )
+      ),
+    ),
   ),
   'tree': Example(
     strategies.Tree,

@@ -358,3 +358,12 @@ def test_interrupted_search_returns_the_best_so_far(objective):
 def test_bad_input_is_refused(problem, others, error, message):
   with pytest.raises(error, match=message):
     banded.optimize_banded(solver.Problem(*problem), *others)
+
+
+def test_largest_error_converges_in_few_evaluations():
+  problem = solver.Problem(
+    256, participation.Single(), objective=solver.MAX, max_evaluations=900
+  )
+  found = banded.optimize_banded(problem, 16)
+  assert found.converged
+  assert found.loss < 18.5525

@@ -237,11 +237,6 @@ def test_optimiser_that_is_cut_short_says_so():
       ValueError,
       'objective=median: .*known',
     ),
-    (
-      (10, 2, workloads.Workload(warmup=0.5)),
-      ValueError,
-      'workload=.*: .*constant',
-    ),
     ((10.0, 2), TypeError, 'rounds=10.0: .*integer'),
   ],
 )

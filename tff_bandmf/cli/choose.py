@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 from typing import Optional
 
@@ -34,7 +35,10 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
   if value is None:
     return tuple(strategies.FAMILIES)
   return tuple(
-    options.FAMILY.convert(name, param, ctx) for name in value.split(',')
+    name
+    if pathlib.Path(name).suffix
+    else options.FAMILY.convert(name, param, ctx)
+    for name in value.split(',')
   )
 
 
@@ -57,7 +61,8 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
   '--families',
   metavar='NAMES',
   callback=_families,
-  help='Families to compare, separated by commas.  [default: all]',
+  help='Families and strategy files to compare, separated by commas.  '
+  '[default: all families]',
 )
 @options.as_json
 def choose(

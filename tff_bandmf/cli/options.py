@@ -123,8 +123,9 @@ objective = click.option(
   '--objective',
   default='mean',
   show_default=True,
-  type=_OneOf(('mean', 'max')),
-  help='Error to minimise: the mean or the largest error of the rounds.',
+  type=_OneOf((workloads.MEAN, workloads.MAX, workloads.LAST)),
+  help='Error to minimise: the mean or the largest error of the rounds, or the '
+  'error of the last one.',
 )
 epsilon = click.option(
   '--epsilon',

@@ -1,4 +1,39 @@
-"""The search for good strategies, in NumPy and SciPy."""
+"""The search for good strategies: SciPy's, of losses in NumPy or TensorFlow.
 
+TensorFlow is imported when a search needs it: for a C of one's own, and for the
+family `banded` with a workload that is given as a matrix.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tff_bandmf import errors
 from tff_bandmf.optimize.families import optimize
-from tff_bandmf.optimize.solver import MAX, MEAN, Noise, Optimized
+from tff_bandmf.optimize.solver import (
+  LAST,
+  MAX,
+  MEAN,
+  Noise,
+  Optimized,
+  Problem,
+)
+
+if TYPE_CHECKING:
+  from tff_bandmf.optimize.in_tensorflow import (
+    Columns,
+    Gram,
+    Inverse,
+    Toeplitz,
+    minimize,
+  )
+
+_IN_TENSORFLOW = ('Columns', 'Gram', 'Inverse', 'Toeplitz', 'minimize')
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _IN_TENSORFLOW:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  with errors.importing(f'optimize.{name}', 'optimizer'):
+    return getattr(importlib.import_module(f'{__name__}.in_tensorflow'), name)

@@ -6,25 +6,13 @@
 | A      | workload, [n, n]                                                |
 | X      | C^T C, which has the bands of C above and below its diagonal    |
 | e_t    | squared norm of row t of A C^-1, times sens(C)^2                |
-| w_t    | weight of e_t, positive; the sum of all weights is 1            |
-| p      | power in the loss of the largest error, >= 1                    |
+| w_t    | weight of e_t; the sum of all weights is 1                      |
 
-  minimise log mean(e), or log max(e), over C scaled to sensitivity 1
+  minimise log sum_t w_t e_t, or log max(e), over C scaled to sensitivity 1
 
-The largest error is minimised by the method of multipliers on
-
-  loss(C; w, p) = log (sum_t w_t e_t^p)^(1/p)
-  v_t = w_t e_t^(p-1) / sum_s w_s e_s^(p-1)
-
-After each minimisation v replaces w, and p grows from 1 to 256. If C minimises
-loss(.; w, p), it also minimises sum_t v_t e_t, because both gradients at C are
-parallel, e_t is convex in X, and X ranges over a convex set. So
-
-  sum_t v_t e_t <= least possible max(e) <= max(e)
-
-and the search ends when sum_t v_t e_t is nearly max(e). For a Toeplitz C the
-first inequality is not proved; if the two numbers stay apart, the search
-reports that it has not converged.
+`solver.search` minimises the largest error. For a Toeplitz C its lower bound is
+not proved; if the bound and the error stay apart, the search reports that it
+has not converged.
 
 The optimum is defined in [BandMF23, Sec 4 and App B]. The module `covariance`
 computes e and its gradient.
@@ -32,34 +20,25 @@ computes e and its gradient.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from collections.abc import Iterable
 from typing import Callable, Optional, Union
 
+import attrs
 import numpy as np
 import scipy.linalg
 import scipy.special
 
-from tff_bandmf import _blas, errors, strategies, workloads
+from tff_bandmf import _blas, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, series, solver, toeplitz
 from tff_bandmf.strategies import base
 
 # The search ends if an iteration decreases the log loss by less than this.
 _TOLERANCE = 1e-10
-# Largest number of evaluations with the same weights w.
-_STAGE_EVALUATIONS = 200
-# Powers p of the first stages, and the power of all later stages. A stage is a
-# minimisation with the same w and p.
-_POWERS = (1.0, 4.0, 16.0, 64.0)
-_LAST_POWER = 256.0
-# Fraction of the sum of all w_t that is divided equally among the rounds,
-# because a weight of 0 could never grow again.
-_LEAST_WEIGHT = 1e-2
 # Largest log(max(e) / lower bound) at which the search has converged.
 _GAP = 1e-4
+# Least sum of weights that the scale of a column counts.
+_LEAST_CURVATURE = 1e-4
 # Number of past gradients that L-BFGS stores. Each of them takes 2 n b numbers,
 # and with more of them the search is hardly faster.
 _CORRECTIONS = 5
@@ -119,38 +98,24 @@ def optimize_banded(
     groups, sets = _check_epochs(rounds, schema), 1
   if problem.noise:
     return _optimize_sampled(problem, bands)
-  toeplitz_start = _toeplitz_start(problem, bands)
-  inside = np.add.outer(np.arange(rounds), np.arange(bands)) < rounds
-  columns = np.where(inside, toeplitz_start, 0.0)
-  columns /= np.linalg.norm(columns, axis=1, keepdims=True)
-  if groups == rounds:
-    # Columns are scaled to norm 1 later, so their norms here are free. A change
-    # of the parameters turns a column in inverse proportion to its squared
-    # norm. The curvature of the loss by column j grows with n - j, so the norm
-    # decreases with j.
-    columns *= np.sqrt(np.arange(rounds, 0, -1) / rounds)[:, None]
-
-  # The parameters are the rows of Z in C = Z T, where T is the Toeplitz matrix
-  # at which the search starts. The second derivative of a sum of e_t in
-  # direction D of C is about |A C^-1 D C^-1|^2. A direction E of Z gives D =
-  # E T and about |A C^-1 E|^2, which varies less with the direction. So the
-  # search needs half as many steps as with the rows of C.
-  times = scipy.linalg.toeplitz(
-    toeplitz_start[0] * np.eye(1, bands)[0], toeplitz_start
-  )
+  coordinates = Coordinates.of_problem(problem, bands, groups == rounds)
 
   def to_columns(parameters):
-    columns, scaled_back = _scaled(_columns(parameters @ times), groups)
+    columns, scaled_back = _scaled(coordinates.columns(parameters), groups)
 
     def pullback(by_columns):
-      return _rows(scaled_back(by_columns)) @ times.T
+      return _rows(scaled_back(by_columns)) @ coordinates.times.T
 
     return columns, math.log(sets), 0.0, pullback
 
-  start = scipy.linalg.solve_triangular(times, _rows(columns).T, trans='T').T
+  def restart(x, weights):
+    return coordinates.parameters(coordinates.columns(x), weights)
+
+  start = coordinates.start(problem.weights)
   with _blas.one_thread():
-    minimum = _search(to_columns, start, problem, None)
-  columns, *_ = to_columns(minimum.x.reshape(columns.shape))
+    loss = Loss(to_columns, (rounds, bands), problem, restart)
+    minimum = _search(loss, start, problem, None)
+  columns, *_ = to_columns(minimum.x.reshape(rounds, bands))
   strategy = strategies.Banded(_rows(columns))
   sums = np.bincount(
     np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns)
@@ -184,9 +149,66 @@ def _optimize_sampled(
   bounds = np.zeros((*start.shape, 2))
   bounds[..., 1] = np.where(_inside(np.ones(bands), problem.rounds), np.inf, 0)
   bounds[:, 0, 0] = _LEAST_DIAGONAL
-  minimum = _search(to_columns, start, problem, bounds.reshape(-1, 2).tolist())
+  loss = Loss(to_columns, start.shape, problem)
+  limits = bounds.reshape(-1, 2).tolist()
+  minimum = _search(loss, start.reshape(-1), problem, limits)
   strategy = strategies.Banded(_rows(minimum.x.reshape(start.shape)))
   return problem.evaluated(strategy, minimum)
+
+
+@attrs.frozen(eq=False)
+class Coordinates:
+  """The rows of Z in C = Z T, where T is the Toeplitz C of the start.
+
+  The second derivative of a sum of e_t in direction D of C is about
+  |A C^-1 D C^-1|^2. A direction E of Z gives D = E T and about |A C^-1 E|^2,
+  which varies less with the direction. So a search over Z needs half as many
+  steps as one over the rows of C.
+
+  Attributes:
+    rounds: n.
+    coefficients: first column of T, [b] float64.
+    times: the b x b part of T that each row of Z is multiplied by.
+    free_norms: whether columns are scaled later, so that their norms are free.
+  """
+
+  rounds: int
+  coefficients: np.ndarray
+  times: np.ndarray
+  free_norms: bool
+
+  @classmethod
+  def of_problem(
+    cls, problem: solver.Problem, bands: int, free_norms: bool = True
+  ) -> Coordinates:
+    """Returns the coordinates of C with this number of bands."""
+    start = _toeplitz_start(problem, bands)
+    times = scipy.linalg.toeplitz(start[0] * np.eye(1, bands)[0], start)
+    return cls(problem.rounds, start, times, free_norms)
+
+  def start(self, weights: np.ndarray) -> np.ndarray:
+    """Returns the parameters of T for weights of the rounds, [n]."""
+    return self.parameters(_inside(self.coefficients, self.rounds), weights)
+
+  def columns(self, x: np.ndarray) -> np.ndarray:
+    """Returns the columns of C, [n, b], for parameters x."""
+    return _columns(x.reshape(self.rounds, -1) @ self.times)
+
+  def parameters(self, columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns the parameters, [n * b] float64, of the columns of C.
+
+    If the norms of columns are free, they are chosen here. A change of the
+    parameters turns a column in inverse proportion to its squared norm. The
+    curvature of the loss by column j grows with the sum of the weights of
+    rounds t >= j, so the squared norm is this sum.
+    """
+    columns = columns / np.linalg.norm(columns, axis=1, keepdims=True)
+    if self.free_norms:
+      later = np.cumsum(weights[::-1])[::-1]
+      columns *= np.sqrt(np.maximum(later, _LEAST_CURVATURE))[:, None]
+    return scipy.linalg.solve_triangular(
+      self.times, _rows(columns).T, trans='T'
+    ).T.reshape(-1)
 
 
 def unit_column_loss(rounds: int, bands: int) -> Loss:
@@ -204,7 +226,8 @@ def unit_column_loss(rounds: int, bands: int) -> Loss:
     scaled, pullback = _scaled(_inside(columns, rounds), rounds)
     return scaled, 0.0, 0.0, pullback
 
-  return Loss(to_columns, (rounds, bands), rounds, workloads.PREFIX)
+  single = solver.Problem(rounds, participation_lib.Single())
+  return Loss(to_columns, (rounds, bands), single)
 
 
 def optimize_banded_toeplitz_scheduled(
@@ -227,7 +250,7 @@ def optimize_banded_toeplitz_scheduled(
   Raises:
     ValueError: a value is out of range.
 
-  >>> from tff_bandmf import participation
+  >>> from tff_bandmf import participation, workloads
   >>> workload = workloads.Workload(cooldown=0.25)
   >>> problem = solver.Problem(64, participation.Single(), workload)
   >>> found = optimize_banded_toeplitz_scheduled(problem, 8)
@@ -241,7 +264,9 @@ def optimize_banded_toeplitz_scheduled(
     minimum = solver.Minimum(start[1:], 0.0, 0, True)
   else:
     minimum = _search(
-      lambda free: _toeplitz_columns(free, problem),
+      Loss(
+        lambda free: _toeplitz_columns(free, problem), (bands - 1,), problem
+      ),
       start[1:],
       problem,
       [(0.0, 1.0)] * (bands - 1),
@@ -285,7 +310,8 @@ def _check_epochs(
 def _sampled_toeplitz(
   problem: solver.Problem, bands: int
 ) -> solver.Optimized[strategies.BandedToeplitz]:
-  if problem.workload.is_toeplitz:
+  workload = problem.workload
+  if workload.is_toeplitz or workload.inverse_bands is None:
     return toeplitz.optimize_banded_toeplitz(problem, bands)
   return optimize_banded_toeplitz_scheduled(problem, bands)
 
@@ -367,39 +393,30 @@ def _rows(columns: np.ndarray) -> np.ndarray:
   return rows
 
 
-class Loss:
-  """The loss of the module docstring, as a function of the parameters of C.
-
-  Attributes:
-    log_weights: [n] float64, log w.
-    power: p.
-    least: least log max(e) so far; infinity if `keep_best` is not set.
-    best: parameters with this log max(e); empty if there are none yet.
-  """
+class Loss(solver.Loss):
+  """The loss of the module docstring, as a function of the parameters of C."""
 
   def __init__(
     self,
     to_columns: _ToColumns,
     shape: tuple[int, ...],
-    rounds: int,
-    workload: workloads.Workload,
-    keep_best: bool = False,
+    problem: solver.Problem,
+    restart: Optional[Callable[..., np.ndarray]] = None,
   ):
-    self.log_weights = np.full(rounds, -np.log(rounds))
-    self.power = 1.0
-    self.least = np.inf
-    self.best = np.empty(0)
+    super().__init__(problem)
     self._shape = shape
-    self._keep_best = keep_best
     self._to_columns = to_columns
-    self._inverse_rows = workload.inverse_rows(rounds)
+    self._restart = restart
+    self._inverse_rows = problem.workload.inverse_rows(problem.rounds)
 
-  def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns the loss and its gradient at x, [parameters]."""
+  def restart(self, x, weights):
+    return x if self._restart is None else self._restart(x, weights)
+
+  def evaluate(self, x):
     parameters = x.reshape(self._shape)
     if parameters.ndim == 2 and np.min(parameters[:, 0]) <= 0:
       # A diagonal entry of C is not positive: the loss counts as infinite.
-      return np.inf, np.zeros_like(x)
+      return np.inf, np.zeros_like(x), np.full(len(self.log_weights), np.inf)
     with np.errstate(all='ignore'):
       columns, log_sens, by_sens, pullback = self._to_columns(parameters)
       e, errors_back = covariance.per_query_errors(
@@ -412,91 +429,26 @@ class Loss:
         errors_back(np.exp(terms - total) / e), self._inverse_rows
       )
       gradient = pullback(by_columns) + by_sens
-    if self._keep_best:
-      most = log_sens + float(np.max(log_e))
-      if most < self.least:
-        self.least, self.best = most, x.copy()
-    return log_sens + float(total / self.power), gradient.reshape(-1)
-
-  def log_errors(self, x: np.ndarray) -> np.ndarray:
-    """Returns log e at x, [n] float64."""
-    columns, log_sens, *_ = self._to_columns(x.reshape(self._shape))
-    e, _ = covariance.per_query_errors(
-      covariance.times_inverse_workload(columns, self._inverse_rows)
+    return (
+      log_sens + float(total / self.power),
+      gradient.reshape(-1),
+      log_sens + log_e,
     )
-    return log_sens + np.log(e)
 
 
 def _search(
-  to_columns: _ToColumns,
+  loss: Loss,
   start: np.ndarray,
   problem: solver.Problem,
   bounds: Optional[list[tuple[float, float]]],
 ) -> solver.Minimum:
-  """Returns the minimum of the log loss, with parameters as a flat array."""
-  is_max, callback = problem.objective == solver.MAX, problem.callback
-  loss = Loss(to_columns, start.shape, problem.rounds, problem.workload, is_max)
-
-  minimize = functools.partial(
-    solver.minimize,
+  """Returns the minimum of the log loss."""
+  return solver.search(
     loss,
-    bounds=bounds,
-    callback=callback
-    and (
-      lambda value: callback(float(np.exp(loss.least if is_max else value)))
-    ),
+    start,
+    problem,
+    bounds,
     tolerance=series.SAMPLED_TOLERANCE if problem.noise else _TOLERANCE,
     corrections=_CORRECTIONS,
-  )
-  if is_max:
-    most = problem.max_evaluations
-    powers: Iterable[float] = _POWERS
-    if not problem.noise:
-      powers = itertools.chain(_POWERS, itertools.repeat(_LAST_POWER))
-    return _search_max(loss, start.reshape(-1), minimize, most, powers)
-  return minimize(start.reshape(-1), max_evaluations=problem.max_evaluations)
-
-
-def _search_max(
-  loss: Loss,
-  x: np.ndarray,
-  minimize: Callable[..., solver.Minimum],
-  max_evaluations: int,
-  powers: Iterable[float],
-) -> solver.Minimum:
-  """Returns the minimum of log max(e), with parameters as a flat array."""
-  converged = interrupted = False
-  evaluations = 0
-  try:
-    log_e = loss.log_errors(x)
-    for power in powers:
-      loss.power = power
-      before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
-      left = min(_STAGE_EVALUATIONS, max_evaluations - evaluations)
-      minimum = minimize(x, max_evaluations=left)
-      x, interrupted = minimum.x, minimum.interrupted
-      log_e = loss.log_errors(x)
-      evaluations += minimum.evaluations + 1
-      weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
-      lower_bound = np.log(weights @ np.exp(log_e))
-      # The lower bound holds only at a minimum of the loss of this stage. So
-      # the decrease of the loss in this stage is added to the gap.
-      converged = bool(
-        loss.least - lower_bound + before - minimum.value <= _GAP
-      )
-      if converged or interrupted or evaluations >= max_evaluations:
-        break
-      loss.log_weights = np.log(
-        (1 - _LEAST_WEIGHT) * weights + _LEAST_WEIGHT / len(weights)
-      )
-  except KeyboardInterrupt:
-    if not np.isfinite(loss.least):
-      raise
-    interrupted = True
-  return solver.Minimum(
-    loss.best,
-    loss.least,
-    evaluations,
-    converged and not interrupted,
-    interrupted,
+    gap=_GAP,
   )

@@ -295,7 +295,7 @@ def optimize_blt(
   (84.32293, True)
   """
   _checks.count('buffers', buffers, 'give the number of buffers')
-  rounds, is_toeplitz = problem.rounds, problem.workload.is_toeplitz
+  rounds = problem.rounds
   if rounds == 1:  # Every BLT of one round is C = 1.
     return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
@@ -305,7 +305,8 @@ def optimize_blt(
   # With learning rates the search for the least maximal error is slow, so it
   # starts from the strategy of least mean error, which is close. The search for
   # sampled cohorts is slow too, and starts from the best strategy without them.
-  is_slow = not is_toeplitz and problem.objective != solver.MEAN
+  is_toeplitz = problem.workload.is_toeplitz
+  is_slow = not is_toeplitz and problem.objective == solver.MAX
   easier = attrs.evolve(problem, noise=None)
   if is_slow:
     easier = attrs.evolve(easier, objective=solver.MEAN)

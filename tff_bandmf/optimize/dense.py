@@ -6,7 +6,7 @@
 | A      | workload, [n, n]                                                   |
 | X      | C^T C                                                              |
 | e_t    | error of round t, the squared L2 norm of row t of A C^-1           |
-| w_t    | weight of e_t, with sum 1: 1 / n (mean), or a variable (max)       |
+| w_t    | weight of e_t, with sum 1; for the largest error, a variable       |
 | W      | A^T diag(w) A                                                      |
 | M      | dual variables of the sensitivity, [n, n], positive definite       |
 | m, d   | diag(M), diag(X)                                                   |
@@ -69,8 +69,8 @@ import attrs
 import numpy as np
 import scipy
 
+from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import strategies
 from tff_bandmf.optimize import dense_multipliers, solver
 from tff_bandmf.strategies import base
 
@@ -124,9 +124,15 @@ class _Dual:
     self._problem = problem
     self._gap = gap
     rounds = problem.rounds
-    self._rates = problem.workload.learning_rates(rounds)[:, None]
+    workload = problem.workload
+    # Products with a matrix take O(n^3), as long as one evaluation.
+    self._workload: Optional[np.ndarray] = None
+    if workload.inverse_bands is None or workload.weight_decay:
+      self._workload = workload.matrix(rounds)
+    else:
+      self._rates = workload.learning_rates(rounds)[:, None]
     self._is_max = problem.objective == solver.MAX
-    self._roots = np.full((rounds, 1), rounds**-0.5)
+    self._roots = np.sqrt(problem.weights)[:, None]
     half = self._roots * self._summed(np.eye(rounds))
     if guess is None:
       # diag(W^1/2) is the fixed-point iterate that follows M = identity.
@@ -241,14 +247,18 @@ class _Dual:
     return self.loss <= (1 + self._gap) * self.lower_bound
 
   def _summed(self, rows):
-    """Returns A @ rows, in O(n^2)."""
+    """Returns A @ rows, in O(n^2) if A has few parameters."""
+    if self._workload is not None:
+      return self._workload @ rows
     h = self._problem.workload.polynomial
     return np.cumsum(
       self._rates * scipy.signal.lfilter([1.0], h, rows, axis=0), axis=0
     )
 
   def _transposed(self, rows):
-    """Returns A^T @ rows, in O(n^2)."""
+    """Returns A^T @ rows, in O(n^2) if A has few parameters."""
+    if self._workload is not None:
+      return self._workload.T @ rows
     h = self._problem.workload.polynomial
     later = self._rates[::-1] * np.cumsum(rows[::-1], axis=0)
     return scipy.signal.lfilter([1.0], h, later, axis=0)[::-1]
@@ -301,8 +311,15 @@ def optimize_dense(
   >>> round(found.loss, 4), found.converged
   (2.3313, True)
   """
-  of_mean = attrs.evolve(problem, objective=solver.MEAN)
+  of_mean = problem
+  if problem.objective == solver.MAX:
+    of_mean = attrs.evolve(problem, objective=solver.MEAN)
   base.check_dense(problem.rounds)
+  if not np.all(problem.weights):
+    raise errors.value_error(
+      'objective=weights of 0: the best dense C would be singular; give each '
+      'round a weight above 0, or use a family of few bands'
+    )
   left, callback = problem.max_evaluations, problem.callback
   interrupted = False
 

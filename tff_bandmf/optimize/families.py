@@ -26,7 +26,7 @@ def optimize(
   rounds: int,
   participation: participation_lib.Participation,
   workload: workloads.Workload = workloads.PREFIX,
-  objective: str = solver.MEAN,
+  objective: workloads.Objective = solver.MEAN,
   *,
   memory_copies: Optional[int] = None,
   callback: Optional[solver.Callback] = None,
@@ -40,7 +40,8 @@ def optimize(
     rounds: number of rounds.
     participation: schema under which the sensitivity is computed.
     workload: workload under which the error is computed.
-    objective: `MEAN` or `MAX` over the per-query errors.
+    objective: `MEAN`, `MAX` or `LAST` of the per-query errors, or a weight for
+      each round.
     memory_copies: limit on the vectors of past noise in memory, each of the
       model's size, >= 0; None for no limit.
     callback: function that is called during the search with the best loss so
@@ -60,6 +61,13 @@ def optimize(
   0.98
   """
   declared = families.get(family)
+  if declared.forms:
+    raise errors.value_error(
+      f'family={family}: is given by numbers and not searched for by its name; '
+      'give its file, strategies.custom, or a function to optimize.minimize'
+    )
+  if callable(objective):
+    workloads.check_objective(objective)
   # Under a budget, C is optimised for the schema that defines the budget.
   participation = participation.typical
   request = _Request(

@@ -25,6 +25,11 @@ _Request = request_lib.Request
 
 def banded(request: _Request) -> solver.Optimized:
   """Returns the best C with `request.bands` bands."""
+  if request.workload.inverse_bands is None:
+    with errors.importing('family banded with this workload', 'optimizer'):
+      from tff_bandmf.optimize import in_tensorflow
+
+    return in_tensorflow.banded(request, request.bands)
   return banded_lib.optimize_banded(
     request,
     request.bands,
@@ -105,7 +110,8 @@ def _toeplitz(
   request: _Request, bands: int
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns an optimised banded Toeplitz strategy."""
-  if request.workload.is_toeplitz:
+  workload = request.workload
+  if workload.is_toeplitz or workload.inverse_bands is None:
     return toeplitz_lib.optimize_banded_toeplitz(request, bands)
   return banded_lib.optimize_banded_toeplitz_scheduled(request, bands)
 

@@ -38,13 +38,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Callable, Optional
 
 import numpy as np
 import scipy
 import scipy.special
 
-from tff_bandmf import errors
+from tff_bandmf import errors, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import solver
 
@@ -195,7 +196,6 @@ class Objective:
         many rounds.
     """
     rounds, workload = problem.rounds, problem.workload
-    is_mean = problem.objective == solver.MEAN
     self._build = build
     self._problem = problem
     self._falls = falls
@@ -207,21 +207,20 @@ class Objective:
     self._norms: tuple[float, ...] = (1.0,)
     self._error: _Error
     if workload.is_toeplitz:
-      weights = 1 - np.arange(rounds) / rounds if is_mean else np.ones(rounds)
-      steps = np.convolve([1.0, -1.0], workload.polynomial)
+      weights = np.ones(rounds)
+      if problem.objective != solver.MAX:
+        weights = np.cumsum(problem.weights[::-1])[::-1]
+      steps = workload.steps
       self._error = lambda inverse, norm: _toeplitz_error(
         inverse, weights, steps
       )
-    elif is_mean:
-      form = _mean_form(workload.learning_rates(rounds))
-      steps = workload.polynomial
+    elif problem.objective != solver.MAX:
+      form, steps = _mean_form(problem), workload.polynomial
       self._error = lambda inverse, norm: _scheduled_mean(inverse, form, steps)
     else:
-      rates = workload.learning_rates(rounds)
-      steps = workload.polynomial
       self._norms = _NORMS
       self._error = lambda inverse, norm: _scheduled_max(
-        inverse, rates, norm, steps
+        inverse, norm, workload
       )
 
   def __call__(
@@ -372,27 +371,32 @@ def _scheduled_mean(
 
 
 def _scheduled_max(
-  inverse: np.ndarray, rates: np.ndarray, norm: float, steps: np.ndarray
+  inverse: np.ndarray, norm: float, workload: workloads.Workload
 ) -> tuple[float, np.ndarray]:
   """Returns (sum_t e_t^p)^(1 / p) and its gradient by r.
 
   Args:
     inverse: r, [n] float64.
-    rates: eta, [n] float64.
     norm: p.
-    steps: coefficients of h(x).
+    workload: A.
   """
   n = len(inverse)
+  given, steps = workload.name == 'matrix', workload.polynomial
   v = divide(inverse, steps)
   # Row t of `windows` is v_t, ..., v_0, 0, ..., a part of the reversed v.
   reversed_v = np.concatenate([v[::-1], np.zeros(n - 1)])
   windows = np.lib.stride_tricks.sliding_window_view(reversed_v, n)[::-1]
-  b = np.cumsum(rates[:, None] * windows, axis=0)
+  rates = workload.learning_rates(n)[:, None]
+  b = (
+    workload.matrix(n) @ windows if given else workload.summed(rates * windows)
+  )
   log_e = np.log(np.einsum('ij,ij->i', b, b))
   log_error = scipy.special.logsumexp(norm * log_e) / norm
   by_e = np.exp((norm - 1) * log_e - (norm - 1) * log_error)
   b *= 2 * by_e[:, None]
-  by_rows = np.cumsum(b[::-1], axis=0)[::-1] * rates[:, None]
+  by_rows = (
+    workload.matrix(n).T @ b if given else rates * workload.summed_back(b)
+  )
   # Entry l of `by_v` is the sum of the entries [s, s - l] of `by_rows`.
   padded = np.zeros((n, 2 * n))
   padded[:, n:] = by_rows
@@ -403,15 +407,39 @@ def _scheduled_max(
   return float(np.exp(log_error)), divide_back(by_v, steps)
 
 
-def _mean_form(rates: np.ndarray) -> np.ndarray:
+def _mean_form(problem: solver.Problem) -> np.ndarray:
   """Returns Q, [n, n] float64.
 
-  n Q[a, a - l] = sum_{s>=a} eta_s eta_{s-l} (n - s)
+    Q[a, a - l] = sum_{s>=a} eta_s eta_{s-l} d_s ... d_{s-l+1} N_s
+    N_s = a_s + d_{s+1}^2 N_{s+1}
+
+  where a_s is the weight of the error of round s. If A is given as a matrix,
+
+    Q[a, a - l] = sum_{s>=a} (A^T diag(a) A)[s, s - l]
   """
-  n = len(rates)
-  form = np.zeros((n, n))
-  left = rates * np.arange(n, 0, -1) / n
-  for lag in range(n):
+  n, workload = problem.rounds, problem.workload
+  left, form = problem.weights, np.zeros((n, n))
+  if workload.name == 'matrix':
+    matrix = workload.matrix(n)
+    gram = matrix.T @ (left[:, None] * matrix)
+    products = iter([np.diagonal(gram, -lag) for lag in range(n)])
+  else:
+    rates, decays = workload.learning_rates(n), workload.decays(n)
+    for s in range(n - 2, -1, -1):
+      left[s] += decays[s + 1] ** 2 * left[s + 1]
+    products = _lagged(left * rates, rates, decays)
+  for lag, product in enumerate(products):
     a = np.arange(lag, n)
-    form[a, a - lag] = np.cumsum((left[lag:] * rates[: n - lag])[::-1])[::-1]
+    form[a, a - lag] = np.cumsum(product[::-1])[::-1]
   return np.tril(form) + np.tril(form, -1).T
+
+
+def _lagged(
+  left: np.ndarray, rates: np.ndarray, decays: np.ndarray
+) -> Iterator[np.ndarray]:
+  """Yields left_s eta_{s-l} d_s ... d_{s-l+1} for s >= l, for l = 0, 1, ...."""
+  for lag in range(len(rates)):
+    yield left[lag:] * rates[: len(rates) - lag]
+    left = left * np.concatenate(
+      [decays[: lag + 1] * 0, decays[1 : len(decays) - lag]]
+    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Sequence
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from typing import Callable, Generic, Optional, Protocol, TypeVar, Union
 
 import attrs
 import numpy as np
 import scipy.optimize
+import scipy.special
 
 from tff_bandmf import (
   _checks,
@@ -20,13 +25,27 @@ from tff_bandmf import (
 )
 from tff_bandmf import participation as participation_lib
 
-MEAN = 'mean'
-MAX = 'max'
+MEAN = workloads.MEAN
+MAX = workloads.MAX
+LAST = workloads.LAST
 MAX_EVALUATIONS = 2000
 TOLERANCE = 1e-15
+# Powers p of the first stages of a search for the largest error, and the power
+# of all later stages; largest numbers of evaluations of these stages. A stage
+# is a minimisation with the same w and p.
+_POWERS, _FEW_EVALUATIONS = (4.0, 16.0, 64.0), 60
+_LAST_POWER, _STAGE_EVALUATIONS = 256.0, 200
+# Fraction of the sum of all w_t that is divided equally among the rounds, since
+# a weight of 0 could never grow again; its bound in later stages; and its
+# factor for each later stage that converges.
+_LEAST_WEIGHT, _LATER_WEIGHT, _FALL = 1e-2, 1e-3, 0.1
+# The search goes on until it proves this fraction of the gap.
+_MARGIN = 0.25
 
 # Function that is called after every iteration with the best loss so far.
 Callback = Callable[[float], None]
+# (low, high) of each parameter; None means no bound.
+Bounds = Sequence[tuple[Optional[float], Optional[float]]]
 
 
 StrategyT = TypeVar('StrategyT', bound=strategies.Strategy)
@@ -99,7 +118,9 @@ class Problem:
     rounds: n, number of rounds.
     participation: schema under which the sensitivity is computed.
     workload: A, the workload under which the error is computed.
-    objective: `MEAN` or `MAX` over the per-query errors.
+    objective: error of the rounds from their per-query errors: `MEAN`, `MAX`,
+      `LAST`, or a tuple with a weight >= 0 of each round. For a search in
+      TensorFlow, also a function from the errors, a tensor [n], to a tensor [].
     max_evaluations: largest number of evaluations of the loss, >= 1.
     callback: function that is called during the search with the best loss so
       far; None for no calls.
@@ -108,13 +129,14 @@ class Problem:
 
   Raises:
     TypeError: `rounds` is not an integer, or `participation` is not a schema.
-    ValueError: `rounds` is below 1, or the objective is unknown.
+    ValueError: `rounds` is below 1, or the objective is unknown or has wrong
+      weights.
   """
 
   rounds: int
   participation: participation_lib.Participation
   workload: workloads.Workload = workloads.PREFIX
-  objective: str = MEAN
+  objective: workloads.Objective = MEAN
   max_evaluations: int = MAX_EVALUATIONS
   callback: Optional[Callback] = attrs.field(default=None, eq=False)
   noise: Optional[Noise] = attrs.field(default=None, eq=False)
@@ -122,14 +144,17 @@ class Problem:
   def __attrs_post_init__(self):
     _checks.count('rounds', self.rounds, 'give the number of rounds')
     participation_lib.check(self.participation)
-    if self.objective not in (MEAN, MAX):
-      raise errors.value_error(
-        f'objective={self.objective}: is not known; use mean or max'
-      )
+    if not callable(self.objective):
+      workloads.check_objective(self.objective, self.rounds)
+
+  @property
+  def weights(self) -> np.ndarray:
+    """The weight of each round in the error, [n] float64, of sum 1."""
+    return workloads.weights(self.objective, self.rounds)
 
   def error(self, strategy: strategies.Strategy) -> float:
-    """Returns the mean or max error of a strategy."""
-    return strategy.errors(self.workload)[self.objective == MAX]
+    """Returns the error of a strategy."""
+    return strategy.error(self.workload, self.objective)
 
   def evaluated(
     self,
@@ -162,7 +187,7 @@ class Problem:
 def minimize(
   function: Callable[[np.ndarray], tuple[float, np.ndarray]],
   start: np.ndarray,
-  bounds: Optional[Sequence[tuple[Optional[float], Optional[float]]]] = None,
+  bounds: Optional[Bounds] = None,
   max_evaluations: int = MAX_EVALUATIONS,
   callback: Optional[Callback] = None,
   tolerance: float = TOLERANCE,
@@ -234,6 +259,138 @@ def minimize(
     evaluations=evaluations,
     converged=bool(success),
     interrupted=interrupted,
+  )
+
+
+class Loss(abc.ABC):
+  """log (sum_t w_t e_t^p)^(1/p) of the errors e_t of C, scaled to sens(C) = 1.
+
+  Attributes:
+    log_weights: [n] float64, log w.
+    power: p, >= 1.
+    least: least log max(e) so far; infinity at the start.
+    best: parameters with this log max(e); empty at the start.
+  """
+
+  def __init__(self, problem: Problem):
+    with np.errstate(divide='ignore'):
+      self.log_weights = np.log(problem.weights)
+    self.power = 1.0
+    self.least = np.inf
+    self.best = np.empty(0)
+
+  @abc.abstractmethod
+  def evaluate(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Returns the loss, its gradient at x, [parameters], and log e, [n]."""
+
+  def restart(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns parameters of the same C that suit a search with new weights.
+
+    Args:
+      x: [parameters] float64.
+      weights: [n] float64, of sum 1.
+    """
+    del weights
+    return x
+
+  def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns the loss and its gradient at x, [parameters]."""
+    value, gradient, log_e = self.evaluate(x)
+    most = np.max(log_e)
+    if most < self.least:
+      self.least, self.best = float(most), x.copy()
+    return value, gradient
+
+
+def search(
+  loss: Loss,
+  start: np.ndarray,
+  problem: Problem,
+  bounds: Optional[Bounds] = None,
+  *,
+  tolerance: float,
+  corrections: int,
+  gap: float,
+) -> Minimum:
+  """Returns the parameters of the least log error for sensitivity 1.
+
+  The largest error is minimised by the method of multipliers: the stages
+  minimise `loss` with weights w and a power p, and then the weights
+
+    v_t = w_t e_t^(p-1) / sum_s w_s e_s^(p-1)
+
+  replace w, while p grows from 4 to 256. If C minimises the loss of w and p, it
+  also minimises sum_t v_t e_t, because both gradients at C are parallel, e_t is
+  convex in X = C^T C, and X ranges over a convex set. So
+
+    sum_t v_t e_t <= least possible max(e) <= max(e)
+
+  and the search ends when sum_t v_t e_t is nearly max(e). If the parameters of
+  C do not form such a set, the first inequality is not proved; if the two
+  numbers stay apart, the search reports that it has not converged.
+
+  Args:
+    loss: the loss; its weights and its power change during the search.
+    start: [parameters] float64.
+    problem: the objective, and limits of the search.
+    bounds: (low, high) of each parameter; None means no bounds.
+    tolerance: see `minimize`.
+    corrections: see `minimize`.
+    gap: largest log(max(e) / lower bound) at which the search for the largest
+      error has converged.
+  """
+  is_max, callback = problem.objective == MAX, problem.callback
+  most = problem.max_evaluations
+  run = functools.partial(
+    minimize,
+    loss,
+    bounds=bounds,
+    callback=callback
+    and (lambda value: callback(math.exp(loss.least if is_max else value))),
+    tolerance=tolerance,
+    corrections=corrections,
+  )
+  if not is_max:
+    return run(start, max_evaluations=most)
+  x, evaluations, least = start, 1, _LEAST_WEIGHT
+  converged = interrupted = False
+  try:
+    log_e = loss.evaluate(x)[2]
+    powers: Iterable[float] = _POWERS
+    if not problem.noise:
+      powers = itertools.chain(_POWERS, itertools.repeat(_LAST_POWER))
+    for power in powers:
+      loss.power, is_last = power, power == _LAST_POWER
+      before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
+      size = _STAGE_EVALUATIONS if is_last else _FEW_EVALUATIONS
+      weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
+      minimum = run(
+        loss.restart(x, weights), max_evaluations=min(size, most - evaluations)
+      )
+      x, interrupted = minimum.x, minimum.interrupted
+      log_e = loss.evaluate(x)[2]
+      evaluations += minimum.evaluations + 1
+      weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
+      lower_bound = np.log(weights @ np.exp(log_e))
+      # The lower bound holds only at a minimum of the loss of this stage. So
+      # the decrease of the loss in this stage is added to the gap.
+      proven = loss.least - lower_bound + before - minimum.value
+      converged = converged or bool(proven <= gap)
+      if proven <= _MARGIN * gap or interrupted or evaluations >= most:
+        break
+      loss.log_weights = np.log((1 - least) * weights + least / len(weights))
+      if is_last:
+        least = min(least * (_FALL if minimum.converged else 1), _LATER_WEIGHT)
+  except KeyboardInterrupt:
+    if not np.isfinite(loss.least):
+      raise
+    interrupted = True
+  return Minimum(
+    loss.best,
+    loss.least,
+    evaluations,
+    converged and not interrupted,
+    interrupted,
   )
 
 

@@ -45,7 +45,7 @@ import attrs
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import errors, participation, strategies
+from tff_bandmf import participation, strategies, workloads
 from tff_bandmf.optimize import series, solver
 
 # The closed form is tried if n >= _ROUNDS_PER_BAND * b and
@@ -101,7 +101,9 @@ class _Settled:
   y = -v K^-1 dT/ds. The value of E stays the same; its derivative by s is 0.
   """
 
-  def __init__(self, rounds: int, objective: str, h: np.ndarray):
+  def __init__(
+    self, rounds: int, objective: workloads.Objective, h: np.ndarray
+  ):
     is_mean = objective == solver.MEAN
     self._u = (rounds + 1) / 2 if is_mean else rounds
     self._v = 1 / rounds if is_mean else 0.0
@@ -183,13 +185,12 @@ def optimize_banded_toeplitz(
 
   Args:
     problem: error to minimise; the search assumes that each client has only
-      one round, whatever its participation schema is. The workload must have a
-      constant learning rate.
+      one round, whatever its participation schema is.
     bands: b, at most n.
 
   Raises:
-    ValueError: a value is out of range, or the workload has a learning rate
-      schedule.
+    ValueError: a value is out of range, or there are learning rates and too
+      many rounds.
 
   >>> problem = solver.Problem(1000, participation.Single())
   >>> found = optimize_banded_toeplitz(problem, bands=16)
@@ -197,11 +198,6 @@ def optimize_banded_toeplitz(
   (39.415317, True)
   """
   start = strategies.BandedSqrt(problem.rounds, bands).coefficients
-  if not problem.workload.is_toeplitz:
-    raise errors.value_error(
-      f'workload={problem.workload}: must have a constant learning rate; use '
-      'family banded for a schedule'
-    )
   evaluations = 0
   for loss in _losses(problem, bands):
     minimum = solver.Minimum(start[1:], np.nan, 0, True)
@@ -232,9 +228,15 @@ def optimize_banded_toeplitz(
 
 def _losses(problem: solver.Problem, bands: int) -> Iterator[_Loss]:
   """Yields functions that compute the log loss, the fastest one first."""
-  h = problem.workload.polynomial
-  if not problem.noise and problem.rounds >= max(
-    _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / h.sum()
+  h, workload = problem.workload.polynomial, problem.workload
+  closed = (
+    not problem.noise and workload.is_toeplitz and not workload.weight_decay
+  )
+  if (
+    closed
+    and isinstance(problem.objective, str)
+    and problem.rounds
+    >= max(_ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / h.sum())
   ):
     yield _Settled(problem.rounds, problem.objective, h)
 

@@ -115,6 +115,12 @@ def _dimension(value: Optional[int]) -> Optional[int]:
   return _checks.count('dimension', value, 'the coordinates of the model')
 
 
+def _objective(
+  value: Union[str, Sequence[float]],
+) -> workloads.Objective:
+  return workloads.check_objective(value)
+
+
 def _clients_per_unit(value: int) -> int:
   return _checks.count('clients_per_unit', value, 'give 1 for one client')
 
@@ -153,9 +159,11 @@ class Request:
       1e-40.
     zeroing_norm: norm above which an update becomes zero, > 0. If None, no
       finite update becomes zero.
-    workload: linear map from released sums to models: prefix sums or momentum.
-    objective: 'mean' or 'max': whether strategies are optimised and ranked by
-      the mean or by the largest error of the rounds.
+    workload: linear map from released sums to models: prefix sums, momentum,
+      learning rates, weight decay, or a matrix.
+    objective: error of the run from those of its rounds, by which strategies
+      are optimised and ranked: 'mean', 'max', 'last', or a weight >= 0 of each
+      round.
     dimension: number of coordinates of the model, >= 1, with which the plan
       compares the noise with the updates; None if it is not known.
     clients_per_unit: largest number of clients of one unit of privacy, such as
@@ -193,7 +201,9 @@ class Request:
     default=None, converter=_zeroing_norm
   )
   workload: workloads.Workload = workloads.PREFIX
-  objective: str = 'mean'
+  objective: workloads.Objective = attrs.field(
+    default=workloads.MEAN, converter=_objective
+  )
   dimension: Optional[int] = attrs.field(default=None, converter=_dimension)
   clients_per_unit: int = attrs.field(default=1, converter=_clients_per_unit)
   stands_for: Optional[int] = None
@@ -234,6 +244,11 @@ class Request:
         f'stands_for={self.stands_for}: larger sampled cohorts amplify less; '
         'leave it out, or enforce a schema such as min-sep'
       )
+    workloads.check_objective(self.objective, self.rounds)
+    if self.workload.name != 'matrix':
+      self.workload.learning_rates(self.rounds)
+    else:
+      self.workload.matrix(self.rounds)
     schema = self.cohorts.schema
     if isinstance(schema, participation.Budget):
       schema.check_horizon(self.rounds)

@@ -194,7 +194,7 @@ def compared(request: request_lib.Request) -> tuple[str, ...]:
   ):
     mechanism = mechanism.family
   if mechanism == mechanism_lib.BEST:
-    return tuple(strategies.FAMILIES)
+    return strategies.SEARCHED
   cohorts = request.cohorts.for_cohort_size(request.clients_per_round)
   if (
     isinstance(mechanism, str)

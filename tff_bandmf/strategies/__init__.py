@@ -11,6 +11,7 @@ from tff_bandmf.strategies.banded_toeplitz import (
 from tff_bandmf.strategies.base import Strategy
 from tff_bandmf.strategies.blt import Blt
 from tff_bandmf.strategies.column_normalized import ColumnNormalized
+from tff_bandmf.strategies.custom import custom
 from tff_bandmf.strategies.dense import Dense, lower_factor
 from tff_bandmf.strategies.families import Family, Parameter
 from tff_bandmf.strategies.files import (
@@ -39,3 +40,5 @@ from tff_bandmf.strategies.tree import OnlineTree, Tree
 # All families, and the parameters of all of them, by their names.
 FAMILIES = families.known()
 PARAMETERS = families.parameters()
+# Names of the families that are made from parameters or by a search.
+SEARCHED = tuple(name for name, each in FAMILIES.items() if not each.forms)

@@ -240,6 +240,8 @@ class Strategy(abc.ABC):
     Raises:
       ValueError: n is too large for this family and workload.
     """
+    if workload.inverse_bands is None:
+      return per_query.of_matrix(self.matrix(), workload.matrix(self.rounds))
     if self.inverse_bands is not None:
       return per_query.of_banded_inverse(
         self.rounds, self.inverse_bands, self.inverse_band_rows, workload
@@ -258,6 +260,27 @@ class Strategy(abc.ABC):
     """
     per_query_errors = self.per_query_errors(workload)
     return float(per_query_errors.mean()), float(per_query_errors.max())
+
+  def error(
+    self, workload: workloads.Workload, objective: workloads.Objective
+  ) -> float:
+    """Returns the error of a run from e_t of its rounds.
+
+    Args:
+      workload: A.
+      objective: see `workloads.Objective`; or a function from e to the error.
+
+    Raises:
+      ValueError: n is too large for this family and workload.
+    """
+    if callable(objective):
+      return float(objective(self.per_query_errors(workload)))
+    if objective in (workloads.MEAN, workloads.MAX):
+      return self.errors(workload)[objective == workloads.MAX]
+    return float(
+      workloads.weights(objective, self.rounds)
+      @ self.per_query_errors(workload)
+    )
 
   def first_column(self) -> Optional[np.ndarray]:
     """Returns the first column, [bands] float64, if it defines C; else None."""

@@ -136,7 +136,7 @@ class ColumnNormalized(base.Strategy):
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     base.check_rounds(self.rounds)
-    if self.has_few_bands:
+    if self.has_few_bands or workload.inverse_bands is None:
       return super().per_query_errors(workload)
     return toeplitz.full_errors(self.toeplitz, self.column_norms, workload)
 

@@ -128,6 +128,9 @@ class Family:
       module.
     passes_on: whether the family takes all parameters of other families and
       passes them to the family of its blocks, as `Stamped` does.
+    forms: classes of the family's strategies if it has several; `kind` is one
+      of them. Their arrays have different names. A family of several forms is
+      given by numbers of the user, and no search makes it.
   """
 
   kind: type[Any]
@@ -137,6 +140,7 @@ class Family:
   memory: Memory = SOME_BANDS
   optimizer: str = ''
   passes_on: bool = False
+  forms: tuple[type[Any], ...] = ()
 
   @property
   def name(self) -> str:

@@ -109,11 +109,11 @@ def check_known(strategy: base.Strategy) -> None:
   # the noise of a run could be too little for it. Only classes of declared
   # families are written.
   # Guard: strategies_test.test_class_of_no_family_is_refused.
-  if declared is None or type(inner) is not declared.kind:
+  if declared is None or type(inner) not in (declared.kind, *declared.forms):
     raise errors.value_error(
       f'strategy={type(inner).__name__}: is not the class of a family, so '
-      'files of runs and plans cannot hold it; give its matrix as '
-      'strategies.Dense, or declare a family (CONTRIBUTING.md)'
+      'files of runs and plans cannot hold it; give its numbers to '
+      'strategies.custom, or declare a family (CONTRIBUTING.md)'
     )
 
 
@@ -383,7 +383,13 @@ def _build(
   normalize = fields.pop('column_normalize', False)
   if not isinstance(normalize, bool):
     raise TypeError('column_normalize must be true or false')
-  kind = families.known()[family].kind
+  declared = families.known()[family]
+  kind = next(
+    (
+      each for each in declared.forms if {*arrays} <= {*attrs.fields_dict(each)}
+    ),
+    declared.kind,
+  )
   if 'rounds' in attrs.fields_dict(kind):
     fields['rounds'] = rounds
   strategy = kind(**fields, **arrays)

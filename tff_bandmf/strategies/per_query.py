@@ -98,6 +98,14 @@ def of_banded_inverse(
   )
 
 
+def of_matrix(c: np.ndarray, workload: np.ndarray) -> np.ndarray:
+  """Returns e, [rounds] float64, of matrices C and A, [rounds, rounds] each."""
+  # The columns of (A C^-1)^T = C^-T A^T are the rows of A C^-1.
+  decoder = scipy.linalg.solve_triangular(c.T, workload.T, lower=False)
+  with np.errstate(over='ignore', invalid='ignore'):
+    return check_finite(np.einsum('ij,ij->j', decoder, decoder))
+
+
 def of_noise(
   rounds: int,
   left_bands: int,

@@ -75,8 +75,9 @@ class Toeplitz(base.Strategy):
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     """Returns w, [terms] float64, for a workload that is Toeplitz."""
-    summed = np.cumsum(self.inverse_column(terms))
-    return scipy.signal.lfilter([1.0], workload.polynomial, summed)
+    return scipy.signal.lfilter(
+      [1.0], workload.steps, self.inverse_column(terms)
+    )
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     t = np.arange(start, stop)[:, None]
@@ -116,7 +117,7 @@ class Toeplitz(base.Strategy):
       with np.errstate(over='ignore', invalid='ignore'):
         e = np.cumsum(self.weights(workload, self.rounds) ** 2)
       return _check_finite(e, self.bands)
-    if self.has_few_bands:
+    if self.has_few_bands or workload.inverse_bands is None:
       return super().per_query_errors(workload)
     return full_errors(self, np.ones(self.rounds), workload)
 
@@ -232,14 +233,15 @@ class RationalToeplitz(Toeplitz):
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
+    ones = (1 - workload.weight_decay) ** np.arange(terms, dtype=float)
     return scipy.signal.lfilter(
-      bottom, np.convolve(top, workload.polynomial), np.ones(terms)
+      bottom, np.convolve(top, workload.polynomial), ones
     )
 
   def errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> tuple[float, float]:
-    if not workload.is_toeplitz:
+    if not workload.is_toeplitz or workload.weight_decay:
       return super().errors(workload)
     top, bottom = self.polynomials()
     return _errors_to_the_limit(
@@ -320,9 +322,9 @@ def full_errors(
 ) -> np.ndarray:
   """Returns e for C D^-1, in O(n^2), if both C and C^-1 have many bands.
 
-  The workload is A with rows A_t = A_{t-1} + eta_t M_t, where eta_t is the
+  The workload is A with rows A_t = d_t A_{t-1} + eta_t M_t, where eta_t is the
   learning rate of round t and M the Toeplitz matrix of momentum. So row t of
-  A D C^-1 is its row t - 1 plus eta_t times row t of M D C^-1.
+  A D C^-1 is d_t times its row t - 1 plus eta_t times row t of M D C^-1.
 
   Args:
     strategy: C.
@@ -347,6 +349,7 @@ def full_errors(
   # Past rows of M D C^-1 that row t needs, the latest first.
   weights = -workload.polynomial[1:]
   earlier = [np.zeros(0) for _ in weights]
+  decays = workload.decays(rounds)
   for t, rate in enumerate(workload.learning_rates(rounds)):
     row = np.zeros(t + 1)
     for weight, before in zip(weights, earlier):
@@ -354,6 +357,7 @@ def full_errors(
     row += scale[t] * reversed_column[rounds - 1 - t :]
     earlier = [row, *earlier[:-1]]
     past = total[: t + 1]
+    past *= decays[t]
     past += rate * row
     e[t] = past @ past
   return _check_finite(e, strategy.bands)

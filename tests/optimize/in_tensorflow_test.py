@@ -1,0 +1,266 @@
+"""Tests of the search in TensorFlow, which is the oracle of other gradients."""
+
+import attrs
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bandmf import (
+  optimize,
+  participation,
+  sensitivity,
+  strategies,
+  workloads,
+)
+from tff_bandmf.optimize import (
+  banded,
+  blt,
+  in_tensorflow,
+  series,
+  solver,
+  toeplitz,
+)
+
+pytestmark = pytest.mark.slow
+
+_N = 24
+_SCHEMAS = [
+  participation.Single(),
+  participation.MinSep(6),
+  participation.MinSep(6, 2),
+  participation.FixedEpoch(6),
+  participation.FixedEpoch(5, 3),
+  participation.MinSep(1),
+]
+_RATES = np.random.default_rng(3).uniform(0.2, 1, _N)
+_WORKLOADS = [
+  workloads.PREFIX,
+  workloads.Workload(0.9),
+  workloads.Workload(0.8, weight_decay=0.1),
+  workloads.Workload(0.9, 0.2, 0.3),
+  workloads.Workload(0.5, weight_decay=0.2, learning_rates=_RATES),
+  workloads.Workload(learning_rates=np.r_[0.0, np.ones(_N - 1)]),
+  workloads.Workload(
+    matrix=np.tril(np.random.default_rng(4).normal(size=(_N, _N)))
+  ),
+]
+
+
+def _forms():
+  """Yields forms of C with few bands that fall, and the C of each."""
+  c = 0.7 ** np.arange(5)
+  yield in_tensorflow.Toeplitz(c), strategies.BandedToeplitz(_N, c)
+  r = np.array([1.0, -0.6, -0.1])
+  yield in_tensorflow.Inverse(r), strategies.BandedInverse(_N, r)
+  columns = c * np.linspace(1, 2, _N)[:, None]
+  banded_c = strategies.custom(columns=columns)
+  yield in_tensorflow.Columns(columns), banded_c
+  matrix = banded_c.matrix()
+  yield in_tensorflow.Gram(matrix.T @ matrix), banded_c
+
+
+@pytest.mark.parametrize('workload', _WORKLOADS, ids=range(len(_WORKLOADS)))
+def test_errors_are_those_of_the_strategy(workload):
+  problem = solver.Problem(_N, participation.Single(), workload)
+  for form, strategy in _forms():
+    np.testing.assert_allclose(
+      form.errors(problem), strategy.per_query_errors(workload), rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize('schema', _SCHEMAS, ids=repr)
+def test_sensitivity_is_never_below_that_of_the_strategy(schema):
+  problem = solver.Problem(_N, schema)
+  for form, strategy in _forms():
+    squared = float(form.squared_sensitivity(problem))
+    exact = sensitivity.sensitivity(strategy, schema)
+    assert squared >= exact.value**2 * (1 - 1e-12), form
+    if strategy.bands <= schema.separation(_N):
+      assert squared == pytest.approx(exact.value**2, rel=1e-12)
+
+
+def _agree(loss, build, problem, x):
+  """Asserts value and gradient of a loss against TensorFlow, to 1e-10."""
+  if problem.objective == 'max':
+    # The errors of a Toeplitz A C^-1 do not fall.
+    problem = attrs.evolve(problem, objective='last')
+  oracle = in_tensorflow.Loss(build, problem)
+  value, gradient = loss(x)
+  expected, slopes = oracle(x)
+  assert value == pytest.approx(expected, rel=1e-10)
+  np.testing.assert_allclose(
+    gradient, slopes, rtol=0, atol=1e-10 * np.abs(slopes).max()
+  )
+
+
+def _blt(x):
+  """Returns C of the parameters of the module `blt`."""
+  l = tf.cumsum(x[:-1])
+  theta = tf.exp(-tf.exp(l[::2]))
+  hats = tf.concat([tf.exp(-tf.exp(l[1::2])), theta[-1:] - x[-1:]], 0)
+  ones = tf.ones(1, tf.float64)
+  series_of = ones
+  for one, hat in zip(tf.unstack(theta), tf.unstack(hats)):
+    top = tf.stack([tf.constant(1.0, tf.float64), -hat])
+    bottom = tf.stack([tf.constant(1.0, tf.float64), -one])
+    quotient = in_tensorflow.divide(bottom, top, _N)
+    matrix = in_tensorflow._toeplitz(quotient, _N)
+    padded = tf.pad(series_of, [[0, _N - series_of.shape[0]]])
+    series_of = tf.linalg.matvec(matrix, padded)
+  return in_tensorflow.Toeplitz(series_of)
+
+
+@pytest.mark.parametrize(
+  'workload, objective',
+  [(0, 'mean'), (0, 'max'), (0, 'last'), (0, tuple(_RATES)), (1, 'last')]
+  + [(2, 'mean'), (3, 'mean'), (4, tuple(_RATES)), (5, 'last'), (6, 'mean')],
+)
+def test_gradients_of_series_are_those_of_tensorflow(workload, objective):
+  workload = _WORKLOADS[workload]
+  for schema in (participation.MinSep(6), participation.MinSep(4, 3)):
+    problem = solver.Problem(_N, schema, workload, objective)
+    free = np.array([0.8, 0.5, 0.45, 0.3])
+
+    def toeplitz_build(x):
+      c = np.concatenate([[1.0], x])
+      inverse = series.reciprocal(c, _N)
+      return (
+        c,
+        inverse,
+        lambda by_c, by_r: (by_c + series.reciprocal_back(by_r, inverse, c))[
+          1:
+        ],
+      )
+
+    _agree(
+      series.Objective(toeplitz_build, problem),
+      lambda x: in_tensorflow.Toeplitz(tf.concat([[1.0], x], 0)),
+      problem,
+      free,
+    )
+    _agree(
+      series.Objective(lambda x: blt._columns(x, _N), problem, falls=True),
+      _blt,
+      problem,
+      np.array([-3.0, 1.1, 0.9, 0.2]),
+    )
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+@pytest.mark.parametrize('momentum', [0.0, 0.5])
+def test_gradient_of_the_closed_form_is_that_of_tensorflow(momentum, objective):
+  workload = workloads.Workload(momentum)
+  problem = solver.Problem(400, participation.Single(), workload, objective)
+  loss = next(toeplitz._losses(problem, 6))
+  assert isinstance(loss, toeplitz._Settled)
+  _agree(
+    loss,
+    lambda x: in_tensorflow.Toeplitz(tf.concat([[1.0], x], 0)),
+    problem,
+    np.array([0.5, 0.4, 0.3, 0.25, 0.2]),
+  )
+
+
+@pytest.mark.parametrize('workload', _WORKLOADS[:5], ids=range(5))
+def test_gradient_of_banded_is_that_of_tensorflow(workload):
+  problem = solver.Problem(
+    _N, participation.Single(), workload, tuple(_RATES + 0.1)
+  )
+  rng = np.random.default_rng(5)
+  x = rng.uniform(0.1, 0.4, (_N, 4)) + np.eye(1, 4)
+  inside = np.add.outer(np.arange(_N), np.arange(4)) < _N
+
+  def to_columns(columns):
+    scaled, back = banded._scaled(banded._inside(columns, _N), _N)
+    return scaled, 0.0, 0.0, back
+
+  loss = banded.Loss(to_columns, x.shape, problem)
+  loss.power = 7.0
+
+  def build(x):
+    columns = tf.reshape(x, [_N, 4]) * inside
+    return in_tensorflow.Columns(
+      columns / tf.norm(columns, axis=1, keepdims=True)
+    )
+
+  oracle = in_tensorflow.Loss(build, problem)
+  oracle.power = 7.0
+  for got, expected in zip(loss(x.reshape(-1)), oracle(x.reshape(-1))):
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize('schema', _SCHEMAS, ids=repr)
+def test_gradients_are_those_of_differences(schema):
+  problem = solver.Problem(_N, schema)
+  at = np.tril_indices(_N, -1)
+
+  def gram(x):
+    low = tf.scatter_nd(np.transpose(at), x, [_N, _N])
+    return in_tensorflow.Gram(low + tf.transpose(low) + 2 * np.eye(_N))
+
+  rng = np.random.default_rng(6)
+  for build, size in (
+    (lambda x: in_tensorflow.Inverse(tf.concat([[1.0], -x], 0)), 3),
+    (lambda x: in_tensorflow.Columns(tf.reshape(x, [_N, 3]) + [[2, 0, 0]]), 72),
+    (gram, len(at[0])),
+  ):
+    x = rng.uniform(0.02, 0.05, size)
+    loss = in_tensorflow.Loss(build, problem)
+    _, gradient = loss(x)
+    for i in rng.integers(0, size, 3):
+      h = 1e-6 * np.eye(size)[i]
+      difference = (loss(x + h)[0] - loss(x - h)[0]) / 2e-6
+      assert gradient[i] == pytest.approx(difference, abs=1e-6)
+
+
+def test_search_finds_what_the_search_in_numpy_finds():
+  problem = solver.Problem(_N, participation.MinSep(6))
+  own = optimize.minimize(
+    lambda x: optimize.Toeplitz(tf.concat([[1.0], x], 0)),
+    np.full(5, 0.3),
+    problem,
+    bounds=[(0, 1)] * 5,
+  )
+  of_family = optimize.optimize(
+    'banded-toeplitz', _N, participation.MinSep(6), bands=6
+  )
+  assert own.converged and own.strategy.family == 'custom'
+  assert own.loss <= of_family.loss * (1 + 1e-8)
+
+
+def test_function_of_the_errors_is_an_objective():
+  problem = solver.Problem(
+    _N,
+    participation.MinSep(6),
+    objective=lambda e: tf.reduce_mean(tf.sqrt(e)) ** 2,
+  )
+  found = optimize.minimize(
+    lambda x: optimize.Inverse(tf.stack([1.0, -x[0]])), [0.5], problem
+  )
+  e = found.strategy.per_query_errors()
+  squared = (
+    sensitivity.sensitivity(found.strategy, participation.MinSep(6)).value ** 2
+  )
+  assert found.loss == pytest.approx(np.mean(np.sqrt(e)) ** 2 * squared)
+  other = optimize.optimize('dp-cgd', _N, participation.MinSep(6)).strategy
+  assert found.strategy.inverse_coefficients[1] != pytest.approx(
+    other.inverse_column(2)[1], rel=1e-4
+  )
+
+
+@pytest.mark.parametrize(
+  'build, start, match',
+  [
+    (lambda x: x, [0.5], 'build=.*Toeplitz'),
+    (lambda x: optimize.Columns([x]), [0.5], r'shape \(1, 1\)'),
+    (lambda x: optimize.Toeplitz([1.0, 0.5]), [0.5], 'without gradient'),
+    (lambda x: optimize.Toeplitz(x), [np.nan], 'not finite'),
+    (lambda x: optimize.Gram(x * np.ones([_N, _N])), [1.0], 'not finite'),
+    (lambda x: optimize.Toeplitz(x), ['a'], 'start'),
+  ],
+)
+def test_wrong_function_gets_one_line(build, start, match):
+  problem = solver.Problem(_N, participation.MinSep(6))
+  with pytest.raises((TypeError, ValueError), match=match) as error:
+    optimize.minimize(build, start, problem)
+  assert '\n' not in str(error.value)

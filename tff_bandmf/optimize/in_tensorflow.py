@@ -1,0 +1,621 @@
+"""The search for any C that a user can write down, in TensorFlow.
+
+A program gives a function `build` from parameters to C, in one of four forms:
+
+| form       | values                                | shape      |
+|------------|---------------------------------------|------------|
+| `Toeplitz` | first column of C                     | [bands]    |
+| `Inverse`  | first column of C^-1                  | [bands]    |
+| `Columns`  | columns of C: C[j + s, j] at [j, s]   | [n, bands] |
+| `Gram`     | X = C^T C, positive definite          | [n, n]     |
+
+and `minimize` finds the parameters of the least
+
+  loss = log error + log noise,   noise = sens^2 by default
+
+in float64: TensorFlow computes the loss and its gradient, and SciPy's L-BFGS-B
+minimises it. Every form has its per-query errors, and a sensitivity that is
+exact or an upper bound. The result has the error and the sensitivity that the
+library computes from the numbers of C, without this module.
+
+| symbol | meaning                                                          |
+|--------|------------------------------------------------------------------|
+| n      | number of rounds                                                 |
+| A      | workload, [n, n]                                                 |
+| c, r   | first columns of C and C^-1; as power series r(x) = 1 / c(x)     |
+| w      | first column of A C^-1, if A is Toeplitz                         |
+| L      | C A^-1, of few bands; A C^-1 = L^-1                              |
+| e_t    | error of query t, the squared norm of row t of A C^-1            |
+| b, k   | min_sep, and the largest number of rounds of one client          |
+
+This module imports TensorFlow, so only searches import this module. It runs on
+the device of TensorFlow that `with tf.device(...)` names.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import os
+from typing import Callable, Optional
+
+import attrs
+import numpy as np
+
+# TensorFlow would print a line for each X that is not positive definite. A
+# search may try such an X.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+import tensorflow as tf  # noqa: E402
+
+from tff_bandmf import _checks, errors, strategies
+from tff_bandmf.optimize import banded as banded_lib
+from tff_bandmf.optimize import solver
+
+# Least number of rounds in a block; in smaller blocks the overhead of the loop
+# dominates.
+_SHORTEST_BLOCK = 16
+# Least number of terms of a power series that are computed together.
+_TERMS = 128
+# The search ends if an iteration decreases the log loss by less than this.
+_TOLERANCE = 1e-14
+# The same for columns of few bands, as in the module `banded`.
+_BANDED_TOLERANCE = 1e-10
+# Largest log(max(e) / lower bound) at which a search for the largest error has
+# converged.
+_GAP = 1e-4
+
+
+@attrs.frozen(eq=False)
+class Form(abc.ABC):
+  """C as a tensor.
+
+  Attributes:
+    values: float64 tensor of the shape in the module docstring.
+  """
+
+  values: tf.Tensor = attrs.field(
+    converter=lambda values: tf.cast(values, tf.float64)
+  )
+
+  @abc.abstractmethod
+  def errors(self, problem: solver.Problem) -> tf.Tensor:
+    """Returns e, [n]."""
+
+  @abc.abstractmethod
+  def squared_sensitivity(self, problem: solver.Problem) -> tf.Tensor:
+    """Returns sens^2, or an upper bound of it."""
+
+  @abc.abstractmethod
+  def strategy(self, rounds: int) -> strategies.Strategy:
+    """Returns the strategy of family `custom`; the values must be known."""
+
+  def fits(self, rounds: int) -> bool:
+    """Returns whether the shape of the values is right."""
+    shape = self.values.shape
+    return len(shape) == 1 and 1 <= shape[0] <= rounds
+
+
+class _Series(Form):
+  """A Toeplitz C, by a power series."""
+
+  def _column(self, rounds: int) -> tf.Tensor:
+    """Returns c, [n], or shorter if further terms are 0."""
+    raise NotImplementedError
+
+  def _inverse(self, rounds: int) -> tf.Tensor:
+    """Returns r, [n], or shorter if further terms are 0."""
+    raise NotImplementedError
+
+  def errors(self, problem):
+    n, workload = problem.rounds, problem.workload
+    if workload.is_toeplitz:
+      steps = tf.constant(workload.steps)
+      w = divide(steps, self._inverse(n), n)
+      return tf.cumsum(w**2)
+    product = tf.constant(workload.matrix(n)) @ _toeplitz(self._inverse(n), n)
+    return tf.reduce_sum(product**2, 1)
+
+  def squared_sensitivity(self, problem):
+    """Returns what `series.squared_sensitivity` returns."""
+    n, schema = problem.rounds, problem.participation
+    b, k = schema.separation(n), schema.participations(n)
+    m = tf.abs(_padded(self._column(n), n))
+    if not schema.evenly_spaced:
+      m = tf.concat([m[:b], _falling(m[b:])], 0)
+    rows = -(-n // b)
+    sums = tf.cumsum(tf.reshape(_padded(m, rows * b), [rows, b]))
+    if k < rows:
+      sums -= tf.pad(sums[:-k], [[k, 0], [0, 0]])
+    return tf.reduce_sum(tf.reshape(sums, [-1])[:n] ** 2)
+
+
+class Toeplitz(_Series):
+  """C of few bands, by the first entries of its first column, [bands]."""
+
+  def _column(self, rounds):
+    return self.values
+
+  def _inverse(self, rounds):
+    return divide(self.values, tf.ones(1, tf.float64), rounds)
+
+  def errors(self, problem):
+    n, workload = problem.rounds, problem.workload
+    if workload.is_toeplitz:
+      steps = _convolved(self.values, workload.steps)
+      return tf.cumsum(divide(steps, tf.ones(1, tf.float64), n) ** 2)
+    if workload.inverse_bands is None:
+      return super().errors(problem)
+    return Columns(tf.repeat(self.values[None], n, 0)).errors(problem)
+
+  def strategy(self, rounds):
+    return strategies.custom(rounds, coefficients=self.values.numpy())
+
+
+class Inverse(_Series):
+  """C^-1 of few bands, by the first entries of its first column, [bands]."""
+
+  def _column(self, rounds):
+    return divide(self.values, tf.ones(1, tf.float64), rounds)
+
+  def _inverse(self, rounds):
+    return self.values
+
+  def strategy(self, rounds):
+    return strategies.custom(rounds, inverse_coefficients=self.values.numpy())
+
+
+class Columns(Form):
+  """C of few bands, by its columns: C[j + s, j] at [j, s], [n, bands].
+
+  Entries with j + s >= n do not count.
+  """
+
+  def fits(self, rounds):
+    shape = self.values.shape
+    return len(shape) == 2 and shape[0] == rounds and 1 <= shape[1] <= rounds
+
+  @property
+  def _inside(self) -> tf.Tensor:
+    n, bands = self.values.shape
+    rows = np.add.outer(np.arange(n), np.arange(bands))
+    return tf.where(rows < n, self.values, 0.0)
+
+  def _matrix(self) -> tf.Tensor:
+    """Returns C, [n, n]."""
+    n, bands = self.values.shape
+    lag = -np.subtract.outer(np.arange(n), np.arange(n)).T
+    entries = tf.gather(self.values, np.clip(lag, 0, bands - 1).T, batch_dims=1)
+    return tf.transpose(tf.where((lag.T >= 0) & (lag.T < bands), entries, 0.0))
+
+  def errors(self, problem):
+    n, workload = problem.rounds, problem.workload
+    if workload.inverse_bands is None:
+      solved = tf.linalg.triangular_solve(
+        self._matrix(), workload.matrix(n).T, adjoint=True
+      )
+      return tf.reduce_sum(solved**2, 0)
+    rows = workload.inverse_rows(n)
+    columns, more = self._inside, min(rows.shape) - 1
+    terms = [
+      tf.pad(columns[p:] * rows[p:, p : p + 1], [[0, p], [p, more - p]])
+      for p in range(more + 1)
+    ]
+    return banded_errors(tf.add_n(terms))
+
+  def squared_sensitivity(self, problem):
+    schema, columns = problem.participation, self._inside
+    if schema.participations(problem.rounds) > 1 and (
+      columns.shape[1] > schema.separation(problem.rounds)
+    ):
+      c = self._matrix()
+      return Gram(tf.matmul(c, c, transpose_a=True)).squared_sensitivity(
+        problem
+      )
+    return _heaviest(tf.reduce_sum(columns**2, 1), problem)
+
+  def strategy(self, rounds):
+    return strategies.custom(columns=self.values.numpy())
+
+
+class Gram(Form):
+  """C by X = C^T C, [n, n], symmetric and positive definite."""
+
+  def fits(self, rounds):
+    return tuple(self.values.shape) == (rounds, rounds)
+
+  def errors(self, problem):
+    return _gram_errors(
+      self.values, tf.constant(problem.workload.matrix(problem.rounds).T)
+    )
+
+  def squared_sensitivity(self, problem):
+    """Returns the largest sum over a pattern of sum_j |X_ij|, j with i."""
+    n = problem.rounds
+    together = pairs(n, problem.participation) | np.eye(n, dtype=bool)
+    weights = tf.reduce_sum(tf.where(together, tf.abs(self.values), 0.0), 1)
+    return _heaviest(weights, problem)
+
+  def strategy(self, rounds):
+    return strategies.custom(
+      matrix=strategies.lower_factor(self.values.numpy())
+    )
+
+
+def pairs(rounds: int, schema) -> np.ndarray:
+  """Returns whether i != j can be rounds of one client, [n, n] bool."""
+  k = schema.participations(rounds)
+  if k == 1:
+    return np.zeros((rounds, rounds), bool)
+  b = schema.separation(rounds)
+  lag = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
+  if schema.evenly_spaced:
+    return (lag % b == 0) & (lag > 0) & (lag < k * b)
+  return lag >= b
+
+
+def columns_of_rows(rows: tf.Tensor) -> tf.Tensor:
+  """Returns columns[j, s] = rows[j + s, s], 0 where j + s >= n, [n, bands]."""
+  n, bands = rows.shape
+  # A row of the transposed matrix is one entry longer after this, so that the
+  # same numbers, read in order, move one column to the left in each row.
+  flat = tf.reshape(tf.transpose(rows), [-1])
+  moved = tf.reshape(tf.pad(flat, [[0, bands]]), [bands, n + 1])[:, :n]
+  inside = np.add.outer(np.arange(bands), np.arange(n)) < n
+  return tf.transpose(tf.where(inside, moved, 0.0))
+
+
+def _padded(series: tf.Tensor, terms: int) -> tf.Tensor:
+  return tf.pad(series[:terms], [[0, max(terms - series.shape[0], 0)]])
+
+
+def _convolved(a: tf.Tensor, b: np.ndarray) -> tf.Tensor:
+  """Returns the product of two polynomials, the second of few terms."""
+  return tf.add_n(
+    [tf.pad(each * a, [[i, len(b) - 1 - i]]) for i, each in enumerate(b)]
+  )
+
+
+def _falling(m: tf.Tensor) -> tf.Tensor:
+  """Returns max_{s>=t} m_t for each t, [..., terms], for m >= 0."""
+  terms, step = m.shape[-1], 1
+  ranks = [[0, 0]] * (len(m.shape) - 1)
+  while step < terms:
+    m = tf.maximum(m, tf.pad(m[..., step:], [*ranks, [0, step]]))
+    step *= 2
+  return m
+
+
+def _heaviest(weights: tf.Tensor, problem: solver.Problem) -> tf.Tensor:
+  """Returns the largest sum of weights over the rounds of one client.
+
+  See `sensitivity.patterns`.
+
+  Args:
+    weights: [n], >= 0.
+    problem: rounds and schema.
+  """
+  n, schema = problem.rounds, problem.participation
+  b, k = schema.separation(n), schema.participations(n)
+  if schema.evenly_spaced and k > 1:
+    rows = -(-n // b)
+    sums = tf.cumsum(tf.reshape(_padded(weights, rows * b), [rows, b]))
+    if k < rows:
+      sums -= tf.pad(sums[:-k], [[k, 0], [0, 0]])
+    return tf.reduce_max(sums)
+  if b == 1:
+    return tf.reduce_sum(tf.math.top_k(weights, min(k, n)).values)
+  best = tf.foldl(
+    lambda best, _: _falling(weights + _padded(best[min(b, n) :], n)),
+    tf.range(k),
+    tf.zeros_like(weights),
+  )
+  return best[0]
+
+
+def _toeplitz(c: tf.Tensor, n: int) -> tf.Tensor:
+  """Returns the lower-triangular Toeplitz matrix of c, [n, n]."""
+  lag = np.subtract.outer(np.arange(n), np.arange(n))
+  return tf.gather(_padded(c, n + 1), np.where(lag >= 0, lag, n))
+
+
+def divide(q: tf.Tensor, x: tf.Tensor, terms: int) -> tf.Tensor:
+  """Returns the first terms of the power series x / q, [terms].
+
+  With y = x / q and the Toeplitz matrix T of q, the gradient by x is u = T^-T
+  by_y, the same division backwards in time, and the gradient by q_s is
+  -sum_t u_t y_{t-s}.
+
+  Args:
+    q: [bands], bands <= terms, q_0 not 0.
+    x: [any] coefficients.
+    terms: number of terms.
+  """
+
+  @tf.custom_gradient
+  def divided(q, x):
+    y = _divide(q, x)
+
+    def gradient(by_y):
+      u = tf.reverse(_divide(q, tf.reverse(by_y, [0])), [0])
+      size = 2 * terms
+      spectra = [
+        tf.signal.fft(tf.cast(_padded(each, size), tf.complex128))
+        for each in (u, y)
+      ]
+      product = tf.signal.ifft(spectra[0] * tf.math.conj(spectra[1]))
+      return -tf.math.real(product)[: q.shape[0]], u
+
+    return y, gradient
+
+  return divided(q[:terms], _padded(x, terms))
+
+
+def _divide(q: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """Returns x / q, block by block, [terms]."""
+  terms, bands = x.shape[0], q.shape[0]
+  size = max(bands - 1, min(_TERMS, terms), 1)
+  count = -(-terms // size)
+  lag = np.subtract.outer(np.arange(size), np.arange(size))
+  q = _padded(q, 2 * size + 1)
+  block = tf.gather(q, np.where(lag >= 0, lag, 2 * size))
+  parts = tf.reshape(_padded(x, count * size), [count, size, 1])
+  parts = tf.linalg.triangular_solve(tf.repeat(block[None], count, 0), parts)
+  step = tf.linalg.triangular_solve(block, tf.gather(q, lag + size))
+  later = tf.scan(
+    lambda before, part: part - step @ before, parts[1:], parts[0]
+  )
+  return tf.reshape(tf.concat([parts[:1], later], 0), [-1])[:terms]
+
+
+def _scan(terms: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+  """Returns S of the recursion S_k = N_k S_{k-1} N_k^T + terms_k."""
+  later = tf.scan(
+    lambda s, each: each[1] @ tf.matmul(s, each[1], transpose_b=True) + each[0],
+    (terms[1:], steps),
+    terms[0],
+  )
+  return tf.concat([terms[:1], later], 0)
+
+
+@tf.custom_gradient
+def _accumulate(terms: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+  """Returns S of `_scan`; its gradient is a loop like it, backwards.
+
+  G_k = by_S_k + N_{k+1}^T G_{k+1} N_{k+1}
+  by_N_k = (G_k + G_k^T) N_k S_{k-1}
+  """
+  s = _scan(terms, steps)
+
+  def gradient(by_s):
+    back = tf.transpose(tf.reverse(steps, [0]), [0, 2, 1])
+    g = tf.reverse(_scan(tf.reverse(by_s, [0]), back), [0])
+    both = g + tf.transpose(g, [0, 2, 1])
+    return g, both[1:] @ (steps @ s[:-1])
+
+  return s, gradient
+
+
+def banded_errors(columns: tf.Tensor) -> tf.Tensor:
+  """Returns the squared norms of the rows of L^-1, [n].
+
+  The module `covariance` has the equations.
+
+  Args:
+    columns: [n, m + 1], L[j + s, j] at [j, s], 0 where j + s >= n.
+  """
+  n, bands = columns.shape
+  size = max(bands - 1, min(_SHORTEST_BLOCK, n))
+  count = -(-n // size)
+  rows = tf.pad(columns, [[0, count * size - n], [0, 2 * size + 1 - bands]])
+  # Rows of the identity fill up the last block.
+  rows += np.eye(1, 2 * size + 1) * (np.arange(count * size) >= n)[:, None]
+  skewed = tf.reshape(rows, [count, -1])[:, : 2 * size * size]
+  skewed = tf.reshape(skewed, [count, size, 2 * size])
+  t, h = (tf.transpose(each, [0, 2, 1]) for each in tf.split(skewed, 2, 2))
+  inverse = tf.linalg.triangular_solve(
+    t, tf.eye(size, batch_shape=[count], dtype=tf.float64)
+  )
+  own = tf.matmul(inverse, inverse, transpose_b=True)
+  covariance = _accumulate(own, inverse[1:] @ h[:-1])
+  return tf.reshape(tf.linalg.diag_part(covariance), [-1])[:n]
+
+
+@tf.custom_gradient
+def _gram_errors(x: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
+  """Returns e, [n], of X = C^T C, for the transpose of the workload A."""
+  factor = tf.linalg.cholesky(x)
+  half = tf.linalg.triangular_solve(factor, a)
+
+  def gradient(by_e):
+    whole = tf.linalg.triangular_solve(factor, half, adjoint=True)
+    return -tf.matmul(whole * by_e, whole, transpose_b=True), None
+
+  return tf.reduce_sum(half**2, 0), gradient
+
+
+# Function from parameters, [parameters] float64, to C.
+Build = Callable[[tf.Tensor], Form]
+# Function from C to the square of the noise for unit error.
+Noise = Callable[[Form], tf.Tensor]
+
+
+class Loss(solver.Loss):
+  """The log loss and its gradient, as functions of the parameters."""
+
+  def __init__(
+    self,
+    build: Build,
+    problem: solver.Problem,
+    squared_noise: Optional[Noise] = None,
+  ):
+    """Makes the loss.
+
+    Args:
+      build: function from parameters to C.
+      problem: error to minimise.
+      squared_noise: function from C to the square of its noise; by default, to
+        the square of its sensitivity.
+    """
+    super().__init__(problem)
+    self._problem = problem
+
+    def value(x, log_weights, power):
+      c = build(x)
+      check(c, problem.rounds)
+      e = c.errors(problem)
+      if not isinstance(c, Gram):
+        # Without a positive diagonal, there is no C: the loss is NaN.
+        e = tf.where(tf.reduce_all(c.values[..., 0] > 0), e, np.nan)
+      noise = tf.math.log(
+        c.squared_sensitivity(problem)
+        if squared_noise is None
+        else squared_noise(c)
+      )
+      if callable(problem.objective):
+        error = tf.cast(problem.objective(e), tf.float64)
+        return tf.math.log(error) + noise, tf.math.log(e) + noise
+      # No e exceeds `scale`, so that no power of e overflows.
+      scale = tf.stop_gradient(tf.reduce_max(e))
+      total = tf.reduce_sum(tf.exp(log_weights) * (e / scale) ** power)
+      loss = tf.math.log(total) / power + tf.math.log(scale)
+      return loss + noise, tf.math.log(e) + noise
+
+    def gradient(x, log_weights, power):
+      with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss, log_e = value(x, log_weights, power)
+      by_x = tape.gradient(loss, x)
+      if by_x is None:
+        raise errors.value_error(
+          'build=a function without gradient: C must depend on the parameters '
+          'through operations of TensorFlow; use tf in place of NumPy'
+        )
+      return loss, by_x, log_e
+
+    self._gradient = tf.function(gradient, autograph=False)
+    self._traced: Optional[Callable] = None
+
+  def evaluate(self, x):
+    arguments = [
+      tf.constant(each, tf.float64)
+      for each in (x, self.log_weights, self.power)
+    ]
+    if self._traced is None:
+      self._traced = self._gradient.get_concrete_function(*arguments)
+    loss, by_x, log_e = self._traced(*arguments)
+    return float(loss), by_x.numpy(), log_e.numpy()
+
+  def __call__(self, x):
+    try:
+      return super().__call__(x)
+    except tf.errors.InvalidArgumentError as error:
+      # TensorFlow raises this where X is not positive definite.
+      if 'Cholesky' not in error.message:
+        raise
+      return math.inf, np.zeros_like(x)
+
+
+def check(c: object, rounds: int) -> None:
+  """Raises an error unless `build` returns a form of C for n rounds."""
+  if not isinstance(c, Form):
+    raise errors.type_error(
+      f'build={type(c).__name__}: must return a Toeplitz, Inverse, Columns or '
+      'Gram of tff_bandmf.optimize; wrap the tensor in one of them'
+    )
+  if not c.fits(rounds):
+    raise errors.value_error(
+      f'build={type(c).__name__} of shape {tuple(c.values.shape)}: does not '
+      f'fit rounds={rounds}; give [bands] to Toeplitz and Inverse, [rounds, '
+      'bands] to Columns, [rounds, rounds] to Gram'
+    )
+
+
+def minimize(
+  build: Build,
+  start: object,
+  problem: solver.Problem,
+  *,
+  bounds: Optional[solver.Bounds] = None,
+  squared_noise: Optional[Noise] = None,
+) -> solver.Optimized[strategies.Strategy]:
+  """Returns the C of least loss among those that `build` makes.
+
+  Args:
+    build: function from a float64 tensor of parameters to a `Toeplitz`,
+      `Inverse`, `Columns` or `Gram`, by operations of TensorFlow.
+    start: [parameters], where the search starts; C must exist for it.
+    problem: rounds, schema, workload and objective. The objective may be a
+      function of TensorFlow from the errors of the rounds, [n], to a number.
+    bounds: (low, high) of each parameter; None means no bounds.
+    squared_noise: function from C to the square of the noise that it needs; by
+      default, the square of its sensitivity.
+
+  Returns:
+    A strategy of the family `custom`. Its loss is computed from its numbers.
+
+  Raises:
+    TypeError: `build` does not return a form of C, or `start` is not an array.
+    ValueError: C does not fit the rounds or has no gradient, or the loss is not
+      finite at the start.
+
+  >>> from tff_bandmf import participation
+  >>> problem = solver.Problem(64, participation.MinSep(16))
+  >>> found = minimize(lambda x: Toeplitz(1 / (1 + x * tf.range(
+  ...   16, dtype=tf.float64))), [1.0], problem)
+  >>> found.strategy.family, found.converged
+  ('custom', True)
+  """
+  x = _checks.real_array('start', start).reshape(-1)
+  loss = Loss(build, problem, squared_noise)
+  minimum = search(loss, x, problem, bounds)
+  strategy = build(tf.constant(minimum.x)).strategy(problem.rounds)
+  return problem.evaluated(strategy, minimum)
+
+
+def search(
+  loss: Loss,
+  start: np.ndarray,
+  problem: solver.Problem,
+  bounds: Optional[solver.Bounds] = None,
+  tolerance: float = _TOLERANCE,
+) -> solver.Minimum:
+  """Returns the point of least `loss`; see `minimize`."""
+  if not len(start):
+    return solver.Minimum(start, loss(start)[0], 1, True)
+  return solver.search(
+    loss,
+    start,
+    problem,
+    bounds,
+    tolerance=tolerance,
+    corrections=20,
+    gap=_GAP,
+  )
+
+
+def banded(
+  problem: solver.Problem, bands: int
+) -> solver.Optimized[strategies.Banded]:
+  """Returns the C of least loss with few bands and columns of norm 1.
+
+  The module `banded` does the same in NumPy, for workloads whose inverse has
+  few bands.
+
+  Args:
+    problem: error to minimise.
+    bands: number of bands, at most n and at most min_sep.
+  """
+  n = problem.rounds
+  solver.check_separated(bands, problem.participation.min_sep)
+  coordinates = banded_lib.Coordinates.of_problem(problem, bands)
+
+  def build(x):
+    columns = columns_of_rows(tf.reshape(x, [n, bands]) @ coordinates.times)
+    return Columns(columns / tf.norm(columns, axis=1, keepdims=True))
+
+  start = coordinates.start(problem.weights)
+  minimum = search(
+    Loss(build, problem), start, problem, tolerance=_BANDED_TOLERANCE
+  )
+  rows = build(tf.constant(minimum.x)).strategy(n).band_rows(0, n)
+  return problem.evaluated(strategies.Banded(rows), minimum)
