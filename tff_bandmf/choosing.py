@@ -37,7 +37,7 @@ from tff_bandmf import (
 # times the least one is calibrated with 1 / `_FEWER` of the samples. Its claim
 # holds as well, but its noise is somewhat larger than necessary.
 _CLOSE = 1.05
-_FEWER = 8
+_FEWER = 2
 
 
 @dataclasses.dataclass(frozen=True)

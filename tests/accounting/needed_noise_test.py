@@ -195,6 +195,20 @@ def test_sweep_reaches_the_best_of_all_values(cohorts, family, rounds, build):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('family', ['banded-fractional', 'banded-sqrt'])
+def test_bands_and_exponent_are_chosen_together(family):
+  """A sweep with one band, where C = I, gave the next sweep a bad start."""
+  cohorts = accounting.BMinSep(4, 0.05, start='cold')
+  needed = accounting.needed_noise(cohorts, 16, 2.0, 1e-6)
+  optimized = optimize.optimize(family, 16, cohorts.schema, noise=needed)
+  for bands in (1, 2, 4):
+    for alpha in (0.3, 0.4, 0.5) if family == 'banded-fractional' else (0.5,):
+      strategy = strategies.BandedFractional(16, bands, alpha)
+      loss = strategy.errors()[0] * needed(strategy) ** 2
+      assert optimized.loss <= 1.01 * loss
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('cohorts', 'rounds', 'most'), [(_BINS, 4, 400), (_SEPARATED, 3, 60)]
 )

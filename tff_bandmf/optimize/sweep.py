@@ -42,6 +42,8 @@ _SAMPLED_PRECISION = 2e-2
 # sampled cohorts begins, and the distances of the next points from the best.
 _COARSE = (0, 8, 12, 14, 16, 18, 20, 24, 32)
 _STEPS = (2, 1)
+# Points that are tried besides a given start, which may be a bad one.
+_MIDDLE = (14, 16, 18)
 
 
 def sweep(
@@ -116,7 +118,7 @@ def sweep(
       if near is None:
         i = best_of(_COARSE)
       else:
-        i = int(np.abs(grid - near).argmin())
+        i = best_of((int(np.abs(grid - near).argmin()), *_MIDDLE))
       for distance in _STEPS:
         i = best_of((i, i - distance, i + distance))
       # The samples of the noise may have changed since, so that losses differ.
