@@ -1025,7 +1025,7 @@ def check_report(report, run, strategy, facts):
     {'where': 'stated by the run', 'what': x} for x in stated], 'the run has')
   run.left -= {('side_releases', *x) for x in ((), *((i,) for i in range(
     len(stated))))}
-  if result:
+  if result and len(result.content) > 1:  # Beside the head of the ledger.
     same('runs (their results)', report.get('runs', 0, 'results'), {
       x: y for x, y in result.content.items() if x != 'ledger_head'},
       'result.json has')
@@ -1073,7 +1073,7 @@ def check_report(report, run, strategy, facts):
       [epsilon] if epsilon else [])]
   quoted = [*quoted[1:], run['released'], run['unit_of_privacy'], *(
     [report['sampling']['rule']] if amplified else [])]
-  statement = Text([n, units, *last, report['rho']], quoted)
+  statement = Text([n, units, *last, 4e-39, report['rho']], quoted)
   report.hold(('formal_statement',), Text([], []) if report[
     'epsilon'] is None else statement, 'its figures are')
   if page:
