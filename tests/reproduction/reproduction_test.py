@@ -62,3 +62,42 @@ def test_tables_are_those_that_are_published():
   with pytest.raises(ValueError) as error:
     reproduction.reproduce(['table_9'])
   assert str(error.value).startswith('name=table_9: is not a table; use one of')
+
+
+def test_amplified_rows_have_an_estimate_and_a_bound(monkeypatch):
+  table = {
+    'rounds': 32,
+    'bins': 8,
+    'delta': 1e-3,
+    'samples': 20_000,
+    'seed': 0,
+    'tol': 0.1,
+    'epsilons': [2],
+    'rows': [
+      {'family': 'dp-cgd', 'lambda': 0.7, 'values': [6.0]},
+      {'family': 'banded-sqrt', 'any_bands': [2, 8], 'values': [6.0]},
+    ],
+  }
+  name = 'bifr_table6_amplified'
+  monkeypatch.setattr(tables, '_published', lambda: {name: table})
+  rows = list(reproduction.reproduce([name]))
+  assert [row.row for row in rows] == [
+    'epsilon 2, dp-cgd, lambda 0.7', 'epsilon 2, banded-sqrt',
+  ]  # fmt: skip
+  for row in rows:
+    assert 0.95 * row.ours < row.bound < 1.3 * row.ours
+    assert (row.samples, row.seed) == (20_000, 0)
+
+
+def test_slow_tables_are_asked_for(monkeypatch):
+  names = []
+  for name in reproduction.TABLES:
+    monkeypatch.setitem(
+      reproduction.TABLES,
+      name,
+      lambda table, name=name: names.append(name) or (),
+    )
+  list(reproduction.reproduce())
+  assert not set(reproduction.SLOW) & set(names)
+  list(reproduction.reproduce(slow=True))
+  assert set(reproduction.SLOW) <= set(names)

@@ -192,7 +192,7 @@ def compose(
   ...     strategies.BandedSqrt(8, 2), participation.MinSep(4),
   ...     epsilon=1.0, delta=1e-6)
   >>> round(compose([one, one]).epsilon(1e-6), 2)
-  1.46
+  1.45
   """
   pairs: dict[object, tuple[Optional[str], guarantee.Guarantee]] = {}
   others: list[releases.Release] = []

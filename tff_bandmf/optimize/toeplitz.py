@@ -200,6 +200,8 @@ def optimize_banded_toeplitz(
   start = strategies.BandedSqrt(problem.rounds, bands).coefficients
   evaluations = 0
   for loss in _losses(problem, bands):
+    if problem.noise:
+      start, evaluations = _best_start(problem.rounds, bands, loss)
     minimum = solver.Minimum(start[1:], np.nan, 0, True)
     if bands > 1:
       minimum = series.minimize(
@@ -224,6 +226,23 @@ def optimize_banded_toeplitz(
   return solver.Optimized(
     strategy, value, evaluations, minimum.converged and exact
   )
+
+
+def _best_start(rounds: int, bands: int, loss: _Loss) -> tuple[np.ndarray, int]:
+  """Returns the start of least loss among square roots of few bands.
+
+  Amplification may favour few bands, which a search from all bands reaches in
+  many steps only.
+
+  Returns:
+    [bands] float64, and the number of evaluations.
+  """
+  numbers = [1 << i for i in range(bands.bit_length())] + [bands]
+  starts = np.zeros((len(numbers), bands))
+  for row, number in zip(starts, numbers):
+    row[:number] = strategies.BandedSqrt(rounds, number).coefficients
+  losses = [loss(row[1:])[0] for row in starts]
+  return starts[int(np.argmin(losses))], len(losses)
 
 
 def _losses(problem: solver.Problem, bands: int) -> Iterator[_Loss]:
