@@ -327,7 +327,7 @@ _BAD_INPUT = [
   (
     'account ok.json --amplification cyclic-poisson --sampling-prob 0.1 '
     '--noise-multiplier 1e-200 --delta 1e-5',
-    'below 0.01',
+    'proves no epsilon',
   ),
   (
     'calibrate ok.json --amplification balls-in-bins --min-sep 4 --epsilon 1 '
@@ -395,7 +395,7 @@ _BAD_INPUT = [
   ),
   ('account ok.json --noise-multiplier 0 --delta 1e-6', 'noise_multiplier=0.0'),
   ('account ok.json --noise-multiplier inf --delta 1e-6', 'noise_multiplier=i'),
-  ('account ok.json --noise-multiplier 1e-9 --delta 1e-6', 'epsilon would exc'),
+  ('account ok.json --noise-multiplier 1e-9 --delta 1e-6', 'proves no epsilon'),
   ('account ok.json --z-stddev -1 --delta 1e-6', 'z_stddev=-1.0: '),
   ('report', 'plan=None: a report needs a run'),
   ('report missing', 'run=missing: '),
