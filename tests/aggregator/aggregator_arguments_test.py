@@ -88,7 +88,7 @@ def test_adaptive_clip_is_refused(clip):
     ({'noise_multiplier': float('nan')}, ValueError, 'noise_multiplier=nan'),
     ({'noise_multiplier': True}, TypeError, 'noise_multiplier=True'),
     ({'strategy': np.eye(3)}, TypeError, 'strategy'),
-    ({'participation': 3}, TypeError, 'cohorts=3'),
+    ({'participation': 3}, TypeError, 'participation=3'),
     (
       {'noise': placements.Tape(key=small.KEY, start_round=small.ROUNDS + 1)},
       ValueError,

@@ -73,7 +73,7 @@ def reproduce(names, plot_folder, slow, as_json):
           f'{row.ours:.7g}',
           f'{row.difference:+.1e}',
           'yes' if row.passed else 'NO',
-          '' if row.bound is None else f'{row.bound:.7g}',
+          '-' if row.bound is None else f'{row.bound:.7g}',
         )
       )
     started = time.perf_counter()

@@ -156,7 +156,7 @@ def interval(dimension: int, rounds: int) -> tuple[float, float]:
   low and at a = high this bound is `stops.SELF_TEST` / (2 rounds).
 
   >>> [round(bound, 4) for bound in interval(4_000_000, 2000)]
-  [0.992, 1.008]
+  [0.99, 1.0101]
 
   Args:
     dimension: d, number of normals, > 0.
