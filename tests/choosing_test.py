@@ -167,9 +167,9 @@ def test_sampled_cohorts_are_calibrated_as_such(monkeypatch, cohorts, bands):
   ranking = choosing.choose(
     24, cohorts, _TARGET, families=['banded-sqrt', 'sqrt-toeplitz', 'identity']
   )
-  found = {each.strategy.family: each for each in ranking.choices}
-  assert found['banded-sqrt'].strategy.bands <= bands
-  assert ('sqrt-toeplitz' in found) == (cohorts.name == 'balls-in-bins')
+  by_family = {each.strategy.family: each for each in ranking.choices}
+  assert by_family['banded-sqrt'].strategy.bands <= bands
+  assert ('sqrt-toeplitz' in by_family) == (cohorts.name == 'balls-in-bins')
   for choice in ranking.choices:
     guarantee = accounting.Guarantee(choice.strategy, cohorts, 0.7)
     assert choice.guarantee.noise_multiplier == 0.7
@@ -187,10 +187,10 @@ def test_families_are_optimised_for_the_noise_of_bins():
     choosing.Target(1.0, 1e-5),
     families=['dp-cgd', 'banded-toeplitz', 'identity'],
   )
-  found = {each.strategy.family: each for each in ranking.choices}
-  dp_cgd, identity = found['dp-cgd'], found['identity']
+  by_family = {each.strategy.family: each for each in ranking.choices}
+  dp_cgd, identity = by_family['dp-cgd'], by_family['identity']
   assert 0.45 < dp_cgd.strategy.lambda_ < 0.65
-  assert max(dp_cgd.rmse, found['banded-toeplitz'].rmse) < 11.9
+  assert max(dp_cgd.rmse, by_family['banded-toeplitz'].rmse) < 11.9
   # Far from the best, fewer samples suffice.
   bound = identity.guarantee.claim(1e-5)
   assert bound.samples < dp_cgd.guarantee.claim(1e-5).samples

@@ -308,12 +308,12 @@ def test_calibrated_noise_has_its_own_growth(monkeypatch):
       samples=_FEW_SAMPLES,
     )
 
-  found = calibrate()
-  bound = found.claim(1e-3)
+  calibrated = calibrate()
+  bound = calibrated.claim(1e-3)
   assert bound.epsilon == 2.0 and bound.total <= 1e-3
-  found.confirm(bound, 1e-3)
+  calibrated.confirm(bound, 1e-3)
   # Amplification may need far less noise than the growth was computed for.
-  little = found.noise_multiplier / 50
+  little = calibrated.noise_multiplier / 50
   targets = []
 
   def least_noise(self, epsilon, *args):
@@ -322,7 +322,7 @@ def test_calibrated_noise_has_its_own_growth(monkeypatch):
 
   monkeypatch.setattr(accountants.Sampled, '_least_noise', least_noise)
   calibrate()
-  growth = found.accountant._growth(little)
+  growth = calibrated.accountant._growth(little)
   assert len(targets) == 2 and targets[1] <= 2.0 - growth
 
 

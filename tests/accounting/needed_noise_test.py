@@ -187,11 +187,11 @@ def test_noise_in_proportion_to_the_sensitivity_needs_no_search():
 )
 def test_sweep_reaches_the_best_of_all_values(cohorts, family, rounds, build):
   parameters = {} if family in ('dp-cgd', 'lti') else {'bands': 2}
-  found = _loss(cohorts, _optimized(cohorts, family, rounds, **parameters))
+  loss = _loss(cohorts, _optimized(cohorts, family, rounds, **parameters))
   best = min(
     _loss(cohorts, build(rounds, x)) for x in np.linspace(0.0, 1.0, 51)
   )
-  assert found <= 1.005 * best
+  assert loss <= 1.005 * best
 
 
 @pytest.mark.slow

@@ -76,8 +76,8 @@ def test_laplace_noise_and_samples_are_convolved():
   accountant.compose(dp_accounting.GaussianDpEvent(_RUN.exact_noise))
   accountant.compose(event)
   expected = accountant.get_epsilon(1e-6)
-  found = _epsilon(accounting.Release(event=event))
-  assert found == pytest.approx(expected, rel=1e-3)
+  epsilon = _epsilon(accounting.Release(event=event))
+  assert epsilon == pytest.approx(expected, rel=1e-3)
 
 
 def test_rho_is_an_upper_bound():
@@ -116,6 +116,25 @@ def test_releases_beside_sampled_runs_count_in_every_way():
     assert again.epsilon(3e-2) > together.epsilon(3e-2)
 
 
+def test_release_counts_where_no_run_is_amplified():
+  # One bin: the composition without chance is the smaller one.
+  bin_runs = [
+    accounting.Guarantee(
+      strategies.Identity(4),
+      accounting.BallsInBins(1),
+      4.0,
+      samples=accounting.Samples(2000, seed=1),
+    )
+    for _ in range(2)
+  ]
+  release = accounting.Release(noise_multiplier=2.0)
+  together = accounting.compose([*bin_runs, release]).claim(1e-3)
+  mu = math.hypot(1 / 4, 1 / 4, 1 / 2)
+  exact = accounting.gaussian_epsilon(1 / mu, 1e-3)
+  assert together.failure_probability == 0
+  assert exact <= together.epsilon <= exact * (1 + 1e-6)
+
+
 def test_epsilon_of_nothing_is_that_of_the_run():
   nothing = accounting.Release(event=dp_accounting.NoOpDpEvent())
   assert _epsilon(nothing) == pytest.approx(_RUN.epsilon(1e-6), rel=1e-9)
@@ -126,9 +145,9 @@ def test_grid_of_a_pair_is_that_of_its_parts():
   expected = privacy_loss_distribution.from_privacy_parameters(
     common.DifferentialPrivacyParameters(1.0, 1e-9), 1e-3
   )
-  found = part.distribution(1e-3)
+  losses = part.distribution(1e-3)
   for epsilon in (0.0, 0.5, 1.0):
-    assert found.get_delta_for_epsilon(
+    assert losses.get_delta_for_epsilon(
       epsilon
     ) == expected.get_delta_for_epsilon(epsilon)
 

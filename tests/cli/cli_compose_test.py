@@ -55,14 +55,14 @@ def test_bad_input_is_one_line(run, arguments, message):
 def test_releases_of_other_programs_are_composed(run_json, run, plans):
   flags = ['--delta', '1e-6', '--release', 'counts: noise_multiplier = 3']
   alone = run_json('compose', *plans, '--delta', '1e-6')
-  found = run_json('compose', *plans, *flags)
-  assert found['composition'] == alone['composition']
-  assert found['rho'] == pytest.approx(alone['rho'] + 1 / 18)
-  assert found['runs'][-1]['run'] == 'counts'
+  together = run_json('compose', *plans, *flags)
+  assert together['composition'] == alone['composition']
+  assert together['rho'] == pytest.approx(alone['rho'] + 1 / 18)
+  assert together['runs'][-1]['run'] == 'counts'
   pair = run_json(
     'compose', *plans, *flags, '--release', 'histogram:epsilon=0.1,delta=1e-9'
   )
-  assert pair['epsilon'] > found['epsilon'] and pair['rho'] is None
+  assert pair['epsilon'] > together['epsilon'] and pair['rho'] is None
   for wrong in (
     'counts',
     'x:epsilon=a',

@@ -98,13 +98,13 @@ class Form(abc.ABC):
 class _Series(Form):
   """A Toeplitz C, by a power series."""
 
+  @abc.abstractmethod
   def _column(self, rounds: int) -> tf.Tensor:
     """Returns c, [n], or shorter if further terms are 0."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def _inverse(self, rounds: int) -> tf.Tensor:
     """Returns r, [n], or shorter if further terms are 0."""
-    raise NotImplementedError
 
   def errors(self, problem):
     n, workload = problem.rounds, problem.workload

@@ -18,11 +18,12 @@ grid follows from `_ACCURACY`.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Optional, Protocol
+from typing import TYPE_CHECKING, Optional
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
@@ -47,7 +48,7 @@ _CALIBRATION_WIDTH = 1e-5
 _LEAST_NOISE = 0.01
 
 
-class Mechanism(Protocol):
+class Mechanism(abc.ABC):
   """A mechanism of a composition.
 
   Attributes:
@@ -56,15 +57,11 @@ class Mechanism(Protocol):
     span: least width of grid intervals for its losses, >= 0.
   """
 
-  @property
-  def sampling_prob(self) -> float: ...
+  sampling_prob: float = 1.0
+  compositions: int = 1
+  span: float = 0.0
 
-  @property
-  def compositions(self) -> int: ...
-
-  @property
-  def span(self) -> float: ...
-
+  @abc.abstractmethod
   def distribution(
     self, interval: float
   ) -> privacy_loss_distribution.PrivacyLossDistribution:
@@ -72,7 +69,7 @@ class Mechanism(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Part(Mechanism):
   """T Poisson-sampled Gaussians of a composition.
 
   Attributes:
@@ -91,7 +88,7 @@ class Part:
     return self.noise_multiplier / math.sqrt(self.compositions)
 
   @property
-  def span(self) -> float:
+  def span(self) -> float:  # type: ignore[override]
     """Least width of a grid interval.
 
     The losses of a round span at most 10 standard deviations, in at most
@@ -100,10 +97,7 @@ class Part:
     widest = (10 + 0.5 / self.noise_multiplier) / self.noise_multiplier
     return widest / _MOST_INTERVALS
 
-  def distribution(
-    self, interval: float
-  ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the privacy losses on a grid, in both directions."""
+  def distribution(self, interval):
     from dp_accounting.pld import privacy_loss_distribution
 
     # PRIVACY: If losses were rounded down, or losses of only one direction were

@@ -9,16 +9,13 @@ distribution; composition converts it to an epsilon.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import attrs
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.accounting.kinds import poisson
 from tff_bandmf.accounting.methods import gaussian
-
-if TYPE_CHECKING:
-  from dp_accounting.pld import privacy_loss_distribution
 
 
 def _nonnegative(what: str) -> Any:
@@ -112,20 +109,13 @@ class Release:
 
 
 @attrs.frozen
-class Pair:
+class Pair(poisson.Mechanism):
   """Any mechanism with an (epsilon, delta) guarantee, at its worst."""
 
   epsilon: float
   delta: float
 
-  sampling_prob = 1.0
-  compositions = 1
-  span = 0.0
-
-  def distribution(
-    self, interval: float
-  ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the privacy losses on a grid, rounded up."""
+  def distribution(self, interval):
     from dp_accounting.pld import common, privacy_loss_distribution
 
     return privacy_loss_distribution.from_privacy_parameters(
@@ -134,7 +124,7 @@ class Pair:
 
 
 @attrs.frozen
-class Laplace:
+class Laplace(poisson.Mechanism):
   """Queries with Laplace noise.
 
   Attributes:
@@ -145,13 +135,7 @@ class Laplace:
   parameter: float
   compositions: int = 1
 
-  sampling_prob = 1.0
-  span = 0.0
-
-  def distribution(
-    self, interval: float
-  ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the privacy losses on a grid, rounded up."""
+  def distribution(self, interval):
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution.from_laplace_mechanism(
