@@ -1,12 +1,12 @@
 """Tests of the file of the numbers that define the noise of a run."""
 
 import dataclasses
-import fractions
 import json
 import os
 import subprocess
 import sys
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -117,13 +117,13 @@ def _ill_conditioned(rounds):
   return strategies.BandedInverse(rounds, coefficients)
 
 
-@pytest.mark.parametrize('sign', [1, -1, 0])
+@pytest.mark.parametrize('sign', ['up', 'down', 'less', 'in turn'])
 @pytest.mark.parametrize(
   'strategy',
   [
     strategies.BandedSqrt(60, 60),
     strategies.BandedInverseSqrt(60, 8),
-    _ill_conditioned(60),
+    _ill_conditioned(600),
   ],
   ids=lambda each: each.family,
 )
@@ -135,24 +135,28 @@ def test_sensitivity_covers_numbers_that_are_accepted(tmp_path, strategy, sign):
     path, make=True
   )
   row = recursion.numbers()['row']
-  signs = sign or (-1) ** np.arange(len(row))
+  signs = {
+    'up': 1,
+    'down': -1,
+    # Every coefficient decreases, so that C grows where C^-1 is nearly 0.
+    'less': -np.sign(row),
+    'in turn': (-1) ** np.arange(len(row)),
+  }[sign]
   far = 2.0**-53 * (60 + 4 * np.arange(len(row)))
   _rewritten(path, row=row * (1 + signs * far))
   loaded = definition_lib.Definition(
     strategy.recursion(), noise.Lattice(20, 10, 3e3)
   ).in_file(path, make=True)
-  moved = [fractions.Fraction(x) for x in loaded.recursion.numbers()['row']]
-  if recursion.keeps == 'z':
-    column = []
-    for t in range(60):
-      past = sum(r * c for r, c in zip(moved[1:], column[::-1]))
-      column.append((int(t == 0) - past) / moved[0])
-  else:
-    column = moved
-  schema = participation.Single()
-  claimed = fractions.Fraction(sensitivity.sensitivity(strategy, schema).value)
-  claimed *= 1 + fractions.Fraction(sensitivity.rounding(strategy, 1))
-  assert sum(entry**2 for entry in column) <= claimed**2
+  with mpmath.workdps(60):
+    column = [mpmath.mpf(x) for x in loaded.recursion.numbers()['row']]
+    if recursion.keeps == 'z':
+      inverse, column = column, []
+      for t in range(strategy.rounds):
+        past = sum(r * c for r, c in zip(inverse[1:], column[::-1]))
+        column.append((int(t == 0) - past) / inverse[0])
+    value = sensitivity.sensitivity(strategy, participation.Single()).value
+    claimed = value * (1 + mpmath.mpf(sensitivity.rounding(strategy, 1)))
+    assert sum(entry**2 for entry in column) <= claimed**2
   _rewritten(path, row=row * (1 + signs * 1.2 * far))
   with pytest.raises(ValueError, match='defines another noise'):
     definition_lib.Definition(
