@@ -12,35 +12,44 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Each package imports only from the packages before it. The table of
 # architecture.md and the docstring of tff_bandmf show these lines:
 #   python tests/imports_test.py  writes both.
+_FLOORS = {
+  'Core: the mechanism and its guarantee': {
+    'errors': 'one-line error messages: name=value, the rule, the remedy',
+    '_blas': 'the number of threads of BLAS',
+    '_checks': 'checks of arguments that many packages use',
+    '_files': 'atomic writes, locks, and files that hold secrets',
+    'workloads': 'the workload matrix A: prefix sums, momentum, learning rates',
+    'participation': 'schemas: the rounds in which one client may take part',
+    'clips': 'the norm to which updates are clipped, constant or adaptive',
+    'strategies': 'the strategy matrix C, its errors and its file',
+    'sensitivity': 'the sensitivity of C, exact or bounded',
+    'optimize': 'the search for C',
+    'accounting': 'noise, zCDP and epsilon, also for sampled cohorts',
+    'choosing': 'families of C, ranked by error at the same (epsilon, delta)',
+    'noise': 'the noise C^-1 Z from a key, in NumPy or in a TensorFlow graph',
+    'query': 'clipping, sums and noise, in NumPy or as a TF Privacy query',
+    'tff': "TFF's functions and types, its local runtime, worker processes",
+    'aggregator': 'a `tff.aggregators` factory (needs TensorFlow Federated)',
+    'plan': 'the rounds, strategy, noise and guarantee of a run',
+  },
+  'Applications: runs and their reports': {
+    'cohorts': 'the clients that may take part in a round',
+    'ledger': 'the record of the clients of each round',
+    'run_files': 'the folder of a run on disk',
+    'report': 'privacy reports of runs, and of training outside this library',
+    'run': 'the rounds of a run, from its plan to its report',
+    'flower': 'training with Flower, whose server rounds are rounds of a run',
+    'verify': 'the check of a run or a report, without the other packages',
+  },
+  'Additions, and the command': {
+    'reproduction': 'published tables, computed again',
+    'audit': 'attacks on a claimed epsilon',
+    'cli': 'the `bandmf` command',
+    '__main__': 'the same command, as `python -m tff_bandmf`',
+  },
+}
 _ROOMS = {
-  'errors': 'one-line error messages: name=value, the rule, the remedy',
-  '_blas': 'the number of threads of BLAS',
-  '_checks': 'checks of arguments that many packages use',
-  '_files': 'atomic writes, locks, and files that hold secrets',
-  'workloads': 'the workload matrix A: prefix sums, momentum, learning rates',
-  'participation': 'schemas: the rounds in which one client may take part',
-  'clips': 'the norm to which updates are clipped, constant or adaptive',
-  'strategies': 'the strategy matrix C, its errors and its file',
-  'sensitivity': 'the sensitivity of C, exact or bounded',
-  'optimize': 'the search for C',
-  'accounting': 'noise multiplier, zCDP and epsilon, also for sampled cohorts',
-  'choosing': 'families of C, ranked by error at the same (epsilon, delta)',
-  'reproduction': 'published tables, computed again',
-  'noise': 'the noise C^-1 Z from a key, in NumPy or in a TensorFlow graph',
-  'query': 'clipping, sums and noise, in NumPy or as a TF Privacy query',
-  'tff': "TFF's functions and types, its local runtime, worker processes",
-  'aggregator': 'a `tff.aggregators` factory (needs TensorFlow Federated)',
-  'cohorts': 'the clients that may take part in a round',
-  'plan': 'the rounds, strategy, noise and guarantee of a run',
-  'ledger': 'the record of the clients of each round',
-  'run_files': 'the folder of a run on disk',
-  'audit': 'attacks on a claimed epsilon',
-  'report': 'privacy reports of runs, and of training outside this library',
-  'run': 'the rounds of a run, from its plan to its report',
-  'flower': 'training with Flower, whose server rounds are rounds of a run',
-  'verify': 'the check of a run or a report, without the other packages',
-  'cli': 'the `bandmf` command',
-  '__main__': 'the same command, as `python -m tff_bandmf`',
+  name: text for floor in _FLOORS.values() for name, text in floor.items()
 }
 _ORDER = list(_ROOMS)
 
@@ -152,25 +161,31 @@ def _table():
     for name in _ORDER
   }
   return ''.join(
-    f'| `{paths[name]}` | {text} |\n' for name, text in _ROOMS.items()
+    f'| **{floor}** | |\n'
+    + ''.join(f'| `{paths[name]}` | {text} |\n' for name, text in rooms.items())
+    for floor, rooms in _FLOORS.items()
   )
 
 
 def _list():
   """Returns the lines of rooms in the docstring of tff_bandmf."""
   width = max(map(len, _ORDER)) + 1
-  return ''.join(f'  {name:{width}} {text}\n' for name, text in _ROOMS.items())
+  return '\n'.join(
+    f'{floor}\n'
+    + ''.join(f'  {name:{width}} {text}\n' for name, text in rooms.items())
+    for floor, rooms in _FLOORS.items()
+  )
 
 
 _PAGES = (
   (
     _ROOT / 'docs' / 'architecture.md',
-    r'(\| folder \| room for \|\n\|---\|---\|\n)((?:\| `tff_bandmf/.*\n)+)',
+    r'(room for \|\n\|---\|---\|\n)((?:\| [`*].*\n)+?)(?=\| `simulations)',
     _table,
   ),
   (
     _ROOT / 'tff_bandmf' / '__init__.py',
-    r'(from the packages before it:\n\n)((?:  .*\n)+)',
+    r'(from the packages before it:\n\n)((?:.*\n)+?)(?=\nAn import)',
     _list,
   ),
 )

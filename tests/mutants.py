@@ -5,7 +5,7 @@ of the tree and runs their tests there; ARGS='word ...' takes the entries whose
 file or tests contain a word. An entry is
 
   [[mutant]]
-  file = 'tff_bandmf/participation.py'
+  file = 'tff_bandmf/participation/schemas.py'
   old = '''fit = -(-rounds // self.min_sep)'''
   new = '''fit = rounds // self.min_sep'''
   tests = ['participation_test.test_participations_is_the_longest_pattern']

@@ -3,6 +3,7 @@
 This list has all packages; some are single modules. Each of them imports only
 from the packages before it:
 
+Core: the mechanism and its guarantee
   errors         one-line error messages: name=value, the rule, the remedy
   _blas          the number of threads of BLAS
   _checks        checks of arguments that many packages use
@@ -13,22 +14,26 @@ from the packages before it:
   strategies     the strategy matrix C, its errors and its file
   sensitivity    the sensitivity of C, exact or bounded
   optimize       the search for C
-  accounting     noise multiplier, zCDP and epsilon, also for sampled cohorts
+  accounting     noise, zCDP and epsilon, also for sampled cohorts
   choosing       families of C, ranked by error at the same (epsilon, delta)
-  reproduction   published tables, computed again
   noise          the noise C^-1 Z from a key, in NumPy or in a TensorFlow graph
   query          clipping, sums and noise, in NumPy or as a TF Privacy query
   tff            TFF's functions and types, its local runtime, worker processes
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
-  cohorts        the clients that may take part in a round
   plan           the rounds, strategy, noise and guarantee of a run
+
+Applications: runs and their reports
+  cohorts        the clients that may take part in a round
   ledger         the record of the clients of each round
   run_files      the folder of a run on disk
-  audit          attacks on a claimed epsilon
   report         privacy reports of runs, and of training outside this library
   run            the rounds of a run, from its plan to its report
   flower         training with Flower, whose server rounds are rounds of a run
   verify         the check of a run or a report, without the other packages
+
+Additions, and the command
+  reproduction   published tables, computed again
+  audit          attacks on a claimed epsilon
   cli            the `bandmf` command
   __main__       the same command, as `python -m tff_bandmf`
 

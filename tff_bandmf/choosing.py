@@ -116,7 +116,7 @@ def choose(
 ) -> Ranking:
   """Returns the families that fit in memory, ranked by error at `target`.
 
-  Each family is optimised for the schema `typical` of `cohorts.schema`; under
+  Each family is optimised for the typical schema of `cohorts`; under
   balls in bins and b-min-sep, for the noise that the target needs if sampling
   amplifies. The search estimates this noise; then it is calibrated anew. Under
   cyclic Poisson sampling a strategy has at most as many bands as there are

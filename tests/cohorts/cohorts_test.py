@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.cohorts import cohort_sampler, feasibility
+from tff_bandmf.cohorts import cohort_sampler
+from tff_bandmf.participation import feasibility
 
 
 def _run(sampler):

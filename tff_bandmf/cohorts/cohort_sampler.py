@@ -26,8 +26,9 @@ import numpy as np
 
 from tff_bandmf import _checks, errors
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.cohorts import admission, feasibility
+from tff_bandmf.cohorts import admission
 from tff_bandmf.cohorts import history as history_lib
+from tff_bandmf.participation import feasibility
 
 # If a round may draw from at most this many clients, `sample` checks them all.
 _LARGE = 2**17

@@ -38,7 +38,7 @@ from tff_bandmf import (
   strategies,
 )
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.cohorts import feasibility
+from tff_bandmf.participation import feasibility
 from tff_bandmf.plan import plan_json, plan_text, trade_off, what_if
 from tff_bandmf.plan import request as request_lib
 from tff_bandmf.plan import result as result_lib

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tff_bandmf import participation as participation_lib
+from tff_bandmf.participation import schemas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Demand:
   clients: int
   cohort_size: int
   rounds: int
-  participation: participation_lib.Participation
+  participation: schemas.Participation
 
   @property
   def _schema(self) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class Demand:
     A round can then be filled whatever cohorts were drawn before. False means
     that counting does not show this.
     """
-    if isinstance(self.participation, participation_lib.Budget):
+    if isinstance(self.participation, schemas.Budget):
       # If this inequality holds, each round has enough clients that never took
       # part, and one round never exceeds the budget of a client.
       return self.rounds * self.cohort_size <= self.clients
@@ -119,14 +119,12 @@ class Demand:
       )
       for name in ('cohort_size', 'rounds')
     }
-    if schema.min_sep is not None and not isinstance(
-      schema, participation_lib.Budget
-    ):
+    if schema.min_sep is not None and not isinstance(schema, schemas.Budget):
       largest['min_sep'] = _most(
         schema.min_sep,
         lambda value: dataclasses.replace(
           self,
-          participation=participation_lib.from_name(
+          participation=schemas.from_name(
             schema.name, value, schema.max_participations
           ),
         ).surely(),
