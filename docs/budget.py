@@ -48,7 +48,7 @@ def _rules(rounds: int, min_sep: int, most: int, apart: tuple[int, ...]) -> Any:
   rules: dict[str, participation.Participation] = {'min_sep': typical}
   for least in apart:
     budget = participation.Budget(min_sep, most, apart=least)
-    _, by_budget = sensitivity.budget.of_run(budget, strategy)
+    _, by_budget = sensitivity.budget.for_horizon(budget, strategy)
     rules[f'budget, apart {least}'] = by_budget.schema
   return rules
 

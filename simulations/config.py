@@ -273,7 +273,7 @@ class Privacy:
   @property
   def clip(self) -> Any:
     """The clip, constant or adaptive."""
-    return clips.of(
+    return clips.from_options(
       self.l2_norm_clip,
       quantile=self.clip_quantile,
       rate=self.clip_rate,

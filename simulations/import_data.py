@@ -267,7 +267,7 @@ def import_text(
     )
   importer = _Importer(fractions, in_words, progress)
   corpus_file.write(output, importer.rows(path), importer.checksum)
-  with corpus_file.Content.of(output).open() as connection:
+  with corpus_file.Content.from_file(output).open() as connection:
     return {
       name: (len(corpus_file.client_sizes(connection, name)[0]), count)
       for name, count in importer.sentences.items()

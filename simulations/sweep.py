@@ -287,14 +287,15 @@ def main(**given: Any) -> None:
   if flags.results:
     ended = schedule.ready(grid, directory)[1]
     click.echo(
-      sweep_summary.Summary.of(schedule.outcome(grid, ended)).json(), nl=False
+      sweep_summary.Summary.from_outcomes(schedule.outcome(grid, ended)).json(),
+      nl=False,
     )
     return
   if flags.cell is not None:
     run_cell(grid, directory, flags.cell)
     return
   with _only_sweep(directory, flags.resume):
-    summary = sweep_summary.Summary.of(
+    summary = sweep_summary.Summary.from_outcomes(
       schedule.outcome(grid, run(grid, directory, flags.processes))
     )
     summary.write(directory)

@@ -97,7 +97,9 @@ def planned_participation(
 ) -> participation_lib.Participation:
   """Returns the participation schema for which the strategy is optimised."""
   # The schema does not depend on the number of clients, so any number serves.
-  return config.cohorts(config.training.clients_per_round).schema.typical
+  return config.cohorts(
+    config.training.clients_per_round
+  ).schema.reference_schema
 
 
 def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
@@ -105,7 +107,7 @@ def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
   training, clients = config.training, corpus.train.num_clients
   cohorts = config.cohorts(clients)
   # `tff_bandmf.Run` checks a `Budget` later: its costs depend on the strategy.
-  if cohorts.schema is cohorts.schema.typical and cohorts.is_enforced:
+  if cohorts.schema is cohorts.schema.reference_schema and cohorts.is_enforced:
     cohorts_lib.CohortSampler(
       clients,
       training.clients_per_round,

@@ -116,7 +116,7 @@ def choose(
 ) -> Ranking:
   """Returns the families that fit in memory, ranked by error at `target`.
 
-  Each family is optimised for the typical schema of `cohorts`; under
+  Each family is optimised for `reference_schema` of the cohorts; under
   balls in bins and b-min-sep, for the noise that the target needs if sampling
   amplifies. The search estimates this noise; then it is calibrated anew. Under
   cyclic Poisson sampling a strategy has at most as many bands as there are
@@ -177,14 +177,18 @@ def choose(
     if isinstance(family, strategies.Strategy):
       _check_given(family, rounds, memory_copies)
       problem = optimize.Problem(
-        rounds, cohorts.schema.typical, workload, objective, noise=noise
+        rounds,
+        cohorts.schema.reference_schema,
+        workload,
+        objective,
+        noise=noise,
       )
       return [problem.evaluated(family)]
     return [
       optimize.optimize(
         family.name,
         rounds,
-        cohorts.schema.typical,
+        cohorts.schema.reference_schema,
         workload,
         objective,
         memory_copies=memory_copies,
@@ -208,7 +212,7 @@ def choose(
         count=_count(cohorts, best.loss / least), tries=tries
       )
       guarantee = accounting.calibrate(
-        *sensitivity.budget.of_run(cohorts, best.strategy),
+        *sensitivity.budget.for_horizon(cohorts, best.strategy),
         epsilon=target.epsilon,
         delta=target.delta,
         samples=samples,

@@ -170,17 +170,17 @@ def norm(l2_norm_clip: Clip) -> float:
   return math.hypot(*map(float, clips))
 
 
-def growth(l2_norm_clip: Clip) -> float:
+def record_factor(l2_norm_clip: Clip) -> float:
   """Returns the ratio of largest norms, record to update: 1 or Delta."""
   return norm(l2_norm_clip) / norm(layers(l2_norm_clip))
 
 
-def indicators(l2_norm_clip: Clip) -> int:
+def indicator_count(l2_norm_clip: Clip) -> int:
   """Returns the number of indicators in a record: 0 or 1."""
   return int(isinstance(l2_norm_clip, AdaptiveClip))
 
 
-def of(
+def from_options(
   initial: Norms, *, quantile: Optional[float] = None, **others: Any
 ) -> Clip:
   """Returns an `AdaptiveClip` if a quantile is given, else the constant clip.

@@ -7,7 +7,7 @@
 | `needs`, `missing`                |                                          |
 | `importing`                       | raises them for imports that fail        |
 | `invalid`                         | text of an error, in one line            |
-| `refusal`                         | error for a failed TensorFlow assertion  |
+| `from_assertion`                  | error for a failed TensorFlow assertion  |
 | `notice`                          | writes a line during a long wait         |
 """
 
@@ -99,7 +99,7 @@ def not_installed(package: str, rule: str, remedy: str) -> ImportError:
   return ImportError(invalid(f'{package}=not installed: {rule}; {remedy}'))
 
 
-def refusal(error: Exception) -> Optional[ValueError]:
+def from_assertion(error: Exception) -> Optional[ValueError]:
   """Returns an error in one line for one of TensorFlow or TFF, else None.
 
   The message for a failed assertion has the parts of the assertion, without the
@@ -109,10 +109,11 @@ def refusal(error: Exception) -> Optional[ValueError]:
   Args:
     error: exception that a TensorFlow or TFF computation raised.
 
-  >>> refusal(RuntimeError('assertion failed: [too many:] [3]\\n [[{{node}}]]'))
+  >>> text = 'assertion failed: [too many:] [3]\\n [[{{node}}]]'
+  >>> from_assertion(RuntimeError(text))
   ValueError('too many: 3')
   >>> text = 'Expected x to be true. Summarized data: '
-  >>> refusal(RuntimeError(text + "b'too many:'\\n3"))
+  >>> from_assertion(RuntimeError(text + "b'too many:'\\n3"))
   ValueError('too many: 3')
   """
   text = str(error)

@@ -280,7 +280,7 @@ def load_clients(
   _checks.count(
     'max_sentences_per_client', max_sentences_per_client, '256 is usual'
   )
-  content = corpus_file.Content.of(path, cache_directory, progress)
+  content = corpus_file.Content.from_file(path, cache_directory, progress)
   name = (
     f'{content.digest[:12]}-{split_name}-{vocabulary.fingerprint()[:12]}-'
     f'{sequence_length}x{max_sentences_per_client}.ids'

@@ -54,7 +54,7 @@ class Content:
   digest: str
 
   @classmethod
-  def of(
+  def from_file(
     cls,
     path: str,
     cache_directory: Optional[str] = None,
@@ -97,7 +97,7 @@ class Content:
     return content
 
   def remember(self, cache_directory: Optional[str] = None) -> None:
-    """Caches the digest, so that `of` does not hash an unchanged file again.
+    """Caches the digest, so that an unchanged file is not hashed again.
 
     Args:
       cache_directory: folder of the cached digest; None for the default folder
@@ -113,11 +113,11 @@ class Content:
     """Opens the file to read.
 
     Raises:
-      ValueError: the content of the file was changed after `of`.
+      ValueError: the content of the file was changed after `from_file`.
     """
     stat = os.stat(self.path)
     if (stat.st_size, stat.st_mtime_ns) != (self.size, self.mtime_ns) and (
-      Content.of(self.path, progress=False).digest != self.digest
+      Content.from_file(self.path, progress=False).digest != self.digest
     ):
       raise errors.value_error(
         f'path={self.path}: was changed while it was in use; start again, and '

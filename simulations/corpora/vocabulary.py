@@ -166,7 +166,7 @@ def count(
       `size` < 1.
   """
   _checks.count('vocabulary_size', size, '10000 is usual')
-  content = corpus_file.Content.of(path, cache_directory, progress)
+  content = corpus_file.Content.from_file(path, cache_directory, progress)
   cached = corpus_file.cache_path(
     path, cache_directory, f'{content.digest[:12]}-words.txt'
   )

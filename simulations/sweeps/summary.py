@@ -104,7 +104,7 @@ class Summary:
   failed: tuple[str, ...]
 
   @classmethod
-  def of(cls, outcomes: Sequence[Outcome]) -> Summary:
+  def from_outcomes(cls, outcomes: Sequence[Outcome]) -> Summary:
     """Returns the summary of a sweep."""
     return cls(
       tuple(

@@ -340,7 +340,7 @@ def test_log_of_units_of_several_counts_each_client():
   one, three = (
     accounting.Guarantee(
       strategy, participation.MinSep(4), 1.0, clients_per_unit=count
-    ).seen(found)
+    ).for_observed(found)
     for count in (1, 3)
   )
   assert three.sensitivity.value == pytest.approx(3 * one.sensitivity.value)

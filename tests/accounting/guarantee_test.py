@@ -87,7 +87,7 @@ def test_log_of_uneven_epochs_is_not_what_was_planned():
   found = sensitivity.of_clients([(rounds, rounds * 0)], planned.strategy)
   assert found.keeps(planned.cohorts, 4)
   shift = np.linalg.norm(matrix[:, rounds].sum(1))
-  seen = planned.seen(found)
+  seen = planned.for_observed(found)
   assert seen.epsilon(1e-6) >= accounting.gaussian_epsilon(
     planned.z_stddev_per_clip / shift, 1e-6
   )
@@ -126,7 +126,9 @@ def test_random_logs_claim_what_their_clients_reached():
     least = accounting.gaussian_epsilon(
       planned.z_stddev_per_clip / reached, 1e-6
     )
-    epsilons = [each.epsilon(1e-6) for each in (planned, planned.seen(found))]
+    epsilons = [
+      each.epsilon(1e-6) for each in (planned, planned.for_observed(found))
+    ]
     assert epsilons[1] >= least, (strategy, planned.cohorts, pattern)
     if keeps and kind is participation.MinSep:
       assert epsilons[1] <= epsilons[0] * (1 + 1e-9)
@@ -144,10 +146,10 @@ def test_log_seen_with_another_strategy_is_refused():
   client = [(rounds, rounds * 0)]
   found = sensitivity.of_clients(client, strategies.Identity(20))
   with pytest.raises(ValueError, match='strategy=.* log'):
-    planned.seen(found)
+    planned.for_observed(found)
   with pytest.raises(ValueError, match='strategy=.* log'):
     accounting.Guarantee(planned.strategy, accounting.Logged(found), 1.0)
-  true = planned.seen(
+  true = planned.for_observed(
     sensitivity.of_clients(client, strategies.SqrtToeplitz(20))
   )
   assert true.sensitivity.value > found.sensitivity.value

@@ -77,7 +77,7 @@ def _optimized(cohorts, family, rounds, **parameters):
   return optimize.optimize(
     family,
     rounds,
-    cohorts.schema.typical,
+    cohorts.schema.reference_schema,
     noise=accounting.needed_noise(cohorts, rounds, _EPSILON, _DELTA),
     **parameters,
   ).strategy

@@ -59,7 +59,7 @@ def _float32_inverse(strategy, z):
 
 @functools.cache
 def _lattice():
-  return noise.Lattice.of(
+  return noise.Lattice.from_noise(
     strategies.Identity(1).recursion(),
     _NOISE_MULTIPLIER,
     largest_cohort=1,
@@ -147,7 +147,7 @@ def test_crafted_records_have_at_most_the_norm_of_their_clip():
   longer = 0
   for _ in range(300):
     record, bits = _crafted(random)
-    clip = query.GraphClipping.of(
+    clip = query.GraphClipping.from_clip(
       2.0**bits, tf.TensorSpec(record.shape, tf.float64), bits
     )
     clipped = clip.clip(tf.constant(record)).numpy()
@@ -286,7 +286,7 @@ def test_claim_of_8_was_one_of_83():
   assert 80 < epsilon < 90
   # No lattice is fine enough for records of 1,000 coordinates, and says so.
   with pytest.raises(ValueError, match='lattice=2.*steps a clip'):
-    noise.Lattice.of(
+    noise.Lattice.from_noise(
       strategy.recursion(),
       noise_multiplier * claimed,
       largest_cohort=100,

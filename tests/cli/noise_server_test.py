@@ -42,7 +42,7 @@ _STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.9 ** np.arange(40))
 _KEY = noise.Key.from_seed(29)
 _Z_STDDEV, _LARGEST_COHORT = 2.5, 100
 _RECURSION = _STRATEGY.recursion()
-_Z_STEPS = noise.Lattice.of(
+_Z_STEPS = noise.Lattice.from_noise(
   _RECURSION, _Z_STDDEV, largest_cohort=_LARGEST_COHORT, dimension=_DIMENSION
 ).z_steps
 _TAPE_ID = stream.identify(_KEY, _RECURSION, _DIMENSION, _Z_STEPS)
@@ -563,7 +563,7 @@ def test_lattice_is_that_of_a_secure_sum_where_told(tmp_path):
   found = server.printed()['z_steps']
   server.kill()
   each = [
-    noise.Lattice.of(
+    noise.Lattice.from_noise(
       _RECURSION,
       _Z_STDDEV,
       largest_cohort=cohort,

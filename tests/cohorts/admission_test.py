@@ -83,11 +83,11 @@ def test_violators_are_counted_by_reason():
     history.record(t, np.array(cohort))
   schema = participation_lib.MinSep(2, max_participations=2)
   cohort = np.array([5, 0, 4, 1, 3, 2])
-  found = cohorts_lib.admit(cohort, 4, schema, 9, history.of(cohort))
+  found = cohorts_lib.admit(cohort, 4, schema, 9, history.for_clients(cohort))
   assert cohort[found.admitted].tolist() == [5, 1, 3, 2]
   assert (found.too_soon, found.too_often) == (1, 1)
   # Both at once: told as too soon.
-  found = cohorts_lib.admit(cohort, 3, schema, 9, history.of(cohort))
+  found = cohorts_lib.admit(cohort, 3, schema, 9, history.for_clients(cohort))
   assert (found.too_soon, found.too_often) == (3, 0)
 
 
@@ -122,7 +122,7 @@ def test_history_of_others_is_refused():
     )
   for clients in ([-1], [5], [0, 7]):
     with pytest.raises(ValueError, match='is not among the 5 clients'):
-      cohorts_lib.History.empty(5).of(np.array(clients))
+      cohorts_lib.History.empty(5).for_clients(np.array(clients))
 
 
 @pytest.mark.parametrize('round_index', [-1, 9])

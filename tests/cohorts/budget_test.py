@@ -65,7 +65,7 @@ def _admitted(budget, histories, rounds):
   taken = np.zeros(histories.shape, bool)
   for t in range(rounds):
     came = np.flatnonzero(histories[:, t])
-    found = cohorts_lib.admit(came, t, budget, rounds, past.of(came))
+    found = cohorts_lib.admit(came, t, budget, rounds, past.for_clients(came))
     past.record(t, came[found.admitted])
     taken[came[found.admitted], t] = True
   return taken
@@ -179,7 +179,7 @@ def test_random_budgets_bound_the_rounds_that_they_admit(name):
     assert random_structures.sums(admitted, x).max() <= bound**2
     size = admitted.sum(1).max()
     assert size <= budget.participations(rounds) <= rounds
-    longest += size > budget.typical.participations(rounds)
+    longest += size > budget.reference_schema.participations(rounds)
     assert budget.separation(rounds) == apart
     # Whoever keeps the typical schema is admitted.
     typical = random_structures.separated(rounds, min_sep)
@@ -242,12 +242,12 @@ def test_history_has_every_round_of_a_client(tmp_path, monkeypatch, entries):
   with ledger_lib.Ledger(tmp_path / 'ledger.sqlite') as ledger:
     for t in range(0, 60, 3):
       order = rng.permutation(40)
-      check(patterns.of(order), order)
+      check(patterns.for_clients(order), order)
       if t % 4:
         # Several rounds at once are taken up as one by one.
         check(ledger.past(names[order], t, whole=True), order)
         whole, _ = ledger.population(names[order], t, budget)
-        check(whole.of(np.arange(40)), order)
+        check(whole.for_clients(np.arange(40)), order)
       cohort = rng.choice(40, rng.integers(0, 12), replace=False)
       ledger.start_round(t, names[cohort])
       patterns.record(t, cohort)
@@ -258,10 +258,10 @@ def test_history_has_every_round_of_a_client(tmp_path, monkeypatch, entries):
     assert again.count.sum() == seen[5][1]
     # Who is not named is not looked for.
     few, missing = ledger.population(names[:7], 60, budget)
-    check(few.of(np.arange(7)), range(7))
+    check(few.for_clients(np.arange(7)), range(7))
     assert missing == sum(map(bool, list(rounds.values())[7:]))
   with pytest.raises(ValueError, match='client=0..40: is not among the 40'):
-    patterns.of(np.array([0, 40]))
+    patterns.for_clients(np.array([0, 40]))
 
 
 def test_rounds_without_all_rounds_of_clients_are_refused():
@@ -277,7 +277,7 @@ def test_rounds_without_all_rounds_of_clients_are_refused():
       0,
       plain,
       9,
-      cohorts_lib.Patterns.empty(1).of(np.array([0])),
+      cohorts_lib.Patterns.empty(1).for_clients(np.array([0])),
     )
 
 
@@ -288,7 +288,7 @@ def test_client_of_another_matrix_is_refused():
   budget = _budget(_MATRICES['falling'])
   everybody = np.arange(2)
   with pytest.raises(ValueError, match='history=cost .* under another C'):
-    cohorts_lib.admit(everybody, 5, budget, 9, past.of(everybody))
+    cohorts_lib.admit(everybody, 5, budget, 9, past.for_clients(everybody))
 
 
 def test_budget_of_another_matrix_is_computed_again():
@@ -370,14 +370,14 @@ def test_log_keeps_a_budget_by_its_costs():
   kept = observed(0, 2, costs=costs)
   assert kept.keeps(budget, 30)
   assert kept.cost == costs.total(np.array([[2, 0]]))[0]
-  assert planned.seen(kept).epsilon(1e-6) < planned.epsilon(1e-6)
+  assert planned.for_observed(kept).epsilon(1e-6) < planned.epsilon(1e-6)
   # Rounds that cost the budget to the last unit claim what was planned.
-  assert planned.seen(observed(0, 10, 20, costs=costs)).epsilon(1e-6) == (
-    planned.epsilon(1e-6)
-  )
+  assert planned.for_observed(observed(0, 10, 20, costs=costs)).epsilon(
+    1e-6
+  ) == (planned.epsilon(1e-6))
   assert not observed(0, 2).keeps(budget, 30)
   assert not observed(0, 2, strategy=None, costs=costs).keeps(budget, 30)
   assert not observed(0, 1, costs=costs).keeps(budget, 30)
   over = observed(0, 10, 20, 29, costs=costs)
   assert not over.keeps(budget, 30)
-  assert planned.seen(over).epsilon(1e-6) > planned.epsilon(1e-6)
+  assert planned.for_observed(over).epsilon(1e-6) > planned.epsilon(1e-6)

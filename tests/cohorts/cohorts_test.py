@@ -312,20 +312,22 @@ def test_counting_agrees_with_drawing(schema):
     plan = feasibility.Demand(clients, size, rounds, schema)
     if size > clients // (schema.min_sep if schema.evenly_spaced else 1):
       continue
-    proved[plan] = plan.surely(), plan.never()
+    proved[plan] = plan.certainly_feasible(), plan.certainly_infeasible()
     assert not all(proved[plan])
   # Where all rounds are drawn, whatever the count.
   with mock.patch.multiple(
-    feasibility.Demand, surely=lambda _: False, never=lambda _: False
+    feasibility.Demand,
+    certainly_feasible=lambda _: False,
+    certainly_infeasible=lambda _: False,
   ):
-    for plan, (surely, never) in proved.items():
+    for plan, (feasible, infeasible) in proved.items():
       sizes = plan.clients, plan.cohort_size, plan.rounds
       for seed in range(6):
         try:
           cohorts_lib.CohortSampler(*sizes, schema, seed)
-          assert not never, plan
+          assert not infeasible, plan
         except cohorts_lib.CohortError:
-          assert not surely, plan
+          assert not feasible, plan
   settled = sum(map(any, proved.values()))
   assert settled > 40
 

@@ -281,7 +281,7 @@ def test_history_of_a_population_is_that_of_its_rounds(ledger, schema, kind):
     bool(each) and i not in here for i, each in rounds.items()
   )
   assert history.count.tolist() == [len(rounds[i]) for i in here]
-  past = history.of(np.arange(len(here)))
+  past = history.for_clients(np.arange(len(here)))
   for row, i in enumerate(here):
     assert past.last_round[row] == (rounds[i][-1] if rounds[i] else -(2**30))
     if past.rounds is not None:

@@ -70,12 +70,12 @@ _MOMENTUM = optimize.optimize(
   bands=8,
 ).strategy
 # The run was planned with 12 rounds.
-_LONGER, _ = sensitivity.budget.of_run(
+_LONGER, _ = sensitivity.budget.for_horizon(
   participation.Budget(4, 2, horizon=_ROUNDS), _TOEPLITZ.of_rounds(12)
 )
-_ADAPTIVE = noise.Lattice.of(
+_ADAPTIVE = noise.Lattice.from_noise(
   _TOEPLITZ.recursion(),
-  0.7 * clips.growth(clips.AdaptiveClip(0.1)),
+  0.7 * clips.record_factor(clips.AdaptiveClip(0.1)),
   largest_cohort=100,
   dimension=_DIMENSION,
 ).z_steps

@@ -11,7 +11,7 @@ _BANDED = strategies.BandedToeplitz(200, [1.0, 0.6, 0.4]).recursion()
 
 
 def _of(recursion=_BANDED, z=2.0, cohort=100, dimension=1000, **kwargs):
-  return lattice.Lattice.of(
+  return lattice.Lattice.from_noise(
     recursion, z, largest_cohort=cohort, dimension=dimension, **kwargs
   )
 

@@ -26,7 +26,7 @@ def servers(tmp_path, request):
   """What two servers run, each a shard."""
   recursion = _STRATEGY.recursion()
   spec = _factory(placements.Tape()).guarantee
-  z_steps = noise.Lattice.of(
+  z_steps = noise.Lattice.from_noise(
     recursion, spec.z_stddev_per_clip, largest_cohort=2, dimension=_SIZE
   ).z_steps
   tapes = [

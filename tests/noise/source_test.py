@@ -31,7 +31,7 @@ _STRATEGIES = {
 
 
 def _source(strategy, dimension, directory):
-  return source_lib.of(
+  return source_lib.from_placement(
     placements.Tape(directory / 'tape', _KEY),
     strategy.recursion(),
     _Z_STEPS,
@@ -97,7 +97,7 @@ def test_placement_without_a_source_is_refused():
 
   recursion = _STRATEGIES['narrow'].recursion()
   with pytest.raises(TypeError, match='noise=Elsewhere: .*source'):
-    source_lib.of(Elsewhere(), recursion, _Z_STEPS, 9)
+    source_lib.from_placement(Elsewhere(), recursion, _Z_STEPS, 9)
 
 
 def test_tape_state_names_the_tape_and_holds_no_noise(tmp_path):

@@ -45,7 +45,7 @@ def _query(
   clients_per_round=4.0,
   key=None,
 ):
-  query = query_lib.CorrelatedNoiseQuery.of(
+  query = query_lib.CorrelatedNoiseQuery.from_guarantee(
     accounting.Guarantee(
       strategy or strategies.BandedToeplitz(6, [1.0, 0.5]),
       schema or participation.MinSep(2),
@@ -83,7 +83,7 @@ def _round(query, state, records):
 @pytest.mark.parametrize('scale', [1e-12, 1.0, 3e5])
 def test_norm_of_a_record_is_at_most_the_clip(weight, initial, scale):
   adaptive = tff_bandmf.AdaptiveClip(initial, fraction_weight=weight)
-  clipping = query_lib.GraphClipping.of(adaptive, _SPECS, _BITS)
+  clipping = query_lib.GraphClipping.from_clip(adaptive, _SPECS, _BITS)
   signs = set()
   for size in (0.0, 0.3, 0.49999, 0.5, 0.500001, 7.0, 1e20):
     clipped = clipping.clip(_record(size * scale), scale)
@@ -107,7 +107,7 @@ def test_norm_of_a_record_is_at_most_the_clip(weight, initial, scale):
 
 def test_record_that_becomes_zero_says_nothing():
   adaptive = tff_bandmf.AdaptiveClip(0.5)
-  clipping = query_lib.GraphClipping.of(
+  clipping = query_lib.GraphClipping.from_clip(
     adaptive, _SPECS, _BITS, zeroing_norm=9.0, zeroing_norm_order=2
   )
   for scale in (0.1, 1.0, 40.0):
@@ -125,7 +125,7 @@ def test_client_moves_all_rounds_by_at_most_the_sensitivity():
   schema = participation.MinSep(2, 2)
   gram = strategy.matrix().T @ strategy.matrix()
   adaptive = tff_bandmf.AdaptiveClip(0.5, fraction_weight=2.0)
-  clipping = query_lib.GraphClipping.of(adaptive, _SPECS, _BITS)
+  clipping = query_lib.GraphClipping.from_clip(adaptive, _SPECS, _BITS)
   records = []
   for scale in (0.01, 1.0, 20.0):
     for size in (0.0, 0.2, 0.5 - 1e-5, 0.5 + 1e-5, 30.0, -30.0, math.nan):

@@ -134,7 +134,7 @@ def test_bits_are_those_of_tensorflow(name, kind, zeroing, tmp_path):
   (tmp_path / 'graph').mkdir()
   where = released_sums.Position(tmp_path / 'graph', 1)
   tape = placements.Tape(tmp_path / 'tape', key=_KEY, position=where)
-  adding = query.CorrelatedNoiseQuery.of(
+  adding = query.CorrelatedNoiseQuery.from_guarantee(
     accounting.Guarantee(strategy(), participation.MinSep(2), 0.4),
     tf.nest.map_structure(
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), _LIKE
@@ -203,7 +203,7 @@ def test_norm_is_at_most_the_clip(kind, scale, bits):
   clip = _clip(kind)
   if scale != 1.0 and not isinstance(clip, clips.AdaptiveClip):
     clip = clips.AdaptiveClip(clip)
-  limits = query.Clipping.of(clip, _LIKE, bits)
+  limits = query.Clipping.from_clip(clip, _LIKE, bits)
   ends = np.cumsum([15, 9000, 0, 1])
   full = 0
   for update in _updates(0):
@@ -224,7 +224,7 @@ def test_norm_is_at_most_the_clip(kind, scale, bits):
 def test_norm_is_compared_exactly():
   """4^26 + 1 differs from 4^26 in float64, and not in float32."""
   like = np.zeros(17, np.float64)
-  limits = query.Clipping.of(1.0, like, 26)
+  limits = query.Clipping.from_clip(1.0, like, 26)
   record = np.zeros(17)
   record[0], record[1] = 1.0, 2.0**-26
   with pytest.MonkeyPatch.context() as patch:
@@ -242,7 +242,7 @@ def test_norm_is_compared_exactly():
 
 @pytest.mark.parametrize('kind', ['one', 'adaptive'])
 def test_record_that_becomes_zero_says_nothing(kind):
-  limits = query.Clipping.of(
+  limits = query.Clipping.from_clip(
     _clip(kind), _LIKE, 20, zeroing_norm=9.0, zeroing_norm_order=2
   )
   for update in _updates(1)[3:5] + _updates(1)[6:9]:
@@ -342,7 +342,7 @@ def test_second_sum_of_a_round_is_refused_and_its_noise_is_not_used():
 
 def test_norm_of_what_was_written_is_measured(monkeypatch):
   """Memory that holds other integers than were meant is no longer record."""
-  limits = query.Clipping.of(1.0, np.zeros(8), 20)
+  limits = query.Clipping.from_clip(1.0, np.zeros(8), 20)
   copyto = np.copyto
 
   def damaged(out, values, **kwargs):

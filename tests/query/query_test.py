@@ -38,7 +38,9 @@ def _specs(*dtypes):
 
 
 def _clipping(specs, l2_norm_clip=1.0, clip_bits=_BITS, **zeroing):
-  return query_lib.GraphClipping.of(l2_norm_clip, specs, clip_bits, **zeroing)
+  return query_lib.GraphClipping.from_clip(
+    l2_norm_clip, specs, clip_bits, **zeroing
+  )
 
 
 def _query(
@@ -54,7 +56,7 @@ def _query(
   )
   clipping = _clipping(specs, l2_norm_clip)
   dimension = query_lib.record_dimension(specs)
-  source = source_lib.of(
+  source = source_lib.from_placement(
     placements.Tape(key=key), _STRATEGY.recursion(), lattice.z_steps, dimension
   )
   query = query_lib.CorrelatedNoiseQuery(
@@ -673,9 +675,9 @@ def test_many_leaves_are_clipped_to_the_bits_of_numpy(layers):
       record[::2] = [leaf.astype(np.float16) for leaf in record[::2]]
     clip = [1.0 + i for i in range(len(record))] if layers else 1.0
     arguments = (clip, record, 26, 1e3, 2)
-    expected = query_lib.Clipping.of(*arguments).clip(record)
+    expected = query_lib.Clipping.from_clip(*arguments).clip(record)
     clipped = tf.function(
-      query_lib.GraphClipping.of(*arguments).clip, autograph=False
+      query_lib.GraphClipping.from_clip(*arguments).clip, autograph=False
     )(list(map(tf.constant, record)))
     assert expected.any()
     np.testing.assert_array_equal(clipped, expected)

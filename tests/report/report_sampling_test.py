@@ -77,10 +77,10 @@ def test_report_leads_with_the_planned_claim(whole):
   (claim,) = content['check']['claims']
   assert claim['amplified'] == content['epsilon']
   assert claim['epsilon'] == sampling['epsilon_unamplified']
-  worst = plan.sampled.always
+  worst = plan.sampled.worst_case_schema
   if worst.evenly_spaced:
     worst = tff_bandmf.MinSep(worst.min_sep)
-  unamplified = plan.guarantee.under(worst)
+  unamplified = plan.guarantee.for_cohorts(worst)
   assert sampling['epsilon_unamplified'] == unamplified.epsilon(_DELTA)
   assert sampling['epsilon_unamplified'] > content['epsilon']
   assert content['rho'] == unamplified.rho

@@ -126,7 +126,7 @@ def test_log_that_keeps_a_schema_shows_at_most_what_was_planned(
     1 + 1e-12
   )
   # Not by a rounding error either.
-  assert planned.seen(found).epsilon(1e-6) <= planned.epsilon(1e-6)
+  assert planned.for_observed(found).epsilon(1e-6) <= planned.epsilon(1e-6)
 
 
 def _of_noise(strategy):

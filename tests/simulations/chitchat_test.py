@@ -52,7 +52,7 @@ def test_each_person_is_in_one_split(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   folder = small_chat.write(tmp_path)
   path = registry.get('chitchat', str(folder)).find(str(folder))
-  with corpus_file.Content.of(path).open() as connection:
+  with corpus_file.Content.from_file(path).open() as connection:
     ids = [
       corpus_file.client_sizes(connection, split)[0]
       for split in corpus_file.SPLIT_NAMES

@@ -37,7 +37,9 @@ def test_finds_clients_sees_which_index_helps(path, columns, found):
 
 
 def test_clients_have_their_sizes_in_the_order_of_their_ids(path):
-  with corpus_file.Content.of(str(path), progress=False).open() as connection:
+  with corpus_file.Content.from_file(
+    str(path), progress=False
+  ).open() as connection:
     client_ids, sizes = corpus_file.client_sizes(connection, 'train')
     assert client_ids == tuple(sorted(f'c{i}' for i in range(500)))
     assert sizes == [1] * 500
@@ -48,21 +50,21 @@ def test_clients_have_their_sizes_in_the_order_of_their_ids(path):
 
 
 def test_file_is_hashed_once_and_again_when_changed(path, monkeypatch):
-  content = corpus_file.Content.of(str(path), progress=False)
+  content = corpus_file.Content.from_file(str(path), progress=False)
   expected = hashlib.sha256(path.read_bytes()).hexdigest()
   assert content.digest == expected
   with monkeypatch.context() as patch:
     patch.setattr(checksums, 'sha256', None)
-    assert corpus_file.Content.of(str(path), progress=False) == content
+    assert corpus_file.Content.from_file(str(path), progress=False) == content
   with sqlite3.connect(path) as connection:
     connection.execute("UPDATE examples SET client_id = 'c'")
-  changed = corpus_file.Content.of(str(path), progress=False)
+  changed = corpus_file.Content.from_file(str(path), progress=False)
   assert changed.digest == hashlib.sha256(path.read_bytes()).hexdigest()
   assert changed.digest != expected
 
 
 def test_file_with_the_same_content_may_take_its_place(path, tmp_path):
-  content = corpus_file.Content.of(str(path), progress=False)
+  content = corpus_file.Content.from_file(str(path), progress=False)
   copy = tmp_path / 'copy'
   copy.write_bytes(path.read_bytes())
   os.replace(copy, path)
@@ -76,28 +78,28 @@ def test_file_with_the_same_content_may_take_its_place(path, tmp_path):
 
 
 def test_published_checksum_is_verified_every_time(path):
-  content = corpus_file.Content.of(str(path), progress=False)
+  content = corpus_file.Content.from_file(str(path), progress=False)
   published = path.with_name('file.sqlite.sha256')
   published.write_text(f'{content.digest}  file.sqlite\n')
-  assert corpus_file.Content.of(str(path), progress=False) == content
+  assert corpus_file.Content.from_file(str(path), progress=False) == content
   published.write_text('0' * 64 + '  file.sqlite\n')
   with pytest.raises(ValueError, match='fetch it again'):
-    corpus_file.Content.of(str(path), progress=False)
+    corpus_file.Content.from_file(str(path), progress=False)
 
 
 def test_damaged_memory_of_a_checksum_is_made_again(path, tmp_path):
-  content = corpus_file.Content.of(str(path), progress=False)
+  content = corpus_file.Content.from_file(str(path), progress=False)
   (kept,) = tmp_path.glob('*sha256.json')
   for damage in ('', '{', '[]', '{"size": 1}'):
     kept.write_text(damage)
-    assert corpus_file.Content.of(str(path), progress=False) == content
+    assert corpus_file.Content.from_file(str(path), progress=False) == content
 
 
 def test_cut_off_file_raises_one_line(path):
   content = path.read_bytes()
   path.write_bytes(content[: len(content) // 2])
   with pytest.raises(ValueError, match='SQLite says: .*malformed') as raised:
-    corpus_file.Content.of(str(path), progress=False)
+    corpus_file.Content.from_file(str(path), progress=False)
   assert '\n' not in str(raised.value)
 
 

@@ -146,7 +146,7 @@ def test_groups_of_any_size_give_the_same_bits(runtime):
 @functools.cache
 def _group_work(rate):
   """What a group does, without TFF."""
-  clipping = query.GraphClipping.of(_CLIP, SPECS, _BITS)
+  clipping = query.GraphClipping.from_clip(_CLIP, SPECS, _BITS)
 
   @tf.function(autograph=False, reduce_retracing=True)
   def work(group):

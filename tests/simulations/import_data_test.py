@@ -56,7 +56,7 @@ def _read_by_tff(path, split_name):
 def _read(path, split_name):
   """Returns the clients' sentences; quicker than TFF."""
   clients = {}
-  with corpus_file.Content.of(str(path)).open() as connection:
+  with corpus_file.Content.from_file(str(path)).open() as connection:
     for client_id, sentence in corpus_file.sentences(
       connection, split_name, False, ''
     ):
@@ -236,7 +236,7 @@ def test_content_has_a_checksum_of_its_own(tmp_path):
   def digest(name, records):
     output = tmp_path / f'{name}.sqlite'
     _import(_write(tmp_path / 'a.jsonl', records), output)
-    return corpus_file.Content.of(str(output)).digest
+    return corpus_file.Content.from_file(str(output)).digest
 
   records = _records(12, 1)
   first = digest('a', records)

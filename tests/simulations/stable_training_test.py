@@ -59,7 +59,9 @@ def _losses(factor, seed):
   )
   weights = tuple(map(tf.constant, model.weights))
   specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, weights)
-  clipping = query.GraphClipping.of(config.privacy.l2_norm_clip, specs, 20)
+  clipping = query.GraphClipping.from_clip(
+    config.privacy.l2_norm_clip, specs, 20
+  )
   client = tff.learning.optimizers.build_sgdm(training.client_learning_rate)
   server = server_optimizer.build(training)
   held = _sentences(100, 10**6)

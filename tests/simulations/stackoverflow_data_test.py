@@ -67,7 +67,7 @@ def test_compressed_file_is_decompressed_once(data_dir, content, monkeypatch):
   assert pathlib.Path(path).read_bytes() == content
   # Its checksum was taken on the way.
   monkeypatch.setattr(checksums, 'sha256', None)
-  found = corpus_file.Content.of(path, progress=False)
+  found = corpus_file.Content.from_file(path, progress=False)
   assert found.digest == hashlib.sha256(content).hexdigest()
   (data_dir / stackoverflow.COMPRESSED_FILE).unlink()
   assert stackoverflow.find(str(data_dir), progress=False) == path

@@ -248,7 +248,7 @@ def _outcomes(claimed=8.0):
 
 
 def _summary(claimed=8.0):
-  return sweep_summary.Summary.of(_outcomes(claimed))
+  return sweep_summary.Summary.from_outcomes(_outcomes(claimed))
 
 
 def test_summary_has_means_and_spread(tmp_path):
@@ -299,7 +299,7 @@ def test_curve_goes_through_what_lies_on_it():
 
 def test_summary_says_what_has_not_ended():
   ended = _ended({0: 4.9, 1: None})
-  summary = sweep_summary.Summary.of(
+  summary = sweep_summary.Summary.from_outcomes(
     schedule.outcome(grid.Grid((_row(0, 1, 2),)), ended)
   )
   assert summary.failed == ('blt_epsilon8/seed0_rate+1',)
@@ -318,7 +318,7 @@ def test_model_that_diverged_is_no_number(tmp_path):
   (outcome, *others) = _outcomes()
   lost = dataclasses.replace(outcome.result, test_loss=math.nan)
   lost = dataclasses.replace(outcome, result=lost)
-  summary = sweep_summary.Summary.of([lost, *others])
+  summary = sweep_summary.Summary.from_outcomes([lost, *others])
   summary.write(tmp_path)
   assert summary.rows[0]['loss_mean'] == math.inf
   assert summary.pairs == []

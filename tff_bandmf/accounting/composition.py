@@ -272,7 +272,7 @@ def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
 def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
   """Returns the guarantee that holds for every possible draw of cohorts."""
   sampled = kinds.sampled(run.cohorts)
-  return run if sampled is None else run.under(sampled.always)
+  return run if sampled is None else run.for_cohorts(sampled.worst_case_schema)
 
 
 def _parts(

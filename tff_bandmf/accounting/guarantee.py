@@ -182,7 +182,7 @@ class Guarantee:
     guarantee._claims[delta] = claim
     return guarantee
 
-  def under(self, cohorts: participation_lib.Cohorts) -> Guarantee:
+  def for_cohorts(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
     PRIVACY: If the sensitivity of C is larger under `cohorts` than under
@@ -220,7 +220,7 @@ class Guarantee:
       return 1.0
     return self.claim_at(epsilon).total
 
-  def seen(self, observed: sensitivity_lib.Observed) -> Guarantee:
+  def for_observed(self, observed: sensitivity_lib.Observed) -> Guarantee:
     """Returns the guarantee of the same noise for the rounds in a log.
 
     Epsilon of the result is at most epsilon of this guarantee if its schema is
@@ -229,7 +229,7 @@ class Guarantee:
     Args:
       observed: statistics of the log, with the sensitivity of the strategy.
     """
-    logged = self.under(logged_cohorts.Logged(observed))
+    logged = self.for_cohorts(logged_cohorts.Logged(observed))
     schema = self.cohorts.schema
     # PRIVACY: The statistics of a log do not show whether rounds are evenly
     # spaced, so a claim that assumes evenly spaced rounds may be false for the

@@ -205,7 +205,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         'create=called twice: an aggregator serves one run; call dp_aggregator '
         'for every learning process'
       )
-    self._query = query = query_lib.CorrelatedNoiseQuery.of(
+    self._query = query = query_lib.CorrelatedNoiseQuery.from_guarantee(
       self.guarantee,
       specs,
       self._bounds,

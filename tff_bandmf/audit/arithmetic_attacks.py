@@ -113,7 +113,10 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
       the victim's record.
     clients: number of records, at least 2.
   """
-  plans = [_Cohort.of(2.0**i, clients) for i in range(clients.bit_length())]
+  plans = [
+    _Cohort.with_largest_gain(2.0**i, clients)
+    for i in range(clients.bit_length())
+  ]
   best = max(plans, key=lambda plan: plan.gain)
   moved = abs(
     add(best.records(clients, True)) - add(best.records(clients, False))
@@ -138,7 +141,7 @@ class _Cohort:
   gain: float
 
   @classmethod
-  def of(cls, power: float, clients: int) -> _Cohort:
+  def with_largest_gain(cls, power: float, clients: int) -> _Cohort:
     """Returns the cohort with the largest gain for a power of two."""
     # Half a unit in the last place of the power of two. Below this power, sums
     # of multiples of `half` are exact.

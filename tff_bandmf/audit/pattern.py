@@ -53,10 +53,10 @@ def worst(
   """
   rounds = len(matrix)
   gram = matrix.T @ matrix
-  # For a `Budget`, the property `typical` is a `MinSep` schema, whose patterns
-  # have nearly the largest sensitivity that the budget allows. For any other
-  # schema, it is the schema itself.
-  participation = participation.typical
+  # For a `Budget`, the property `reference_schema` is a `MinSep` schema, whose
+  # patterns have nearly the largest sensitivity that the budget allows. For any
+  # other schema, it is the schema itself.
+  participation = participation.reference_schema
   count = participation.participations(rounds)
   min_sep = participation.min_sep or 1
   weights = np.abs(gram)

@@ -41,7 +41,7 @@ def attack(
   Raises:
     ValueError: no lattice has room for the sum of 1,000 clients.
   """
-  lattice = noise.Lattice.of(
+  lattice = noise.Lattice.from_noise(
     guarantee.strategy.recursion(),
     guarantee.z_stddev_per_clip,
     largest_cohort=_CLIENTS,
@@ -65,7 +65,9 @@ def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
     lattice: lattice of the sum.
     values: [clients] float32, the records in clips.
   """
-  clipping = query.Clipping.of(1.0, np.zeros(1, np.float32), lattice.clip_bits)
+  clipping = query.Clipping.from_clip(
+    1.0, np.zeros(1, np.float32), lattice.clip_bits
+  )
   total = np.zeros(1, np.int32)
   for value in values:
     total += clipping.clip(value[np.newaxis])

@@ -158,7 +158,7 @@ def noise_server(
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     defined = definition.Definition(
       recursion,
-      noise.Lattice.of(
+      noise.Lattice.from_noise(
         recursion,
         flags['z_stddev_per_clip'],
         largest_cohort=flags['largest_cohort'],

@@ -64,7 +64,7 @@ def observe(log, file, z_stddev, delta, as_json, **more):
   assert observed.sensitivity is not None
   guarantee = None
   if plan is not None and plan.guarantee.noise_multiplier:
-    guarantee = plan.guarantee.seen(observed)
+    guarantee = plan.guarantee.for_observed(observed)
   elif z_stddev is not None:
     guarantee = accounting.Guarantee(
       strategy,

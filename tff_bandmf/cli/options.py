@@ -407,7 +407,7 @@ l2_norm_clip = together(
   combined(
     ('l2_norm_clip', *(f'clip_{name}' for name in _ADAPTIVE_CLIP)),
     'l2_norm_clip',
-    lambda l2_norm_clip, **given: clips.of(
+    lambda l2_norm_clip, **given: clips.from_options(
       l2_norm_clip, **dict(zip(_ADAPTIVE_CLIP, given.values()))
     ),
   ),

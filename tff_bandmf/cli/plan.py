@@ -218,7 +218,7 @@ def _compared(
   else:
     assert schema.min_sep is not None
     budget = participation.Budget(schema.min_sep, schema.max_participations)
-  _, by_budget = sensitivity.budget.of_run(budget, plan.planned_strategy)
+  _, by_budget = sensitivity.budget.for_horizon(budget, plan.planned_strategy)
   return {
     rule.name: arrivals_lib.admission_counts(
       np.concatenate([rounds for rounds, _ in parts]),
@@ -227,5 +227,5 @@ def _compared(
       planned_rounds=plan.rounds,
       cohort_size=plan.clients_per_round,
     ).to_dict()
-    for rule in (schema.typical, by_budget)
+    for rule in (schema.reference_schema, by_budget)
   }

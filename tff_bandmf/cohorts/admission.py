@@ -179,7 +179,7 @@ def admit(
     participation: the schema to enforce.
     rounds: n, number of rounds of the run.
     history: earlier rounds of the clients, in the order of the m entries of the
-      cohort; see `History.of` and `Ledger.past`.
+      cohort; see `History.for_clients` and `Ledger.past`.
 
   Raises:
     ValueError: the round is after the last round, or `history` has another
@@ -189,7 +189,7 @@ def admit(
   >>> past.record(3, np.array([0, 1]))
   >>> cohort = np.array([0, 2, 4, 2])
   >>> admission = admit(
-  ...     cohort, 4, participation_lib.MinSep(2), 9, past.of(cohort))
+  ...     cohort, 4, participation_lib.MinSep(2), 9, past.for_clients(cohort))
   >>> admitted = cohort[admission.admitted].tolist()
   >>> admitted, admission.too_soon, admission.too_often
   ([2, 4], 2, 0)
@@ -199,8 +199,8 @@ def admit(
   if len(history.count) != len(cohort):
     raise errors.value_error(
       f'history={len(history.count)} clients: must have the '
-      f'{len(cohort)} clients of the cohort; make the history with History.of '
-      'or Ledger.past'
+      f'{len(cohort)} clients of the cohort; make the history with '
+      'History.for_clients or Ledger.past'
     )
   too_soon, too_often = violations(participation, rounds, round_index, history)
   # PRIVACY: a client that is twice in a cohort would contribute two clipped

@@ -71,7 +71,7 @@ def admission_counts(
   for t in range(planned_rounds):
     arrivals = generator.permutation(np.unique(index[edges[t] : edges[t + 1]]))
     admitted = admission.admit(
-      arrivals, t, participation, planned_rounds, past.of(arrivals)
+      arrivals, t, participation, planned_rounds, past.for_clients(arrivals)
     ).admitted
     cohort = arrivals[admitted][:cohort_size]
     past.record(t, cohort)

@@ -106,9 +106,9 @@ class CohortSampler:
         f'cohort_size={self.cohort_size}: must not exceed the {rule}; use '
         'fewer clients a round'
       )
-    if self._demand.never():
+    if self._demand.certainly_infeasible():
       raise self._not_filled('')
-    if self.availability is not None or not self._demand.surely():
+    if self.availability is not None or not self._demand.certainly_feasible():
       self._fill()
 
   @property
@@ -277,7 +277,7 @@ class CohortSampler:
     while left > 0:
       drawn = generator.integers(len(candidates), size=batch)
       drawn = drawn * candidates.step + candidates.start
-      drawn = drawn[self._allowed(round_index, history.of(drawn))]
+      drawn = drawn[self._allowed(round_index, history.for_clients(drawn))]
       drawn = drawn[self._available(round_index, drawn)]
       fitting = np.concatenate([fitting, drawn])
       first = np.sort(np.unique(fitting, return_index=True)[1])

@@ -56,7 +56,7 @@ class History:
     """Returns the history of `clients` clients that never took part."""
     return cls(np.full(clients, _NEVER, np.int32), np.zeros(clients, np.uint16))
 
-  def of(self, clients: np.ndarray) -> History:
+  def for_clients(self, clients: np.ndarray) -> History:
     """Returns the history of clients, in the same order.
 
     Args:
@@ -188,8 +188,8 @@ class Patterns:
       np.zeros(clients, np.uint16), np.full(clients, -1, np.int32), _Chain()
     )
 
-  def of(self, clients: np.ndarray) -> History:
-    """Returns the result of `History.of`, with all rounds of the clients."""
+  def for_clients(self, clients: np.ndarray) -> History:
+    """Returns the history of clients, in the same order, with all rounds."""
     _check_clients(clients, len(self.count))
     return self.part(clients)
 
@@ -319,7 +319,7 @@ class IdentifierIndex:
       self._combine(len(self._parts))
     return sum(len(identifiers) for identifiers, _ in self._parts)
 
-  def of(self, clients: np.ndarray) -> History:
+  def for_clients(self, clients: np.ndarray) -> History:
     """Returns the history of clients by int64 identifier, in the same order."""
     past = self._last(clients)
     if not self.whole:

@@ -279,7 +279,7 @@ class Ledger:
       index = self._index_before(before, whole)
       hashes = self._hash().hashes(names)
       history: Union[history_lib.History, history_lib.Patterns] = (
-        index.patterns(hashes) if whole else index.of(hashes)
+        index.patterns(hashes) if whole else index.for_clients(hashes)
       )
       return history, index.clients() - int(np.count_nonzero(history.count))
     hashed = self._hash()
@@ -313,7 +313,9 @@ class Ledger:
       whole: whether the result has all rounds of a client, which a `Budget`
         needs, or only the last round and the number of rounds.
     """
-    return self._index_before(before, whole).of(self._hash().hashes(clients))
+    return self._index_before(before, whole).for_clients(
+      self._hash().hashes(clients)
+    )
 
   def clients(self, before: int) -> int:
     """Returns the number of different clients in the rounds below `before`."""

@@ -127,9 +127,11 @@ def of_run(
     recursion: recursion that computes y from z, for the strategy matrix C.
     placement: the user's choice of where noise comes from.
     z_stddev_per_clip: standard deviation of z divided by the clipping norm.
-    **options: other arguments of `Lattice.of`.
+    **options: other arguments of `Lattice.from_noise`.
   """
-  lattice = lattice_lib.Lattice.of(recursion, z_stddev_per_clip, **options)
+  lattice = lattice_lib.Lattice.from_noise(
+    recursion, z_stddev_per_clip, **options
+  )
   computed = Definition(recursion, lattice)
   if not lattice.z_steps:
     return computed

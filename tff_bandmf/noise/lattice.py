@@ -43,7 +43,7 @@ _RANGE = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-  """The lattice of one run; `Lattice.of` makes it.
+  """The lattice of one run; `Lattice.from_noise` makes it.
 
   Attributes:
     clip_bits: k, in [0, 26]: the clipping norm is 2^k steps.
@@ -56,7 +56,7 @@ class Lattice:
   z_steps: float
 
   @classmethod
-  def of(
+  def from_noise(
     cls,
     recursion: recursion_lib.Recursion,
     z_stddev_per_clip: float,

@@ -1,6 +1,6 @@
 """Placements: values that choose where the noise of a run comes from.
 
-`noise.source.of` makes the `NoiseSource` of a placement.
+`noise.source.from_placement` makes the `NoiseSource` of a placement.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 | y, y_t  | noise z_steps C^-1 Z, rounded; row t is for round t           |
 
 S_t and y_t are in steps of `lattice`. A placement is the user's choice of
-where y_t comes from, and `of` returns its source. `TapeSource` reads y_t from a
-tape: files that a producer writes before the round.
+where y_t comes from, and `from_placement` returns its source. `TapeSource`
+reads y_t from a tape: files that a producer writes before the round.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class TapeSource(NoiseSource):
     self._opened.close()
 
 
-def of(
+def from_placement(
   placement: placements.Placement,
   recursion: recursion_lib.Recursion,
   z_steps: float,

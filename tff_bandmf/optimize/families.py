@@ -69,7 +69,7 @@ def optimize(
   if callable(objective):
     workloads.check_objective(objective)
   # Under a budget, C is optimised for the schema that defines the budget.
-  participation = participation.typical
+  participation = participation.reference_schema
   request = _Request(
     rounds,
     participation,

@@ -68,7 +68,7 @@ class Demand:
       self.participation.participations(self.rounds),
     )
 
-  def surely(self) -> bool:
+  def certainly_feasible(self) -> bool:
     """Returns whether the cohorts of all rounds can certainly be filled.
 
     A round can then be filled whatever cohorts were drawn before. False means
@@ -91,7 +91,7 @@ class Demand:
       for members, class_rounds in _classes(self.clients, self.rounds, b)
     )
 
-  def never(self) -> bool:
+  def certainly_infeasible(self) -> bool:
     """Returns whether the cohorts of all rounds certainly cannot be filled."""
     b, k = self._schema
     m, n = self.cohort_size, self.rounds
@@ -105,9 +105,9 @@ class Demand:
   def largest(self) -> dict[str, int]:
     """Returns {name: feasible value} for min_sep, cohort_size and rounds.
 
-    Each value is the largest one, up to the present value, for which `surely`
-    is true if the other two keep their present values. A name without such a
-    value is missing.
+    Each value is the largest one, up to the present value, for which
+    `certainly_feasible` is true if the other two keep their present values. A
+    name without such a value is missing.
     """
     schema = self.participation
     largest = {
@@ -115,7 +115,7 @@ class Demand:
         getattr(self, name),
         lambda value, name=name: dataclasses.replace(
           self, **{name: value}
-        ).surely(),
+        ).certainly_feasible(),
       )
       for name in ('cohort_size', 'rounds')
     }
@@ -127,7 +127,7 @@ class Demand:
           participation=schemas.from_name(
             schema.name, value, schema.max_participations
           ),
-        ).surely(),
+        ).certainly_feasible(),
       )
     return {name: value for name, value in sorted(largest.items()) if value}
 

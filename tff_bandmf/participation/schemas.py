@@ -15,7 +15,8 @@ A pattern is the set of rounds of one client, and a schema is a set of allowed
 patterns. The sensitivity of a strategy matrix C is defined for a schema.
 `Costs` computes the cost of a pattern under C. `Budget` allows a pattern if its
 cost is at most a budget and its rounds differ by at least `apart`. The budget
-is so large that no pattern of the `MinSep` schema `Budget.typical` exceeds it.
+is so large that no pattern of `Budget.reference_schema`, a `MinSep` schema,
+exceeds it.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Participation(Cohorts):
     return self
 
   @property
-  def typical(self) -> Participation:
+  def reference_schema(self) -> Participation:
     """This schema, or for `Budget` the `MinSep` for which C is optimised."""
     return self
 
@@ -339,13 +340,14 @@ class Budget(Participation):
   and the module `sensitivity.budget` computes the budget. As long as its rounds
   cost at most the budget, a client may have rounds that are closer than
   `min_sep`, but not closer than `apart`, and more rounds than
-  `max_participations`. A plan optimises C for the `MinSep` schema `typical`.
+  `max_participations`. A plan optimises C for `reference_schema`.
 
   Attributes:
-    min_sep: least difference of two rounds of one client in `typical`, integer
-      >= 1.
-    max_participations: largest number of rounds of one client in `typical`,
-      integer >= 1; None stands for ceil(planned number of rounds / min_sep).
+    min_sep: least difference of two rounds of one client in
+      `reference_schema`, integer >= 1.
+    max_participations: largest number of rounds of one client in
+      `reference_schema`, integer >= 1; None stands for ceil(planned number of
+      rounds / min_sep).
     apart: least difference of two rounds of one client that the budget allows,
       in [1, min_sep].
     horizon: largest number of rounds to which a run may be extended, at least
@@ -442,7 +444,7 @@ class Budget(Participation):
     return self.apart
 
   @property
-  def typical(self) -> MinSep:
+  def reference_schema(self) -> MinSep:
     return MinSep(self.min_sep, self.max_participations)
 
   def to_dict(self) -> _files.JsonObject:

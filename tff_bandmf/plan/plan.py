@@ -153,7 +153,7 @@ class Plan(request_lib.Request):
     """The guarantee without amplification; None if a schema is enforced."""
     if self.sampled is None:
       return None
-    return self.guarantee.under(self.sampled.always)
+    return self.guarantee.for_cohorts(self.sampled.worst_case_schema)
 
   @functools.cached_property
   def most_clients(self) -> int:
@@ -203,7 +203,9 @@ class Plan(request_lib.Request):
   @property
   def z_stddev_at_1(self) -> float:
     """The standard deviation of Z for a clip of 1."""
-    return self.guarantee.z_stddev_per_clip * clips.growth(self.l2_norm_clip)
+    return self.guarantee.z_stddev_per_clip * clips.record_factor(
+      self.l2_norm_clip
+    )
 
   def noise_to_signal(self, dimension: Optional[int]) -> Optional[float]:
     """Returns the ratio of the noise to the largest possible signal.
@@ -264,7 +266,7 @@ class Plan(request_lib.Request):
       most = schema.participations(min(rounds, self.rounds))
       if most < schema.participations(self.rounds):
         if most not in self._shorter:
-          self._shorter[most] = guarantee.under(
+          self._shorter[most] = guarantee.for_cohorts(
             participation_lib.MinSep(schema.min_sep, most)
           )
         guarantee = self._shorter[most]
@@ -352,7 +354,7 @@ class Plan(request_lib.Request):
       and self._result is None
       else self.schema,
     )
-    return wanted if wanted.never() else None
+    return wanted if wanted.certainly_infeasible() else None
 
   def device_rule(self) -> _files.JsonObject:
     """Returns the rule by which a device decides whether it takes part.
@@ -504,7 +506,7 @@ class Plan(request_lib.Request):
         + '; sampling amplifies if the run draws cohorts in secret, and '
         'nobody else knows the cohorts'
       )
-    growth = clips.growth(self.l2_norm_clip)
+    growth = clips.record_factor(self.l2_norm_clip)
     exact = guarantee.sensitivity.method.replace('_', ' ')
     lines += [
       f'noise: z_stddev {rounded_up(self.z_stddev)} = noise multiplier '
@@ -557,8 +559,10 @@ class Plan(request_lib.Request):
     independent = (
       self.guarantee.noise_multiplier
       * self.clients_per_unit
-      * sensitivity.sensitivity(identity, self.cohorts.schema.typical).value
-      * clips.growth(self.l2_norm_clip)
+      * sensitivity.sensitivity(
+        identity, self.cohorts.schema.reference_schema
+      ).value
+      * clips.record_factor(self.l2_norm_clip)
       * math.sqrt(mean)
     )
     return (

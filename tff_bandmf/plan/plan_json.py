@@ -123,7 +123,7 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
         'mechanism': _mechanism(fields['mechanism'], planned),
       }
     )
-    run_strategy, run_cohorts = sensitivity.budget.of_run(
+    run_strategy, run_cohorts = sensitivity.budget.for_horizon(
       cohorts.for_cohort_size(stored.clients_per_round), planned
     )
     if run_strategy.digest() != strategy.digest():

@@ -88,7 +88,7 @@ def clip(
   until = '' if adaptive.until is None else f' until round {adaptive.until}'
   noise = (
     guarantee.z_stddev_per_clip
-    * clips.growth(adaptive)
+    * clips.record_factor(adaptive)
     * float(guarantee.strategy.recursion().row_norms.max())
     / (adaptive.fraction_weight * clients)
   )

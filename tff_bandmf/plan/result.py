@@ -246,7 +246,7 @@ def _strategy(
     optimized = optimize.optimize(
       mechanism.family,
       request.rounds,
-      request.cohorts.schema.typical,
+      request.cohorts.schema.reference_schema,
       request.workload,
       request.objective,
       memory_copies=memory_copies(request),
@@ -285,10 +285,10 @@ def _calibrated(
   """
   if isinstance(cohorts, participation.Budget):
     # `choosing` returns C for all rounds to which the run may be extended
-    # (`Budget.horizon`). `of_run` needs C for the planned rounds, so this line
-    # shortens C to them.
+    # (`Budget.horizon`). `for_horizon` needs C for the planned
+    # rounds, so this line shortens C to them.
     strategy = strategy.of_rounds(request.rounds)
-  strategy, cohorts = sensitivity.budget.of_run(cohorts, strategy)
+  strategy, cohorts = sensitivity.budget.for_horizon(cohorts, strategy)
   if request.epsilon is None or request.delta is None:
     return accounting.Guarantee(
       strategy,

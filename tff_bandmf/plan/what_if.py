@@ -25,7 +25,7 @@ def epsilons(
   if delta is None or not guarantee.noise_multiplier:
     return {}
   return {
-    text: guarantee.under(schema).proved_epsilon(delta)
+    text: guarantee.for_cohorts(schema).proved_epsilon(delta)
     for text, schema in _worse(guarantee.cohorts, guarantee.strategy.rounds)
   }
 

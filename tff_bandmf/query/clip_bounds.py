@@ -119,7 +119,7 @@ class Bounds:
   scaled down, -`indicator_steps` if a group was scaled down, and 0 if the
   record is not finite or its norm is above zeroing_norm.
 
-  The method `of` creates instances of the subclasses.
+  The method `from_clip` creates instances of the subclasses.
 
   Attributes:
     clips: clip_g of every group, floats > 0 in the unit of the records. The
@@ -167,7 +167,7 @@ class Bounds:
         )
 
   @classmethod
-  def of(
+  def from_clip(
     cls: type[_Kind],
     l2_norm_clip: clips_lib.Clip,
     record_specs: Record,

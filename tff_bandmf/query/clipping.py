@@ -7,7 +7,7 @@ on their order, and one client changes a sum by at most the clip. This module
 computes in NumPy. `graph_clipping` computes the same bits in TensorFlow's
 graph.
 
-  clipping = Clipping.of(0.5, record_specs, clip_bits=20)
+  clipping = Clipping.from_clip(0.5, record_specs, clip_bits=20)
   steps = clipping.clip(update)  # int32; clipping.step is their unit
 
 The squares of a leaf are added in the order of `summation`, so that norms have

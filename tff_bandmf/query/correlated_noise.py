@@ -70,8 +70,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   round of more than `largest_cohort` clients fails before its release, so that
   no sum wraps around.
 
-  `CorrelatedNoiseQuery.of` creates the query from an `accounting.Guarantee`.
-  The run has this guarantee on the assumptions of `get_noised_result`.
+  `CorrelatedNoiseQuery.from_guarantee` creates the query of a guarantee. The
+  run has this guarantee on the assumptions of `get_noised_result`.
 
   The query is pure: everything that changes is in its state and in the files of
   a tape. Call `begin` on an initial state before the first round. A round past
@@ -125,7 +125,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)
     ]
     dimension = clip_bounds.record_dimension(record_specs)
-    dimension += clips.indicators(clip.adaptive)
+    dimension += clips.indicator_count(clip.adaptive)
     if dimension != source.dimension:
       raise errors.value_error(
         f'source.dimension={source.dimension}: must be {dimension}, the '
@@ -133,7 +133,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
 
   @classmethod
-  def of(
+  def from_guarantee(
     cls,
     guarantee: accounting.Guarantee,
     record_specs: graph_clipping.Tensors,
@@ -151,8 +151,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       guarantee: guarantee of the run, with its noise in units of the clip.
       record_specs: nested structure of `tf.TensorSpec` of float types, of one
         update and of the mean.
-      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of `Bounds.of`,
-        in this order.
+      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of
+        `Bounds.from_clip`, in this order.
       clients_per_round: divisor of the mean, > 0.
       largest_cohort: largest number of clients of any round, >= 1.
       noise_from: the user's choice of where noise comes from.
@@ -165,7 +165,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = clip_bounds.record_dimension(record_specs)
-    dimension += clips.indicators(l2_norm_clip)
+    dimension += clips.indicator_count(l2_norm_clip)
     recursion, lattice = definition.of_run(
       guarantee.strategy.recursion(),
       noise_from,
@@ -175,14 +175,16 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       secure_sum=secure_sum,
     )
     return cls(
-      graph_clipping.GraphClipping.of(
+      graph_clipping.GraphClipping.from_clip(
         l2_norm_clip, record_specs, lattice.clip_bits, zeroing_norm, order
       ),
       lattice,
       clients_per_round,
       record_specs,
       guarantee.strategy.rounds,
-      source_lib.of(noise_from, recursion, lattice.z_steps, dimension),
+      source_lib.from_placement(
+        noise_from, recursion, lattice.z_steps, dimension
+      ),
       sums,
     )
 

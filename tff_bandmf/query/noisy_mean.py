@@ -64,8 +64,8 @@ class NoisyMean:
     Args:
       guarantee: guarantee of the run, with its noise in units of the clip.
       like: example of an update: nested structure of float arrays.
-      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of `Bounds.of`,
-        in this order.
+      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of
+        `Bounds.from_clip`, in this order.
       clients_per_round: divisor of the mean, > 0.
       largest_cohort: largest number of clients of any round, >= 1.
       placement: the user's choice of where noise comes from.
@@ -84,7 +84,7 @@ class NoisyMean:
       ],
     )
     dimension = clip_bounds.record_dimension(self.like)
-    dimension += clips.indicators(l2_norm_clip)
+    dimension += clips.indicator_count(l2_norm_clip)
     recursion, self.lattice = definition.of_run(
       guarantee.strategy.recursion(),
       placement,
@@ -92,7 +92,7 @@ class NoisyMean:
       largest_cohort=largest_cohort,
       dimension=dimension,
     )
-    self.clip = clipping.Clipping.of(
+    self.clip = clipping.Clipping.from_clip(
       l2_norm_clip, self.like, self.lattice.clip_bits, zeroing_norm, order
     )
     self._clients_per_round = clients_per_round

@@ -308,7 +308,7 @@ def from_run(directory: pathlib.Path) -> Claim:
   cohorts = accounting.sampled(planned.cohorts)
   if cohorts is not None:
     sampled = planned
-    planned = planned.under(cohorts.always)
+    planned = planned.for_cohorts(cohorts.worst_case_schema)
   observed = evidence.verified_ledger(
     directory,
     run,
@@ -379,7 +379,7 @@ def from_evidence(
     # least distance of a client's rounds, so it accepts both patterns. The
     # claim is therefore for all patterns of rounds at least b apart.
     # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
-    planned = planned.under(
+    planned = planned.for_cohorts(
       participation_lib.MinSep(
         schema.separation(rounds), schema.max_participations
       )
@@ -398,7 +398,7 @@ def from_evidence(
     _held(planned, observed, violated),
     sampled if holds else None,
     None if sampled is None else accounting.sampled(sampled.cohorts),
-    planned.seen(observed.log) if observed.clients else None,
+    planned.for_observed(observed.log) if observed.clients else None,
     observed,
     violated,
     signed,
@@ -463,7 +463,7 @@ def what_if(
   if max_participations is None:
     max_participations = planned.max_participations
   schema = participation_lib.MinSep(min_sep, max_participations)
-  guarantee = claim.planned.under(schema)
+  guarantee = claim.planned.for_cohorts(schema)
   numbers = guarantee.to_dict()
   del numbers['z_stddev_per_clip']
   return {
@@ -556,4 +556,4 @@ def _held(
     min_sep, most = schema.min_sep, schema.participations(started)
   else:
     return planned
-  return planned.under(participation_lib.MinSep(min_sep, most))
+  return planned.for_cohorts(participation_lib.MinSep(min_sep, most))

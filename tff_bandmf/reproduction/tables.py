@@ -278,7 +278,7 @@ def _balls_in_bins_rmse(table) -> Iterator[Row]:
           optimize.optimize(
             row['family'],
             table['rounds'],
-            cohorts.schema.typical,
+            cohorts.schema.reference_schema,
             noise=noise,
             bands=bands,
             lambda_=row.get('lambda'),

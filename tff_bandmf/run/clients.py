@@ -256,7 +256,7 @@ class Cohorts:
       return None
     costs, total = self._schema.known_costs, 0
     for start in range(0, len(indices), _AT_A_TIME):
-      history = self._history.of(indices[start : start + _AT_A_TIME])
+      history = self._history.for_clients(indices[start : start + _AT_A_TIME])
       assert history.rounds is not None
       total += int(costs.total(history.rounds).sum())
     return total

@@ -289,7 +289,7 @@ class Journal:
       yield
     except Exception as error:
       if not self.is_burnt(entry.index):
-        refused = errors.refusal(error)
+        refused = errors.from_assertion(error)
         if refused is None:
           raise
         raise refused from error

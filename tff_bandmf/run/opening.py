@@ -128,7 +128,7 @@ def open_folder(
     # Guard: run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
     columns = (
       *(('round', 'clients') if plan.sampled is None else ('round',)),
-      *metrics.RELEASED * clips.indicators(plan.l2_norm_clip),
+      *metrics.RELEASED * clips.indicator_count(plan.l2_norm_clip),
       *options.columns,
     )
     with run_ledger.open_ledger(directory) as open_ledger:
@@ -192,7 +192,7 @@ def run_record(
       are not sampled.
   """
   sampled = plan.sampled
-  enforced = plan.schema if sampled is None else sampled.always
+  enforced = plan.schema if sampled is None else sampled.worst_case_schema
   min_sep, most = enforced.min_sep, enforced.max_participations
   if isinstance(enforced, participation.Budget):
     min_sep, most = enforced.apart, enforced.known_costs.most

@@ -52,7 +52,7 @@ _ROWS = 512
 _DIRECT = 2**15
 
 
-def of_run(
+def for_horizon(
   cohorts: participation_lib.Cohorts, strategy: strategies.Strategy
 ) -> tuple[strategies.Strategy, participation_lib.Cohorts]:
   """Returns C for all rounds that a run may have, and the completed cohorts.
@@ -108,8 +108,8 @@ def completed(
     D^2 = k g(0) + 2 sum_{0<e<k} (k - e) max_{l >= e b} |g(l)|
 
   for a Toeplitz C. For other C, D^2 is the square of the bound that the module
-  `gram` gives under `budget.typical`, the `MinSep` schema with b and k. So no
-  pattern of that schema is refused for its cost.
+  `gram` gives under `budget.reference_schema`, the `MinSep` schema with b and
+  k. So no pattern of that schema is refused for its cost.
 
   **Formal guarantee.** Assumption: C is the matrix of `strategy`; as under all
   schemas, the accountant covers rounding errors of C.
@@ -137,7 +137,7 @@ def completed(
       f'horizon={budget.horizon}: must be rounds={strategy.rounds} of C; give '
       'a C for all rounds up to the horizon'
     )
-  k = budget.typical.participations(rounds or strategy.rounds)
+  k = budget.reference_schema.participations(rounds or strategy.rounds)
   error = 64 * (strategy.bands + 64) * recursion.UNIT
   if strategy.goes_on:
     table, largest = _toeplitz(strategy, error)

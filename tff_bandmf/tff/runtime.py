@@ -266,7 +266,7 @@ class _Link:
     except Exception as error:
       if self._why is not None:
         raise RuntimeError(f'{self._why}.') from error
-      refused = errors.refusal(error)
+      refused = errors.from_assertion(error)
       if refused is None:
         raise
       raise refused from None

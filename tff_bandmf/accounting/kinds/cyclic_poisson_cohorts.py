@@ -150,7 +150,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     )
 
   @property
-  def always(self) -> participation_lib.Participation:
+  def worst_case_schema(self) -> participation_lib.Participation:
     """MinSep(g), because rounds of a client are multiples of g apart."""
     return participation_lib.MinSep(self._known_groups())
 

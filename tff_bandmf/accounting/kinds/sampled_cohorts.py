@@ -93,7 +93,7 @@ class Sampled(participation_lib.Cohorts):
     return None
 
   @property
-  def always(self) -> participation_lib.Participation:
+  def worst_case_schema(self) -> participation_lib.Participation:
     """The schema that all draws satisfy, for claims without amplification."""
     return self.schema
 
