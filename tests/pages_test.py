@@ -11,7 +11,6 @@ import pytest
 from tff_bandmf import report
 from tff_bandmf.ledger import chain
 from tff_bandmf.noise.tape import file as tape_file
-from tff_bandmf.report import public
 from tff_bandmf.run_files import run_json
 from tff_bandmf.strategies import files
 
@@ -122,8 +121,14 @@ def test_versions_of_files_are_those_of_the_code():
     (run_json.RUN_FORMAT, str(run_json.RUN_VERSION)),
     ('', str(chain.FORMAT)),
     ('tff_bandmf.tape', str(tape_file.VERSION)),
-    ('report.schema.json', str(report.VERSION)),
-    ('public.schema.json', str(public.VERSION)),
+    *(
+      tuple(
+        str(value)
+        for name in ('format', 'version')
+        for value in report.json_schema(kind)['properties'][name]['enum']
+      )
+      for kind in ('report', 'public')
+    ),
   ]
 
 

@@ -5,11 +5,8 @@ import re
 
 import pytest
 import written_run
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tff_bandmf import accounting, report
-from tff_bandmf.report import public as public_lib
 
 pytestmark = pytest.mark.slow
 
@@ -34,19 +31,6 @@ def _texts(folder):
     (folder / name).read_text()
     for name in ('public.md', 'public.html', 'public.json')
   ]
-
-
-@given(st.floats(1e-6, 1e6))
-def test_figures_are_rounded_to_the_safe_side(value):
-  assert value <= public_lib.three(value) <= value * 1.0101
-  assert value * 0.9899 <= public_lib.three(value, up=False) <= value
-
-
-def test_figures_are_shown_with_three_digits():
-  assert public_lib.three(1.2, up=False) == 1.2
-  assert public_lib.three(8.0) == 8.0
-  assert public_lib.three(3.4240073) == 3.43
-  assert public_lib.three(None) is None
 
 
 def test_several_runs_and_their_composition(tmp_path, run_json):

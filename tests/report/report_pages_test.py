@@ -5,12 +5,12 @@ import hashlib
 import html.parser
 import itertools
 import json
-import math
 import pathlib
 import re
 import shutil
 import sys
 
+import jsonschema
 import pytest
 import written_run
 
@@ -48,68 +48,10 @@ def _texts(directory):
   ]
 
 
-def _breaches(value, schema, path='report'):
-  """Yields where a value breaks a JSON Schema, as far as ours goes."""
-  unknown = set(schema) - {
-    '$schema',
-    'title',
-    'description',
-    'type',
-    'const',
-    'enum',
-    'pattern',
-    'properties',
-    'required',
-    'additionalProperties',
-    'items',
-    'minimum',
-    'maximum',
-    'exclusiveMinimum',
-    'exclusiveMaximum',
-  }
-  assert not unknown
-  kinds = {
-    'object': dict,
-    'array': list,
-    'string': str,
-    'boolean': bool,
-    'integer': int,
-    'number': (int, float),
-    'null': type(None),
-  }
-  allowed = schema.get('type', list(kinds))
-  allowed = [allowed] if isinstance(allowed, str) else allowed
-  if not any(
-    isinstance(value, kinds[kind])
-    and (kind == 'boolean' or not isinstance(value, bool))
-    for kind in allowed
-  ):
-    yield f'{path}: {value!r} is no {allowed}'
-    return
-  if isinstance(value, dict) and 'properties' in schema:
-    for name in set(schema['required']) - set(value):
-      yield f'{path}: lacks {name}'
-    for name, part in value.items():
-      if name in schema['properties']:
-        yield from _breaches(part, schema['properties'][name], f'{path}.{name}')
-      else:
-        yield f'{path}: has {name}'
-  if isinstance(value, list):
-    for part in value:
-      yield from _breaches(part, schema['items'], f'{path}[]')
-  if isinstance(value, str) and not re.search(schema.get('pattern', ''), value):
-    yield f'{path}: {value!r} does not match'
-  if 'const' in schema and value != schema['const']:
-    yield f'{path}: {value!r} is not {schema["const"]!r}'
-  if 'enum' in schema and value not in schema['enum']:
-    yield f'{path}: {value!r} is none of {schema["enum"]}'
-  if isinstance(value, (int, float)) and not (
-    schema.get('minimum', -math.inf) <= value <= schema.get('maximum', math.inf)
-    and schema.get('exclusiveMinimum', -math.inf)
-    < value
-    < schema.get('exclusiveMaximum', math.inf)
-  ):
-    yield f'{path}: {value!r} is out of range'
+def _breaches(value, schema):
+  """Returns where a value breaks a JSON Schema."""
+  validator = jsonschema.Draft202012Validator(schema)
+  return [error.message for error in validator.iter_errors(value)]
 
 
 def test_public_json_follows_its_schema(tmp_path):
@@ -123,7 +65,7 @@ def test_public_json_follows_its_schema(tmp_path):
   for names in (['kept'], ['closer'], ['bare'], ['kept', 'closer']):
     sources = [report.of_run(tmp_path / name) for name in names]
     written = report.publish(sources).content
-    assert list(_breaches(written, schema, 'public')) == []
+    assert not _breaches(written, schema)
   assert set(written) == set(schema['properties']) == set(schema['required'])
   assert all(part['description'] for part in schema['properties'].values())
   for changes in (
@@ -134,7 +76,7 @@ def test_public_json_follows_its_schema(tmp_path):
     {'together': {'epsilon': 1.0}},
     {'check': {'digits': 3}},
   ):
-    assert list(_breaches({**written, **changes}, schema)), changes
+    assert _breaches({**written, **changes}, schema), changes
 
 
 @pytest.mark.parametrize(
@@ -159,7 +101,7 @@ def test_json_follows_the_schema(tmp_path, options):
   _make_run(tmp_path / 'run', **options)
   report.write(tmp_path / 'run')
   written = json.loads((tmp_path / 'run' / report.JSON_FILE).read_text())
-  assert list(_breaches(written, report.json_schema())) == []
+  assert not _breaches(written, report.json_schema())
 
 
 def test_schema_describes_every_field_and_refuses_others(tmp_path):
@@ -180,9 +122,9 @@ def test_schema_describes_every_field_and_refuses_others(tmp_path):
     {'version': 0},
     {'epsilons': [{'delta': 0.1}]},
   ):
-    assert list(_breaches({**good, **changes}, schema)), changes
+    assert _breaches({**good, **changes}, schema), changes
   del good['rho']
-  assert list(_breaches(good, schema)) == ['report: lacks rho']
+  assert _breaches(good, schema) == ["'rho' is a required property"]
 
 
 def test_rho_is_not_rounded_and_epsilon_is_given_at_several_deltas(tmp_path):

@@ -1,6 +1,7 @@
 """The privacy report of a run, built from the files in the run's folder."""
 
 from tff_bandmf._files import code_digest
+from tff_bandmf.report.document import json_schema
 from tff_bandmf.report.public import HTML_FILE as PUBLIC_FILE
 from tff_bandmf.report.public import Public, publish
 from tff_bandmf.report.registry import (
@@ -14,11 +15,9 @@ from tff_bandmf.report.report import (
   HTML_FILE,
   JSON_FILE,
   MARKDOWN_FILE,
-  VERSION,
   Report,
   build,
   from_source,
-  json_schema,
   what_if,
   write,
 )

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import ClassVar, Optional, Union
 
 import jinja2
@@ -30,7 +31,7 @@ class Pages:
 
   NAME: ClassVar[str]
 
-  content: _files.JsonObject
+  content: Mapping[str, _files.Json]
   figures: dict[str, plot.Figure]
 
   def json(self) -> str:
@@ -64,18 +65,7 @@ class Pages:
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in self.files().items():
       _files.write(directory / name, content)
-    return self.content
-
-
-def signed(content: _files.JsonObject) -> _files.JsonObject:
-  """Returns the content of a report with the digest of this content added.
-
-  PRIVACY: a number in the JSON file could be edited, and readers would take it
-  for a number of the run. This function stores a digest, with which `verify`
-  finds the edit, unless somebody also computed the digest again.
-  Guard: forgery_test.test_forged_report_is_refused.
-  """
-  return {**content, 'content_sha256': _files.json_digest(content).hex()}
+    return dict(self.content)
 
 
 def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
@@ -114,7 +104,10 @@ def _sha256(text: str) -> str:
 
 
 def _render(
-  template: str, form: str, content: _files.JsonObject, images: dict[str, str]
+  template: str,
+  form: str,
+  content: Mapping[str, _files.Json],
+  images: dict[str, str],
 ) -> str:
   """Returns the text of a template that is filled with content.
 

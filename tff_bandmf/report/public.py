@@ -15,29 +15,24 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Optional
 
-from tff_bandmf import _files, errors
+import attrs
+
+from tff_bandmf import errors
 from tff_bandmf.report import (
   assumptions,
   browser_check,
   caveats,
+  document,
   pages,
   plot,
   statement,
 )
-from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import source as source_lib
 from tff_bandmf.run_files import run_json
 
-FORMAT = 'tff_bandmf.public_report'
-VERSION = 1
-
 HTML_FILE = 'public.html'
 
-_UP, _DOWN = (
-  decimal.Context(prec=3, rounding=rounding)
-  for rounding in (decimal.ROUND_CEILING, decimal.ROUND_FLOOR)
-)
 # Largest epsilon whose factor e^epsilon is written as a number.
 _LARGEST_FACTOR = 16.0
 _TITLE = 'Privacy of what was trained'
@@ -56,6 +51,8 @@ class Public(pages.Pages):
 
   NAME: ClassVar[str] = 'public'
 
+  content: document.Public
+
 
 def publish(
   sources: Sequence[source_lib.Source],
@@ -66,8 +63,8 @@ def publish(
   Args:
     sources: the runs; the report takes the owner, the covered data and the
       trusted parties from the last run.
-    notes: maps names in `report.NAMED` to texts; each text replaces the text of
-      the runs.
+    notes: maps names in `document.NOTES` to texts; each text replaces the text
+      of the runs.
 
   Raises:
     ValueError: there is no run, a run is given twice, the adjacencies or units
@@ -79,9 +76,10 @@ def publish(
   several = len(sources) > 1 or bool(last.before)
   together = report_lib.composed(sources, delta) if several else None
   rows = [_row(source) for source in sources]
-  claimed: _files.JsonObject = {'epsilon': None, 'rho': None}
-  if together or not several:
-    claimed = _numbers(together) if together else rows[0]
+  claimed = together or dict.fromkeys(('epsilon', 'rho'))
+  if not several:
+    claimed = last.claim.to_dict()
+  epsilon = document.three(claimed['epsilon'])
   curve = (
     []
     if last.claim.amplified
@@ -92,64 +90,51 @@ def publish(
   }
   figures = {
     'accuracy': plot.accuracy(accuracies),
-    'epsilon': None
-    if several or not curve
-    else plot.epsilon(curve, (rows[0]['epsilon'], delta)),
+    'epsilon': plot.epsilon(curve, (epsilon, delta))
+    if epsilon and curve and not several
+    else None,
   }
-  run = last.run
-  units = max(source.claim.held.clients_per_unit for source in sources)
+  run, runs = last.run, report_lib.all_runs(sources)
+  # PRIVACY: if clients broke the plan, the claim follows from their actual
+  # rounds, and its exact numbers could show the rounds of one client. The
+  # public page then has no exact numbers, and no claim is recomputed.
+  # Guard: public_test.test_exact_numbers_of_what_clients_did_are_not_public.
+  broken = any(claim.violated for _, claim in runs)
+  earlier = [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
+  names = [*(row['name'] for row in rows), *earlier]
   content = {
-    'format': FORMAT,
-    'version': VERSION,
-    **{
-      name: getattr(run, name)
-      if len(sources) == 1 or name not in _OF_ONE_RUN
-      else None
-      for name in report_lib.NAMED
-    },
+    **statement.common(
+      run, max(source.claim.held.clients_per_unit for source in sources)
+    ),
+    **(dict.fromkeys(_OF_ONE_RUN) if len(sources) > 1 else {}),
+    'format': 'tff_bandmf.public_report',
     'title': run.title if run.title and len(sources) == 1 else _TITLE,
     **(notes or {}),
-    'unit_of_privacy': run.unit_of_privacy,
-    'unit': statement.unit(run, units),
-    'clients_per_unit': units,
     'warnings': _warnings(sources),
-    'epsilon': claimed['epsilon'],
+    'epsilon': epsilon,
     'delta': delta,
     'rho': claimed['rho'],
     # This number is rounded down, so 1 / once_in is at least delta.
     'once_in': int(1 / decimal.Decimal(repr(delta))),
-    'factor': _factor(claimed['epsilon']),
-    'attack': statement.attack(
-      together or {'epsilon': None}
-      if several
-      else {
-        **claim_lib.figures(last.claim.claimed, delta),
-        'rho': last.claim.held.rho,
-      }
-    ),
+    'factor': _factor(epsilon),
+    'attack': statement.attack(claimed),
     'adjacency': last.claim.held.cohorts.adjacency,
-    'adjacency_meaning': statement.ADJACENCY,
     'runs': rows,
-    'check': _recomputed(sources, together, delta),
-    'together': together
-    and {**_numbers(together), 'composition': together['composition']},
-    'named_before': sorted(
-      pathlib.PurePath(name).name
-      for run_id, name in {
-        run_id: name
-        for source in sources
-        for run_id, (name, _) in source.before.items()
-      }.items()
-      if run_id not in {each.run.run_id for each in sources}
+    'check': None
+    if broken or several and not together
+    else browser_check.numbers(
+      [(name, claim) for name, (_, claim) in zip(names, runs)],
+      len(sources),
+      together,
+      public=True,
     ),
-    'setting': statement.setting(run),
-    'released': run.released,
-    'covered': statement.covered(run),
+    'together': together and document.select(document.PublicTogether, together),
+    'named_before': sorted(earlier),
     'not_covered': list(
       dict.fromkeys(item for each in sources for item in each.run.not_covered)
     ),
-    'data_accesses': statement.data_accesses(run),
-    'accounting': statement.public_accounting(last.claim),
+    'accounting': statement.PUBLIC_ACCOUNTING
+    + statement.PUBLIC_AMPLIFIED * bool(last.claim.amplified),
     'assumptions': _assumptions(sources),
     'told': [
       *(
@@ -161,33 +146,19 @@ def publish(
     ],
   }
   return Public(
-    pages.signed(content),
+    document.signed(document.Public, content),
     {name: figure for name, figure in figures.items() if figure},
   )
-
-
-def three(value: Optional[float], up: bool = True) -> Optional[float]:
-  """Returns a number with three digits, rounded up or down; None for None.
-
-  PRIVACY: an epsilon that is rounded down, or a noise multiplier that is
-  rounded up, would claim too much. Callers round privacy loss up and noise
-  down.
-  Guard: public_test.test_figures_are_rounded_to_the_safe_side.
-  """
-  if value is None:
-    return None
-  # `repr` gives the shortest decimal of the float, so 1.2 stays 1.2.
-  return float((_UP if up else _DOWN).create_decimal(repr(float(value))))
 
 
 def _check(
   sources: Sequence[source_lib.Source], notes: Mapping[str, str]
 ) -> None:
   run_json.check_visible(notes)
-  for name in notes.keys() - set(report_lib.NAMED):
+  for name in notes.keys() - set(document.NOTES):
     raise errors.value_error(
       f'{name}={notes[name]}: is not a note of a public report; use one of '
-      f'{", ".join(report_lib.NAMED)}'
+      f'{", ".join(document.NOTES)}'
     )
   if not sources:
     raise errors.value_error('runs=none: a report needs a run; give at least 1')
@@ -204,82 +175,32 @@ def _check(
     )
 
 
-def _numbers(together: _files.JsonObject) -> _files.JsonObject:
-  return {name: three(together[name]) for name in ('epsilon', 'rho')}
-
-
-def _row(source: source_lib.Source) -> _files.JsonObject:
+def _row(source: source_lib.Source) -> document.PublicRun:
   """Returns the public facts of a run."""
   claim, run = source.claim, source.run
-  schema = claim.planned.cohorts.schema
-  rounds = claim.planned_rounds
-  return {
-    'name': run.title or source.name,
-    'model': run.model,
-    'date': run.date,
-    'epsilon': three(claim.claimed.proved_epsilon(claim.delta)),
-    'rho': three(claim.held.rho),
-    'delta': claim.delta,
-    'amplification': claim.amplification,
-    'epsilon_unamplified': three(claim.held.proved_epsilon(claim.delta)),
-    'planned_epsilon': three(
-      (claim.amplified or claim.planned).proved_epsilon(claim.delta)
-    ),
-    # PRIVACY: amplification assumes secret cohorts, and an observed epsilon
-    # shows how often a client was drawn. The public report of an amplified run
-    # leaves the observed epsilon out.
-    # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
-    'observed_epsilon': None
-    if claim.amplified or claim.seen is None
-    else three(claim.seen.proved_epsilon(claim.delta)),
-    'kept': not claim.violated,
-    'completed': source.completed,
-    'elsewhere': source.elsewhere,
-    'rounds': rounds,
-    'clients_per_round': claim.clients_per_round,
-    'min_sep': None if schema.min_sep is None else schema.separation(rounds),
-    'participations': schema.participations(claim.held.strategy.rounds),
-    'family': claim.held.strategy.family,
-    'noise_multiplier': three(claim.claimed.noise_multiplier, up=False),
-    'l2_norm_clip': None
-    if run.claim.get('adaptive_clip')
-    else claim.l2_norm_clip,
-    'strategy_sha256': claim.held.strategy.digest(),
-    'code_sha256': run.code_sha256,
-  }
-
-
-def _recomputed(
-  sources: Sequence[source_lib.Source],
-  together: Optional[_files.JsonObject],
-  delta: float,
-) -> Optional[_files.JsonObject]:
-  """Returns the numbers from which a browser recomputes the claims."""
-  runs = report_lib.all_runs(sources)
-  # PRIVACY: if clients broke the plan, the claim follows from their actual
-  # rounds, and its exact numbers could show the rounds of one client. The
-  # public page then has no exact numbers, and no claim is recomputed.
-  # Guard: public_test.test_exact_numbers_of_what_clients_did_are_not_public.
-  if any(claim.violated for _, claim in runs):
-    return None
-  claims: list[tuple[str, Sequence[int], float, Optional[float]]] = []
-  if len(runs) > 1:
-    if not together:
-      return None
-    chance = any(claim.amplified for _, claim in runs)
-    amplified = three(together['epsilon']) if chance else None
-    claims.append(('all runs together', range(len(runs)), delta, amplified))
-  names = [source.run.title or source.name for source in sources]
-  names += [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
-  guarantees, places = report_lib.recomputed(
-    [(name, claim) for name, (_, claim) in zip(names, runs)], len(sources)
+  numbers = claim.to_dict()
+  planned, observed = numbers['planned'], numbers['observed']
+  return document.select(
+    document.PublicRun,
+    {
+      **attrs.asdict(run, recurse=False),
+      **vars(source),
+      **numbers,
+      'name': run.title or source.name,
+      'epsilon_unamplified': claim.held.proved_epsilon(claim.delta),
+      'planned_epsilon': (claim.amplified or claim.planned).proved_epsilon(
+        claim.delta
+      ),
+      # The observed epsilon of an amplified claim is kept secret.
+      'observed_epsilon': observed['epsilon'],
+      'kept': not claim.violated,
+      'min_sep': planned['min_sep'],
+      'participations': planned['participations'],
+      'l2_norm_clip': None
+      if run.claim.get('adaptive_clip')
+      else claim.l2_norm_clip,
+    },
   )
-  for name, place, source in zip(names, places, sources):
-    claim = source.claim
-    epsilon = claim.claimed.proved_epsilon(claim.delta)
-    amplified = three(epsilon) if claim.amplified else None
-    claims.append((name, [place], claim.delta, amplified))
-  return browser_check.numbers(guarantees, claims, three)
 
 
 def _factor(epsilon: Optional[float]) -> Optional[str]:
@@ -288,7 +209,7 @@ def _factor(epsilon: Optional[float]) -> Optional[str]:
     return None
   if epsilon > _LARGEST_FACTOR:
     return f'e^{epsilon:g}'
-  return f'{_UP.create_decimal_from_float(math.exp(epsilon)):,f}'
+  return f'{document.UP.create_decimal_from_float(math.exp(epsilon)):,f}'
 
 
 def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:

@@ -17,9 +17,8 @@ from typing import Any, Optional
 import yaml
 
 from tff_bandmf import errors
+from tff_bandmf.report import document, statement
 from tff_bandmf.report import public as public_lib
-from tff_bandmf.report import report as report_lib
-from tff_bandmf.report import statement
 from tff_bandmf.run_files import run_json
 
 REGISTRY_FILE = 'registry.yaml'
@@ -116,7 +115,7 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
   run_json.check_visible(
     {
       'data': data,
-      **{name: content[name] for name in report_lib.NAMED},
+      **{name: content[name] for name in document.NOTES},
       **content['data_accesses'],
     }
   )

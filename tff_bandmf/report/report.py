@@ -1,13 +1,12 @@
 """The report of a run: Markdown, JSON and a page of HTML.
 
-`report.schema.json` documents every field of the JSON file. The Markdown file
-and the page show the same content.
+`document.Report` documents every field of the JSON file. The Markdown file and
+the page show the same content.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from tff_bandmf.report import (
   assumptions,
   browser_check,
   caveats,
+  document,
   pages,
   plot,
   statement,
@@ -28,25 +28,10 @@ from tff_bandmf.report import (
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import source as source_lib
 
-FORMAT = 'tff_bandmf.report'
-VERSION = 1
-
 MARKDOWN_FILE = 'report.md'
 JSON_FILE = 'report.json'
 HTML_FILE = 'report.html'
 
-# Notes of a run that appear at the head of its report.
-NAMED = (
-  'title',
-  'owner',
-  'contact',
-  'date',
-  'model',
-  'intended_use',
-  'region',
-  'sector',
-)
-_SHOWN = ('test_accuracy', 'test_loss', 'parameters')
 # Range of delta in the curve of epsilon, and the number of points of the curve.
 _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
@@ -56,6 +41,8 @@ class Report(pages.Pages):
   """The report of a run; the keys of `figures` are in `content['plots']`."""
 
   NAME: ClassVar[str] = 'report'
+
+  content: document.Report
 
   @property
   def statement(self) -> str:
@@ -87,7 +74,6 @@ def from_source(source: source_lib.Source) -> Report:
   """Returns the report of a run, or of training outside this library."""
   run, claim = source.run, source.claim
   numbers = claim.to_dict()
-  shown = [source, *source.compared] if source.completed else []
   accuracies = {numbers['family']: source.accuracy}
   for each in source.compared:
     accuracies[each.name] = each.accuracy
@@ -113,19 +99,17 @@ def from_source(source: source_lib.Source) -> Report:
   )
   together = composed([source], claim.delta) if source.before else None
   content = {
-    'format': FORMAT,
-    'version': VERSION,
-    **{name: getattr(run, name) for name in NAMED},
+    **statement.common(run, claim.held.clients_per_unit),
+    **vars(source),
+    **numbers,
+    'format': 'tff_bandmf.report',
     'summary': _summary(numbers, source, together),
     'warnings': [
       *(text for text, _ in warning_pairs if text),
       *([caveats.OTHER_CODE] if other_code else []),
       *source.warned_before,
     ],
-    'completed': source.completed,
-    'elsewhere': source.elsewhere,
     'simulated': run.simulated is not None,
-    **numbers,
     'together': together,
     'attack': statement.attack(together or numbers),
     'adaptive_clip': adaptive,
@@ -137,36 +121,25 @@ def from_source(source: source_lib.Source) -> Report:
       )
     ],
     'epsilon_curve': curve,
-    'unit': statement.unit(run, claim.held.clients_per_unit),
-    'check': _check(source, numbers, together),
-    'adjacency_meaning': statement.ADJACENCY,
-    'accounting': statement.accounting(claim),
-    'setting': statement.setting(run),
-    'unit_of_privacy': run.unit_of_privacy,
-    'released': run.released,
-    'covered': statement.covered(run),
-    'not_covered': run.not_covered,
-    'data_accesses': statement.data_accesses(run),
+    'check': browser_check.numbers(
+      all_runs([source])[: None if together else 1], 1, together
+    ),
+    'accounting': statement.AMPLIFIED
+    if claim.amplified
+    else statement.ACCOUNTING,
     'formal_statement': statement.formal(claim, numbers, run),
     'assumptions': assumptions.rows(claim, run, source.elsewhere),
-    'side_releases': source.side_releases,
-    'enforced': run.enforced,
-    'population': run.population,
-    'data': run.data,
     'generator': None if source.elsewhere else statement.generator(run),
     'runs': [
-      _row(each.name if place else numbers['family'], each)
-      for place, each in enumerate(shown)
+      _row(numbers['family'], source),
+      *(_row(each.name, each) for each in source.compared),
     ]
-    if source.result
+    if source.completed and source.result
     else [],
     'plots': sorted(figures),
     'versions': run.versions or {},
     'report_versions': transparency.versions(),
-    'code_sha256': run.code_sha256,
     'report_code_sha256': code_sha256,
-    'train_sha256': run.train_sha256,
-    'files_sha256': source.files_sha256,
     # PRIVACY: a ledger that was edited after this report could support a
     # smaller epsilon. An edit changes the head of the ledger's hash chain, so
     # the report states this head.
@@ -174,7 +147,7 @@ def from_source(source: source_lib.Source) -> Report:
     # run_folder_test.test_report_of_an_open_run_has_the_head_of_its_ledger.
     'ledger_head': claim.observed.head,
   }
-  return Report(pages.signed(content), figures)
+  return Report(document.signed(document.Report, content), figures)
 
 
 def composed(
@@ -261,16 +234,6 @@ def what_if(
   return {'summary': summary, **numbers}
 
 
-def json_schema(name: str = Report.NAME) -> _files.JsonObject:
-  """Returns the JSON Schema of `report.json`, or of `public.json`.
-
-  Args:
-    name: 'report' or 'public'.
-  """
-  path = pathlib.Path(__file__).with_name(f'{name}.schema.json')
-  return json.loads(path.read_text())
-
-
 def epsilon_curve(
   guarantee: accounting.Guarantee, delta: float
 ) -> list[dict[str, float]]:
@@ -319,64 +282,14 @@ def _adaptive(source: source_lib.Source) -> Optional[_files.JsonObject]:
   }
 
 
-def _check(
-  source: source_lib.Source,
-  numbers: _files.JsonObject,
-  together: Optional[_files.JsonObject],
-) -> Optional[_files.JsonObject]:
-  """Returns the numbers from which a browser recomputes the claims."""
-  runs = all_runs([source])[: None if together else 1]
-  delta = source.claim.delta
-  guarantees, (place,) = recomputed(runs, 1)
-  alone = numbers['epsilon'] if source.claim.amplified else None
-  claims = [('this run', [place], delta, alone)]
-  if together:
-    chance = any(claim.amplified for _, claim in runs)
-    claims.append(
-      (
-        'together with earlier runs',
-        list(range(len(runs))),
-        delta,
-        together['epsilon'] if chance else None,
-      )
-    )
-  return browser_check.numbers(guarantees, claims)
-
-
-def recomputed(
-  runs: Sequence[tuple[str, claim_lib.Claim]], alone: int
-) -> tuple[list[tuple[str, accounting.Guarantee]], list[int]]:
-  """Returns the guarantees for a browser, and places of claims of one run.
-
-  Several runs are composed, so the guarantees begin with `whole` of each run. A
-  place is the index in the guarantees of `held` of a run.
-
-  Args:
-    runs: pairs of a run's name and its claim, at least one.
-    alone: number of the first runs whose own claims are recomputed too.
-  """
-  if len(runs) == 1:
-    return [(name, claim.held) for name, claim in runs], [0]
-  guarantees, places = [(name, claim.whole) for name, claim in runs], []
-  for place, (name, claim) in enumerate(runs[:alone]):
-    if claim.held is not claim.whole:
-      place = len(guarantees)
-      guarantees.append((f'{name}, the rounds so far', claim.held))
-    places.append(place)
-  return guarantees, places
-
-
-def _row(name: str, source: source_lib.Source) -> _files.JsonObject:
+def _row(name: str, source: source_lib.Source) -> document.Results:
   """Returns a row of the table of results."""
   numbers = source.claim.to_dict()
-  return {
-    'name': name,
-    **{
-      key: numbers[key] for key in ('epsilon', 'delta', 'sensitivity', 'rmse')
-    },
-    **{name: source.result[name] for name in _SHOWN if name in source.result},
-    'results': dict(source.result),
-  }
+  del numbers['parameters']
+  results = dict(source.result)
+  return document.select(
+    document.Results, {**results, **numbers, 'name': name, 'results': results}
+  )
 
 
 def _summary(

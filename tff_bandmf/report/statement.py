@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Optional
 
+import attrs
 import scipy.special
 
 from tff_bandmf import _files, errors, participation
@@ -38,12 +39,12 @@ AMPLIFIED = (
   'release, within tau in total variation.'
 )
 # Description of the accounting for the public report.
-_PUBLIC_ACCOUNTING = (
+PUBLIC_ACCOUNTING = (
   'Epsilon and delta are computed for the whole training at once, from the '
   'exact trade-off of Gaussian noise, and rounded up. They hold for the very '
   'numbers that were released.'
 )
-_PUBLIC_AMPLIFIED = (
+PUBLIC_AMPLIFIED = (
   ' They assume that cohorts are drawn at random and stay secret; the report '
   'also states the epsilon without this assumption.'
 )
@@ -96,10 +97,30 @@ def count(number: int, noun: str) -> str:
   return f'{number} {noun}{"s" * (number != 1)}'
 
 
-def unit(run: run_json.RunRecord, clients: int) -> str:
-  """Returns the unit of privacy with its maximum number of clients."""
+def common(run: run_json.RunRecord, clients: int) -> _files.JsonObject:
+  """Returns the fields of `document.Statement` that follow from `run.json`.
+
+  The result also has the other values of `run.json`.
+
+  Args:
+    run: content of `run.json`.
+    clients: largest number of clients of a unit of privacy, >= 1.
+  """
   most = f', with at most {clients} clients' if clients > 1 else ''
-  return run.unit_of_privacy + most
+  clip = _COVERED_CLIP * bool(run.claim.get('adaptive_clip'))
+  return {
+    **attrs.asdict(run, recurse=False),
+    'version': 1,
+    'unit': run.unit_of_privacy + most,
+    'clients_per_unit': clients,
+    'adjacency_meaning': ADJACENCY,
+    'setting': run.setting or _SETTING,
+    'covered': run.covered or _COVERED + clip,
+    'data_accesses': {
+      name: getattr(run, name) or f'{NOT_STATED}: assume that it is not covered'
+      for name in ACCESSES
+    },
+  }
 
 
 def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
@@ -160,24 +181,6 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
   }
 
 
-def data_accesses(run: run_json.RunRecord) -> dict[str, str]:
-  """Returns the statements about each use of data outside training."""
-  return {
-    name: getattr(run, name) or f'{NOT_STATED}: assume that it is not covered'
-    for name in ACCESSES
-  }
-
-
-def accounting(claim: claim_lib.Claim) -> str:
-  """Returns a description of the accounting behind the claim."""
-  return ACCOUNTING if claim.amplified is None else AMPLIFIED
-
-
-def public_accounting(claim: claim_lib.Claim) -> str:
-  """Returns a description of the accounting for the public report."""
-  return _PUBLIC_ACCOUNTING + _PUBLIC_AMPLIFIED * (claim.amplified is not None)
-
-
 def generator(run: run_json.RunRecord) -> _files.JsonObject:
   """Returns the random generator of the noise, and the origin of its key.
 
@@ -194,18 +197,6 @@ def generator(run: run_json.RunRecord) -> _files.JsonObject:
       'another generator; use the release that trained the run'
     )
   return {**_GENERATOR, 'key_source': run.noise_key or NOT_STATED}
-
-
-def setting(run: run_json.RunRecord) -> str:
-  """Returns the parties that are trusted, and the attackers covered."""
-  return run.setting or _SETTING
-
-
-def covered(run: run_json.RunRecord) -> str:
-  """Returns the accesses to data that the guarantee covers."""
-  if run.covered:
-    return run.covered
-  return _COVERED + _COVERED_CLIP * bool(run.claim.get('adaptive_clip'))
 
 
 def _by_budget(budget: participation.Budget) -> str:
