@@ -59,6 +59,16 @@ def test_all_statements_reach_the_highest_tier(tmp_path):
   assert content['attack']['sentence'] in loss['privacy_parameters_details']
 
 
+@pytest.mark.parametrize('flag', ['--registry', '--card'])
+def test_release_without_guarantee_has_no_record_and_no_card(
+  tmp_path, run, flag
+):
+  written_run.make_run(tmp_path, written_run.KEPT, noise_multiplier=0.0)
+  status, out, error = run('report', tmp_path, '--public', flag)
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert 'epsilon=None: ' in error and 'states a guarantee' in error
+
+
 @pytest.mark.parametrize('name', _ACCESSES)
 def test_missing_statement_lowers_the_tier_and_is_named(tmp_path, name):
   accesses = {key: _ACCESSES[key] for key in _ACCESSES if key != name}
@@ -146,8 +156,13 @@ def _leaves(tree, name=''):
 
 def test_record_is_of_the_registrys_schema(tmp_path):
   """Our own table of fields is checked where the schema is not there."""
-  record, _ = _record(tmp_path / 'run', **_NOTES, **_ACCESSES)
-  fields = {*registry.FIELDS, 'deployment.administrative.registry_authors'}
+  record, content = _record(tmp_path / 'run', **_NOTES, **_ACCESSES)
+  tiers = {
+    f'deployment.{title}.{name}': tier
+    for title, section in registry.fields(content, 'docstrings').items()
+    for name, (tier, _, _) in section.items()
+  }
+  fields = {*tiers, 'deployment.administrative.registry_authors'}
   top = {'url_slug', 'status', 'tier'}
   names = {
     name.replace('.epsilon', '').replace('.delta', '').replace('.rho', '')
@@ -160,7 +175,7 @@ def test_record_is_of_the_registrys_schema(tmp_path):
   jsonschema.Draft7Validator(
     schema, format_checker=jsonschema.FormatChecker()
   ).validate(record)
-  for name, (tier, _) in registry.FIELDS.items():
+  for name, tier in tiers.items():
     node = schema
     for part in name.split('.'):
       node = node['properties'][part]

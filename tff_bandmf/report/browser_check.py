@@ -22,17 +22,18 @@ from tff_bandmf.strategies import base
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
 # Largest number of coefficients of C that a page contains.
 _MOST = 4096
+# Name, indices of runs, delta and amplified epsilon of a claim.
+_Claim = tuple[str, list[int], float, Optional[float]]
 
 
-def numbers(
+def of_runs(
   runs: Sequence[tuple[str, claim_lib.Claim]],
   alone: int,
   together: Optional[_files.JsonObject],
   public: bool = False,
 ) -> Optional[_files.JsonObject]:
-  """Returns the input of `browser_check.js`.
+  """Returns the `numbers` of the claims of a page.
 
-  The result is None if a run has no noise, or if a claim has no proved epsilon.
   In a composition, a run counts with all its planned rounds.
 
   Args:
@@ -40,52 +41,60 @@ def numbers(
       composed.
     alone: number of the first runs whose own claims are recomputed.
     together: epsilon and delta of all runs together; None for one run.
-    public: whether epsilon and rho have three digits and are rounded up, and
-      the claim of all runs leads.
+    public: whether the page is public; there, the claim of all runs leads.
   """
   guarantees = [
     (name, claim.whole if together else claim.held) for name, claim in runs
   ]
-  claims = []
+  claims: list[_Claim] = []
   for place, (name, claim) in enumerate(runs[:alone]):
-    epsilon = claim.claimed.proved_epsilon(claim.delta)
-    title = name if public else 'this run'
     if guarantees[place][1] is not claim.held:
       place = len(guarantees)
       guarantees.append((f'{name}, the rounds so far', claim.held))
+    epsilon = claim.claimed.proved_epsilon(claim.delta)
     amplified = epsilon if claim.amplified else None
+    title = name if public else 'this run'
     claims.append((title, [place], claim.delta, amplified))
   if together:
     title = 'all runs together' if public else 'together with earlier runs'
     chance = any(claim.amplified for _, claim in runs)
     amplified = together['epsilon'] if chance else None
-    places = list(range(len(runs)))
-    claims.insert(
-      0 if public else 1, (title, places, together['delta'], amplified)
-    )
-  if not all(guarantee.noise_multiplier for _, guarantee in guarantees):
+    whole = (title, list(range(len(runs))), together['delta'], amplified)
+    claims.insert(0 if public else 1, whole)
+  return numbers(guarantees, claims, public)
+
+
+def numbers(
+  runs: Sequence[tuple[str, accounting.Guarantee]],
+  claims: Sequence[_Claim],
+  public: bool = False,
+) -> Optional[_files.JsonObject]:
+  """Returns the input of `browser_check.js`.
+
+  The result is None if a run has no noise, or if a claim has no proved epsilon.
+
+  Args:
+    runs: pairs of a run's name and its guarantee without amplification.
+    claims: the claims of the page; the first is the claim in its row `epsilon`.
+      A claim has a name, the indices of its runs in `runs`, delta, and the
+      amplified epsilon, which is None if the claim is not amplified.
+    public: whether epsilon and rho have three digits and are rounded up.
+  """
+  if not all(guarantee.noise_multiplier for _, guarantee in runs):
     return None
   rows = []
-  for title, places, delta, amplified in claims:
-    composed = accounting.compose(guarantees[i][1] for i in places)
-    epsilon, rho = composed.epsilon(delta), composed.rho
+  for name, places, delta, amplified in claims:
+    together = accounting.compose(runs[i][1] for i in places)
+    epsilon = together.epsilon(delta)
     if not math.isfinite(epsilon):
       return None
+    figures = {'epsilon': epsilon, 'rho': together.rho, 'amplified': amplified}
     if public:
-      epsilon, rho, amplified = map(document.three, (epsilon, rho, amplified))
-    rows.append(
-      {
-        'name': title,
-        'runs': places,
-        'delta': delta,
-        'epsilon': epsilon,
-        'rho': rho,
-        'amplified': amplified,
-      }
-    )
+      figures = {key: document.three(each) for key, each in figures.items()}
+    rows.append({'name': name, 'runs': places, 'delta': delta, **figures})
   return {
     'digits': 3 if public else 17,
-    'runs': [_run(name, guarantee) for name, guarantee in guarantees],
+    'runs': [_run(name, guarantee) for name, guarantee in runs],
     'claims': rows,
   }
 

@@ -498,17 +498,36 @@ class Results(Metrics):
   results: dict[str, float]
 
 
-class Report(Statement, Mechanism, Guarantee):
+class RunFacts(TypedDict):
+  """Facts of a run in its report and in the public report.
+
+  Attributes:
+    completed: Whether the end of the run was recorded; for training elsewhere,
+      whether the claim has all planned rounds.
+    elsewhere: Whether training ran outside this library, so that there is no
+      ledger, and at most a log.
+    amplification: Kind of sampling that amplifies the claim.
+    clients_per_round: Divisor of the mean.
+    strategy_sha256: SHA-256 of the strategy, from Strategy.digest.
+    code_sha256: SHA-256 of the code of the training; null: not stated.
+  """
+
+  completed: bool
+  elsewhere: bool
+  amplification: Amplification
+  clients_per_round: Positive
+  participations: AtLeastOne
+  strategy_sha256: Digest
+  code_sha256: Optional[str]
+
+
+class Report(Statement, Mechanism, Guarantee, RunFacts):
   """The privacy report of a training run with correlated noise.
 
   Attributes:
     title: Title of the report; null: not stated.
     summary: The claim in one or two sentences; its numbers are rounded in the
       safe direction.
-    completed: Whether the end of the run was recorded; for training elsewhere,
-      whether the claim has all planned rounds.
-    elsewhere: Whether training ran outside this library, so that there is no
-      ledger, and at most a log.
     simulated: Whether the cohorts of the run stand for larger cohorts; such a
       report claims nothing for a deployment.
     process_checked: Whether the process of every finished round was checked for
@@ -549,8 +568,6 @@ class Report(Statement, Mechanism, Guarantee):
       update with its indicator in the first round.
     adaptive_clip: Rule and values of an adaptive clip; null: the clip is
       constant.
-    clients_per_round: Divisor of the mean.
-    strategy_sha256: SHA-256 of the strategy, from Strategy.digest.
     planned: Planned participation, and its guarantee.
     enforced: Enforced participation, from run.json; null: not stated.
     observed: Observed participation in the ledger or log, and its guarantee.
@@ -559,7 +576,6 @@ class Report(Statement, Mechanism, Guarantee):
     epsilons: Epsilon of the claim at several deltas.
     epsilon_curve: Points (epsilon, delta) that hold at the same time, from
       large to small delta; empty without noise.
-    amplification: Kind of sampling that amplifies the claim.
     sampling: Planned sampling of the cohorts; null: the cohorts are enforced.
     formal_statement: The guarantee as a mathematical statement; its numbers are
       not rounded.
@@ -574,7 +590,6 @@ class Report(Statement, Mechanism, Guarantee):
     versions: Version of each package at training, by name.
     report_versions: Version of each package when the report was written, by
       name.
-    code_sha256: SHA-256 of the code of the training; null: not stated.
     report_code_sha256: SHA-256 of the code that wrote the report.
     train_sha256: SHA-256 of the training data; null: not stated.
     files_sha256: SHA-256 of each file of the run, by name; for the ledger see
@@ -587,8 +602,6 @@ class Report(Statement, Mechanism, Guarantee):
   format: Literal['tff_bandmf.report']
   title: Optional[str]
   summary: str
-  completed: bool
-  elsewhere: bool
   simulated: bool
   process_checked: Optional[bool]
   stated: bool
@@ -598,7 +611,6 @@ class Report(Statement, Mechanism, Guarantee):
   parameters: dict[str, Any]
   apart: Optional[AtLeastOne]
   horizon: Optional[AtLeastOne]
-  participations: AtLeastOne
   sensitivity_method: Literal['exact', 'upper_bound']
   sensitivity_reason: str
   z_stddev: Amount
@@ -609,15 +621,12 @@ class Report(Statement, Mechanism, Guarantee):
   max_rmse: Amount
   l2_norm_clip: Positive
   adaptive_clip: Optional[AdaptiveClip]
-  clients_per_round: Positive
-  strategy_sha256: Digest
   planned: Planned
   enforced: Optional[Enforced]
   observed: Observed
   together: Optional[Together]
   epsilons: list[Point]
   epsilon_curve: list[Point]
-  amplification: Amplification
   sampling: Optional[Sampling]
   formal_statement: str
   side_releases: list[SideRelease]
@@ -628,7 +637,6 @@ class Report(Statement, Mechanism, Guarantee):
   plots: list[str]
   versions: dict[str, Any]
   report_versions: dict[str, str]
-  code_sha256: Optional[str]
   report_code_sha256: Digest
   train_sha256: Optional[str]
   files_sha256: dict[str, str]
@@ -648,7 +656,7 @@ class PublicTogether(TypedDict):
   composition: str
 
 
-class PublicRun(TypedDict):
+class PublicRun(RunFacts):
   """A run.
 
   Attributes:
@@ -680,22 +688,15 @@ class PublicRun(TypedDict):
   epsilon: Up
   rho: Up
   delta: Delta
-  amplification: Amplification
   epsilon_unamplified: Up
   planned_epsilon: Up
   observed_epsilon: Up
   kept: bool
-  completed: bool
-  elsewhere: bool
   rounds: AtLeastOne
-  clients_per_round: Positive
   min_sep: Optional[AtLeastOne]
-  participations: AtLeastOne
   family: str
   noise_multiplier: Down
   l2_norm_clip: Optional[Positive]
-  strategy_sha256: Digest
-  code_sha256: Optional[str]
 
 
 class Public(Statement):

@@ -122,7 +122,7 @@ def publish(
     'runs': rows,
     'check': None
     if broken or several and not together
-    else browser_check.numbers(
+    else browser_check.of_runs(
       [(name, claim) for name, (_, claim) in zip(names, runs)],
       len(sources),
       together,
@@ -228,20 +228,21 @@ def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
   ]
 
 
-def _assumptions(sources: Sequence[source_lib.Source]) -> list[dict[str, str]]:
+def _assumptions(
+  sources: Sequence[source_lib.Source],
+) -> list[document.Assumption]:
   """Returns the assumptions of all runs, each once."""
-  merged: dict[str, dict[str, dict[str, None]]] = {}
+  merged: dict[str, list[document.Assumption]] = {}
   for source in sources:
     for row in assumptions.rows(source.claim, source.run, source.elsewhere):
-      columns = merged.setdefault(
-        row['assumption'], {'enforced_by': {}, 'checked': {}}
-      )
-      for name, texts in columns.items():
-        texts[row[name]] = None
+      merged.setdefault(row['assumption'], []).append(row)
   return [
     {
       'assumption': assumption,
-      **{name: '; '.join(texts) for name, texts in columns.items()},
+      'enforced_by': '; '.join(
+        dict.fromkeys(row['enforced_by'] for row in rows)
+      ),
+      'checked': '; '.join(dict.fromkeys(row['checked'] for row in rows)),
     }
-    for assumption, columns in merged.items()
+    for assumption, rows in merged.items()
   ]

@@ -12,11 +12,11 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 import yaml
 
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 from tff_bandmf.report import document, statement
 from tff_bandmf.report import public as public_lib
 from tff_bandmf.run_files import run_json
@@ -32,41 +32,6 @@ SECTORS = (
   'Energy',
   'Finance',
 )
-# Maps a field to its tier and to the name of the note that fills it, if any.
-FIELDS: Mapping[str, tuple[int, Optional[str]]] = {
-  'deployment.basic.name': (1, 'title'),
-  'deployment.basic.data_curators': (1, 'owner'),
-  'deployment.basic.description': (1, 'model'),
-  'deployment.basic.intended_use': (1, 'intended_use'),
-  'deployment.basic.data_product_type': (1, None),
-  'deployment.basic.data_product_region': (1, 'region'),
-  'deployment.basic.publication_date': (1, 'date'),
-  'deployment.basic.data_product_sector': (1, 'sector'),
-  'deployment.dp_variant.variant_name': (2, None),
-  'deployment.dp_variant.data_domain': (3, 'data'),
-  'deployment.dp_variant.unprotected_quantities': (3, None),
-  'deployment.privacy_loss.privacy_unit': (2, 'unit_of_privacy'),
-  'deployment.privacy_loss.privacy_unit_details': (3, None),
-  'deployment.privacy_loss.privacy_parameters': (2, None),
-  'deployment.privacy_loss.privacy_parameters_details': (3, None),
-  'deployment.deployment_model.model_name': (2, None),
-  'deployment.deployment_model.actors': (3, None),
-  'deployment.deployment_model.release_type': (2, None),
-  'deployment.deployment_model.data_source_type': (2, None),
-  'deployment.deployment_model.data_source_type_details': (3, None),
-  'deployment.deployment_model.access_type': (2, None),
-  'deployment.deployment_model.access_type_details': (3, None),
-  'deployment.accounting.post_processing': (3, None),
-  'deployment.accounting.composition': (3, None),
-  'deployment.implementation.preprocessing_and_hyperparameter_tuning': (
-    3,
-    'tuning, model_selection and pre_training',
-  ),
-  'deployment.implementation.mechanisms': (3, None),
-  'deployment.implementation.justification': (3, None),
-  'deployment.administrative.sources': (1, None),
-  'deployment.administrative.notes': (1, None),
-}
 _ARITHMETIC = (
   'Floating point: records, sums and noise are 32-bit integers on one lattice, '
   'ChaCha20 generates the noise, and epsilon and delta include a proved bound '
@@ -77,6 +42,18 @@ _ARITHMETIC_ELSEWHERE = (
   'Floating point: training ran elsewhere, and nobody checked how its noise '
   'was computed; epsilon and delta hold for noise on the integer lattice of '
   'tff_bandmf. Timing: not checked.'
+)
+_PARAMETERS = (
+  'Each number has three digits, is rounded up, and covers every released '
+  'model. '
+)
+_DATA_SOURCE = (
+  'A client computes an update on the data that it holds in that round.'
+)
+_LATER_USE = 'The server optimiser, and all other uses of released models.'
+_NOTES = (
+  'A program wrote this record from the privacy report of the training run; '
+  '`bandmf verify public.json` recomputes the claim.'
 )
 # A text with more characters becomes a folded block. The registry wants no
 # quotes, and a folded block needs none.
@@ -95,7 +72,7 @@ _Dumper.add_representer(
 )
 
 
-def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
+def record(content: document.Public, data: str) -> _files.JsonObject:
   """Returns the registry's record of a public report.
 
   Args:
@@ -107,66 +84,62 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
       note is blank, an owner is named twice, the date is not YYYY-MM-DD, or the
       registry lacks the sector.
   """
-  if content['epsilon'] is None:
-    raise errors.value_error(
-      'epsilon=None: a registry lists guarantees, and this release has none; '
-      'use bandmf report without --registry'
-    )
   run_json.check_visible(
     {
       'data': data,
-      **{name: content[name] for name in document.NOTES},
+      **{key: content[key] for key in document.NOTES},  # type: ignore[literal-required]
       **content['data_accesses'],
     }
   )
-  values = _values(content, data)
-  unknown = missing(values)
-  first = [name for name in unknown if FIELDS[name][0] == 1]
+  sections = fields(content, data)
+  unknown = {
+    name: (tier, note)
+    for section in sections.values()
+    for name, (tier, note, value) in section.items()
+    if value is None
+  }
+  first = [note or '' for tier, note in unknown.values() if tier == 1]
   if first:
-    notes = [str(FIELDS[name][1]) for name in first]
     raise errors.value_error(
-      f'{", ".join(notes)}=None: is not stated, and a record of the registry '
+      f'{", ".join(first)}=None: is not stated, and a record of the registry '
       'needs it; give it by run.note(NAME=TEXT), or bandmf report --note '
       'NAME=TEXT'
     )
   _check(content)
-  tier = min((FIELDS[name][0] for name in unknown), default=4) - 1
+  deployment = {
+    title: {
+      name: value
+      for name, (_, _, value) in section.items()
+      if value is not None
+    }
+    for title, section in sections.items()
+  }
+  administrative = deployment['administrative']
   if unknown:
-    lacking = ', '.join(name.rpartition('.')[2] for name in unknown)
-    values['deployment.administrative.notes'] += (
-      f' This record lacks {lacking}.'
-    )
-  tree: dict[str, Any] = {
+    administrative['notes'] += f' This record lacks {", ".join(unknown)}.'
+  administrative['registry_authors'] = _curators(content['owner'])
+  return {
     'url_slug': re.sub('[^a-z0-9]+', '_', content['title'].lower()).strip('_'),
     'status': 'Draft',
-    'tier': tier,
+    'tier': min((tier for tier, _ in unknown.values()), default=4) - 1,
+    'deployment': deployment,
   }
-  for name, value in values.items():
-    *parents, leaf = name.split('.')
-    room = tree
-    for parent in parents:
-      room = room.setdefault(parent, {})
-    if value is not None:
-      room[leaf] = value
-  return tree
 
 
-def missing(values: Mapping[str, Any]) -> list[str]:
-  """Returns the names in `FIELDS` whose value in `values` is None."""
-  return [name for name in FIELDS if values[name] is None]
-
-
-def to_yaml(tree: Mapping[str, Any]) -> str:
+def to_yaml(tree: Mapping[str, _files.Json]) -> str:
   """Returns the text of a record's file."""
   return yaml.dump(
     dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True
   )
 
 
-def card(content: Mapping[str, Any]) -> str:
+def card(content: document.Public) -> str:
   """Returns the model card of a public report, in Markdown.
 
   The front matter of the card has the tags that model hubs look for.
+
+  Raises:
+    ValueError: the report has no guarantee.
   """
   claim = _claim(content)
   rows = [
@@ -196,8 +169,15 @@ def card(content: Mapping[str, Any]) -> str:
   )
 
 
-def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
-  """Returns {name of a field: value}; None for a missing statement."""
+def fields(
+  content: document.Public, data: str
+) -> dict[str, dict[str, tuple[int, Optional[str], _files.Json]]]:
+  """Returns the fields of a record by section and name.
+
+  A field is its tier, the name of the note that fills it, and its value. The
+  name is None for a field that no note fills, and the value is None for a
+  missing statement.
+  """
   accesses = content['data_accesses']
   digests = '; '.join(
     f'{row["name"]}: strategy {row["strategy_sha256"]}, '
@@ -205,79 +185,91 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
     for row in content['runs']
   )
   parameters = {
-    name: content[name]
-    for name in ('epsilon', 'delta', 'rho')
-    if content[name] is not None
+    name: value
+    for name, value in content.items()
+    if name in ('epsilon', 'delta', 'rho') and value is not None
   }
   tuned = '; '.join(
     f'{statement.ACCESSES[name]}: {text}' for name, text in accesses.items()
   )
-  values: dict[str, Any] = {
-    'basic.name': content['title'],
-    'basic.data_curators': _curators(content['owner']),
-    'basic.description': content['model'] or _first(content, 'model'),
-    'basic.intended_use': content['intended_use'],
-    'basic.data_product_type': 'Machine learning model',
-    'basic.data_product_region': content['region'],
-    'basic.publication_date': content['date'],
-    'basic.data_product_sector': content['sector'],
-    'dp_variant.variant_name': 'Approximate DP',
-    'dp_variant.data_domain': _stated(data),
-    'dp_variant.unprotected_quantities': '; '.join(
-      text.rstrip('.') for text in (*content['not_covered'], *content['told'])
-    )
-    or 'None is named.',
-    'privacy_loss.privacy_unit': content['unit'],
-    'privacy_loss.privacy_unit_details': content['adjacency_meaning'],
-    'privacy_loss.privacy_parameters': parameters,
-    'privacy_loss.privacy_parameters_details': (
-      'Each number has three digits, is rounded up, and covers every released '
-      f'model. {_claim(content)}'
-    ),
-    'deployment_model.model_name': 'Central',
-    'deployment_model.actors': content['setting'],
-    'deployment_model.release_type': 'Many releases',
-    'deployment_model.data_source_type': 'Dynamic',
-    'deployment_model.data_source_type_details': (
-      'A client computes an update on the data that it holds in that round.'
-    ),
-    'deployment_model.access_type': 'Non-interactive',
-    'deployment_model.access_type_details': content['released'],
-    'accounting.post_processing': (
-      'The server optimiser, and all other uses of released models.'
-    ),
-    'accounting.composition': content['accounting']
-    + (
+  models = (row['model'] for row in content['runs'] if row['model'])
+  hidden = [text.rstrip('.') for text in content['not_covered']]
+  hidden += [text.rstrip('.') for text in content['told']]
+  composed = content['accounting']
+  if content['together']:
+    composed += (
       f' Runs on the same clients together: '
       f'{content["together"]["composition"]}.'
-      if content['together']
-      else ''
-    ),
-    'implementation.preprocessing_and_hyperparameter_tuning': (
-      tuned if all(map(_stated, accesses.values())) else None
-    ),
-    'implementation.mechanisms': '; '.join(map(_mechanism, content['runs'])),
-    # PRIVACY: training outside this library may have used floating-point noise
-    # that leaks data, and a record that describes safe arithmetic would be
-    # false. The record of such training says that nobody checked it.
-    # Guard: elsewhere_test.test_record_does_not_vouch_for_other_arithmetic.
-    'implementation.justification': _ARITHMETIC_ELSEWHERE
-    if any(row['elsewhere'] for row in content['runs'])
-    else _ARITHMETIC,
-    'administrative.sources': f'SHA-256 of {digests}.',
-    'administrative.notes': (
-      'A program wrote this record from the privacy report of the training '
-      'run; `bandmf verify public.json` recomputes the claim.'
-    ),
-    'administrative.registry_authors': _curators(content['owner']),
+    )
+  return {
+    'basic': {
+      'name': (1, 'title', content['title']),
+      'data_curators': (1, 'owner', _curators(content['owner'])),
+      'description': (1, 'model', content['model'] or next(models, None)),
+      'intended_use': (1, 'intended_use', content['intended_use']),
+      'data_product_type': (1, None, 'Machine learning model'),
+      'data_product_region': (1, 'region', content['region']),
+      'publication_date': (1, 'date', content['date']),
+      'data_product_sector': (1, 'sector', content['sector']),
+    },
+    'dp_variant': {
+      'variant_name': (2, None, 'Approximate DP'),
+      'data_domain': (3, 'data', _stated(data)),
+      'unprotected_quantities': (
+        3,
+        None,
+        '; '.join(hidden) or 'None is named.',
+      ),
+    },
+    'privacy_loss': {
+      'privacy_unit': (2, 'unit_of_privacy', content['unit']),
+      'privacy_unit_details': (3, None, content['adjacency_meaning']),
+      'privacy_parameters': (2, None, parameters),
+      'privacy_parameters_details': (3, None, _PARAMETERS + _claim(content)),
+    },
+    'deployment_model': {
+      'model_name': (2, None, 'Central'),
+      'actors': (3, None, content['setting']),
+      'release_type': (2, None, 'Many releases'),
+      'data_source_type': (2, None, 'Dynamic'),
+      'data_source_type_details': (3, None, _DATA_SOURCE),
+      'access_type': (2, None, 'Non-interactive'),
+      'access_type_details': (3, None, content['released']),
+    },
+    'accounting': {
+      'post_processing': (3, None, _LATER_USE),
+      'composition': (3, None, composed),
+    },
+    'implementation': {
+      'preprocessing_and_hyperparameter_tuning': (
+        3,
+        'tuning, model_selection and pre_training',
+        tuned if all(map(_stated, map(str, accesses.values()))) else None,
+      ),
+      'mechanisms': (3, None, '; '.join(map(_mechanism, content['runs']))),
+      # PRIVACY: training outside this library may have used floating-point
+      # noise that leaks data, and a record that describes safe arithmetic would
+      # be false. The record of such training says that nobody checked it.
+      # Guard: elsewhere_test.test_record_does_not_vouch_for_other_arithmetic.
+      'justification': (
+        3,
+        None,
+        _ARITHMETIC_ELSEWHERE
+        if any(row['elsewhere'] for row in content['runs'])
+        else _ARITHMETIC,
+      ),
+    },
+    'administrative': {
+      'sources': (1, None, f'SHA-256 of {digests}.'),
+      'notes': (1, None, _NOTES),
+    },
   }
-  return {f'deployment.{name}': value for name, value in values.items()}
 
 
-def _check(content: Mapping[str, Any]) -> None:
+def _check(content: document.Public) -> None:
   """Raises ValueError unless the registry accepts the date and the sector."""
   try:
-    datetime.date.fromisoformat(content['date'])
+    datetime.date.fromisoformat(content['date'] or '')
   except ValueError:
     raise errors.value_error(
       f'date={content["date"]}: is not YYYY-MM-DD; give the day of release'
@@ -306,25 +298,30 @@ def _curators(owner: Optional[str]) -> Optional[list[str]]:
   return names
 
 
-def _first(content: Mapping[str, Any], name: str) -> Optional[str]:
-  """Returns the first statement of this name among the runs, or None."""
-  return next((row[name] for row in content['runs'] if row[name]), None)
-
-
 def _stated(text: Optional[str]) -> Optional[str]:
   """Returns the text; None if it is empty or begins with 'not stated'."""
   return None if not text or text.startswith('not stated') else text
 
 
-def _claim(content: Mapping[str, Any]) -> str:
-  """Returns the claim and the bound on an attacker's success."""
+def _claim(content: document.Public) -> str:
+  """Returns the claim and the bound on an attacker's success.
+
+  Raises:
+    ValueError: the report has no guarantee.
+  """
+  attack = content['attack']
+  if attack is None:
+    raise errors.value_error(
+      'epsilon=None: a registry record or a model card states a guarantee, and '
+      'this release has none; leave out --registry and --card'
+    )
   return (
     f'({content["epsilon"]}, {content["delta"]})-differential privacy for '
-    f'{content["unit"]}. {content["attack"]["sentence"]}'
+    f'{content["unit"]}. {attack["sentence"]}'
   )
 
 
-def _mechanism(row: Mapping[str, Any]) -> str:
+def _mechanism(row: document.PublicRun) -> str:
   """Returns the mechanism of a run in a few words."""
   apart = row['min_sep']
   clip = row['l2_norm_clip']

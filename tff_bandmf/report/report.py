@@ -121,7 +121,7 @@ def from_source(source: source_lib.Source) -> Report:
       )
     ],
     'epsilon_curve': curve,
-    'check': browser_check.numbers(
+    'check': browser_check.of_runs(
       all_runs([source])[: None if together else 1], 1, together
     ),
     'accounting': statement.AMPLIFIED
