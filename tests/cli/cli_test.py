@@ -263,7 +263,7 @@ _BAD_INPUT = [
   (_optimize('stamped --rounds 9'), 'block_rounds=None: '),
   (_optimize('tree --rounds 9 --arity 1'), 'arity=1: '),
   (_optimize('tree --rounds 90000'), 'rounds=90000: '),
-  ('optimize --family blur --rounds 9', 'family=blur: is not known'),
+  ('optimize --family blur --rounds 9', 'family=blur: is not one of'),
   ('optimize --family identity --rounds 0', 'rounds=0: '),
   ('optimize --family identity --rounds 9.5', 'rounds=9.5: '),
   ('optimize --family identity --rounds nine', 'rounds=nine: '),
@@ -336,7 +336,7 @@ _BAD_INPUT = [
   ),
   (
     'choose --rounds 9 --epsilon 1 --delta 1e-6 --families blt,blur',
-    'families=blur: is not known',
+    'families=blur: is not one of',
   ),
   ('evaluate ok.json --column-normalize', 'option=--column-normalize: '),
   (
@@ -344,12 +344,12 @@ _BAD_INPUT = [
     'option=--rounds: is not an option of bandmf',
   ),
   ('evaluate ok.json --min-sepp 3', 'did you mean --min-sep? see bandmf ev'),
-  ('evaluate ok.json --min-sep 0', 'min_sep=0: must be at least 1'),
-  ('evaluate ok.json --min-sep -3', 'min_sep=-3: must be at least 1'),
+  ('evaluate ok.json --min-sep 0', 'min_sep=0: is not in the range x>=1'),
+  ('evaluate ok.json --min-sep -3', 'min_sep=-3: is not in the range x>=1'),
   ('evaluate ok.json --max-participations 2', 'max_participations=2: needs mi'),
   (
     'evaluate ok.json --min-sep 2 --max-participations 0',
-    'max_participations=0: must be at least 1',
+    'max_participations=0: is not in the range x>=1',
   ),
   ('evaluate ok.json --participation min-sep', 'min_sep=None: '),
   ('evaluate ok.json --participation fixed-epoch', 'min_sep=None: '),

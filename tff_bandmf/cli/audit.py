@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 import warnings
 
 import click
@@ -104,7 +103,6 @@ def audit(
       aggregator, file, who, noise_multiplier, stated, as_json
     )
   conformance.needed(file=file, delta=delta)
-  started = time.perf_counter()
   if (epsilon is None) == (noise_multiplier is None):
     raise errors.value_error(
       f'epsilon={epsilon}: give either it or noise_multiplier; use --epsilon '
@@ -152,7 +150,7 @@ def audit(
       'arithmetic': [
         each.to_dict() if as_json else str(each) for each in attacks
       ],
-      'seconds': time.perf_counter() - started,
+      'seconds': output.seconds(),
     },
     as_json,
   )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import time
 from typing import Optional
 
 import click
@@ -47,13 +46,7 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
 @options.participation
 @options.epsilon
 @options.delta
-@click.option(
-  '--memory-copies',
-  type=options.INTEGER_OR_ZERO,
-  help='Largest number of copies of the model that the noise may have in '
-  'memory. If a banded inverse needs more, its noise keeps none and draws '
-  'past normals again.  [default: any number]',
-)
+@options.memory_copies('any number')
 @options.amplification
 @options.workload
 @options.objective
@@ -85,7 +78,6 @@ def choose(
   the number of normals that the noise draws for a coordinate in a round: more
   than 1 where it keeps no past normals.
   """
-  started = time.perf_counter()
   target = choosing.Target(**flags)
   cohorts = (
     who.schema()
@@ -114,7 +106,7 @@ def choose(
         'amplification': amplification,
         'choices': records,
         'left_out': ranking.left_out,
-        'seconds': time.perf_counter() - started,
+        'seconds': output.seconds(),
       },
       as_json,
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import time
 from typing import Optional
 
 import click
 
 import tff_bandmf
 
+# Key of click's context for the time at which the command began.
+BEGAN = f'{__name__}.began'
 # Maps a command to its module in this package and the first sentence of its
 # help.
 COMMANDS = {
@@ -85,3 +88,4 @@ class _Commands(click.Group):
 @click.version_option(tff_bandmf.__version__, prog_name='bandmf')
 def bandmf():
   """Correlated-noise differential privacy: strategies and their privacy."""
+  click.get_current_context().meta[BEGAN] = time.perf_counter()

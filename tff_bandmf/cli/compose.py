@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Optional
 
@@ -42,7 +41,6 @@ def compose(runs, delta, releases, as_json):
   noise multiplier (stddev / sensitivity) of a Gaussian query, by epsilon and
   delta, or by rho of zCDP.
   """
-  started = time.perf_counter()
   _check_listed(runs)
   claims = [_claim(run) for run in runs]
   guarantees = [
@@ -88,7 +86,7 @@ def compose(runs, delta, releases, as_json):
     {
       **({'runs': rows} if as_json else {}),
       **together,
-      'seconds': time.perf_counter() - started,
+      'seconds': output.seconds(),
     },
     as_json,
   )

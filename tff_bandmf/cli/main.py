@@ -20,6 +20,7 @@ from tff_bandmf import errors
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
+_QUOTES = '\'"'
 # Status that a shell gives for a program that SIGPIPE ends.
 _CLOSED = 141
 # Names of arguments in a remedy: a name with an underscore; a name before '=';
@@ -159,6 +160,12 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
       f'{", ".join(each.name for each in missing)}=None: {name} needs '
       f'{"it" if len(missing) == 1 else "each of them"}; give '
       f'{", ".join(flags)}'
+    )
+  if isinstance(error, click.BadParameter) and error.param is not None:
+    value, _, rule = error.message.partition(' is ')
+    return errors.invalid(
+      f'{error.param.name}={value.strip(_QUOTES)}: is {rule.rstrip(".")}; give '
+      f'another {error.param.opts[0]}'
     )
   return f'{error.format_message().rstrip(".")}; {see_help}.'
 

@@ -127,13 +127,7 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   help='Device of JAX, such as gpu:0. May be repeated.  [default: all GPUs, or '
   'the CPU]',
 )
-@click.option(
-  '--memory-copies',
-  type=options.INTEGER_OR_ZERO,
-  help='Largest number of copies of the model that the noise may have in '
-  'memory. If a banded inverse needs more, its noise keeps none and draws '
-  'past normals again.  [default: any number]',
-)
+@options.memory_copies('any number')
 @options.as_json
 def noise_server(
   file, parameters, key_file, directory, shard, as_json, **flags

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 from typing import Optional
 
 import click
@@ -42,7 +41,6 @@ def observe(log, file, z_stddev, delta, as_json, **more):
   participation schema. The result holds if participation did not depend on
   private data.
   """
-  started = time.perf_counter()
   clip = more.pop('clip')
   participations = participation_log.ParticipationLog(log, **more)
   plan = _plan(file)
@@ -96,7 +94,7 @@ def observe(log, file, z_stddev, delta, as_json, **more):
     'epsilon': guarantee and guarantee.proved_epsilon(delta),
     'delta': delta,
     **planned,
-    'seconds': time.perf_counter() - started,
+    'seconds': output.seconds(),
   }
   if participations.alike is not None:
     output.warn(participations.alike)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from typing import Any, Callable, Optional, Union
 
 import click
 
-from tff_bandmf import _checks, accounting, clips, errors, strategies, workloads
+from tff_bandmf import accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
 
@@ -25,63 +26,22 @@ def log_columns(command: Callable) -> Callable:
   return command
 
 
-class _Number(click.ParamType):
-  """A number of a given type that passes a check."""
+class _Integer(click.IntRange):
+  """An integer of at least `min`."""
 
-  def __init__(self, kind: type, check: Callable[[str, float], object]):
-    """Initializes the type.
+  name = 'integer'
 
-    Args:
-      kind: int or float.
-      check: function of the flag's name and the number; it returns the number
-        or raises an error.
-    """
-    self.name = 'integer' if kind is int else 'number'
-    self._kind, self._check = kind, check
+
+class _Number(click.FloatRange):
+  """A finite number of at least, or above, `min`."""
+
+  name = 'number'
 
   def convert(self, value, param, ctx):
-    try:
-      number = self._kind(value)
-    except ValueError:
-      rule = f'must be {"an" if self._kind is int else "a"} {self.name}'
-      raise errors.value_error(
-        f'{param.name}={value}: {rule}; correct it'
-      ) from None
-    return self._check(param.name, number)
-
-
-class _OneOf(click.ParamType):
-  """One of several words."""
-
-  name = 'word'
-
-  def __init__(
-    self,
-    words: Sequence[str],
-    refused: Sequence[str] = (),
-    rule: str = '',
-  ):
-    """Initializes the type.
-
-    Args:
-      words: values to accept.
-      refused: values to refuse with an error that says `rule`.
-      rule: text of the error for the values in `refused`.
-    """
-    self._words = words
-    self._refused = refused
-    self._rule = rule
-
-  def get_metavar(self, param, ctx=None):
-    return f'[{"|".join(self._words)}]'
-
-  def convert(self, value, param, ctx):
-    if value in self._words:
-      return value
-    rule = self._rule if value in self._refused else 'is not known'
-    raise errors.value_error(
-      f'{param.name}={value}: {rule}; use {" or ".join(self._words)}'
-    )
+    number = super().convert(value, param, ctx)
+    if not math.isfinite(number):
+      self.fail(f'{number} is not finite.', param, ctx)
+    return number
 
 
 class _Clip(click.ParamType):
@@ -98,20 +58,11 @@ class _Clip(click.ParamType):
 
 # If at most this number of families take a parameter, --help names them.
 _FEW_FAMILIES = 3
-FAMILY = _OneOf(tuple(strategies.FAMILIES))
+FAMILY = click.Choice(tuple(strategies.FAMILIES))
 # The value of --amplification for cohorts without secret random sampling.
 NO_AMPLIFICATION = 'none'
-INTEGER = _Number(int, lambda name, n: _checks.count(name, n, 'give 1 or more'))
-INTEGER_OR_ZERO = _Number(
-  int, lambda name, n: _checks.count(name, n, 'give 0 or more', least=0)
-)
-NUMBER = _Number(
-  float, lambda name, x: _checks.positive(name, x, 'give a number above 0')
-)
-NUMBER_OR_ZERO = _Number(
-  float,
-  lambda name, x: _checks.nonnegative(name, x, 'give a number of 0 or more'),
-)
+INTEGER, INTEGER_OR_ZERO = _Integer(min=1), _Integer(min=0)
+NUMBER, NUMBER_OR_ZERO = _Number(min=0, min_open=True), _Number(min=0)
 
 family = click.option(
   '--family',
@@ -123,7 +74,7 @@ objective = click.option(
   '--objective',
   default='mean',
   show_default=True,
-  type=_OneOf((workloads.MEAN, workloads.MAX, workloads.LAST)),
+  type=click.Choice((workloads.MEAN, workloads.MAX, workloads.LAST)),
   help='Error to minimise: the mean or the largest error of the rounds, or the '
   'error of the last one.',
 )
@@ -178,19 +129,15 @@ adjacency = click.option(
   default='zero-out',
   show_default=True,
   expose_value=False,
-  type=_OneOf(
-    ('zero-out',),
-    refused=('replace-one',),
-    rule='changes a sum by up to twice the clip, but the accountant would give '
-    'the smaller epsilon of zero-out',
-  ),
-  help='Definition of neighbouring data sets.',
+  type=click.Choice(('zero-out',)),
+  help='Definition of neighbouring data sets. The accountant has no epsilon '
+  'for replace-one, which changes a sum by up to twice the clip.',
 )
 amplification = click.option(
   '--amplification',
   default=NO_AMPLIFICATION,
   show_default=True,
-  type=_OneOf((NO_AMPLIFICATION, *accounting.KINDS)),
+  type=click.Choice((NO_AMPLIFICATION, *accounting.KINDS)),
   help='Secret random sampling of cohorts, which lowers epsilon; none if '
   'cohorts are enforced, shuffled or of fixed size. For balls-in-bins, '
   '--min-sep is the number of rounds of an epoch.',
@@ -203,6 +150,19 @@ sampling_prob = click.option(
   'probability that an eligible client takes part in a round. bandmf plan '
   'computes both from --population.',
 )
+
+
+def memory_copies(default: str) -> Callable[[Callable], Callable]:
+  """Returns the option --memory-copies, whose default `default` describes."""
+  return click.option(
+    '--memory-copies',
+    type=INTEGER_OR_ZERO,
+    help='Largest number of copies of the model that the noise may have in '
+    'memory. If a banded inverse needs more, its noise keeps none and draws '
+    f'past normals again.  [default: {default}]',
+  )
+
+
 strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
   '--json', 'as_json', is_flag=True, help='Print one JSON object.'
@@ -356,7 +316,7 @@ def combined(
 participation = together(
   click.option(
     '--participation',
-    type=_OneOf(participation_lib.NAMES),
+    type=click.Choice(participation_lib.NAMES),
     help='Participation schema.  [default: min-sep if --min-sep is given; if '
     'no flag of participation is given, the schema in the strategy file]',
   ),
@@ -417,7 +377,7 @@ workload = together(
     '--workload',
     default='prefix',
     show_default=True,
-    type=_OneOf(('prefix', 'momentum')),
+    type=click.Choice(('prefix', 'momentum')),
     help='Models whose errors count: prefix sums of the updates, or the models '
     'of SGD with momentum and learning rates.',
   ),
@@ -450,9 +410,7 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
   return click.option(
     flag,
     parameter.name,
-    type=FAMILY
-    if parameter.kind is strategies.Family
-    else _Number(parameter.kind, lambda _, value: parameter.check(value)),
+    type=FAMILY if parameter.kind is strategies.Family else parameter.kind,
     help=about,
   )
 

@@ -21,6 +21,7 @@ import tqdm
 from tff_bandmf import _files, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf.cli import commands
 
 # Exit statuses.
 DONE = 0
@@ -170,6 +171,12 @@ def describe(
     column = strategy.first_column()
     record['coefficients'] = None if column is None else column.tolist()
   return record
+
+
+def seconds() -> float:
+  """Returns the number of seconds since the command began."""
+  began = click.get_current_context().meta[commands.BEGAN]
+  return time.perf_counter() - began
 
 
 def show(record: _files.JsonObject, as_json: bool) -> None:

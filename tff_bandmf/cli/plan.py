@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
@@ -45,13 +44,8 @@ from tff_bandmf.plan import plan as plan_lib
   'the least error that fits in --memory-copies.',
 )
 @options.parameters
-@click.option(
-  '--memory-copies',
-  type=options.INTEGER_OR_ZERO,
-  help='Largest number of copies of the model that the noise may have in '
-  'memory. If a banded inverse needs more, its noise keeps none and draws '
-  'past normals again.  [default: 8 where families or numbers of bands are '
-  'compared, else no limit]',
+@options.memory_copies(
+  '8 where families or numbers of bands are compared, else no limit'
 )
 @click.option(
   '--epsilon',
@@ -125,7 +119,6 @@ def plan(
   and the sampling probability are chosen together. The other kinds of
   amplification need --min-sep.
   """
-  started = time.perf_counter()
   if out is not None:
     output.check_out(out)
   columns = {
@@ -164,7 +157,7 @@ def plan(
       **planned.to_dict(),
       'population': population,
       **({} if compared is None else {'arrivals': compared}),
-      'seconds': time.perf_counter() - started,
+      'seconds': output.seconds(),
     }
     output.show(record, as_json=True)
   else:

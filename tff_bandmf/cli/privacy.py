@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import click
@@ -46,7 +45,6 @@ def account(file, noise_multiplier, z_stddev, **flags):
   cyclic-poisson the largest column norm of C, else the sensitivity for the
   worst participation.
   """
-  started = time.perf_counter()
   if (noise_multiplier is None) == (z_stddev is None):
     raise errors.value_error(
       f'noise_multiplier={noise_multiplier}: give either it or z_stddev = clip '
@@ -61,7 +59,7 @@ def account(file, noise_multiplier, z_stddev, **flags):
     cohorts,
     noise_multiplier,
   )
-  return _show(guarantee, flags, started)
+  return _show(guarantee, flags)
 
 
 @click.command()
@@ -76,13 +74,12 @@ def calibrate(file, epsilon, **flags):
 
   FILE is a strategy file or a .npy file of the matrix C.
   """
-  started = time.perf_counter()
   guarantee = accounting.calibrate(
     *_run(file, flags),
     epsilon=epsilon,
     delta=flags['delta'],
   )
-  return _show(guarantee, flags, started)
+  return _show(guarantee, flags)
 
 
 def _run(
@@ -95,9 +92,7 @@ def _run(
   )
 
 
-def _show(
-  guarantee: accounting.Guarantee, flags: dict[str, Any], started: float
-) -> int:
+def _show(guarantee: accounting.Guarantee, flags: dict[str, Any]) -> int:
   """Prints the record of a strategy, and of the guarantee of its run."""
   delta, clip = flags['delta'], flags['clip']
   claim = guarantee.claim(delta)
@@ -131,7 +126,7 @@ def _show(
     'adjacency': guarantee.cohorts.adjacency,
     'amplification': flags['amplification'],
     'sampling_prob': flags['sampling_prob'],
-    'seconds': time.perf_counter() - started,
+    'seconds': output.seconds(),
   }
   output.show(record, flags['as_json'])
   return output.DONE

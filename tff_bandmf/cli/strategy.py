@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import time
 
 import click
 
@@ -40,7 +39,6 @@ def optimize(
   Exit status 1: the search did not converge; the best strategy so far is
   printed and written.
   """
-  started = time.perf_counter()
   schema = flags['who'].schema()
   if out is not None:
     strategies.check_path(pathlib.Path(out))
@@ -76,7 +74,7 @@ def optimize(
       participation=schema,
       optimized={**workload.to_dict(), **optimized},
     )
-  record.update(optimized, seconds=time.perf_counter() - started)
+  record.update(optimized, seconds=output.seconds())
   output.show(record, as_json)
   if not result.converged:
     written = f'; {out} is written' if out else ''
@@ -99,7 +97,6 @@ def evaluate(file, who, workload, with_coefficients, as_json):
 
   FILE is a strategy file or a .npy file of the matrix C.
   """
-  started = time.perf_counter()
   strategy, stored = output.load(file)
   schema = who.schema(stored)
   record = output.describe(
@@ -109,5 +106,5 @@ def evaluate(file, who, workload, with_coefficients, as_json):
     with_coefficients,
     workload,
   )
-  output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
+  output.show({**record, 'seconds': output.seconds()}, as_json)
   return output.DONE

@@ -313,7 +313,7 @@ def _claim(content: document.Public) -> str:
   if attack is None:
     raise errors.value_error(
       'epsilon=None: a registry record or a model card states a guarantee, and '
-      'this release has none; leave out --registry and --card'
+      'this release has none; use bandmf report without --registry and --card'
     )
   return (
     f'({content["epsilon"]}, {content["delta"]})-differential privacy for '
