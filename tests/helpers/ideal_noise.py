@@ -5,6 +5,7 @@ library but the entries of C or C^-1.
 """
 
 import fractions
+import functools
 
 import mpmath
 import scipy.special
@@ -32,6 +33,7 @@ def word(key, t, i, stream):
   return int.from_bytes(block[8 * (i % 8) :][:8], 'little')
 
 
+@functools.lru_cache(maxsize=2**17)
 def normal(key, t, i):
   """Returns z with some 70 digits, an mpf."""
   first = word(key, t, i, 0)
