@@ -131,13 +131,13 @@ def test_devices_multiply_in_float64(monkeypatch):
   monkeypatch.setattr(jax_devices.jnp, 'matmul', spy)
   rows = np.zeros((5, 24), np.int32)
   with jax_generator.precise():
-    jax_devices._past_y.lower(
+    jax_devices._advanced.lower(
       rows,
       np.ones((5, 24)),
       (np.eye(5), np.eye(5), np.ones(5)),
       np.ones(5),
       0,
-      terms=5,
+      program=(jax_devices._past_y, 5),
       few=2,
     )
   highest = jax.lax.Precision.HIGHEST

@@ -20,8 +20,6 @@ words as it needs.
 
 from __future__ import annotations
 
-from typing import Any, Callable
-
 import numpy as np
 import scipy.special
 from cryptography.hazmat.primitives import ciphers
@@ -30,12 +28,6 @@ from cryptography.hazmat.primitives.ciphers import algorithms
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 
-# Words of 'expand 32-byte k', and the number of double rounds: each consists
-# of quarter rounds of all columns and then of all diagonals [RFC 8439, 2.3].
-CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
-DOUBLE_ROUNDS = 10
-# Array or tensor of uint32 words, of NumPy, JAX or TensorFlow.
-_Words = Any
 # Number of 64-bit words in a block of ChaCha20. The first coordinate for which
 # a caller asks must be a multiple of this number.
 GROUP = 8
@@ -167,26 +159,3 @@ class Generator:
     # If a word is odd, the sign of its z is flipped.
     bits = z.view(np.uint64)
     bits ^= words << _SIGN_BIT
-
-
-def quarter_round(
-  rotated: Callable[[_Words, int], _Words],
-  a: _Words,
-  b: _Words,
-  c: _Words,
-  d: _Words,
-) -> tuple[_Words, _Words, _Words, _Words]:
-  """Returns four uint32 words after a quarter round [RFC 8439, 2.1].
-
-  Args:
-    rotated: function (words, bits) that rotates words to the left.
-    a, b, c, d: uint32 arrays or tensors of one shape.
-  """
-  a = a + b
-  d = rotated(d ^ a, 16)
-  c = c + d
-  b = rotated(b ^ c, 12)
-  a = a + b
-  d = rotated(d ^ a, 8)
-  c = c + d
-  return a, rotated(b ^ c, 7), c, d

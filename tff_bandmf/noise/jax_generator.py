@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,8 +26,11 @@ from tff_bandmf.noise import key as key_lib
 
 # Array or number, of JAX or NumPy.
 Array = Any
-_Polynomials = tuple[Sequence[float], Sequence[float]]
 
+# Words of 'expand 32-byte k', and the number of double rounds: each consists
+# of quarter rounds of all columns and then of all diagonals [RFC 8439, 2.3].
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+_DOUBLE_ROUNDS = 10
 # Indices of the words of each column and then of each diagonal [RFC 8439, 2.3].
 _QUARTERS = (
   *((i, i + 4, i + 8, i + 12) for i in range(4)),
@@ -37,73 +39,28 @@ _QUARTERS = (
 
 # Wichura's PPND16 [AS 241, 1988] approximates Phi^-1 by one rational function
 # for |u - 1/2| <= 0.425, one for r = sqrt(-log u) <= 5 and one for r > 5. The
-# tuples have coefficients of numerator and denominator, highest power first.
-_CENTRE = (
-  (
-    2.5090809287301226727e3,
-    3.3430575583588128105e4,
-    6.7265770927008700853e4,
-    4.5921953931549871457e4,
-    1.3731693765509461125e4,
-    1.9715909503065514427e3,
-    1.3314166789178437745e2,
-    3.3871328727963666080e0,
-  ),
-  (
-    5.2264952788528545610e3,
-    2.8729085735721942674e4,
-    3.9307895800092710610e4,
-    2.1213794301586595867e4,
-    5.3941960214247511077e3,
-    6.8718700749205790830e2,
-    4.2313330701600911252e1,
-    1.0,
-  ),
-)
-_MIDDLE = (
-  (
-    7.74545014278341407640e-4,
-    2.27238449892691845833e-2,
-    2.41780725177450611770e-1,
-    1.27045825245236838258e0,
-    3.64784832476320460504e0,
-    5.76949722146069140550e0,
-    4.63033784615654529590e0,
-    1.42343711074968357734e0,
-  ),
-  (
-    1.05075007164441684324e-9,
-    5.47593808499534494600e-4,
-    1.51986665636164571966e-2,
-    1.48103976427480074590e-1,
-    6.89767334985100004550e-1,
-    1.67638483018380384940e0,
-    2.05319162663775882187e0,
-    1.0,
-  ),
-)
-_TAIL = (
-  (
-    2.01033439929228813265e-7,
-    2.71155556874348757815e-5,
-    1.24266094738807843860e-3,
-    2.65321895265761230930e-2,
-    2.96560571828504891230e-1,
-    1.78482653991729133580e0,
-    5.46378491116411436990e0,
-    6.65790464350110377720e0,
-  ),
-  (
-    2.04426310338993978564e-15,
-    1.42151175831644588870e-7,
-    1.84631831751005468180e-5,
-    7.86869131145613259100e-4,
-    1.48753612908506148525e-2,
-    1.36929880922735805310e-1,
-    5.99832206555887937690e-1,
-    1.0,
-  ),
-)
+# table has the coefficients of a numerator and of a denominator of each,
+# highest power first.
+_PARTS = np.array(
+  """
+  2509.0809287301227 33430.57558358813 67265.7709270087 45921.95393154987
+  13731.69376550946 1971.5909503065513 133.14166789178438 3.3871328727963665
+  5226.495278852854 28729.085735721943 39307.89580009271 21213.794301586597
+  5394.196021424751 687.1870074920579 42.31333070160091 1.0
+  0.0007745450142783414 0.022723844989269184 0.2417807251774506
+  1.2704582524523684 3.6478483247632045 5.769497221460691 4.630337846156546
+  1.4234371107496835
+  1.0507500716444169e-09 0.0005475938084995345 0.015198666563616457
+  0.14810397642748008 0.6897673349851 1.6763848301838038 2.053191626637759 1.0
+  2.0103343992922881e-07 2.7115555687434876e-05 0.0012426609473880784
+  0.026532189526576124 0.29656057182850487 1.7848265399172913 5.463784911164114
+  6.657904643501103
+  2.0442631033899397e-15 1.421511758316446e-07 1.8463183175100548e-05
+  0.0007868691311456133 0.014875361290850615 0.1369298809227358
+  0.599832206555888 1.0
+  """.split(),
+  float,
+).reshape(3, 2, 8)
 # Relative error of the approximation, without rounding, in units of 2^-53.
 _FORMULA_ERROR = 1.7
 # A public key for tests of devices. In row 171, coordinate 34,860 needs a
@@ -146,20 +103,24 @@ def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
   nonce = group_low, group_high, row_low, stream_bits
   start = tuple(
     jnp.broadcast_to(word, shape)
-    for word in (*map(np.uint32, generator_lib.CONSTANTS), *key, *nonce)
+    for word in (*map(np.uint32, _CONSTANTS), *key, *nonce)
   )
 
   def double_round(_, state):
-    state = list(state)
-    for quarter in _QUARTERS:
-      mixed = generator_lib.quarter_round(
-        _rotated, *(state[i] for i in quarter)
-      )
-      for i, word in zip(quarter, mixed):
-        state[i] = word
-    return tuple(state)
+    x = list(state)
+    for a, b, c, d in _QUARTERS:
+      # The quarter round [RFC 8439, 2.1].
+      for i, j, k, bits in (
+        (a, b, d, 16),
+        (c, d, b, 12),
+        (a, b, d, 8),
+        (c, d, b, 7),
+      ):
+        x[i] += x[j]
+        x[k] = _rotated(x[k] ^ x[i], bits)
+    return tuple(x)
 
-  state = jax.lax.fori_loop(0, generator_lib.DOUBLE_ROUNDS, double_round, start)
+  state = jax.lax.fori_loop(0, _DOUBLE_ROUNDS, double_round, start)
   halves = [(a + b).astype(np.uint64) for a, b in zip(state, start)]
   return jnp.stack(
     [low | high << 32 for low, high in zip(halves[::2], halves[1::2])], -1
@@ -185,7 +146,7 @@ def normals(
   groups = first_group + jnp.arange(shape[1] // generator_lib.GROUP)
   word = words(key, rows, groups, jnp.full(len(rows), generator_lib.WORDS))
   u = (_magnitude(word) + 0.5) * 2.0**-64
-  z = _signed(word, inverse(u, jnp, (_CENTRE, _MIDDLE))).reshape(shape)
+  z = _signed(word, inverse(u, jnp, _PARTS[:2])).reshape(shape)
   # With a small first word, one word leaves too large an error of z. No bound
   # of the error holds for k = 0, so it gives NaN.
   rare = (word >> 1 < generator_lib.EXTENDED_BELOW).any(-1)
@@ -221,7 +182,7 @@ def normals(
 def inverse(
   u: Array,
   lib: types.ModuleType,
-  parts: Sequence[_Polynomials] = (_CENTRE, _MIDDLE, _TAIL),
+  parts: np.ndarray = _PARTS,
 ) -> Array:
   """Returns Phi^-1(u) for u in (0, 1/2].
 
@@ -237,7 +198,7 @@ def inverse(
   centre = q * _ratio(parts[0], 0.180625 - q * q)
   r = lib.sqrt(-lib.log(u))
   tail = _ratio(parts[1], r - 1.6)
-  if parts[2:]:
+  if len(parts) > 2:
     tail = lib.where(r <= 5, tail, _ratio(parts[2], r - 5.0))
   return lib.where(q >= -0.425, centre, -tail)
 
@@ -300,7 +261,7 @@ def _signed(word: jax.Array, z: jax.Array) -> jax.Array:
   return jnp.where(word & 1 == 1, -z, z)
 
 
-def _ratio(part: _Polynomials, x: Array) -> Array:
+def _ratio(part: np.ndarray, x: Array) -> Array:
   values = []
   for coefficients in part:
     value = coefficients[0]

@@ -101,7 +101,7 @@ class Chunk(NamedTuple):
     self,
     v: np.ndarray,
     y: np.ndarray,
-    bound: Callable[[float], float],
+    error: float,
     decide: Callable[[int], int],
     most: float = 0.0,
   ) -> float:
@@ -110,7 +110,7 @@ class Chunk(NamedTuple):
     Args:
       v: [count] float64, a row of V; overwritten.
       y: [count] float64, overwritten.
-      bound: function from a bound of |y| to e.
+      error: e without its part for y; see `error_of_y`.
       decide: function from a column of the chunk to the y of this column.
       most: bound of |v| where v is a number; 0 means that none is known.
 
@@ -126,7 +126,7 @@ class Chunk(NamedTuple):
     # Coordinates whose rounding the error of v could change are decided
     # exactly, before later rounds are computed from y. NaN is in doubt.
     # Guard: exact_noise_test.test_noise_is_the_rounding_of_the_ideal.
-    limit = 0.5 - bound(largest)
+    limit = 0.5 - error - error_of_y(largest)
     if not max(v.max(initial=0.0), -v.min(initial=0.0)) < limit:
       for column in np.flatnonzero(~(np.abs(v) < limit)):
         y[column] = decide(int(column))
@@ -184,21 +184,71 @@ class Block(abc.ABC):
     """
 
 
-def past_y_error(
-  noise_scale: _Scalar, size: _Scalar, largest: _Scalar, terms: int
-) -> _Scalar:
-  """Returns e of a round of a window of y.
+def of(
+  recursion: recursion_lib.Recursion,
+  z_steps: float,
+  rounds: range,
+  ring_rows: int,
+) -> Block:
+  """Returns the block of consecutive rounds.
 
-    e = ERROR noise_scale + u ((b + 6) size + 6 largest + 6)
+  Args:
+    recursion: recursion of the strategy matrix C.
+    z_steps: standard deviation of z in lattice steps, > 0.
+    rounds: the rounds of the block.
+    ring_rows: number of rows of a window's ring: 0 to make past z again, else
+      >= `recursion.memory`, and a multiple of the number of rounds of a block,
+      apart from a shorter last block. Round u is in row u % ring_rows.
+  """
+  first, m = rounds.start, len(rounds)
+  if isinstance(recursion, recursion_lib.Buffers):
+    steps = [recursion.step(int(recursion.phase(t))) for t in rounds]
+    noise_scale = z_steps * np.array([step.scale for step in steps])
+    return BufferBlock(first, noise_scale, 0, 0, steps, recursion.is_exact)
+  assert isinstance(recursion, recursion_lib.Window)
+  terms = recursion.memory
+  scale, before, near = recursion.block(first, m)
+  far, row = np.zeros((m, ring_rows)), first % max(ring_rows, 1)
+  if ring_rows:
+    far[:, (first - 1 - np.arange(terms)) % ring_rows] = before
+  if recursion.keeps == recursion_lib.PAST_Y:
+    return PastYBlock(first, z_steps * scale, row, 0, far, near, terms)
+  near += np.diag(scale)
+  sizes = z_steps * (np.abs(before).sum(1) + np.abs(near).sum(1))
+  most = generator_lib.MOST_DEVIATIONS
+  sums = (terms + 5) * recursion_lib.UNIT * most
+  errors = _MORE * sizes * (generator_lib.ERROR + sums)
+  earlier = 0 if ring_rows else min(terms, first)
+  near = np.hstack([before[:, :earlier][:, ::-1], near])
+  return PastZBlock(
+    first,
+    np.ones(m),
+    row,
+    earlier,
+    z_steps * far,
+    z_steps * near,
+    errors,
+    sizes * (most + 1),
+  )
+
+
+def past_y_error(noise_scale: _Scalar, size: _Scalar, terms: int) -> _Scalar:
+  """Returns e of a round of a window of y, without its part for y.
+
+    e = ERROR noise_scale + u (b + 6) size
 
   Args:
     noise_scale: standard deviation of the fresh noise in lattice steps.
     size: bound of sum_s |w_ts| |y_s|, w_ts being the weight of round s.
-    largest: bound of |y_t|.
     terms: b, number of rounds of the window.
   """
-  sums = (terms + 6) * size + 6 * largest + 6
-  return _MORE * (generator_lib.ERROR * noise_scale + recursion_lib.UNIT * sums)
+  sums = recursion_lib.UNIT * (terms + 6) * size
+  return _MORE * (generator_lib.ERROR * noise_scale + sums)
+
+
+def error_of_y(largest: _Scalar) -> _Scalar:
+  """Returns the part of e that a y of |y| <= largest adds."""
+  return recursion_lib.UNIT * _MORE * (6 * largest + 6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,27 +270,6 @@ class PastYBlock(Block):
   far: np.ndarray
   near: np.ndarray
   terms: int
-
-  @classmethod
-  def of(
-    cls,
-    window: recursion_lib.Window,
-    z_steps: float,
-    rounds: range,
-    ring_rows: int,
-  ) -> PastYBlock:
-    """Returns the block of consecutive rounds; round u is in row u % ring_rows.
-
-    Args:
-      window: recursion of the strategy matrix C.
-      z_steps: standard deviation of z in lattice steps, > 0.
-      rounds: the rounds of the block.
-      ring_rows: number of rows of the ring, >= `window.memory`, and a multiple
-        of the number of rounds of a block, apart from a shorter last block.
-    """
-    scale, near_far, near = window.block(rounds.start, len(rounds))
-    far, row = _in_ring(near_far, rounds.start, ring_rows)
-    return cls(rounds.start, z_steps * scale, row, 0, far, near, window.memory)
 
   def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
     mean = self._mean_of_past(chunk) if self.terms else z
@@ -269,9 +298,7 @@ class PastYBlock(Block):
         largest[r] = chunk.round(
           z[r],
           y[r],
-          functools.partial(
-            past_y_error, self.noise_scale[r], size, terms=self.terms
-          ),
+          past_y_error(self.noise_scale[r], size, self.terms),
           functools.partial(self._decide, r, y, chunk),
           most[r],
         )
@@ -335,47 +362,6 @@ class PastZBlock(Block):
   errors: np.ndarray
   most: np.ndarray
 
-  @classmethod
-  def of(
-    cls,
-    window: recursion_lib.Window,
-    z_steps: float,
-    rounds: range,
-    ring_rows: int,
-  ) -> PastZBlock:
-    """Returns the block of consecutive rounds; see `PastYBlock.of`.
-
-    Args:
-      window: recursion of the strategy matrix C.
-      z_steps: standard deviation of z in lattice steps, > 0.
-      rounds: the rounds of the block.
-      ring_rows: number of rows of the ring; 0 to make past z again.
-    """
-    first, m = rounds.start, len(rounds)
-    scale, before, near = window.block(first, m)
-    near = near + np.diag(scale)
-    sizes = z_steps * (np.abs(before).sum(1) + np.abs(near).sum(1))
-    most = generator_lib.MOST_DEVIATIONS
-    sums = (window.memory + 5) * recursion_lib.UNIT * most
-    errors = _MORE * sizes * (generator_lib.ERROR + sums)
-    earlier = 0
-    if ring_rows:
-      far, row = _in_ring(before, first, ring_rows)
-    else:
-      far, row = np.zeros((m, 0)), 0
-      earlier = min(window.memory, first)
-      near = np.hstack([before[:, :earlier][:, ::-1], near])
-    return cls(
-      first,
-      np.ones(m),
-      row,
-      earlier,
-      z_steps * far,
-      z_steps * near,
-      errors,
-      sizes * (most + 1),
-    )
-
   def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
     v = chunk.work.array('v', (self.rounds, z.shape[1]))
     np.matmul(self.near, z, out=v)
@@ -387,7 +373,7 @@ class PastZBlock(Block):
       chunk.round(
         v[r],
         y[r],
-        functools.partial(_constant, float(self.errors[r])),
+        float(self.errors[r]),
         functools.partial(self._decide, r, chunk),
         float(self.most[r]),
       )
@@ -396,30 +382,6 @@ class PastZBlock(Block):
   def _decide(self, r: int, chunk: Chunk, column: int) -> int:
     """Returns y of round r of the block for a column in doubt."""
     return chunk.rounding.decide(self.first + r, chunk.coordinates[column], ())
-
-
-def _constant(error: float, largest: float) -> float:
-  """Returns an e that does not depend on a bound of |y|."""
-  del largest
-  return error
-
-
-def _in_ring(
-  before: np.ndarray, first: int, ring_rows: int
-) -> tuple[np.ndarray, int]:
-  """Returns weights by rows of the ring, and the row of round `first`.
-
-  Args:
-    before: [m, memory] weights of the rounds first - memory, ..., first - 1,
-      the latest first.
-    first: first round of the block.
-    ring_rows: number of rows of the ring, or 0.
-  """
-  far = np.zeros((len(before), ring_rows))
-  if not ring_rows:
-    return far, 0
-  far[:, (first - 1 - np.arange(before.shape[1])) % ring_rows] = before
-  return far, first % ring_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,21 +396,6 @@ class BufferBlock(Block):
   steps: Sequence[recursion_lib.Step]
   is_exact: bool
 
-  @classmethod
-  def of(
-    cls, buffers: recursion_lib.Buffers, z_steps: float, rounds: range
-  ) -> BufferBlock:
-    """Returns the block of consecutive rounds.
-
-    Args:
-      buffers: recursion of the strategy matrix C.
-      z_steps: standard deviation of z in lattice steps, > 0.
-      rounds: the rounds of the block.
-    """
-    steps = [buffers.step(int(buffers.phase(t))) for t in rounds]
-    noise_scale = z_steps * np.array([step.scale for step in steps])
-    return cls(rounds.start, noise_scale, 0, 0, steps, buffers.is_exact)
-
   @functools.cached_property
   def _split_steps(self) -> list[_Step]:
     return list(map(_Step, self.steps))
@@ -461,11 +408,10 @@ class BufferBlock(Block):
     for r, step in enumerate(self._split_steps):
       t = self.first + r
       z[r] += step.readout @ memory
-      fixed = buffer_error(self.noise_scale[r], step.weights, sizes, errors)
       largest = chunk.round(
         z[r],
         y[r],
-        functools.partial(_with_y, fixed),
+        buffer_error(self.noise_scale[r], step.weights, sizes, errors),
         functools.partial(_decide_of_buffers, t, chunk, errors),
       )
       if len(step.mixed):
@@ -531,15 +477,6 @@ def _decide_of_buffers(
   return chunk.rounding.decide_of(
     t, chunk.coordinates[column], chunk.memory[:, column].tolist(), errors
   )
-
-
-def _with_y(fixed: float, largest: float) -> float:
-  return fixed + error_of_y(largest)
-
-
-def error_of_y(largest: _Scalar) -> _Scalar:
-  """Returns the part of e that a y of |y| <= largest adds, for buffers."""
-  return recursion_lib.UNIT * _MORE * (6 * largest + 6)
 
 
 def buffer_bounds(

@@ -153,29 +153,9 @@ class Devices(makers.Maker):
           jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype), device
         )
       self._memories[i] = None  # The program overwrites it.
-      if isinstance(block, blocks.PastYBlock):
-        return _past_y(
-          memory,
-          z,
-          (block.far, block.near, block.noise_scale),
-          self._bounds[i],
-          block.row,
-          terms=block.terms,
-          few=few,
-        )
-      if isinstance(block, blocks.PastZBlock):
-        return _past_z(
-          memory, z, block.far, block.near, block.errors, block.row, few=few
-        )
-      assert isinstance(block, blocks.BufferBlock)
-      _, *steps = map(np.stack, zip(*block.steps))
-      return _buffers(
-        memory,
-        z,
-        (block.noise_scale, *steps),
-        self._bounds[i],
-        is_exact=block.is_exact,
-        few=few,
+      program, weights = _program(block)
+      return _advanced(
+        memory, z, weights, self._bounds[i], block.row, program=program, few=few
       )
 
   def _settle(
@@ -280,8 +260,58 @@ def _draw(key, first_row, first_group, noise_scale, count):
   return z * noise_scale[:, None]
 
 
-@functools.partial(jax.jit, donate_argnums=0, static_argnames=('terms', 'few'))
-def _past_y(memory, z, weights, bounds, row, *, terms, few):
+def _program(block: blocks.Block) -> tuple[tuple[Any, int], Any]:
+  """Returns (function, static argument) of a kind of block, and its weights."""
+  if isinstance(block, blocks.PastYBlock):
+    return (_past_y, block.terms), (block.far, block.near, block.noise_scale)
+  if isinstance(block, blocks.PastZBlock):
+    return (_past_z, 0), (block.far, block.near, block.errors)
+  assert isinstance(block, blocks.BufferBlock)
+  _, *steps = map(np.stack, zip(*block.steps))
+  return (_buffers, block.is_exact), (block.noise_scale, *steps)
+
+
+@functools.partial(
+  jax.jit, donate_argnums=0, static_argnames=('program', 'few')
+)
+def _advanced(memory, z, weights, bounds, row, *, program, few):
+  """Returns the `_Result` of a block.
+
+  Args:
+    memory: [memory rows, count], before the block.
+    z: [earlier + m, count] float64, noise_scale * Z.
+    weights: weights of the block; `_program` returns them.
+    bounds: `blocks.Chunk.bounds` before the block.
+    row: row of a window's ring that the block writes first.
+    program: what `_program` returns. Its function takes the arguments above and
+      the static argument. It returns memory and bounds after the block, y
+      ([m, count] float64), bounds of |y| ([m]) and doubt ([m, count] bool).
+    few: number of columns in doubt that the result has room for.
+  """
+  compute, static = program
+  after, bounds, y, largest, doubt = compute(
+    memory, z, weights, bounds, row, static
+  )
+  count = y.shape[1]
+  few = min(few, count)
+  in_doubt = doubt.any(0)
+  number = in_doubt.sum()
+  (columns,) = jnp.nonzero(in_doubt, size=few, fill_value=count)
+  picked = jnp.minimum(columns, count - 1)
+  return _Result(
+    jax.lax.cond(number <= few, lambda: after, lambda: memory),
+    # A ring of past y holds y.
+    None if compute is _past_y and len(memory) else y.astype(np.int32),
+    bounds,
+    jnp.max(largest),
+    number,
+    columns,
+    y[:, picked],
+    memory[:, picked],
+  )
+
+
+def _past_y(memory, z, weights, bounds, row, terms):
   """Computes a `blocks.PastYBlock`; `weights` is (far, near, noise_scale)."""
   far, near, noise_scale = weights
   rounds = len(z)
@@ -320,14 +350,7 @@ def _past_y(memory, z, weights, bounds, row, *, terms, few):
       # computed from y before rounding, the noise would not be C^-1 z, and
       # epsilon would not hold. They are computed from the rounded y.
       # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
-      new.append(
-        _rounded(
-          v,
-          lambda most, r=r, total=total: blocks.past_y_error(
-            scales[r], total, most, terms
-          ),
-        )
-      )
+      new.append(_rounded(v, blocks.past_y_error(scales[r], total, terms)))
     return tuple(
       jax.lax.dynamic_update_slice_in_dim(rows, jnp.stack(values), start, 0)
       for rows, values in zip(carried, zip(*new))
@@ -337,55 +360,37 @@ def _past_y(memory, z, weights, bounds, row, *, terms, few):
   carried = empty, jnp.zeros(len(z)), empty.astype(bool)
   carried = jax.lax.fori_loop(0, len(z) // together, make_group, carried)
   y, largest, doubt = (rows[:rounds] for rows in carried)
-  if not len(memory):
-    return _result(
-      memory, memory, y.astype(np.int32), bounds, largest, y, doubt, few
-    )
-  after = jax.lax.dynamic_update_slice(memory, y.astype(np.int32), (row, 0))
-  bounds = jax.lax.dynamic_update_slice(bounds, largest, (row,))
-  return _result(memory, after, None, bounds, largest, y, doubt, few)
+  if len(memory):
+    memory = jax.lax.dynamic_update_slice(memory, y.astype(np.int32), (row, 0))
+    bounds = jax.lax.dynamic_update_slice(bounds, largest, (row,))
+  return memory, bounds, y, largest, doubt
 
 
-@functools.partial(jax.jit, donate_argnums=0, static_argnames='few')
-def _past_z(memory, z, far, near, errors_, row, *, few):
-  """Computes a `blocks.PastZBlock`; `blocks` defines the arguments."""
+def _past_z(memory, z, weights, bounds, row, _):
+  """Computes a `blocks.PastZBlock`; `weights` is (far, near, errors)."""
+  far, near, errors_ = weights
   v = _product(near, z)
-  after = memory
   if len(memory):
     v += _product(far, memory)
-    after = jax.lax.dynamic_update_slice(memory, z, (row, 0))
-  rows = [_rounded(v[r], lambda _, r=r: errors_[r]) for r in range(len(v))]
-  y, largest, doubt = map(jnp.stack, zip(*rows))
-  return _result(
-    memory,
-    after,
-    y.astype(np.int32),
-    jnp.zeros(len(memory)),
-    largest,
-    y,
-    doubt,
-    few,
-  )
+    memory = jax.lax.dynamic_update_slice(memory, z, (row, 0))
+  rows = [_rounded(v[r], errors_[r]) for r in range(len(v))]
+  return memory, bounds, *map(jnp.stack, zip(*rows))
 
 
-@functools.partial(
-  jax.jit, donate_argnums=0, static_argnames=('is_exact', 'few')
-)
-def _buffers(memory, z, steps, bounds, *, is_exact, few):
+def _buffers(memory, z, weights, bounds, _, is_exact):
   """Computes a `blocks.BufferBlock`.
 
   Args:
     memory: [buffers, count] float64.
     z: [m, count] float64, noise_scale * Z.
-    steps: noise_scale, [m] float64; then for each round the weights of the
+    weights: noise_scale, [m] float64; then for each round the weights of the
       buffers in the mean, [m, buffers], of the buffers in the buffers of the
       next round, [m, buffers, buffers], and of y in these, [m, buffers].
     bounds: [buffers] float64, bounds of the errors of the buffers.
     is_exact: whether the buffers hold integers.
-    few: number of columns in doubt that the result has room for.
   """
-  noise_scale, readout, update, gain = steps
-  before, rows = memory, []
+  noise_scale, readout, update, gain = weights
+  rows = []
   sizes = list(jnp.max(jnp.abs(memory), axis=1))
   errors_: Sequence[Any] = list(bounds)
   most = jnp.zeros(())
@@ -395,12 +400,10 @@ def _buffers(memory, z, steps, bounds, *, is_exact, few):
       [list(enumerate(row)) for row in jnp.abs(update[r])],
       list(jnp.abs(gain[r])),
     )
-    fixed = blocks.buffer_error(noise_scale[r], weights, sizes, errors_)
     v = z[r] + _product(readout[r : r + 1], memory)[0]
-    y, largest, doubt = _rounded(
-      v, lambda most_y, fixed=fixed: fixed + blocks.error_of_y(most_y)
-    )
-    rows.append((y, largest, doubt))
+    error = blocks.buffer_error(noise_scale[r], weights, sizes, errors_)
+    rows.append(_rounded(v, error))
+    y, largest, _ = rows[-1]
     memory = _product(update[r], memory) + gain[r][:, None] * y
     sizes, errors_ = blocks.buffer_bounds(
       weights, sizes, errors_, largest, is_exact
@@ -409,16 +412,8 @@ def _buffers(memory, z, steps, bounds, *, is_exact, few):
   y, largest, doubt = map(jnp.stack, zip(*rows))
   if is_exact:
     largest = jnp.where(most < blocks.EXACT, largest, jnp.inf)
-  return _result(
-    before,
-    memory,
-    y.astype(np.int32),
-    jnp.stack(errors_) if errors_ else bounds,
-    largest,
-    y,
-    doubt,
-    few,
-  )
+  bounds = jnp.stack(errors_) if errors_ else bounds
+  return memory, bounds, y, largest, doubt
 
 
 @jax.jit
@@ -431,7 +426,7 @@ def _rounded(v, error):
 
   Args:
     v: [count] float64.
-    error: function from a bound of |y| to e.
+    error: e without its part for y; see `blocks.error_of_y`.
   """
   y = jnp.rint(v)
   largest = jnp.max(jnp.where(jnp.isnan(y), 0.0, jnp.abs(y))) + 1
@@ -440,40 +435,8 @@ def _rounded(v, error):
   # host decides the coordinates whose rounding the error of v could change. NaN
   # is in doubt.
   # Guard: exact_noise_test.test_noise_is_the_rounding_of_the_ideal.
-  sure = jnp.abs(v - y) < 0.5 - error(largest)
+  sure = jnp.abs(v - y) < 0.5 - error - blocks.error_of_y(largest)
   return y, largest, ~sure
-
-
-def _result(memory, after, output, bounds, largest, y, doubt, few):
-  """Returns the `_Result` of a block.
-
-  Args:
-    memory: [memory rows, count], before the block.
-    after: [memory rows, count], after the block.
-    output: [m, count] int32, or None if y is a part of the memory.
-    bounds: bounds after the block.
-    largest: [m] bounds of |y|.
-    y: [m, count] float64.
-    doubt: [m, count] bool.
-    few: number of columns in doubt that the result has room for.
-  """
-  count = y.shape[1]
-  few = min(few, count)
-  in_doubt = doubt.any(0)
-  number = in_doubt.sum()
-  (columns,) = jnp.nonzero(in_doubt, size=few, fill_value=count)
-  picked = jnp.minimum(columns, count - 1)
-  before = memory[:, picked]
-  return _Result(
-    jax.lax.cond(number <= few, lambda: after, lambda: memory),
-    output,
-    bounds,
-    jnp.max(largest),
-    number,
-    columns,
-    y[:, picked],
-    before,
-  )
 
 
 def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:

@@ -181,16 +181,7 @@ class Stream:
     recursion, m = self.recursion, self.block_rounds
     for first in range(0, recursion.rounds, m):
       rounds = range(first, min(first + m, recursion.rounds))
-      if isinstance(recursion, recursion_lib.Window):
-        window = (
-          blocks.PastYBlock.of
-          if recursion.keeps == recursion_lib.PAST_Y
-          else blocks.PastZBlock.of
-        )
-        yield window(recursion, self.z_steps, rounds, self._memory_rows)
-      else:
-        assert isinstance(recursion, recursion_lib.Buffers)
-        yield blocks.BufferBlock.of(recursion, self.z_steps, rounds)
+      yield blocks.of(recursion, self.z_steps, rounds, self._memory_rows)
 
   def _maker(self) -> makers.Maker:
     """Returns the object that computes blocks with the backend."""
