@@ -213,7 +213,7 @@ def of(
     far[:, (first - 1 - np.arange(terms)) % ring_rows] = before
   if recursion.keeps == recursion_lib.PAST_Y:
     return PastYBlock(first, z_steps * scale, row, 0, far, near, terms)
-  near += np.diag(scale)
+  near = near + np.diag(scale)
   sizes = z_steps * (np.abs(before).sum(1) + np.abs(near).sum(1))
   most = generator_lib.MOST_DEVIATIONS
   sums = (terms + 5) * recursion_lib.UNIT * most
