@@ -27,6 +27,7 @@ from tff_bandmf.report import (
   plot,
   statement,
 )
+from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import source as source_lib
 from tff_bandmf.run_files import run_json
@@ -78,20 +79,19 @@ def publish(
   rows = [_row(source) for source in sources]
   claimed = together or dict.fromkeys(('epsilon', 'rho'))
   if not several:
-    claimed = last.claim.to_dict()
+    claimed = claim_lib.figures(last.claim.claimed, delta)
+    claimed['rho'] = last.claim.held.rho
   epsilon = document.three(claimed['epsilon'])
-  curve = (
-    []
-    if last.claim.amplified
-    else report_lib.epsilon_curve(last.claim.held, last.claim.delta)
-  )
+  curve = []
+  if not several and not last.claim.amplified:
+    curve = report_lib.epsilon_curve(last.claim.held, delta)
   accuracies = {
     row['name']: source.accuracy for row, source in zip(rows, sources)
   }
   figures = {
     'accuracy': plot.accuracy(accuracies),
     'epsilon': plot.epsilon(curve, (epsilon, delta))
-    if epsilon and curve and not several
+    if epsilon and curve
     else None,
   }
   run, runs = last.run, report_lib.all_runs(sources)
@@ -178,27 +178,38 @@ def _check(
 def _row(source: source_lib.Source) -> document.PublicRun:
   """Returns the public facts of a run."""
   claim, run = source.claim, source.run
-  numbers = claim.to_dict()
-  planned, observed = numbers['planned'], numbers['observed']
+  schema, rounds = claim.planned.cohorts.schema, claim.planned_rounds
+  strategy = claim.held.strategy
   return document.select(
     document.PublicRun,
     {
       **attrs.asdict(run, recurse=False),
       **vars(source),
-      **numbers,
       'name': run.title or source.name,
+      **claim_lib.figures(claim.claimed, claim.delta),
+      'rho': claim.held.rho,
+      'amplification': claim.amplification,
       'epsilon_unamplified': claim.held.proved_epsilon(claim.delta),
       'planned_epsilon': (claim.amplified or claim.planned).proved_epsilon(
         claim.delta
       ),
-      # The observed epsilon of an amplified claim is kept secret.
-      'observed_epsilon': observed['epsilon'],
+      # PRIVACY: amplification assumes secret cohorts, and an observed epsilon
+      # shows how often a client was drawn. The public report of an amplified
+      # run leaves the observed epsilon out.
+      # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
+      'observed_epsilon': None
+      if claim.amplified or claim.seen is None
+      else claim.seen.proved_epsilon(claim.delta),
       'kept': not claim.violated,
-      'min_sep': planned['min_sep'],
-      'participations': planned['participations'],
+      'rounds': rounds,
+      'clients_per_round': claim.clients_per_round,
+      'min_sep': None if schema.min_sep is None else schema.separation(rounds),
+      'participations': schema.participations(strategy.rounds),
+      'family': strategy.family,
       'l2_norm_clip': None
       if run.claim.get('adaptive_clip')
       else claim.l2_norm_clip,
+      'strategy_sha256': strategy.digest(),
     },
   )
 
