@@ -188,13 +188,13 @@ def test_families_are_optimised_for_the_noise_of_bins():
     families=['dp-cgd', 'banded-toeplitz', 'identity'],
   )
   by_family = {each.strategy.family: each for each in ranking.choices}
-  dp_cgd, identity = by_family['dp-cgd'], by_family['identity']
+  dp_cgd = by_family['dp-cgd']
   assert 0.45 < dp_cgd.strategy.lambda_ < 0.65
   assert max(dp_cgd.rmse, by_family['banded-toeplitz'].rmse) < 11.9
-  # Far from the best, fewer samples suffice.
-  bound = identity.guarantee.claim(1e-5)
-  assert bound.samples < dp_cgd.guarantee.claim(1e-5).samples
-  assert bound.total <= 1e-5
+  bounds = [each.guarantee.claim(1e-5) for each in ranking.choices]
+  # All but the best have fewer samples.
+  assert max(each.samples for each in bounds[1:]) < bounds[0].samples
+  assert max(each.total for each in bounds) <= 1e-5
 
 
 def test_families_are_optimised_for_the_noise_of_b_min_sep():

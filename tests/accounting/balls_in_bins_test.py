@@ -99,11 +99,11 @@ def test_bound_covers_the_true_delta(bins, noise_multiplier, epsilon):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('noise_multiplier', 'epsilon', 'low_estimates'),
-  [(0.5, 3.0, 90), (1.0, 0.3, 30)],
+  ('noise_multiplier', 'epsilon', 'low_estimates', 'copies'),
+  [(0.5, 3.0, 90, None), (1.0, 0.3, 30, None), (1.0, 0.3, 90, 4)],
 )
 def test_bound_fails_as_rarely_as_stated(
-  noise_multiplier, epsilon, low_estimates
+  monkeypatch, noise_multiplier, epsilon, low_estimates, copies
 ):
   """A bound of failure probability 0.2 fails in about 60 of 300 runs at most.
 
@@ -113,6 +113,12 @@ def test_bound_fails_as_rarely_as_stated(
   spec = _spec(noise_multiplier, 2)
   mixture = spec.accountant.mixture(noise_multiplier)
   exact = _exact_delta(_gram(spec), spec.z_stddev_per_clip, epsilon, points=801)
+  if copies:
+    tilt = importance.Tilt(copies, copies - 1.0)
+    direction = importance.remove(
+      mixture, epsilon, tilt, mixture.log_normalizer(tilt)
+    )
+    monkeypatch.setattr(importance, 'removes', lambda *_: [direction])
   found = [
     monte_carlo.delta_bound(mixture, epsilon, 500, 0.2, seed)
     for seed in range(300)
@@ -135,6 +141,31 @@ def test_weights_do_not_change_the_mean():
     assert x.max() <= direction.bound
     # 5 standard deviations: one false alarm in a million.
     assert abs(x.mean() - exact) <= 5 * x.std() / math.sqrt(len(x)) + 1e-6
+
+
+def test_rough_losses_drop_no_value_above_0():
+  """With epsilon = -infinity, or infinity if added, no L is rough."""
+  gram = 0.8 * np.eye(40) + 0.1
+  mixture = balls_in_bins.BallsInBinsMixture(gram, 1.0)
+  tilt = importance.Tilt(3, 2.6)
+  drawn = [
+    mixture.remove(tilt, epsilon)(np.random.default_rng(1), 5000)
+    for epsilon in (0.7, -math.inf)
+  ]
+  positive = drawn[1][0] > 0.7
+  assert 50 < positive.sum() < 4000
+  for rough, exact in zip(*drawn):
+    np.testing.assert_array_equal(rough[positive], exact[positive])
+  added = [
+    mixture.sample_add(np.random.default_rng(1), 5000, 3.0, epsilon)[0]
+    for epsilon in (0.3, -math.inf)
+  ]
+  positive = added[1] < -0.3
+  assert 50 < positive.sum() < 4000
+  np.testing.assert_array_equal(added[0][positive], added[1][positive])
+  for rough, exact in ((drawn[0][0], drawn[1][0]), added):
+    # The error is far below the margin that is left for it.
+    assert np.abs(rough - exact).max() < balls_in_bins._ROUGH / 1000
 
 
 def test_added_client_is_sampled_where_it_matters():
@@ -240,10 +271,10 @@ def test_published_noise_is_confirmed(epsilon, rmse, gamma):
       gram, factor * rmse / math.sqrt(mean_error)
     )
     tilt = importance.Tilt(1, gamma - 1)
-    loss, tilted = mixture.remove(tilt, epsilon)(
+    loss, tilted, log_product = mixture.remove(tilt, epsilon)(
       np.random.default_rng(9), 20_000
     )
-    weight = np.exp(mixture.log_normalizer(tilt) + loss - tilted)
+    weight = np.exp(log_product + loss - tilted)
     x = np.maximum(1 - np.exp(epsilon - loss), 0) * weight
     margin = 5 * x.std() / math.sqrt(len(x))
     assert (x.mean() + margin < 1e-5) if enough else (x.mean() - margin > 1e-5)

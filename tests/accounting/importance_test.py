@@ -95,12 +95,32 @@ def test_normalizer_is_the_mean_over_all_rounds(
   )
 
 
-@pytest.mark.parametrize('tilt', _TILTS, ids=str)
-def test_normalizer_is_the_mean_over_all_bins(tilt):
+def test_normalizer_of_bins_is_at_least_each_product():
   mixture, means, odds = _balls_in_bins()
-  assert mixture.log_normalizer(tilt) == pytest.approx(
-    math.log(_tilted_odds(means, odds, tilt).sum()), rel=1e-12
+  one = importance.Tilt(1, 0.6)
+  assert mixture.log_normalizer(one) == pytest.approx(
+    math.log(_tilted_odds(means, odds, one).sum()), rel=1e-12
   )
+  for copies in (2, 3):
+    for factor in (1.0, 1.4):
+      products = []
+      for bins in itertools.product(range(3), repeat=copies):
+        product, earlier = 1.0, np.zeros(3)
+        for j in bins:
+          exponents = factor * (factor - 1) / 2 * (means**2).sum(1)
+          exponents += factor**2 * means @ earlier
+          product *= odds @ np.exp(exponents)
+          earlier += means[j]
+        products.append(math.log(product))
+      tilt = importance.Tilt(copies, copies * factor - 1)
+      assert (
+        mixture.log_normalizer(tilt) >= max(products) - 1e-12 > min(products)
+      )
+
+
+def test_weights_beyond_the_range_of_float64_are_not_used():
+  mixture = balls_in_bins.BallsInBinsMixture(np.diag([900.0, 1.0]), 1.0)
+  assert mixture.log_normalizer(importance.Tilt(2, 1.0)) == math.inf
 
 
 @pytest.mark.parametrize(('min_sep', 'bands'), [(1, 1), (2, 2), (3, 2), (7, 2)])
@@ -135,8 +155,20 @@ def _exact(means, odds):
   return volume * (np.maximum(ratio - math.exp(_EPSILON), 0) * density).sum()
 
 
-@pytest.mark.parametrize('tilt', _TILTS, ids=str)
-@pytest.mark.parametrize('kind', ['b-min-sep', 'balls-in-bins'])
+@pytest.mark.parametrize(
+  ('kind', 'tilt'),
+  [('b-min-sep', tilt) for tilt in _TILTS]
+  + [
+    ('balls-in-bins', tilt)
+    for tilt in (
+      *_TILTS,
+      importance.Tilt(3, 2.0),
+      importance.Tilt(3, 2.9),
+      importance.Tilt(5, 4.0),
+    )
+  ],
+  ids=str,
+)
 def test_values_respect_their_bound_and_average_to_delta(kind, tilt):
   if kind == 'b-min-sep':
     mixture, means, odds, _ = _b_min_sep(3, 2, 2)
@@ -150,6 +182,20 @@ def test_values_respect_their_bound_and_average_to_delta(kind, tilt):
   assert 0 <= x.min() <= x.max() <= direction.bound
   # 5 standard deviations: one false alarm in a million.
   assert abs(x.mean() - exact) <= 5 * x.std() / math.sqrt(len(x)) + 1e-6
+
+
+def test_many_copies_bound_what_many_bins_hide():
+  """With few bands and many bins, each value of one or two copies is large."""
+  strategy = strategies.BandedSqrt(512, 4)
+  mixture = balls_in_bins.BallsInBinsMixture(
+    balls_in_bins.bin_gram(strategy, 256), 3.5
+  )
+  bounds = [
+    importance.remove(mixture, 0.5, tilt, mixture.log_normalizer(tilt)).bound
+    for tilt in (importance.Tilt(copies, copies - 1.0) for copies in (2, 8))
+  ]
+  assert bounds[1] < bounds[0] / 10
+  assert importance.removes(mixture, 0.5)[0].bound <= bounds[1]
 
 
 def test_two_copies_bound_what_chance_hides():

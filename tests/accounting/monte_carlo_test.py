@@ -82,9 +82,9 @@ class _Recording(balls_in_bins.BallsInBinsMixture):
 
     return draw
 
-  def sample_add(self, rng, count, kappa):
+  def sample_add(self, rng, count, kappa, epsilon):
     self._keep(rng)
-    return super().sample_add(rng, count, kappa)
+    return super().sample_add(rng, count, kappa, epsilon)
 
 
 def test_samples_of_the_bound_are_used_once():

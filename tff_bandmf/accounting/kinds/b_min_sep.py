@@ -330,12 +330,13 @@ class BMinSepMixture(importance.Mixture):
   def log_normalizer(self, tilt):
     if tilt.copies == 1:
       return float(self._log_mean_of(self._log_ratios(self._log_tilts(tilt))))
-    if len(self._squares) * self._b > _MOST_OF_PAIRS:
+    if tilt.copies > 2 or len(self._squares) * self._b > _MOST_OF_PAIRS:
       return math.inf
     return self._pairs(tilt.factor).log_normalizer
 
   def remove(self, tilt, epsilon):
     a, log_tilts = tilt.factor, self._log_tilts(tilt)
+    log_normalizer = self.log_normalizer(tilt)
     pairs = self._pairs(a) if tilt.copies == 2 else None
 
     def draw(rng, count):
@@ -351,11 +352,12 @@ class BMinSepMixture(importance.Mixture):
       if a > 1:
         above = loss > epsilon
         tilted[above] = self._log_mean(a * losses[:, above])
-      return loss, tilted
+      return loss, tilted, log_normalizer
 
     return draw
 
-  def sample_add(self, rng, count, kappa):
+  def sample_add(self, rng, count, kappa, epsilon):
+    del epsilon
     y = rng.standard_normal((len(self._squares), count))
     y -= kappa * self._mean[:, None]
     return self._log_mean(self._losses(y)), self._mean @ y

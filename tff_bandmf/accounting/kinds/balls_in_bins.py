@@ -35,7 +35,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import scipy.special
 from scipy.linalg import blas
 
 from tff_bandmf import _checks, strategies
@@ -43,6 +42,10 @@ from tff_bandmf.accounting.methods import accountants, importance
 
 # Number of float64 values in one block of rows of C.
 _BLOCK_ENTRIES = 2**22
+# A bound of the error of losses near epsilon in float32.
+_ROUGH = 1e-2
+# Largest logarithm of a weight in `BallsInBinsMixture.remove`.
+_LARGEST_LOG = 300.0
 
 
 class BallsInBinsMixture(importance.Mixture):
@@ -54,18 +57,7 @@ class BallsInBinsMixture(importance.Mixture):
     self._squares = np.diag(self._gram)
     self.mean_square = float(self._squares.mean())
     self.square_mean = float(self._gram.mean())
-    self.entries = 4 * len(gram)
-
-  def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
-    """Returns the log weight t of each bin, or of each pair for two copies.
-
-    The docstring of the module `importance` defines t.
-    """
-    a = tilt.factor
-    tilts = a * (a - 1) / 2 * self._squares
-    if tilt.copies == 1:
-      return tilts
-    return tilts[:, None] + tilts + a**2 * self._gram
+    self.entries = 6 * len(gram)
 
   def _noise(self, rng, count):
     """Returns <m_j, s w> / s^2 for normal vectors w, [count, b] float64."""
@@ -77,35 +69,86 @@ class BallsInBinsMixture(importance.Mixture):
     top = scaled.max(axis=1)
     return top + np.log(np.exp(scaled - top[:, None]).mean(axis=1))
 
+  def _losses(
+    self, losses: np.ndarray, epsilon: float, sign: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns L, [count], and the rows whose value may be above 0.
+
+    Args:
+      losses: [count, b] float64, l of each bin.
+      epsilon: epsilon of delta.
+      sign: 1 if values are above 0 for L > epsilon, -1 for -L > epsilon.
+    """
+    # PRIVACY: L in float32 has an error, and a value above 0 that counts as 0
+    # would make delta too small. L in float32 only excludes draws that are 0
+    # within `_ROUGH`, which exceeds this error. All others get L in float64.
+    # Guard: balls_in_bins_test.test_rough_losses_drop_no_value_above_0.
+    loss = self._log_mean(losses.astype(np.float32)).astype(np.float64)
+    above = np.flatnonzero(sign * loss > epsilon - _ROUGH)
+    loss[above] = self._log_mean(losses[above])
+    return loss, above
+
   def log_normalizer(self, tilt):
-    return float(
-      scipy.special.logsumexp(self._log_tilts(tilt))
-      - tilt.copies * math.log(len(self._gram))
-    )
+    a = tilt.factor
+    logs = np.broadcast_to(a * (a - 1) / 2 * self._squares, self._gram.shape)
+    total = 0.0
+    # PRIVACY: If a product Z_1 ... Z_r exceeded A, a value could exceed its
+    # bound B, and the bound of delta could be too low. Each factor of A is the
+    # largest mean over the bins that all earlier copies can have.
+    # Guard: importance_test.test_normalizer_of_bins_is_at_least_each_product.
+    for _ in range(tilt.copies):
+      top = logs.max()
+      total += top + math.log(np.exp(logs - top).mean(axis=1).max())
+      logs = logs + a**2 * self._gram
+    return total if top < _LARGEST_LOG else math.inf
 
   def remove(self, tilt, epsilon):
-    a, tilts = tilt.factor, self._log_tilts(tilt)
-    prior = scipy.special.softmax(tilts.ravel())
+    a, bins = tilt.factor, len(self._gram)
+    # The weights of bins are in groups, whose sums are drawn from first.
+    size = math.isqrt(bins - 1) + 1
+    groups = -(-bins // size)
+    padding = groups * size - bins
+    first = np.exp(a * (a - 1) / 2 * np.pad(self._squares, (0, padding)))
+    first[bins:] = 0.0
+    gains = np.exp(a**2 * np.pad(self._gram, ((0, 0), (0, padding))))
+    in_group = np.kron(np.eye(groups), np.ones((size, 1)))
+
+    def drawn_bins(rng, weights):
+      """Returns a bin for each row of weights, and the sums of the weights."""
+      rows = np.arange(len(weights))
+      ends = np.cumsum(weights @ in_group, axis=1)
+      rest = rng.random((len(rows), 1)) * ends[:, -1:]
+      group = np.minimum((ends <= rest).sum(axis=1), groups - 1)
+      rest -= np.pad(ends, ((0, 0), (1, 0)))[rows, group][:, None]
+      inside = np.cumsum(weights.reshape(-1, groups, size)[rows, group], axis=1)
+      drawn = group * size + (inside <= rest).sum(axis=1)
+      return np.minimum(drawn, bins - 1), ends[:, -1]
 
     def draw(rng, count):
-      drawn = rng.choice(len(prior), size=count, p=prior)
+      rows, taken = np.arange(count), np.zeros((count, bins))
+      weights = np.tile(first, (count, 1))
+      log_product = np.full(count, -tilt.copies * math.log(bins))
+      for _ in range(tilt.copies):
+        drawn, sums = drawn_bins(rng, weights)
+        weights *= gains[drawn]
+        taken[rows, drawn] += a
+        log_product += np.log(sums)
       losses = self._noise(rng, count)
-      for bins in np.unravel_index(drawn, tilts.shape):
-        losses += a * self._gram[bins]
+      losses += taken @ self._gram
       losses -= self._squares / 2
-      loss = self._log_mean(losses)
+      loss, above = self._losses(losses, epsilon, 1)
       tilted = loss.copy()
       if a > 1:
-        above = loss > epsilon
         tilted[above] = self._log_mean(a * losses[above])
-      return loss, tilted
+      return loss, tilted, log_product
 
     return draw
 
-  def sample_add(self, rng, count, kappa):
+  def sample_add(self, rng, count, kappa, epsilon):
     products = self._noise(rng, count)
     products -= kappa * self._gram.mean(axis=0)
-    return (self._log_mean(products - self._squares / 2), products.mean(axis=1))
+    loss, _ = self._losses(products - self._squares / 2, epsilon, -1)
+    return loss, products.mean(axis=1)
 
 
 def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:

@@ -38,7 +38,7 @@ class BallsInBins(sampled_cohorts.Sampled):
     adjacency: `zero-out` or `add-remove`.
   """
 
-  samples: ClassVar[int] = 400_000
+  samples: ClassVar[int] = 200_000
   name: ClassVar[str] = 'balls-in-bins'
   flags: ClassVar[Mapping[str, str]] = {'min_sep': 'bins'}
   bins: int = attrs.field(converter=_bins)

@@ -5,7 +5,8 @@ The variable of the search is G, the Gram matrix of the bins, see
 
   x = <m_j, y> = V chol(K)^T + a K[J] + kappa mean(K)
 
-for a fixed bin J and a fixed row of normals V.
+for a fixed bin J and a fixed row of normals V. These products and their
+exponentials are float32, since nothing is claimed from them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     super().__init__(rounds, epsilon, delta, width=bins)
     self._bins = bins
     rng = np.random.default_rng(self.seed)
-    self._normals = rng.standard_normal((self._count, bins))
+    self._normals = rng.standard_normal((self._count, bins), np.float32)
     # Permuted so that the first samples cover all bins.
     self._uniforms = rng.permutation(np.arange(self._count) + 0.5)
     self._uniforms /= self._count
@@ -107,7 +108,8 @@ class _Gram(needed_noise.Model):
   def __init__(self, gram, epsilon, normals, uniforms):
     self._gram, self._epsilon = gram, epsilon
     self._normals, self._uniforms = normals, uniforms
-    self._factor = np.asfortranarray(np.linalg.cholesky(gram))
+    self._factor = np.linalg.cholesky(gram)
+    self._factor32 = np.asfortranarray(self._factor, np.float32)
 
   def with_law(self, log_noise, proposal, count):
     a, scale = proposal.factor, math.exp(-2 * log_noise)
@@ -131,20 +133,20 @@ class _Gram(needed_noise.Model):
     scaled = scale**2 * self._gram
     bins = len(scaled)
     squares, mean = np.diag(scaled), scaled.mean(axis=0)
-    x = blas.dtrmm(scale, self._factor, normals.T, lower=1).T
-    x += kappa * mean
+    x = blas.strmm(scale, self._factor32, normals.T, lower=1).T
+    x += (kappa * mean).astype(np.float32)
     if a:
-      x += a * scaled[drawn]
-    loss, posterior = _log_mean(x - squares / 2, 1 / bins)
+      x += (a * scaled).astype(np.float32)[drawn]
+    loss, posterior = _log_mean(x - np.float32(squares / 2), 1 / bins)
     margins = sign * loss - self._epsilon
     above = np.flatnonzero(margins > 0)
     x, loss = x[above], loss[above]
     # ln R / Q is `log_ratio`.
-    log_ratio = kappa * x.mean(axis=1) - kappa**2 * mean.mean() / 2
+    log_ratio = kappa * x.mean(axis=1, dtype=np.float64)
+    log_ratio -= kappa**2 * mean.mean() / 2
     if a:
-      tilted, tilted_posterior = _log_mean(
-        a * x - a * a / 2 * squares - a * kappa * mean, weights
-      )
+      moved = np.float32(a * a / 2 * squares + a * kappa * mean)
+      tilted, tilted_posterior = _log_mean(np.float32(a) * x - moved, weights)
       log_ratio += tilted
     values, by_loss = needed_noise.weighted(
       loss, log_ratio, sign, margins[above]
@@ -180,17 +182,19 @@ def _log_mean(x, weights):
   """Returns ln sum_j weights_j e^(x_j), [count], and its gradient by x.
 
   Args:
-    x: [count, b] float64.
+    x: [count, b] float32.
     weights: [b] float64, or one number for all bins.
 
   Returns:
-    The logarithms, and a function that returns their gradients, [count, b].
+    The logarithms, float64, and a function that returns their gradients,
+    [count, b] float32.
   """
   top = x.max(axis=1)
   terms = np.exp(x - top[:, None])
-  terms *= weights
+  terms *= np.float32(weights)
   sums = terms.sum(axis=1)
-  return top + np.log(sums), lambda: terms / sums[:, None]
+  logs = top + np.log(sums.astype(np.float64))
+  return logs, lambda: terms / sums[:, None]
 
 
 def _cholesky_back(factor, by_factor):

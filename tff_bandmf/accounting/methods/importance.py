@@ -23,33 +23,55 @@ Both are expectations of values in [0, 1] that are rarely above 0. So y is drawn
 from a distribution under which positive values are common, and each value is
 multiplied by a weight, the ratio of densities:
 
-  remove: y from R = Q (E_S e^(a l_S))^r / A, for an exponent a >= 1, a number
-          of copies r = 1 or 2, and a normalizer A
+  remove: y from R, about Q (E_S e^(a l_S))^r, for an exponent a >= 1 and a
+          number of copies r >= 1
   add:    y from N(-kappa m, s^2), kappa >= 0
 
-To draw y from R, draw r copies S_1, ..., S_r of S from their joint law times
-e^t / A, and then y from N(a (m_(S_1) + ... + m_(S_r)), s^2), where
+To draw y from R, draw copies S_1, ..., S_r of S one after another, and then y
+from N(a (m_(S_1) + ... + m_(S_r)), s^2). If S_j has the law of S times
+e^(t_j) / Z_j with
 
-  t = a^2 |m_(S_1) + ...|^2 / (2 s^2) - a (d_(S_1) + ...) / 2,  A = E e^t,
-  P / R = A e^(L - r ln E_S e^(a l_S)).
+  t_j = a (a - 1) d_(S_j) / 2 + a^2 <m_(S_j), m_(S_1) + ... + m_(S_(j-1))> / s^2
+  Z_j = E_S e^(t_j), a function of S_1, ..., S_(j-1)
+
+then the density of the copies and y is Q times the product of
+P(S_j) e^(a l_(S_j)) / Z_j over j. The value of a draw is multiplied by
+
+  w = Z_1 ... Z_r e^(L - r ln E_S e^(a l_S)),
+
+the ratio of P times the product of P(S_j) e^(a l_(S_j)) / E_S e^(a l_S) to this
+density. The second product has sum 1 over the copies for every y. So the mean
+of the weighted values is delta.
+
+Let A be at least every product Z_1 ... Z_r. Z_j is convex in the sum of the
+earlier copies, and this sum is the mean of the j - 1 sums whose copies are all
+equal to one of them, so
+
+  A = product over j of
+      max_S' E_S e^(a (a - 1) d_S / 2 + a^2 (j - 1) <m_S, m_S'> / s^2)
+
+is such a number. If the copies are drawn from their joint law instead, its
+normalizer replaces both A and the product.
 
 By Jensen's inequality r ln E_S e^(a l_S) >= gamma L for gamma = r a, and
 L >= E l_S. A value is positive if u > 0, for u = L - epsilon (remove) or
 u = -L - epsilon (add). The weighted value is then
 
-  remove: (1 - e^(-u)) P / R <= A e^(-(gamma - 1) (epsilon + u)) (1 - e^(-u))
+  remove: (1 - e^(-u)) w <= A e^(-(gamma - 1) (epsilon + u)) (1 - e^(-u))
   add:    at most e^(kappa^2 |m|^2 / (2 s^2) + kappa (E d_S / 2 - epsilon - u))
           (1 - e^(-u))
 
 The largest (1 - e^(-u)) e^(-k u) over u > 0 is g(k) = k^k / (1 + k)^(1 + k).
 With k = gamma - 1 (remove) or k = kappa (add) this gives a bound B of all
-weighted values. The values of gamma and kappa are chosen near the minimum of B.
+weighted values. The values of r, gamma and kappa are chosen near the minimum of
+B.
 
 With r = 1, strong amplification does not make B small. If an S of probability q
 dominates L, then e^(a L) is about q^a e^(a l_S), but E_S e^(a l_S) is about
-q e^(a l_S), which is larger. With r = 2 the copies S_1 and S_2 are rarely
-equal, so the normalizer A is small if amplification is strong. For r = 2 and
-a = 1, A is E_Q e^(2 L), and Jensen's inequality is an equality.
+q e^(a l_S), which is larger. Several copies are rarely equal, so A is small if
+amplification is strong. For a = 1 Jensen's inequality is an equality, and
+without the maxima A would be E_Q e^(r L), as in the bound of delta by the Renyi
+divergence of order r.
 """
 
 from __future__ import annotations
@@ -58,7 +80,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Callable
+from typing import Callable, Union
 
 import numpy as np
 import scipy.optimize
@@ -66,11 +88,15 @@ import scipy.special
 
 from tff_bandmf import errors
 
-# Candidates for gamma - 1, as multiples of the value with the least B. A larger
-# gamma draws more samples from the tail.
+# Candidates for gamma - 1 with one copy, and for the number of several copies,
+# as multiples of the value with the least B. Larger values draw more samples
+# from the tail.
 _FACTORS = (1.0, 1.4, 2.0)
-# Ratio of gamma - 1 between successive candidates with two copies.
+_COPIES = (1.0, 1.2, 1.4)
+# Ratio of gamma between successive candidates with equally many copies.
 _STEP = 1.2
+# Largest number of copies, since each copy takes time.
+_MOST_COPIES = 24
 # Largest log weight of candidates that are sampled.
 _LARGEST_LOG_WEIGHT = 20.0
 
@@ -80,7 +106,7 @@ class Tilt:
   """Parameters of the distribution R of the samples.
 
   Attributes:
-    copies: r, 1 or 2.
+    copies: r, at least 1.
     excess: gamma - 1, at least copies - 1.
 
   Raises:
@@ -105,8 +131,15 @@ class Tilt:
     """The exponent a = gamma / r."""
     return (1 + self.excess) / self.copies
 
+  def with_copies(self, copies: int) -> Tilt:
+    """Returns the tilt with the same exponent a for another r."""
+    return Tilt(copies, max(copies * self.factor, copies) - 1)
 
-Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+
+Draw = Callable[
+  [np.random.Generator, int],
+  tuple[np.ndarray, np.ndarray, Union[np.ndarray, float]],
+]
 
 
 class Mixture(abc.ABC):
@@ -124,15 +157,17 @@ class Mixture(abc.ABC):
 
   @abc.abstractmethod
   def log_normalizer(self, tilt: Tilt) -> float:
-    """Returns ln A, or infinity if it cannot be computed."""
+    """Returns ln A, a bound of all ln Z_1 ... Z_r; infinity if unknown."""
 
   @abc.abstractmethod
   def remove(self, tilt: Tilt, epsilon: float) -> Draw:
     """Returns a function that draws y from R.
 
-    The function takes (rng, count) and returns (L, ln E_S e^(a l_S)) for
-    `count` draws of y. Both are [count] float64. If L <= epsilon, the weighted
-    value is 0 for any ln E_S e^(a l_S), and the second array has L instead.
+    The function takes (rng, count) and returns (L, ln E_S e^(a l_S),
+    ln Z_1 ... Z_r) for `count` draws of y. All are [count] float64; the last is
+    one number if it is equal for all draws. If L <= epsilon, the weighted value
+    is 0 for any ln E_S e^(a l_S); L may be rounded, and the second array has
+    L instead.
 
     Args:
       tilt: parameters of R.
@@ -142,11 +177,11 @@ class Mixture(abc.ABC):
 
   @abc.abstractmethod
   def sample_add(
-    self, rng: np.random.Generator, count: int, kappa: float
+    self, rng: np.random.Generator, count: int, kappa: float, epsilon: float
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (L, <m, y> / s^2) for `count` draws of y from N(-kappa m, s^2).
 
-    Both are [count] float64.
+    Both are [count] float64. L may be rounded if it is above -epsilon.
     """
 
 
@@ -185,11 +220,21 @@ def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
       lambda excess: log_weight(Tilt(1, excess)), epsilon, mixture.mean_square
     ),
   )
-  two, following = Tilt(2, 1.0), Tilt(2, _STEP)
-  while log_bound(following) < log_bound(two):
-    two, following = following, Tilt(2, _STEP * following.excess)
-  best = min(one, two, key=log_bound)
-  tilts = [Tilt(best.copies, factor * best.excess) for factor in _FACTORS]
+  several, following = Tilt(1, 0.0), Tilt(2, 1.0)
+  while several.copies == 1 or log_bound(following) < log_bound(several):
+    several = following
+    more = several.copies + max(1, several.copies // 5)
+    following = min(
+      Tilt(several.copies, _STEP * (1 + several.excess) - 1),
+      several.with_copies(min(more, _MOST_COPIES)),
+      key=log_bound,
+    )
+  best = min(one, several, key=log_bound)
+  if best is one:
+    tilts = [Tilt(1, factor * one.excess) for factor in _FACTORS]
+  else:
+    numbers = {math.ceil(factor * best.copies) for factor in _COPIES}
+    tilts = [best.with_copies(number) for number in sorted(numbers)]
   return [
     remove(mixture, epsilon, tilt, normalizer(tilt))
     for tilt in tilts
@@ -206,13 +251,13 @@ def remove(
     mixture: the mixture P.
     epsilon: at least 0, finite.
     tilt: parameters of R.
-    log_normalizer: ln A of R.
+    log_normalizer: ln A.
   """
   sample = mixture.remove(tilt, epsilon)
 
   def draw(rng, count):
-    loss, tilted = sample(rng, count)
-    log_ratio = log_normalizer + loss - tilt.copies * tilted
+    loss, tilted, log_product = sample(rng, count)
+    log_ratio = log_product + loss - tilt.copies * tilted
     weight = np.exp(np.where(loss > epsilon, log_ratio, 0.0))
     return -np.expm1(np.minimum(epsilon - loss, 0.0)) * weight
 
@@ -233,7 +278,7 @@ def add(mixture: Mixture, epsilon: float) -> Direction:
   shift = kappa**2 * mixture.square_mean / 2
 
   def draw(rng, count):
-    loss, projection = mixture.sample_add(rng, count, kappa)
+    loss, projection = mixture.sample_add(rng, count, kappa, epsilon)
     weight = np.exp(np.where(loss < -epsilon, kappa * projection + shift, 0.0))
     return -np.expm1(np.minimum(epsilon + loss, 0.0)) * weight
 

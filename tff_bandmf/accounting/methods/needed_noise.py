@@ -55,11 +55,13 @@ _FAR = 1.0
 _LARGEST_SHIFT = 1e4
 # A proposal whose delta is so many times smaller than another's is not used.
 _MISSED = 4
-# The search for log s ends after a step of this size, which it takes. The other
-# values are its largest step, and the largest number of steps.
-_PRECISION, _STEP, _MOST_STEPS = 1e-4, 0.4, 50
-# A slope of log delta as a function of log s, for the first step.
-_SLOPE = -20.0
+# The search for log s ends after a step of this size, which it takes: from few
+# samples, and from all. The other values are its largest step, and the largest
+# number of steps.
+_ROUGH, _PRECISION, _STEP, _MOST_STEPS = 1e-2, 1e-4, 0.4, 50
+# The first slope of log delta as a function of log s, and the range of later
+# ones, which follow from steps of at least this size.
+_SLOPE, _SLOPES, _SLOPE_STEP = -20.0, (-200.0, -2.0), 1e-3
 _TINY = 1e-100
 # Larger weights occur only if s is far too small.
 _LARGEST_LOG_WEIGHT = 100.0
@@ -188,6 +190,7 @@ class NeededNoise(abc.ABC):
     self.seed = seed
     self._count = min(_MOST, max(_FEWEST, _ENTRIES // width))
     self._proposals: list[Proposal] = []
+    self._slope = _SLOPE
     # log s - log |C| of the last call; at first, its value without
     # amplification. For a much smaller s the proposals would be bad.
     self._log_ratio = math.log(
@@ -310,12 +313,12 @@ class NeededNoise(abc.ABC):
       variable: variable of the kind for C.
     """
     log_scale = self._log_scale(variable)
-    log_noise = log_scale + self._log_ratio
-    if not self._proposals:
-      log_noise = self._begin(model, log_noise)
-    log_noise = self._root(model, self._proposals, log_noise, _PILOTS)
-    if not self._suits(model, log_noise):
-      log_noise = self._begin(model, log_noise)
+    start = log_scale + self._log_ratio
+    if self._proposals:
+      log_noise = self._root(model, self._proposals, start, _PILOTS)
+    if not self._proposals or not self._suits(model, log_noise):
+      # Proposals that do not suit C also make `log_noise` wrong.
+      log_noise = self._begin(model, start)
       log_noise = self._root(model, self._proposals, log_noise, _PILOTS)
     near = self._near(model, log_noise)
     log_noise = self._root(model, near, log_noise, self._count)
@@ -388,15 +391,16 @@ class NeededNoise(abc.ABC):
         for each in proposals
       )
 
-    value, slope = excess(log_noise), _SLOPE
+    value = excess(log_noise)
+    precision = _ROUGH if count == _PILOTS else _PRECISION
     for _ in range(_MOST_STEPS):
-      step = max(-_STEP, min(_STEP, -value / slope))
+      step = max(-_STEP, min(_STEP, -value / self._slope))
       log_noise += step
-      if abs(step) < _PRECISION:
+      if abs(step) < precision:
         break
       following = excess(log_noise)
-      if (following - value) * step < 0:
-        slope = (following - value) / step
+      if abs(step) > _SLOPE_STEP:
+        self._slope = float(np.clip((following - value) / step, *_SLOPES))
       value = following
     return log_noise
 

@@ -7,6 +7,7 @@ new samples then proves the result.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Optional
@@ -17,7 +18,7 @@ import scipy.optimize
 from tff_bandmf.accounting.methods import importance, monte_carlo
 
 # Numbers of pilot samples for each x: at the start, and close to the result.
-_FEW, _MANY = 1_000, 5_000
+_FEW, _MANY = 500, 5_000
 
 
 # Maps x to (mixture, epsilon). x is an epsilon or a noise multiplier, and delta
@@ -59,6 +60,7 @@ def _log_excess(
   failure = options.failure_probability
   log_term = math.log(2 * options.tries * monte_carlo.ATTEMPTS / failure)
 
+  @functools.cache
   def log_excess(log_x, pilots=_FEW):
     plans = monte_carlo.plans(
       *problem(math.exp(log_x)),
