@@ -100,7 +100,7 @@ def test_bound_covers_the_true_delta(bins, noise_multiplier, epsilon):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('noise_multiplier', 'epsilon', 'low_estimates', 'copies'),
-  [(0.5, 3.0, 90, None), (1.0, 0.3, 30, None), (1.0, 0.3, 90, 4)],
+  [(0.5, 3.0, 90, None), (1.0, 0.3, 30, None), (1.0, 0.3, 65, 4)],
 )
 def test_bound_fails_as_rarely_as_stated(
   monkeypatch, noise_multiplier, epsilon, low_estimates, copies
@@ -155,14 +155,14 @@ def test_rough_losses_drop_no_value_above_0():
   positive = drawn[1][0] > 0.7
   assert 50 < positive.sum() < 4000
   for rough, exact in zip(*drawn):
-    np.testing.assert_array_equal(rough[positive], exact[positive])
+    np.testing.assert_allclose(rough[positive], exact[positive], rtol=1e-13)
   added = [
     mixture.sample_add(np.random.default_rng(1), 5000, 3.0, epsilon)[0]
     for epsilon in (0.3, -math.inf)
   ]
   positive = added[1] < -0.3
   assert 50 < positive.sum() < 4000
-  np.testing.assert_array_equal(added[0][positive], added[1][positive])
+  np.testing.assert_allclose(added[0][positive], added[1][positive], rtol=1e-13)
   for rough, exact in ((drawn[0][0], drawn[1][0]), added):
     # The error is far below the margin that is left for it.
     assert np.abs(rough - exact).max() < balls_in_bins._ROUGH / 1000

@@ -52,6 +52,8 @@ _FACTORS = (1.0, 3.0, 5.0)
 _FRACTIONS = (0.15, 0.9)
 # A direction is left out if its log delta seems to be so far below the other.
 _FAR = 1.0
+# Proposals are chosen again until log delta seems to be as close to the target.
+_CLOSE = 0.3
 _LARGEST_SHIFT = 1e4
 # A proposal whose delta is so many times smaller than another's is not used.
 _MISSED = 4
@@ -59,6 +61,7 @@ _MISSED = 4
 # samples, and from all. The other values are its largest step, and the largest
 # number of steps.
 _ROUGH, _PRECISION, _STEP, _MOST_STEPS = 1e-2, 1e-4, 0.4, 50
+_FARTHEST = 1.5
 # The first slope of log delta as a function of log s, and the range of later
 # ones, which follow from steps of at least this size.
 _SLOPE, _SLOPES, _SLOPE_STEP = -20.0, (-200.0, -2.0), 1e-3
@@ -341,6 +344,7 @@ class NeededNoise(abc.ABC):
     """
     add = Proposal(-1, 0.0, 0.0)
     low, high = -math.inf, math.inf
+    slope, before = _SLOPE, None
     for _ in range(_MOST_STEPS):
       removes = []
       for factor in _FACTORS:
@@ -353,10 +357,14 @@ class NeededNoise(abc.ABC):
       ]
       # A proposal that misses the samples that matter has too small a delta.
       excess = max(self._log_excess(each) for each in estimates)
-      if abs(excess) < _FAR:
+      if abs(excess) < _CLOSE:
         break
       low, high = (log_noise, high) if excess > 0 else (low, log_noise)
-      log_noise -= max(-_STEP, min(_STEP, excess / _SLOPE))
+      if before is not None:
+        change = (excess - before[1]) / (log_noise - before[0])
+        slope = float(np.clip(change, *_SLOPES))
+      before = log_noise, excess
+      log_noise -= max(-_STEP, min(_STEP, excess / slope))
       if not low < log_noise < high:
         log_noise = (low + high) / 2
     least = max(each.delta for each in estimates[:-1]) / _MISSED
@@ -373,15 +381,18 @@ class NeededNoise(abc.ABC):
     self,
     model: Model,
     proposals: list[Proposal],
-    log_noise: float,
+    start: float,
     count: int,
   ) -> float:
     """Returns log s at which the largest delta of the proposals is the target.
 
+    Far from a log s that suits the proposals, they miss the samples that
+    matter. The search ends before it is as far from its start as `_FARTHEST`.
+
     Args:
       model: estimates of delta for C.
       proposals: proposals of one direction or of both.
-      log_noise: start of the search for log s.
+      start: start of the search for log s.
       count: number of samples.
     """
 
@@ -391,16 +402,20 @@ class NeededNoise(abc.ABC):
         for each in proposals
       )
 
-    value = excess(log_noise)
+    log_noise, value, slope = start, excess(start), self._slope
     precision = _ROUGH if count == _PILOTS else _PRECISION
     for _ in range(_MOST_STEPS):
-      step = max(-_STEP, min(_STEP, -value / self._slope))
+      step = max(-_STEP, min(_STEP, -value / slope))
+      if abs(log_noise + step - start) > _FARTHEST:
+        break
       log_noise += step
       if abs(step) < precision:
         break
       following = excess(log_noise)
-      if abs(step) > _SLOPE_STEP:
-        self._slope = float(np.clip((following - value) / step, *_SLOPES))
+      if (following - value) * step < 0:
+        slope = (following - value) / step
+        if abs(step) > _SLOPE_STEP:
+          self._slope = float(np.clip(slope, *_SLOPES))
       value = following
     return log_noise
 
