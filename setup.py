@@ -113,6 +113,7 @@ setuptools.setup(
     'sqlalchemy>=1.4,<3',
     'tabulate>=0.9',
     'threadpoolctl>=3',
+    'tomli>=2; python_version < "3.11"',
     'tqdm>=4.64',
   ],
   extras_require={

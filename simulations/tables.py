@@ -1,14 +1,10 @@
-"""Reads, changes, checks and writes the tables of TOML files."""
+"""Changes and checks the tables of TOML files."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
-import pathlib
-import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional, TypeVar
 
 from tff_bandmf import _files, errors
@@ -16,31 +12,7 @@ from tff_bandmf import _files, errors
 with errors.importing('an experiment'):
   import dacite
 
-  if sys.version_info >= (3, 11):
-    import tomllib
-  else:
-    import tomli as tomllib
-
-_BARE_KEY = re.compile(r'[A-Za-z0-9_-]+')
 _Kind = TypeVar('_Kind')
-
-
-def read(path: str) -> dict[str, Any]:
-  """Returns the content of a TOML file.
-
-  Raises:
-    ValueError: the file is not TOML.
-    OSError: the file cannot be read.
-  """
-  content = _files.read(pathlib.Path(path))
-  try:
-    return tomllib.loads(content.decode())
-  # Bytes that are not UTF-8 raise ValueError; deeply nested tables raise
-  # RecursionError.
-  except (RecursionError, ValueError) as error:
-    raise errors.value_error(
-      f'config={path}: is not TOML: {error}; correct it'
-    ) from error
 
 
 def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
@@ -167,32 +139,5 @@ def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
       raise errors.value_error(
         f'set={setting}: must be KEY=VALUE; for instance --set training.seed=1'
       )
-    try:
-      value = tomllib.loads(f'value = {text}')['value']
-    except (RecursionError, ValueError):
-      value = text
-    assign(tree, key, value)
+    assign(tree, key, _files.toml_value(text))
   return [setting.partition('=')[0] for setting in settings]
-
-
-def lines(table: dict[str, Any], name: str = '') -> Iterator[str]:
-  """Yields the lines of a TOML file with a table.
-
-  Args:
-    table: the table.
-    name: dotted name of the table; '' for the whole file.
-  """
-  tables = {}
-  for key, value in table.items():
-    key = key if _BARE_KEY.fullmatch(key) else _text(key)
-    if isinstance(value, dict):
-      tables[f'{name}.{key}' if name else key] = value
-    else:
-      yield f'{key} = {_text(value)}'
-  for key, value in tables.items():
-    yield from ('', f'[{key}]', *lines(value, key))
-
-
-def _text(value: Any) -> str:
-  """Returns a string, a number or a truth value in the syntax of TOML."""
-  return json.dumps(value, ensure_ascii=False).replace('\x7f', r'\u007f')

@@ -16,14 +16,22 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any, Callable, Optional, Union
 
 from tff_bandmf import errors
 
+if sys.version_info >= (3, 11):
+  import tomllib
+else:
+  import tomli as tomllib
+
+_BARE_KEY = re.compile(r'[A-Za-z0-9_-]+')
 # Opening with these flags follows no link, and never waits at a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -305,6 +313,62 @@ def read_json(path: pathlib.Path) -> Json:
       f'file={path}: {json_fault(content, error)}; restore the file, or write '
       'it again as UTF-8'
     ) from error
+
+
+def read_toml(path: Union[str, pathlib.Path], name: str) -> JsonObject:
+  """Returns the content of a TOML file.
+
+  Args:
+    path: the file.
+    name: kind of the file, for messages.
+
+  Raises:
+    ValueError: the file is not TOML.
+    OSError: the file cannot be read.
+  """
+  try:
+    return tomllib.loads(read(pathlib.Path(path)).decode())
+  # Bytes that are not UTF-8 raise ValueError; deeply nested tables raise
+  # RecursionError.
+  except (RecursionError, ValueError) as error:
+    raise errors.value_error(
+      f'{name}={path}: is not TOML: {error}; correct it'
+    ) from error
+
+
+def toml_value(text: str) -> Json:
+  """Returns the value of a text in TOML; the text itself if it is not TOML.
+
+  >>> toml_value('[1, 2]'), toml_value('two words')
+  ([1, 2], 'two words')
+  """
+  try:
+    return tomllib.loads(f'value = {text}')['value']
+  except (RecursionError, ValueError):
+    return text
+
+
+def toml_lines(table: JsonObject, name: str = '') -> Iterator[str]:
+  """Yields the lines of a TOML file with a table.
+
+  Args:
+    table: the table; entries that are None are left out.
+    name: dotted name of the table; '' for the whole file.
+  """
+  tables = {}
+  for key, value in table.items():
+    key = key if _BARE_KEY.fullmatch(key) else _toml(key)
+    if isinstance(value, dict):
+      tables[f'{name}.{key}' if name else key] = value
+    elif value is not None:
+      yield f'{key} = {_toml(value)}'
+  for key, value in tables.items():
+    yield from ('', f'[{key}]', *toml_lines(value, key))
+
+
+def _toml(value: Json) -> str:
+  """Returns a text, a number, a truth value or a list in the syntax of TOML."""
+  return json.dumps(value, ensure_ascii=False).replace('\x7f', r'\u007f')
 
 
 def json_fault(content: bytes, error: Exception) -> str:

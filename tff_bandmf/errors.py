@@ -30,7 +30,6 @@ EXTRAS = {
   'pyarrow': ('PyArrow', 'logs'),
   'tensorflow': ('TensorFlow', 'tff'),
   'tensorflow_privacy': ('TensorFlow Privacy 0.9.0', 'tff'),
-  'tomli': ('tomli', 'tff,simulations'),
 }
 # Largest number of characters of a message. A longer message loses its middle.
 _LONGEST = 800

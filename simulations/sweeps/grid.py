@@ -21,7 +21,7 @@ from typing import Any, Callable, Optional
 from simulations import config as config_lib
 from simulations import config_keys, tables
 from simulations.sweeps import grid_file
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 
 RATE_BASE = 1.7
 _RATE = 'training.server_learning_rate'
@@ -80,7 +80,7 @@ class Row:
       for comment in self.comments
       for line in textwrap.wrap(comment, 78, break_on_hyphens=False)
     ]
-    return '\n'.join([*lines, *tables.lines(self.tree)]).strip() + '\n'
+    return '\n'.join([*lines, *_files.toml_lines(self.tree)]).strip() + '\n'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +171,7 @@ def load(
   path, _, name = source.rpartition(':')
   if not path or os.path.exists(source):
     path, name = source, ''
-  tree = tables.read(path)
+  tree = _files.read_toml(path, 'config')
   rows: dict[str, Callable[[], Row]] = {}
   rule = None
   if {field.name for field in dataclasses.fields(grid_file.File)} & {*tree}:

@@ -61,7 +61,7 @@ from typing import Any, Optional, TypeVar, Union
 
 from simulations import config as config_lib
 from simulations import config_keys, tables
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks, _files, errors
 
 _NUMBER = re.compile(r'\d+(\.\d+)?', re.ASCII)
 _Kind = TypeVar('_Kind')
@@ -151,7 +151,7 @@ def parts(file: File, folder: str) -> Iterator[tuple[str, str, float, Layers]]:
   """
   tree = file.base
   if isinstance(tree, str):
-    tree = tables.read(os.path.join(folder, tree))
+    tree = _files.read_toml(os.path.join(folder, tree), 'config')
     tree.pop('compare', None)
   base = parse(Layer, tree, 'base')
   for corpus, tree in file.corpora.items():

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import attrs
 import pytest
 
 import tff_bandmf
@@ -193,3 +194,113 @@ def test_half_of_a_target_names_the_other_half(run, name):
   assert (status, out) == (2, '')
   assert error.startswith(f'{name}=None: a claim is an epsilon at a delta')
   assert error.endswith(f'; give --{name}.\n')
+
+
+_TOML = """
+rounds = 40
+clients_per_round = 10
+epsilon = 8.0
+delta = 1e-6
+l2_norm_clip = 0.3
+mechanism = "banded-sqrt"
+
+[cohorts]
+participation = "min-sep"
+min_sep = 8
+"""
+_SAME_FLAGS = (
+  *('--rounds', 40, '--clients-per-round', 10, '--epsilon', 8, '--delta', 1e-6),
+  *('--l2-norm-clip', 0.3, '--mechanism', 'banded-sqrt', '--min-sep', 8),
+)
+
+
+def _toml(folder, text=_TOML):
+  (folder / 'plan.toml').write_text(text)
+  return folder / 'plan.toml'
+
+
+def test_plan_of_a_toml_file_has_the_bytes_of_flags_and_of_python(
+  run, tmp_path
+):
+  path = _toml(tmp_path)
+  run('plan', '--from', path, '--out', tmp_path / 'toml.json')
+  run('plan', *_SAME_FLAGS, '--out', tmp_path / 'flags.json')
+  tff_bandmf.Plan.from_toml(path).save(tmp_path / 'python.json')
+  content = (tmp_path / 'toml.json').read_bytes()
+  assert content == (tmp_path / 'flags.json').read_bytes()
+  assert content == (tmp_path / 'python.json').read_bytes()
+  # And a plan that exists is printed in TOML.
+  _, printed, _ = run('plan', '--from', tmp_path / 'toml.json', '--print-toml')
+  again = _toml(tmp_path, printed)
+  tff_bandmf.Plan.from_toml(again).save(tmp_path / 'again.json')
+  assert content == (tmp_path / 'again.json').read_bytes()
+
+
+@pytest.mark.parametrize(
+  'flags',
+  [
+    ('--epsilon', 4),
+    ('--min-sep', 4),
+    ('--workload', 'momentum', '--momentum', 0.9),
+    ('--clip-quantile', 0.5, '--l2-norm-clip', 0.1),
+    ('--mechanism', 'banded', '--bands', 4),
+    ('--amplification', 'balls-in-bins', '--min-sep', 8),
+    ('--objective', 'max'),
+  ],
+  ids=str,
+)
+def test_flag_replaces_the_value_of_a_file(run, tmp_path, flags):
+  path = _toml(tmp_path)
+  _, by_file, _ = run('plan', '--from', path, *flags, '--print-toml')
+  _, by_flags, _ = run('plan', *_SAME_FLAGS, *flags, '--print-toml')
+  assert by_file == by_flags
+  for name in ('rounds = 40', 'delta = 1e-06'):
+    assert name in by_file
+
+
+@pytest.mark.parametrize(
+  'line, message',
+  [
+    ('rounds = 40', 'rounds=None: '),
+    ('[cohorts]', 'cohorts=None: '),
+  ],
+)
+def test_file_without_a_value_that_a_plan_needs_is_refused(
+  run, tmp_path, line, message
+):
+  text = _TOML.partition(line)[0] + (
+    '' if line == '[cohorts]' else _TOML.partition(line)[2]
+  )
+  status, _, error = run('plan', '--from', _toml(tmp_path, text))
+  assert status == 2 and error.startswith(message)
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('rounds = ', 'plan='),
+    (_TOML.replace('epsilon', 'epsilom'), 'epsilom=8.0: is no argument'),
+    (_TOML.replace('min_sep', 'minsep'), "cohorts={'participation'"),
+    (_TOML.replace('40', '"40"'), 'rounds=40: must be'),
+  ],
+  ids=str,
+)
+def test_file_that_is_wrong_is_one_line(run, tmp_path, text, message):
+  status, _, error = run('plan', '--from', _toml(tmp_path, text))
+  assert status == 2
+  assert error.startswith(message) and error.count('\n') == 1
+
+
+def test_strategy_in_no_file_has_no_toml(tmp_path):
+  plan = tff_bandmf.Plan.from_toml(_toml(tmp_path))
+  with pytest.raises(ValueError, match='mechanism=a strategy: '):
+    attrs.evolve(plan, mechanism=plan.planned_strategy).to_toml()
+
+
+def test_strategy_file_is_beside_the_toml_file(tmp_path):
+  plan = tff_bandmf.Plan.from_toml(_toml(tmp_path))
+  strategies.save(plan.planned_strategy, tmp_path / 'c.json')
+  path = _toml(tmp_path, _TOML.replace('banded-sqrt', 'c.json'))
+  again = tff_bandmf.Plan.from_toml(path)
+  assert again.strategy.digest() == plan.strategy.digest()
+  assert str(tmp_path / 'c.json') in again.to_toml()

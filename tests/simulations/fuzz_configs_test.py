@@ -10,8 +10,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from simulations import tables
 from simulations.sweeps import grid
+from tff_bandmf import _files
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def path(tmp_path):
 
 
 def test_damaged_experiment_is_loaded_or_refused(path):
-  tree = tables.read(str(_DEMO))
+  tree = _files.read_toml(_DEMO, 'config')
   _check(path, _file(tree).encode())
 
   @fuzzing.cases(150)
@@ -73,10 +73,10 @@ def test_damaged_experiment_is_loaded_or_refused(path):
 def test_damaged_grid_is_loaded_or_refused(path):
   (path.parent / 'demo.toml').write_bytes(_DEMO.read_bytes())
   trees = [
-    tables.read(str(_DEMO.with_name('demo_seeds.toml'))),
+    _files.read_toml(_DEMO.with_name('demo_seeds.toml'), 'config'),
     {
       'epsilons': [2, 8.5],
-      'base': tables.read(str(_DEMO)),
+      'base': _files.read_toml(_DEMO, 'config'),
       'assumed': ['training.rounds'],
       'corpora': {'x': {'data': {'vocabulary_size': {'2': 9, '8.5': 8}}}},
       'mechanisms': {

@@ -103,7 +103,7 @@ clip = click.option(
   type=NUMBER,
   help='L2 norm to which an update is clipped; z_stddev is proportional to it.',
 )
-_ADAPTIVE_CLIP = {
+ADAPTIVE_CLIP = {
   'quantile': (
     NUMBER_OR_ZERO,
     'Makes the clip adaptive; target fraction of the updates whose norm is '
@@ -362,13 +362,13 @@ l2_norm_clip = together(
   ),
   *(
     click.option(f'--clip-{name.replace("_", "-")}', type=kind, help=about)
-    for name, (kind, about) in _ADAPTIVE_CLIP.items()
+    for name, (kind, about) in ADAPTIVE_CLIP.items()
   ),
   combined(
-    ('l2_norm_clip', *(f'clip_{name}' for name in _ADAPTIVE_CLIP)),
+    ('l2_norm_clip', *(f'clip_{name}' for name in ADAPTIVE_CLIP)),
     'l2_norm_clip',
     lambda l2_norm_clip, **given: clips.from_options(
-      l2_norm_clip, **dict(zip(_ADAPTIVE_CLIP, given.values()))
+      l2_norm_clip, **dict(zip(ADAPTIVE_CLIP, given.values()))
     ),
   ),
 )

@@ -2,18 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pathlib
+from typing import Any, Optional
 
+import attrs
 import click
 import numpy as np
 
-from tff_bandmf import errors, participation, sensitivity, strategies
+from tff_bandmf import (
+  errors,
+  participation,
+  sensitivity,
+  strategies,
+  workloads,
+)
 from tff_bandmf.cli import options, output
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import plan as plan_lib
 
+# Arguments of a plan, and the flags that give each.
+_FLAGS = {
+  'cohorts': (
+    *('participation', 'min_sep', 'max_participations', 'apart', 'horizon'),
+    *('amplification', 'sampling_prob'),
+  ),
+  'mechanism': ('mechanism', *strategies.PARAMETERS),
+  'l2_norm_clip': (
+    'l2_norm_clip',
+    *(f'clip_{name}' for name in options.ADAPTIVE_CLIP),
+  ),
+  'workload': ('workload', *workloads.PARAMETERS),
+}
+
+
+def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
+  """Returns the plan of a file, whose values replace missing flags."""
+  if path is None:
+    return None
+  is_json = pathlib.Path(path).suffix == '.json'
+  load = plan_lib.Plan.load if is_json else plan_lib.Plan.from_toml
+  planned = load(path)
+  # Flags that are required would be missing.
+  ctx.default_map = {
+    'rounds': planned.rounds,
+    'clients_per_round': planned.clients_per_round,
+    'l2_norm_clip': 1.0,
+  }
+  return planned
+
 
 @click.command()
+@click.option(
+  '--from',
+  'source',
+  type=click.Path(),
+  is_eager=True,
+  callback=_read,
+  help='File with the arguments of the plan, in TOML, or plan.json. A flag '
+  'replaces the value of the file.',
+)
+@click.option(
+  '--print-toml',
+  is_flag=True,
+  help='Print the arguments of the plan for --from, and search nothing.',
+)
 @options.rounds
 @click.option(
   '--clients-per-round',
@@ -102,6 +154,8 @@ from tff_bandmf.plan import plan as plan_lib
 @click.option('--out', type=click.Path(), help='File to write.')
 @options.as_json
 def plan(
+  source,
+  print_toml,
   who,
   amplification,
   sampling_prob,
@@ -124,20 +178,21 @@ def plan(
   columns = {
     name: fields.pop(name) for name in ('round_column', 'client_column')
   }
-  mechanism: Any = fields.pop('mechanism')
-  if mechanism in strategies.FAMILIES:
-    mechanism = mechanism_lib.Mechanism(mechanism, **parameters)
-  elif parameters:
-    name, value = next(iter(parameters.items()))
-    raise errors.value_error(
-      f'{name}={value}: is a parameter of a family, but --mechanism names no '
-      'family; give --mechanism FAMILY'
+  fields['mechanism'] = _mechanism(fields['mechanism'], parameters)
+  if source is not None:
+    fields = {name: fields[name] for name in fields if _is_given(name)}
+  if source is None or _is_given('cohorts'):
+    fields['cohorts'] = who.cohorts(
+      amplification, sampling_prob, population=population
     )
-  planned = plan_lib.Plan(
-    cohorts=who.cohorts(amplification, sampling_prob, population=population),
-    mechanism=mechanism,
-    **fields,
+  planned = (
+    plan_lib.Plan(**fields)
+    if source is None
+    else attrs.evolve(source, **fields)
   )
+  if print_toml:
+    click.echo(planned.to_toml())
+    return output.DONE
   if arrivals is not None:
     _check_rule(planned, arrivals)
   if population is not None:
@@ -174,6 +229,27 @@ def plan(
         f'{counts["turned_away"]} check-ins were turned away'
       )
   return output.DONE
+
+
+def _is_given(name: str) -> bool:
+  """Returns whether the command line has a flag of an argument of the plan."""
+  source = click.get_current_context().get_parameter_source
+  return any(
+    source(flag) is click.core.ParameterSource.COMMANDLINE
+    for flag in _FLAGS.get(name, (name,))
+  )
+
+
+def _mechanism(name: str, parameters: dict[str, Any]) -> Any:
+  """Returns the mechanism of a plan from --mechanism and parameters."""
+  if name in strategies.FAMILIES and parameters:
+    return mechanism_lib.Mechanism(name, **parameters)
+  for parameter, value in parameters.items():
+    raise errors.value_error(
+      f'{parameter}={value}: is a parameter of a family, but --mechanism names '
+      'no family; give --mechanism FAMILY'
+    )
+  return name
 
 
 def _check_rule(plan: plan_lib.Plan, log: str) -> None:

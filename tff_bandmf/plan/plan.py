@@ -39,7 +39,13 @@ from tff_bandmf import (
 )
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.participation import feasibility
-from tff_bandmf.plan import plan_json, plan_text, trade_off, what_if
+from tff_bandmf.plan import (
+  plan_json,
+  plan_text,
+  plan_toml,
+  trade_off,
+  what_if,
+)
 from tff_bandmf.plan import request as request_lib
 from tff_bandmf.plan import result as result_lib
 
@@ -463,6 +469,25 @@ class Plan(request_lib.Request):
     plan = cls(**attrs.asdict(result.request, recurse=False))
     plan._with(result)
     return plan
+
+  @classmethod
+  def from_toml(cls, path: Union[str, os.PathLike]) -> Plan:
+    """Returns the plan of a request in TOML, see `plan_toml`.
+
+    Raises:
+      TypeError: a value has a wrong type.
+      ValueError: the file is not TOML, or a key or a value is wrong.
+      OSError: the file cannot be read.
+    """
+    return cls(**plan_toml.load(path))
+
+  def to_toml(self) -> str:
+    """Returns the request of this plan in TOML.
+
+    Raises:
+      ValueError: the mechanism is a strategy that is in no file.
+    """
+    return plan_toml.to_text(self)
 
   def warning(self, dimension: Optional[int]) -> Optional[str]:
     """Returns a warning if `noise_to_signal` is above `_DROWNED`, else None.
