@@ -127,3 +127,24 @@ def test_convention_of_another_kind_is_refused(value):
 def test_convention_below_consecutive_rounds_is_refused():
   with pytest.raises(ValueError, match='rounds_between=-1: must be at least 0'):
     participation.min_sep_from_rounds_between(-1)
+
+
+def test_min_sep_of_a_timer_covers_the_slowest_rounds():
+  assert participation.min_sep_from_timer(6, 10) == 54
+  assert participation.min_sep_from_timer(6, 10, margin=0) == 60
+  assert participation.min_sep_from_timer(0.01, 10) == 1
+  # A client that waits 6 hours skips the rounds that begin meanwhile.
+  begins = np.arange(0, 100, 1 / 10)
+  for start in begins[:50]:
+    later = np.flatnonzero(begins >= start + 6)[0]
+    assert later - np.flatnonzero(begins == start)[0] >= 60
+
+
+@pytest.mark.parametrize(
+  'name, value', [('hours', 0), ('rounds_per_hour', -1), ('margin', 1)]
+)
+def test_timer_out_of_range_is_refused(name, value):
+  arguments = {'hours': 6, 'rounds_per_hour': 10, 'margin': 0.1, name: value}
+  margin = arguments.pop('margin')
+  with pytest.raises(ValueError, match=f'{name}={value}: must be'):
+    participation.min_sep_from_timer(**arguments, margin=margin)

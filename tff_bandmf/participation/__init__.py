@@ -20,4 +20,5 @@ from tff_bandmf.participation.schemas import (
   check_cohorts,
   from_name,
   min_sep_from_rounds_between,
+  min_sep_from_timer,
 )
