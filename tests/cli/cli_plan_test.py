@@ -279,7 +279,7 @@ def test_file_without_a_value_that_a_plan_needs_is_refused(
   'text, message',
   [
     ('rounds = ', 'plan='),
-    (_TOML.replace('epsilon', 'epsilom'), 'epsilom=8.0: is no argument'),
+    (_TOML.replace('epsilon', 'epsilom'), 'epsilom=8.0: is unknown to plans'),
     (_TOML.replace('min_sep', 'minsep'), "cohorts={'participation'"),
     (_TOML.replace('40', '"40"'), 'rounds=40: must be'),
   ],

@@ -155,13 +155,11 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
 @options.as_json
 def plan(
   source,
-  print_toml,
   who,
   amplification,
   sampling_prob,
   population,
   parameters,
-  arrivals,
   out,
   as_json,
   **fields,
@@ -178,6 +176,7 @@ def plan(
   columns = {
     name: fields.pop(name) for name in ('round_column', 'client_column')
   }
+  arrivals, print_toml = fields.pop('arrivals'), fields.pop('print_toml')
   fields['mechanism'] = _mechanism(fields['mechanism'], parameters)
   if source is not None:
     fields = {name: fields[name] for name in fields if _is_given(name)}

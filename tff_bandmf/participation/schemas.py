@@ -501,9 +501,9 @@ def min_sep_from_timer(
     b = floor(hours * rounds_per_hour * (1 - margin)), but at least 1
 
   In `hours`, at least hours * rounds_per_hour rounds begin, so that many rounds
-  lie between two participations of a client. The value is no guarantee: a clock
-  may be wrong, and rounds may be slow. Admission enforces min_sep, and turns
-  few clients away if the margin covers the slowest hours.
+  lie between two participations of a client. This value guarantees nothing: a
+  clock may be wrong, and rounds may be slow. Admission enforces min_sep, and
+  turns few clients away if the margin covers the slowest hours.
 
   Args:
     hours: shortest time between two participations of a client, > 0.

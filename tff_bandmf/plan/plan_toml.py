@@ -45,7 +45,7 @@ def load(path: Union[str, os.PathLike]) -> dict[str, Any]:
   known = attrs.fields_dict(request_lib.Request)
   for name in arguments.keys() - known.keys():
     raise errors.value_error(
-      f'{name}={arguments[name]}: is no argument of a plan, in {path}; use the '
+      f'{name}={arguments[name]}: is unknown to plans, in {path}; use the '
       'names of the arguments of Plan'
     )
   for name, field in known.items():
