@@ -407,7 +407,8 @@ class BufferBlock(Block):
     sizes = [_largest(row) for row in memory]
     for r, step in enumerate(self._split_steps):
       t = self.first + r
-      z[r] += step.readout @ memory
+      if len(step.readout):
+        z[r] += step.readout @ memory[: len(step.readout)]
       largest = chunk.round(
         z[r],
         y[r],
@@ -416,7 +417,7 @@ class BufferBlock(Block):
       )
       if len(step.mixed):
         mixed = step.mix @ memory
-      memory *= step.decay
+      memory[step.decayed] *= step.decay
       for buffer in step.fed:
         memory[buffer] += step.gain[buffer] * y[r]
       if len(step.mixed):
@@ -518,8 +519,11 @@ class _Step:
   """A `recursion.Step` with its update matrix as a diagonal plus a remainder.
 
   Attributes:
-    readout: [memory] float64, weights of the buffers in the mean.
-    decay: [memory, 1] float64, diagonal of the update matrix.
+    readout: float64, weights of the first buffers in the mean; the weights of
+      all others are zero.
+    decayed: slice of the buffers with a decay other than 1.
+    decay: [decayed, 1] float64, their entries on the diagonal of the update
+      matrix.
     mixed: [mixed] indices of the buffers that get sums of other buffers.
     mix: [mixed, memory] float64, rows `mixed` of the update matrix with zeros
       on its diagonal.
@@ -531,8 +535,10 @@ class _Step:
   def __init__(self, step: recursion_lib.Step):
     decay = np.diag(step.update)
     others = step.update - np.diag(decay)
-    self.readout = step.readout
-    self.decay = decay[:, np.newaxis].copy()
+    self.readout = np.trim_zeros(step.readout, 'b')
+    (rows,) = np.nonzero(decay != 1)
+    self.decayed = slice(rows.min(initial=len(decay)), rows.max(initial=0) + 1)
+    self.decay = decay[self.decayed, np.newaxis]
     self.mixed = np.flatnonzero(others.any(1))
     self.mix = others[self.mixed]
     self.fed = np.flatnonzero(step.gain)

@@ -283,7 +283,7 @@ def _advanced(memory, z, weights, bounds, row, *, program, few):
     weights: weights of the block; `_program` returns them.
     bounds: `blocks.Chunk.bounds` before the block.
     row: row of a window's ring that the block writes first.
-    program: what `_program` returns. Its function takes the arguments above and
+    program: result of `_program`. Its function takes the arguments above and
       the static argument. It returns memory and bounds after the block, y
       ([m, count] float64), bounds of |y| ([m]) and doubt ([m, count] bool).
     few: number of columns in doubt that the result has room for.
