@@ -434,7 +434,7 @@ def test_help_is_printed(run, command):
 
 
 def test_help_of_all_commands_has_the_first_sentence_of_each():
-  for name, (_, line) in commands.COMMANDS.items():
+  for name, line in commands.COMMANDS.items():
     command = commands.bandmf.get_command(None, name)
     assert command.name == name
     first, _, _ = command.help.partition('\n\n')

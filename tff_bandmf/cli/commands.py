@@ -12,55 +12,31 @@ import tff_bandmf
 
 # Key of click's context for the time at which the command began.
 BEGAN = f'{__name__}.began'
-# Maps a command to its module in this package and the first sentence of its
-# help.
+# Maps a command to the first sentence of its help.
 COMMANDS = {
-  'account': ('privacy', 'Shows rho and epsilon of a run with given noise.'),
-  'audit': (
-    'audit',
-    'Shows lower bounds on epsilon from runs of the aggregator with canaries.',
-  ),
-  'calibrate': (
-    'privacy',
-    'Shows the least noise that meets (epsilon, delta) for a whole run.',
-  ),
-  'choose': (
-    'choose',
-    'Ranks the families that fit in memory by their error at epsilon.',
-  ),
-  'compose': (
-    'compose',
-    'Shows the joint guarantee of several runs on the same clients.',
-  ),
-  'evaluate': (
-    'strategy',
-    'Shows the errors and the sensitivity of a strategy.',
-  ),
-  'noise-server': (
-    'noise_server',
-    'Writes the noise of a run to files, ahead of the rounds that read them.',
-  ),
-  'observe': (
-    'observe',
-    'Shows the sensitivity and the epsilon of the rounds in a log.',
-  ),
-  'optimize': ('strategy', 'Optimises (or builds) a strategy.'),
-  'plan': (
-    'plan',
-    'Plans a run: its mechanism, noise, guarantee and error.',
-  ),
-  'report': (
-    'report',
-    'Writes the privacy report of a run into its directory.',
-  ),
-  'reproduce': (
-    'reproduce',
-    'Compares published figures with our own; NAMES chooses tables.',
-  ),
-  'verify': (
-    'verify',
-    'Checks the claims of a run, or the figures of a public.json.',
-  ),
+  'account': 'Shows rho and epsilon of a run with given noise.',
+  'audit': 'Shows lower bounds on epsilon from runs of the aggregator with '
+  'canaries.',
+  'calibrate': 'Shows the least noise that meets (epsilon, delta) for a whole '
+  'run.',
+  'choose': 'Ranks the families that fit in memory by their error at epsilon.',
+  'compose': 'Shows the joint guarantee of several runs on the same clients.',
+  'evaluate': 'Shows the errors and the sensitivity of a strategy.',
+  'noise-server': 'Writes the noise of a run to files, ahead of the rounds '
+  'that read them.',
+  'observe': 'Shows the sensitivity and the epsilon of the rounds in a log.',
+  'optimize': 'Optimises (or builds) a strategy.',
+  'plan': 'Plans a run: its mechanism, noise, guarantee and error.',
+  'report': 'Writes the privacy report of a run into its directory.',
+  'reproduce': 'Compares published figures with our own; NAMES chooses tables.',
+  'verify': 'Checks the claims of a run, or the figures of a public.json.',
+}
+# Modules of commands that do not have the name of the command.
+_MODULES = {
+  'account': 'privacy',
+  'calibrate': 'privacy',
+  'evaluate': 'strategy',
+  'optimize': 'strategy',
 }
 
 
@@ -73,15 +49,13 @@ class _Commands(click.Group):
   def get_command(self, ctx, cmd_name) -> Optional[click.Command]:
     if cmd_name not in COMMANDS:
       return None
-    module, _ = COMMANDS[cmd_name]
-    return getattr(
-      importlib.import_module(f'tff_bandmf.cli.{module}'),
-      cmd_name.replace('-', '_'),
-    )
+    name = cmd_name.replace('-', '_')
+    module = f'tff_bandmf.cli.{_MODULES.get(cmd_name, name)}'
+    return getattr(importlib.import_module(module), name)
 
   def format_commands(self, ctx, formatter):
     with formatter.section('Commands'):
-      formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+      formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=_Commands, no_args_is_help=False)

@@ -7,7 +7,7 @@ from typing import Optional
 
 import click
 
-from tff_bandmf import _checks, _files, errors
+from tff_bandmf import _files, errors
 from tff_bandmf.cli import options, output
 
 _SCHEMA = 'min_sep=B,max_participations=K'
@@ -17,7 +17,6 @@ def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
   """Returns {name: number} for the value of --what-if, such as `_SCHEMA`."""
   if value is None:
     return None
-  remedy = f'give --what-if {_SCHEMA}'
   schema: dict[str, int] = {}
   for part in value.split(','):
     name, _, text = part.partition('=')
@@ -25,14 +24,9 @@ def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
     if name not in ('min_sep', 'max_participations') or name in schema:
       raise errors.value_error(
         f'what_if={value}: takes min_sep and max_participations, each once; '
-        f'{remedy}'
+        f'give --what-if {_SCHEMA}'
       )
-    try:
-      number = int(text)
-    except ValueError:
-      rule = 'must be an integer'
-      raise errors.value_error(f'{name}={text}: {rule}; {remedy}') from None
-    schema[name] = _checks.count(name, number, remedy)
+    schema[name] = options.INTEGER.convert(text, param, ctx)
   return schema
 
 

@@ -427,57 +427,6 @@ def _strategy(directory: pathlib.Path) -> strategies.Strategy:
     ) from error
 
 
-def what_if(
-  directory: pathlib.Path,
-  min_sep: Optional[int] = None,
-  max_participations: Optional[int] = None,
-) -> _files.JsonObject:
-  """Returns the guarantee that the noise of a run gives under another b or k.
-
-    noise_multiplier = z_stddev / (clip * sens(C; b, k))
-
-  The result is not a claim about the run, whose clients may have taken part
-  more often or in closer rounds.
-
-  Args:
-    directory: folder of the run.
-    min_sep: b, >= 1; if None, the planned b.
-    max_participations: k, >= 1; if None, the planned k or, if the plan has no
-      k, the largest k that min_sep allows.
-
-  Raises:
-    TypeError: b or k is not an integer.
-    ValueError: neither b nor k is given, a value is out of range, or the files
-      do not support a claim.
-  """
-  if min_sep is None and max_participations is None:
-    raise errors.value_error(
-      'what_if=None: needs min_sep or max_participations; give one of them or '
-      'both'
-    )
-  claim = from_run(directory)
-  planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
-  if min_sep is None:
-    # A plan with one participation per client has no min_sep.
-    min_sep = planned.min_sep or 1
-  if max_participations is None:
-    max_participations = planned.max_participations
-  schema = participation_lib.MinSep(min_sep, max_participations)
-  guarantee = claim.planned.for_cohorts(schema)
-  numbers = guarantee.to_dict()
-  del numbers['z_stddev_per_clip']
-  return {
-    **numbers,
-    'z_stddev': claim.z_stddev,
-    **figures(guarantee, claim.delta),
-    'observed_min_sep': claim.observed.min_sep,
-    'observed_participations': claim.observed.max_participations,
-    # If clients took part more often, or closer together, than this schema
-    # allows, the result does not hold for this run.
-    'observed_is_worse': not claim.observed.log.keeps(schema, rounds),
-  }
-
-
 def _planned(
   strategy: strategies.Strategy, claim: _files.JsonObject
 ) -> accounting.Guarantee:

@@ -14,7 +14,7 @@ from typing import ClassVar, Optional, Union
 
 import numpy as np
 
-from tff_bandmf import _files, accounting, clips
+from tff_bandmf import _files, accounting, clips, errors, participation
 from tff_bandmf.report import (
   assumptions,
   browser_check,
@@ -209,29 +209,67 @@ def what_if(
   min_sep: Optional[int] = None,
   max_participations: Optional[int] = None,
 ) -> _files.JsonObject:
-  """Returns the guarantee of a run's noise under another participation schema.
+  """Returns the guarantee that the noise of a run gives under another b or k.
 
-  The result has the keys of `claim.what_if`, and a sentence under `summary`.
-  The function writes no file.
+    noise_multiplier = z_stddev / (clip * sens(C; b, k))
+
+  The result is not a claim about the run, whose clients may have taken part
+  more often or in closer rounds. A sentence under `summary` says so. The
+  function writes no file.
+
+  Args:
+    directory: folder of the run.
+    min_sep: b, >= 1; if None, the planned b.
+    max_participations: k, >= 1; if None, the planned k or, if the plan has no
+      k, the largest k that min_sep allows.
+
+  Raises:
+    TypeError: b or k is not an integer.
+    ValueError: neither b nor k is given, a value is out of range, or the files
+      do not support a claim.
   """
-  numbers = claim_lib.what_if(
-    pathlib.Path(directory), min_sep, max_participations
-  )
-  if numbers['epsilon'] is None:
-    guarantee = 'no guarantee: this run has no noise'
-  else:
-    guarantee = f'({pages.number(numbers["epsilon"])}, {numbers["delta"]})-DP'
+  if min_sep is None and max_participations is None:
+    raise errors.value_error(
+      'what_if=None: needs min_sep or max_participations; give one of them or '
+      'both'
+    )
+  claim = claim_lib.from_run(pathlib.Path(directory))
+  planned, observed = claim.planned.cohorts.schema, claim.observed
+  if min_sep is None:
+    # A plan with one participation per client has no min_sep.
+    min_sep = planned.min_sep or 1
+  if max_participations is None:
+    max_participations = planned.max_participations
+  schema = participation.MinSep(min_sep, max_participations)
+  guarantee = claim.planned.for_cohorts(schema)
+  figures = claim_lib.figures(guarantee, claim.delta)
+  numbers = guarantee.to_dict()
+  del numbers['z_stddev_per_clip']
+  # If clients took part more often, or closer together, than this schema
+  # allows, the result does not hold for this run.
+  worse = not observed.log.keeps(schema, claim.held.strategy.rounds)
+  proved = 'no guarantee: this run has no noise'
+  if figures['epsilon'] is not None:
+    proved = f'({pages.number(figures["epsilon"])}, {claim.delta})-DP'
   summary = (
-    f'Had min_sep been {numbers["min_sep"]} and participations at most '
-    f'{numbers["participations"]}, with the noise of this run: {guarantee}.'
+    f'Had min_sep been {min_sep} and participations at most '
+    f'{numbers["participations"]}, with the noise of this run: {proved}.'
   )
-  if numbers['observed_is_worse']:
+  if worse:
     summary += (
       f' This guarantee does not hold for the run: the ledger has min_sep '
-      f'{numbers["observed_min_sep"]} and '
-      f'{numbers["observed_participations"]} participations of a client.'
+      f'{observed.min_sep} and {observed.max_participations} participations of '
+      'a client.'
     )
-  return {'summary': summary, **numbers}
+  return {
+    'summary': summary,
+    **numbers,
+    'z_stddev': claim.z_stddev,
+    **figures,
+    'observed_min_sep': observed.min_sep,
+    'observed_participations': observed.max_participations,
+    'observed_is_worse': worse,
+  }
 
 
 def epsilon_curve(
