@@ -397,6 +397,8 @@ _BAD_INPUT = [
   ('account ok.json --noise-multiplier inf --delta 1e-6', 'noise_multiplier=i'),
   ('account ok.json --noise-multiplier 1e-9 --delta 1e-6', 'proves no epsilon'),
   ('account ok.json --z-stddev -1 --delta 1e-6', 'z_stddev=-1.0: '),
+  ('noise-server ok.json --backend torch', 'backend=torch: is not one of'),
+  ('noise-server ok.json --parameters 0', 'give another --parameters'),
   ('report', 'plan=None: a report needs a run'),
   ('report missing', 'run=missing: '),
   ('report ok.json', 'ok.json'),

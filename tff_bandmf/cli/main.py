@@ -20,7 +20,6 @@ from tff_bandmf import errors
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
-_QUOTES = '\'"'
 # Status that a shell gives for a program that SIGPIPE ends.
 _CLOSED = 141
 # Names of arguments in a remedy: a name with an underscore; a name before '=';
@@ -162,9 +161,11 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
       f'{", ".join(flags)}'
     )
   if isinstance(error, click.BadParameter) and error.param is not None:
-    value, _, rule = error.message.partition(' is ')
+    # click says '... is not ...' of the value, which it may put in quotes.
+    value, _, rule = error.message.rpartition(' is ')
+    value = value.strip('\'"')
     return errors.invalid(
-      f'{error.param.name}={value.strip(_QUOTES)}: is {rule.rstrip(".")}; give '
+      f'{error.param.name}={value}: is {rule.rstrip(".")}; give '
       f'another {error.param.opts[0]}'
     )
   return f'{error.format_message().rstrip(".")}; {see_help}.'
