@@ -198,17 +198,14 @@ def test_families_are_optimised_for_the_noise_of_bins():
 
 
 def test_families_are_optimised_for_the_noise_of_b_min_sep():
-  cohorts = accounting.BMinSep(8, 0.05)
+  """The best C without amplification needs 12.31, and one by hand 11.67."""
   ranking = choosing.choose(
-    64, cohorts, choosing.Target(1.0, 1e-5), families=['banded-toeplitz']
+    64,
+    accounting.BMinSep(8, 0.1),
+    choosing.Target(1.0, 1e-5),
+    families=['banded-toeplitz'],
   )
-  other = choosing.choose(
-    64, participation.MinSep(8), _TARGET, families=['banded-toeplitz']
-  )
-  strategy = other.choices[0].strategy
-  guarantee = accounting.calibrate(strategy, cohorts, epsilon=1.0, delta=1e-5)
-  rmse = guarantee.z_stddev_per_clip * math.sqrt(strategy.errors()[0])
-  assert ranking.choices[0].rmse < 0.97 * rmse
+  assert ranking.choices[0].rmse < 11.2
 
 
 def test_groups_without_a_number_are_as_many_as_bands():

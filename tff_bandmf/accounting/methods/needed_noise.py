@@ -344,7 +344,8 @@ class NeededNoise(abc.ABC):
     """
     add = Proposal(-1, 0.0, 0.0)
     low, high = -math.inf, math.inf
-    slope, before = _SLOPE, None
+    slope = _SLOPE
+    before: Optional[tuple[float, float]] = None
     for _ in range(_MOST_STEPS):
       removes = []
       for factor in _FACTORS:
