@@ -276,12 +276,13 @@ def _sampled_rmse(table) -> Iterator[Row]:
 
   def optimized(row, bands, epsilon):
     """Returns the cohorts and the best strategy with a number of bands."""
-    if 'bins' in table:
-      cohorts = accounting.BallsInBins(table['bins'])
-    else:
-      cohorts = accounting.BMinSep(
-        bands, population=rounds
-      ).for_cohort_size(table['max_participations'])
+    cohorts = (
+      accounting.BallsInBins(table['bins'])
+      if 'bins' in table
+      else accounting.BMinSep(bands, population=rounds).for_cohort_size(
+        table['max_participations']
+      )
+    )
     noise = accounting.needed_noise(cohorts, rounds, epsilon, **claim)
     search = functools.partial(
       optimize.optimize,
