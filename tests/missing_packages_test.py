@@ -1,5 +1,6 @@
 """A package that is missing is said in one line, with the README's words."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -47,6 +48,19 @@ _URL = 'postgresql+psycopg2://localhost/none'
       'from tff_bandmf import optimize, participation, workloads\n'
       'optimize.optimize("banded", 2, participation.Single(), '
       'workloads.Workload(matrix=[[1, 0], [1, 1]]), bands=1)',
+    ),
+    (
+      'tensorflow',
+      'optimizer',
+      'from tff_bandmf import optimize, participation\n'
+      'optimize.optimize("dense", 3, participation.Single())',
+    ),
+    (
+      'tensorflow',
+      'optimizer',
+      'from tff_bandmf import optimize, participation\n'
+      'optimize.optimize("stamped", 4, participation.MinSep(2), '
+      'block_family="dense")',
     ),
     ('tensorflow_privacy', 'tff', 'from tff_bandmf.query import GraphClipping'),
     ('matplotlib', 'plots', _PLAN + 'plan.sweep().plot()'),
@@ -97,6 +111,35 @@ def test_missing_package_is_said_with_the_words_of_the_readme(
     assert re.search(rf'\b{part}\b', readme)
   for command in re.findall(r'pip install --no-deps [\w.= -]+', line):
     assert command.strip() in readme
+
+
+def test_without_tensorflow_stamped_has_bands_and_rankings_leave_dense_out():
+  program = """
+import sys
+sys.modules['tensorflow'] = None
+from tff_bandmf import choosing, optimize, participation
+schema = participation.MinSep(4)
+stamped = optimize.optimize('stamped', 12, schema).strategy
+print(stamped.block.family, stamped.block.bands, stamped.block.rounds)
+ranking = choosing.choose(
+  12, schema, choosing.Target(1.0, 1e-6), families=['dense', 'stamped'])
+print([each.strategy.family for each in ranking.choices])
+print(ranking.left_out['dense'])
+"""
+  result = subprocess.run(
+    [sys.executable, '-c', program],
+    cwd=_ROOT,
+    env={**os.environ, 'BANDMF_CACHE': ''},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert not result.returncode, result.stderr
+  block, ranked, reason = result.stdout.splitlines()
+  assert block == 'banded 4 4'
+  assert ranked == "['stamped']"
+  assert reason.startswith('tensorflow=not installed: family dense')
+  assert "pip install '.[optimizer]'" in reason
 
 
 def test_extras_are_those_of_setup():

@@ -2,6 +2,7 @@
 
 import itertools
 
+import attrs
 import numpy as np
 import pytest
 import scipy.optimize
@@ -13,7 +14,7 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf.optimize import dense, solver
+from tff_bandmf.optimize import banded, dense, solver
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +103,33 @@ def _searched(rounds, objective, free, forms):
     if np.min(room(found.x)) > -1e-8:
       best = min(best, found.fun)
   return best
+
+
+# Losses of a dual search in NumPy, proved to a gap of 1e-6, of the mean error.
+_PROVED = [
+  (_SCHEMAS[0], 2.50535508, 31.50633876),
+  (_SCHEMAS[1], 11.15576324, 113.14471016),
+  (_SCHEMAS[2], 5.84876497, 80.16789663),
+  (_SCHEMAS[3], 11.26389402, 113.25251574),
+  (_SCHEMAS[4], 6.30454156, 88.01114093),
+]
+
+
+@pytest.mark.parametrize('schema, prefix, momentum', _PROVED)
+def test_loss_is_no_worse_than_that_of_another_search(schema, prefix, momentum):
+  strong = workloads.Workload(momentum=0.95, cooldown=0.25)
+  for workload, loss in ((_PREFIX, prefix), (strong, momentum)):
+    found = dense.optimize_dense(solver.Problem(11, schema, workload))
+    assert found.converged
+    assert loss * (1 - 2e-6) < found.loss < loss * (1 + 1e-8)
+
+
+@pytest.mark.parametrize('schema', _SCHEMAS)
+def test_max_error_is_no_worse_than_that_of_few_bands(schema):
+  problem = solver.Problem(11, schema, objective=solver.MAX)
+  few = banded.optimize_banded(attrs.evolve(problem, max_evaluations=50), 3)
+  problem = attrs.evolve(problem, max_evaluations=199)
+  assert dense.optimize_dense(problem).loss < few.loss * (1 + 1e-12)
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
@@ -218,7 +246,8 @@ def test_loss_counts_the_sensitivity(schema):
   """A C scaled up is no better: as the error falls, the sensitivity grows."""
   dual = dense._Dual(solver.Problem(12, schema, _PREFIX, solver.MEAN))
   before = dual.loss
-  dual.offer(strategies.Dense(3 * dual.strategy.matrix()))
+  matrix = dual.strategy.matrix()
+  dual.offer(9 * matrix.T @ matrix)
   assert dual.loss == pytest.approx(before, rel=1e-9)
   assert before == pytest.approx(
     dual.strategy.errors()[0]
@@ -369,7 +398,7 @@ def test_interrupt_returns_the_best_so_far(schema, objective, monkeypatch):
   found = dense.optimize_dense(solver.Problem(40, schema, objective=objective))
   assert not found.converged
   assert found.strategy.rounds == 40
-  assert found.evaluations < 15
+  assert next(calls) == 6
 
 
 def test_callback_gets_losses_that_fall():

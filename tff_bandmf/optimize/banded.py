@@ -125,6 +125,7 @@ def optimize_banded(
     problem.error(strategy) * sets * float(sums.max()),
     minimum.evaluations,
     minimum.converged,
+    minimum.interrupted,
   )
 
 

@@ -26,10 +26,20 @@ The search minimises V - 2 T, which is convex in M; the gradient of 2 T is X(M).
 X(M) is then changed to meet the constraints exactly. The least loss is between
 T^2 / V and the loss of the C of this X. A result has converged only if the two
 numbers agree up to a relative gap. [MultiEpoch23] maximises the same dual with
-another algorithm. The parameters of M (`dense_multipliers`), the weights w for
-the max error, and the gap of a feasible C are from this project. For one
-participation M is diagonal, and the fixed point of [SingleEpoch22] is
+another algorithm. The parameters of M, the weights w for the max error, and the
+gap of a feasible C are from this project. For one participation M is diagonal,
+and the fixed point of [SingleEpoch22] is
 m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2).
+
+**Parameters of M.** M_ij = 0 unless i = j or one client can take part in rounds
+i and j. Such rounds i != j are a pair. m is linear in v >= 0, and so is V. For
+one participation and for fixed epochs, M = L L^T, and L has zeros where M has.
+Row i of L is sqrt(m_i) (u_i, 1) / |(u_i, 1)|. The parameters are u and the
+square roots of v: at the optimum the curvature of T along L is d, which is
+nearly constant, even if M is ill-conditioned. For min-separation, such an L
+would make entries of M for rounds that are no pair. There the parameters are v
+and the M_ij of pairs, scaled so that the curvature of T at the start is nearly
+the same for all of them.
 
 **Optimality.** The search has X_ij = 0 for any two rounds i, j in which one
 client can take part: columns i and j of C are orthogonal. So sens^2 is exactly
@@ -49,29 +59,29 @@ optimum of the following strategies:
   max_participations allows fewer rounds than min_sep does, strategies with at
   most min_sep bands and columns of equal norms.
 
-In two cases the search may end without convergence. One is the max error with
-many participations or with momentum: weights w of rounds that hardly matter
-converge slowly. This search starts at the optimum for the mean, and its result
-is never worse than that optimum. The other case is momentum if
-max_participations allows fewer rounds than min_sep does: the best M is nearly
-singular.
+The search may end without convergence for the max error, because weights w of
+rounds that hardly matter converge slowly. It may also do so with momentum if
+max_participations allows fewer rounds than min_sep does, because the best M is
+then nearly singular. In both cases the search starts from the C of min_sep
+bands of the module `banded`, and its result is never worse. For the max error
+it is also never worse than the optimum for the mean.
 
 Nearly all of the time goes into one symmetric eigenvalue problem for each
-evaluation. LAPACK's divide and conquer, through NumPy, takes 1.3 s for n = 2052
-on one core.
+evaluation. TensorFlow solves it, on the device of `with tf.device(...)`.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Callable, Optional
 
 import attrs
 import numpy as np
-import scipy
+import scipy.optimize
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.optimize import dense_multipliers, solver
+from tff_bandmf.optimize import banded, in_tensorflow, solver
+from tff_bandmf.optimize.in_tensorflow import tf
 from tff_bandmf.strategies import base
 
 # Relative distance of a loss from its lower bound that counts as converged.
@@ -80,15 +90,34 @@ GAP = strategies.PARAMETERS['gap'].default
 # The same distance for a search whose result is only the start of another
 # search.
 _START_GAP = 1e-3
-# Number of evaluations after which the strategy of X(M) is computed again.
-_CHECK_EVERY = 10
+# Number of evaluations after which the strategy of X(M) is computed again. A
+# search whose result is proved goes on until so many evaluations have decreased
+# the loss by less than this fraction of the gap.
+_CHECK_EVERY, _PATIENCE, _WORTH = 10, 20, 1e-3
+# The number of these evaluations for small n, multiplied by n.
+_PATIENCE_OF_SMALL = 2400
+# Steps of Newton's method after a search that ends without proof, and the
+# largest entry of the gradient at which they end.
+_NEWTON_STEPS, _NEWTON_TOLERANCE = 8, 1e-13
+# Fraction of all evaluations that the search for few bands may take.
+_FEW_BANDS = 0.25
+# Largest number of mixtures of two X that are tried for the max error.
+_MIXTURES = 8
 # Below this fraction of the smallest eigenvalue at the start, the square root
 # of an eigenvalue in T is replaced by its tangent. So V - 2 T is finite for an
 # indefinite M, and its gradient leads to a positive definite M.
 _FLOOR = 1e-8
+# If the ratio of the smallest to the largest eigenvalue of a product H H^T is
+# less than this, the smallest eigenvalues are mainly rounding errors.
+_ACCURATE = 1e-11
 # Least ratio of an eigenvalue of W to the largest one. In the first guess of M,
 # eigenvalues with a smaller ratio are raised to it.
 _SMALLEST_EIGENVALUE = 1e-14
+# Scale of y in `_min_sep_diagonal` relative to the scale of m. The value was
+# found by experiment.
+_IDLE_SCALE = 3.0
+# Smallest ratio of a feasible d_i to the given d_i.
+_SMALLEST_CHANGE = 1e-3
 # Factors of the off-diagonal entries of X. They are tried in this order until X
 # is positive definite.
 _KEPT = (1.0, 1 - 1e-6, 1 - 1e-4, 0.99, 0.9, 0.5)
@@ -96,6 +125,102 @@ _KEPT = (1.0, 1 - 1e-6, 1 - 1e-4, 0.99, 0.9, 0.5)
 
 class _ProvenError(Exception):
   """Ends the search: the loss is within the gap of its lower bound."""
+
+
+@attrs.frozen(eq=False)
+class _Diagonal:
+  """m and V as linear functions of v, and the d that the schema allows.
+
+  Attributes:
+    spread: [n, weights] float64, m = spread @ v.
+    total: [weights] float64, V = total @ v.
+    start: [weights] float64, v at the start, where M = diag(m).
+    feasible: function from d, [n] positive float64, to a d that the schema
+      allows and that is nearly a multiple of the given d.
+    scale: [weights] float64; the parameters are v / scale, if L has none. The
+      curvature of T along v_i is about 1 / v_i, so scale_i^2 is about v_i.
+  """
+
+  spread: np.ndarray
+  total: np.ndarray
+  start: np.ndarray
+  feasible: Callable[[np.ndarray], np.ndarray]
+  scale: np.ndarray = attrs.field()
+
+  @scale.default
+  def _default(self) -> np.ndarray:
+    return np.sqrt(self.start)
+
+
+def _equal_diagonal(m: np.ndarray, k: int) -> _Diagonal:
+  """Returns the `_Diagonal` for d_i = 1 / k, where V = sum_i m_i / k.
+
+  Args:
+    m: [n] positive float64, its value at the start.
+    k: largest number of rounds of one client.
+  """
+  d = np.full(len(m), 1 / k)
+  return _Diagonal(np.eye(len(m)), d, m, lambda _: d)
+
+
+def _fixed_epoch_diagonal(m: np.ndarray, b: int, k: int) -> _Diagonal:
+  """Returns the `_Diagonal` for d whose sum over each pattern is at most 1.
+
+  A pattern is the k rounds i, i + b, ..., or all such rounds if there are fewer
+  than k. There is one v for each pattern, and m_i is the sum of v over the
+  patterns that contain round i.
+  """
+  i = np.arange(len(m))
+  first = i[(i < b) | (i + (k - 1) * b < len(m))]
+  lag = np.subtract.outer(i, first)
+  spread = ((lag % b == 0) & (lag >= 0) & (lag < k * b)).astype(float)
+
+  def feasible(d):
+    heaviest = np.zeros(b)
+    np.maximum.at(heaviest, first % b, spread.T @ d)
+    return d / heaviest[i % b]
+
+  start = spread.T @ (m / spread.sum(1)) / spread.sum(0)
+  return _Diagonal(spread, np.ones(len(first)), start, feasible)
+
+
+def _min_sep_diagonal(m: np.ndarray, b: int) -> _Diagonal:
+  """Returns the `_Diagonal` for d whose sum over each pattern is at most 1.
+
+  A pattern is a set of rounds that are at least b apart. Let F_i be the largest
+  sum of d over a pattern of rounds >= i. Then d_i = F_i - F_{i+b}, where F is 1
+  in the first b < n rounds and does not increase. In the dual, patterns have
+  weights with sum V. m_i is the weight of the patterns that contain round i,
+  and y_i >= 0 is the weight of the patterns that could contain round i and do
+  not.
+
+    m_i = m_{i-b} + y_{i-1} - y_i,  V = m_0 + ... + m_{b-1} + y_{b-1}
+
+  v is m_0, ..., m_{b-1}, y_{b-1}, ..., y_{n-1}.
+  """
+  n, i = len(m), np.arange(len(m))
+  lag = np.subtract.outer(i, i)
+  steps = np.eye(n, n + 1)
+  steps[i[b:], i[b:] + 1] = -1
+  start = np.zeros(n + 1)
+  start[:b] = np.bincount(i % b, m) / np.bincount(i % b)
+  scale = np.full(n + 1, _IDLE_SCALE * np.sqrt(start[:b].mean()))
+  scale[:b] = np.sqrt(start[:b])
+
+  def feasible(d):
+    heaviest = np.append(d, np.zeros(b))
+    for i in range(n - b - 1, -1, -1):
+      heaviest[i] += heaviest[i + b]
+    heaviest /= heaviest[:b].mean()
+    heaviest[:b] = 1
+    falling = np.minimum.accumulate(heaviest)
+    above = np.maximum.accumulate(heaviest[::-1])[::-1]
+    heaviest = (falling + above) / 2
+    return np.maximum(heaviest[:n] - heaviest[b:], _SMALLEST_CHANGE * d)
+
+  spread = ((lag % b == 0) & (lag >= 0)) @ steps
+  total = (np.arange(n + 1) <= b).astype(float)
+  return _Diagonal(spread, total, start, feasible, scale)
 
 
 class _Dual:
@@ -121,49 +246,114 @@ class _Dual:
     gap: float = GAP,
     guess: Optional[np.ndarray] = None,
   ):
-    self._problem = problem
-    self._gap = gap
-    rounds = problem.rounds
-    workload = problem.workload
-    # Products with a matrix take O(n^3), as long as one evaluation.
-    self._workload: Optional[np.ndarray] = None
-    if workload.inverse_bands is None or workload.weight_decay:
-      self._workload = workload.matrix(rounds)
-    else:
-      self._rates = workload.learning_rates(rounds)[:, None]
-    self._is_max = problem.objective == solver.MAX
-    self._roots = np.sqrt(problem.weights)[:, None]
-    half = self._roots * self._summed(np.eye(rounds))
+    n, schema = problem.rounds, problem.participation
+    b, k = schema.separation(n), schema.participations(n)
+    self._problem, self._gap = problem, gap
+    self._workload = tf.constant(problem.workload.matrix(n))
+    self._roots = np.sqrt(problem.weights)
+    half = self._roots[:, None] * self._workload.numpy()
     if guess is None:
       # diag(W^1/2) is the fixed-point iterate that follows M = identity.
       values, vectors = np.linalg.eigh(half @ half.T)
       values = np.maximum(values, _SMALLEST_EIGENVALUE * values[-1])
-      decoder = self._transposed(self._roots * vectors) * values**-0.25
-      guess = np.diag(np.einsum('ij,ij->i', decoder, decoder))
-    self._model, self._pairs, self._multipliers = dense_multipliers.of_schema(
-      rounds, problem.participation, guess
+      guess = np.diag(np.sum((half.T @ (vectors * values**-0.25)) ** 2, 1))
+    self._pairs = in_tensorflow.pairs(n, schema)
+    self._at = np.argwhere(np.tril(self._pairs))
+    self.is_factored = k == 1 or schema.evenly_spaced
+    m = np.diagonal(guess)
+    if k == 1 or not (schema.evenly_spaced or k * b >= n):
+      self._diagonal = _equal_diagonal(m, k)
+    elif schema.evenly_spaced:
+      self._diagonal = _fixed_epoch_diagonal(m, b, k)
+    else:
+      self._diagonal = _min_sep_diagonal(m, b)
+    self._is_max = problem.objective == solver.MAX
+    self._sizes = len(self._diagonal.start), len(self._at), self._is_max * n
+    root = (self._diagonal.spread @ self._diagonal.start) ** 0.25
+    self._scale = np.outer(root, root)
+    entries = np.zeros((n, n)) if self.is_factored else guess / self._scale
+    self.start = np.concatenate(
+      [
+        self._diagonal.start / self._diagonal.scale,
+        entries[tuple(self._at.T)],
+        self._roots[: self._sizes[2]],
+      ]
     )
-    start, self.bounds = self._multipliers.start, self._multipliers.bounds
-    self._weights = len(start)
-    values, _ = self._multipliers.decomposed(start, self._roots, self._summed)
+    least = None if self.is_factored else 0.0
+    self.bounds = [(least, None)] * self._sizes[0]
+    self.bounds += [(None, None)] * sum(self._sizes[1:])
+    total, m, factor, roots = self._variables(tf.constant(self.start))
+    values, *_ = self._spectrum(m, factor, roots)
     self._floor = _FLOOR * values[0]
-    self._first_total = self._multipliers.total(start)
-    self._first_trace = np.sum(np.sqrt(values))
-    if self._is_max:
-      start = np.concatenate([start, self._roots[:, 0]])
-      self.bounds = self.bounds + [(None, None)] * rounds
-    self.start = start
-    self.evaluations = 0
-    self.lower_bound = 0.0
-    self.parameters = start
+    self._first = total, tf.reduce_sum(tf.sqrt(values))
+    self._traced = tf.function(
+      self._evaluated,
+      [tf.TensorSpec(self.start.shape, tf.float64)],
+      autograph=False,
+    )
+    self.evaluations, self.lower_bound, self._since = 0, 0.0, 0
+    self._patience = max(_PATIENCE, _PATIENCE_OF_SMALL // n) * (gap <= GAP)
+    self.parameters = self.start
     # The first strategy is independent noise, with d_i proportional to W_ii^1/2
     # as far as the schema allows. The result is never worse than this strategy.
     own = np.linalg.norm(half, axis=0)
-    self.strategy, self.loss = (
-      strategies.Dense(np.diag(np.sqrt(self._model.feasible(own)))),
-      np.inf,
+    self.strategy = strategies.Dense(
+      np.diag(np.sqrt(self._diagonal.feasible(own)))
     )
-    self.offer(self.strategy)
+    self.loss = self._before = problem.evaluated(self.strategy).loss
+
+  def _variables(self, x: tf.Tensor) -> tuple:
+    """Returns V, M, L, and the square roots of w, [n, 1].
+
+    L is None if M has other parameters.
+    """
+    weights, entries, roots = tf.split(x, self._sizes)
+    roots = roots / tf.norm(roots) if self._is_max else self._roots
+    low = tf.scatter_nd(self._at, entries, self._scale.shape)
+    if self.is_factored:
+      weights, factor = weights**2, low + np.eye(len(self._scale))
+    else:
+      weights, factor = weights * self._diagonal.scale, None
+    own = tf.linalg.matvec(self._diagonal.spread, weights)
+    if factor is None:
+      m = self._scale * (low + tf.transpose(low)) + tf.linalg.diag(own)
+    else:
+      factor *= (tf.sqrt(own) / tf.norm(factor, axis=1))[:, None]
+      m = tf.matmul(factor, factor, transpose_b=True)
+    total = tf.reduce_sum(self._diagonal.total * weights)
+    return total, m, factor, tf.reshape(roots, [-1, 1])
+
+  def _spectrum(
+    self, m: tf.Tensor, factor: Optional[tf.Tensor], roots: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns eigenvalues and eigenvectors of B M B^T, and B.
+
+    B is diag(roots) A. If M is indefinite, there is an eigenvalue <= 0.
+    """
+    half = roots * self._workload
+    if factor is None:
+      product = half @ tf.matmul(m, half, transpose_b=True)
+    else:
+      product = half @ factor
+      product = tf.matmul(product, product, transpose_b=True)
+    values, vectors = tf.linalg.eigh(product)
+
+    def accurate():
+      squares, root = [1.0], factor
+      if factor is None:
+        squares, root = tf.linalg.eigh(m)
+        root *= tf.sqrt(tf.maximum(squares, 0.0))
+      roots, left, _ = tf.linalg.svd(half @ root)
+      indefinite = tf.concat([tf.minimum(values[:1], 0.0), values[1:]], 0)
+      return (
+        tf.where(squares[0] > 0, roots[::-1] ** 2, indefinite),
+        tf.where(squares[0] > 0, left[:, ::-1], vectors),
+      )
+
+    values, vectors = tf.cond(
+      values[0] >= _ACCURATE * values[-1], lambda: (values, vectors), accurate
+    )
+    return values, vectors, half
 
   def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns value and gradient at parameters, [parameters] float64.
@@ -186,82 +376,86 @@ class _Dual:
     """
     self.evaluations += 1
     self.parameters = parameters
-    own, lengths = np.split(parameters, [self._weights])
-    roots = self._roots
-    if self._is_max:
-      norm = np.linalg.norm(lengths)
-      roots = (lengths / norm)[:, None]
-    total = self._multipliers.total(own)
-    values, vectors = self._multipliers.decomposed(own, roots, self._summed)
-    capped = np.maximum(values, self._floor)
-    slope = 0.5 / np.sqrt(capped)
-    trace = np.sum(np.sqrt(capped) + slope * (values - capped))
-    decoder = self._transposed(roots * vectors) * np.sqrt(2 * slope)
-    gram = decoder @ decoder.T
-    total_slope, trace_slope = self._multipliers.gradients(own, gram)
-    if self._is_max:
-      along = 2 * np.square(vectors) @ (slope * values) / roots[:, 0]
-      # w does not change with the norm of its parameters.
-      along -= roots[:, 0] * (roots[:, 0] @ along)
-      total_slope = np.concatenate([total_slope, np.zeros(len(lengths))])
-      trace_slope = np.concatenate([trace_slope, along / norm])
-    # If M is indefinite, T is undefined and there is no lower bound.
-    if values[0] > 0:
-      self.lower_bound = max(
-        self.lower_bound, np.sum(np.sqrt(values)) ** 2 / total
-      )
+    value, gradient, bound, gram = self._traced(parameters)
+    self.lower_bound = max(self.lower_bound, float(bound))
     if check:
-      self._check(gram)
-    value = total / self._first_total - 2 * trace / self._first_trace
-    gradient = (
-      total_slope / self._first_total - 2 * trace_slope / self._first_trace
-    )
-    return float(value), gradient
+      self._check(gram.numpy())
+    return float(value), gradient.numpy()
+
+  def _evaluated(self, x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """Returns value and gradient, the lower bound of the loss, and X(M)."""
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      total, m, factor, roots = self._variables(x)
+      with tape.stop_recording():
+        values, vectors, half = self._spectrum(m, factor, roots)
+        capped = tf.maximum(values, self._floor)
+        slope = 0.5 / tf.sqrt(capped)
+        trace = tf.reduce_sum(tf.sqrt(capped) + slope * (values - capped))
+        decoder = tf.matmul(
+          vectors * tf.sqrt(2 * slope), half, transpose_a=True
+        )
+        gram = tf.matmul(decoder, decoder, transpose_a=True)
+        by_roots = 2 * tf.linalg.matvec(vectors**2, slope * values)[:, None]
+      # The terms with the gradient of T, X(M) / 2 by M.
+      along = tf.reduce_sum(gram * m) / 2
+      along += tf.reduce_sum(by_roots / tf.stop_gradient(roots) * roots)
+      trace += along - tf.stop_gradient(along)
+      value = total / self._first[0] - 2 * trace / self._first[1]
+    # If M is indefinite, T is undefined and there is no lower bound.
+    bound = tf.reduce_sum(tf.sqrt(values)) ** 2 / total
+    bound = tf.where(values[0] > 0, bound, 0.0)
+    return value, tape.gradient(value, x), bound, gram
 
   def multipliers(self) -> np.ndarray:
     """Returns M, [n, n] float64, of the parameters of the last evaluation."""
-    return self._multipliers.matrix(self.parameters[: self._weights])
+    return self._variables(tf.constant(self.parameters))[1].numpy()
 
   def _check(self, gram: np.ndarray) -> None:
     """Offers the C of X(M), changed to meet the constraints."""
-    gram[self._pairs] = gram.T[self._pairs] = 0.0
+    gram = np.where(self._pairs, 0.0, gram)
     diagonal = np.diagonal(gram)
-    change = np.sqrt(self._model.feasible(diagonal) / diagonal)
-    self.offer(
-      strategies.Dense(
-        _positive_definite_factor(gram * change * change[:, None])
-      )
-    )
-    if self.proven:
+    change = np.sqrt(self._diagonal.feasible(diagonal) / diagonal)
+    self.offer(gram * change * change[:, None])
+    if self.gained(self._before):
+      self._before, self._since = self.loss, self.evaluations
+    if self.proven and self.evaluations >= self._since + self._patience:
       raise _ProvenError
 
-  def offer(self, strategy: strategies.Dense) -> None:
-    """Keeps `strategy` if it is the best so far."""
-    loss = self._problem.evaluated(strategy).loss
-    if loss < self.loss:
-      self.strategy, self.loss = strategy, loss
+  def gained(self, before: float) -> bool:
+    """Returns whether the loss is noticeably smaller than `before`."""
+    return self.loss < before * (1 - _WORTH * self._gap)
+
+  def offer(self, gram: np.ndarray) -> None:
+    """Keeps the C of X, [n, n] float64, if it is the best so far.
+
+    For the max error, mixtures of X with the best X so far are tried too: they
+    meet the constraints, and errors are convex in X.
+    """
+    best = self.strategy.matrix()
+    best = best.T @ best
+
+    def loss(share):
+      mixture = share * gram + (1 - share) * best
+      strategy = strategies.Dense(_positive_definite_factor(mixture))
+      value = self._problem.evaluated(strategy).loss
+      if value < self.loss:
+        self.strategy, self.loss = strategy, value
+      return value
+
+    loss(1.0)
+    if self._is_max:
+      scipy.optimize.minimize_scalar(
+        loss,
+        bounds=(0, 1),
+        method='bounded',
+        options={'maxiter': _MIXTURES},
+      )
 
   @property
   def proven(self) -> bool:
     """Whether `loss` is within the gap of `lower_bound`."""
     return self.loss <= (1 + self._gap) * self.lower_bound
-
-  def _summed(self, rows):
-    """Returns A @ rows, in O(n^2) if A has few parameters."""
-    if self._workload is not None:
-      return self._workload @ rows
-    h = self._problem.workload.polynomial
-    return np.cumsum(
-      self._rates * scipy.signal.lfilter([1.0], h, rows, axis=0), axis=0
-    )
-
-  def _transposed(self, rows):
-    """Returns A^T @ rows, in O(n^2) if A has few parameters."""
-    if self._workload is not None:
-      return self._workload.T @ rows
-    h = self._problem.workload.polynomial
-    later = self._rates[::-1] * np.cumsum(rows[::-1], axis=0)
-    return scipy.signal.lfilter([1.0], h, later, axis=0)[::-1]
 
 
 def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
@@ -311,60 +505,81 @@ def optimize_dense(
   >>> round(found.loss, 4), found.converged
   (2.3313, True)
   """
-  of_mean = problem
-  if problem.objective == solver.MAX:
-    of_mean = attrs.evolve(problem, objective=solver.MEAN)
   base.check_dense(problem.rounds)
   if not np.all(problem.weights):
     raise errors.value_error(
       'objective=weights of 0: the best dense C would be singular; give each '
       'round a weight above 0, or use a family of few bands'
     )
-  left, callback = problem.max_evaluations, problem.callback
-  interrupted = False
+  n, schema, callback = problem.rounds, problem.participation, problem.callback
+  b, k = schema.separation(n), schema.participations(n)
+  is_max = problem.objective == solver.MAX
+  left, interrupted, guess = problem.max_evaluations, False, None
+  candidates = []
 
   def search(dual):
     nonlocal left, interrupted
-    point = dual.start
+    before, most = np.inf, left
     # `dual` holds its best strategy, in whichever way the search ends.
     try:
-      if left > 0 and not interrupted:
+      while left > 0 and not interrupted and dual.gained(before):
+        before = dual.loss
         minimum = solver.minimize(
           dual,
-          dual.start,
+          dual.parameters,
           dual.bounds,
           left,
-          None if callback is None else lambda _: callback(dual.loss),
+          callback and (lambda _: callback(dual.loss)),
         )
-        point, interrupted = minimum.x, minimum.interrupted
-      dual.evaluate(point, check=True)
+        interrupted = minimum.interrupted
+        dual.evaluate(minimum.x, check=True)
+        left = most - dual.evaluations
+      if left > 0 and not interrupted and dual.is_factored:
+        scipy.optimize.root(
+          lambda x: dual.evaluate(x, check=False)[1],
+          dual.parameters,
+          method='krylov',
+          callback=lambda x, _: dual.evaluate(x, check=True),
+          options={'maxiter': _NEWTON_STEPS, 'fatol': _NEWTON_TOLERANCE},
+        )
     except KeyboardInterrupt:
       interrupted = True
     except _ProvenError:
       pass
-    left -= dual.evaluations
+    left = most - dual.evaluations
     return dual
 
-  guess = None
-  schema = problem.participation
-  count = schema.participations(problem.rounds)
-  if not schema.evenly_spaced and count > 1:
+  if is_max or not schema.evenly_spaced and 1 < k and k * b < n:
+    few = attrs.evolve(problem, max_evaluations=1 + int(_FEW_BANDS * left))
+    optimized = (
+      in_tensorflow.banded(few, min(b, n))
+      if problem.workload.inverse_bands is None
+      else banded.optimize_banded(few, min(b, n))
+    )
+    interrupted = optimized.interrupted
+    left -= optimized.evaluations
+    # The columns of a pattern, at most k of them, have norm 1.
+    matrix = optimized.strategy.matrix()
+    candidates.append(matrix.T @ matrix / k)
+  of_mean = attrs.evolve(problem, objective=solver.MEAN) if is_max else problem
+  if not schema.evenly_spaced and k > 1:
     # Fixed epochs have fewer patterns than min-separation. An M for them is
     # also an M for min-separation, and a better start than a diagonal M, from
     # which the search with momentum may end 20 % above the best loss.
-    fixed = participation_lib.FixedEpoch(
-      schema.separation(problem.rounds), count
-    )
+    fixed = participation_lib.FixedEpoch(b, k)
     start = attrs.evolve(of_mean, participation=fixed)
     guess = search(_Dual(start, _START_GAP)).multipliers()
-  dual = search(_Dual(of_mean, gap, guess))
-  if problem.objective == solver.MAX:
+  dual = _Dual(of_mean, gap, guess)
+  if is_max:
     # The search starts from the optimum for the mean error, and its result is
     # never worse than that optimum.
-    mean, dual = dual, _Dual(problem, gap, guess)
-    dual.start[: len(mean.start)] = mean.parameters
-    dual.offer(mean.strategy)
-    search(dual)
+    mean, dual = search(dual), _Dual(problem, gap, guess)
+    dual.parameters[: len(mean.start)] = mean.parameters
+    matrix = mean.strategy.matrix()
+    candidates.append(matrix.T @ matrix)
+  for each in candidates:
+    dual.offer(each)
+  search(dual)
   return solver.Optimized(
     dual.strategy, dual.loss, problem.max_evaluations - left, bool(dual.proven)
   )

@@ -9,6 +9,7 @@ error * sens^2.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pkgutil
 from typing import Any, Callable, Optional
 
@@ -196,8 +197,14 @@ def _best_bands(
 
 
 def stamped(request: _Request) -> solver.Optimized:
-  """Returns the stamped strategy of the best block of `block_rounds` rounds."""
+  """Returns the stamped strategy of the best block of `block_rounds` rounds.
+
+  If no family is given for the block and TensorFlow is not installed, the block
+  has as many bands as rounds: the search for them needs no TensorFlow, and does
+  not prove that the block is the best.
+  """
   rounds = request.needed('block_rounds', request.participation.min_sep)
+  rounds = min(rounds, request.rounds)
   parameters: dict[str, Any] = {
     name: value
     for name, value in request.parameters.items()
@@ -206,16 +213,20 @@ def stamped(request: _Request) -> solver.Optimized:
   # In min_sep rounds a client takes part at most once. If `block_rounds` is
   # given and larger, another block may be better, but `evaluated` computes the
   # loss for the schema of the request.
-  optimized = optimize(
-    request['block_family'],
-    min(rounds, request.rounds),
-    participation_lib.Single(),
-    workloads.PREFIX,
-    request.objective,
+  best = functools.partial(
+    optimize,
+    rounds=rounds,
+    participation=participation_lib.Single(),
+    objective=request.objective,
     memory_copies=request.memory_copies,
     callback=request.callback,
-    **parameters,
   )
+  try:
+    optimized = best(request['block_family'], **parameters)
+  except ImportError:
+    if 'block_family' in request.parameters or parameters:
+      raise
+    optimized = best('banded', bands=rounds)
   return request.evaluated(
     strategies.Stamped(request.rounds, optimized.strategy), optimized
   )

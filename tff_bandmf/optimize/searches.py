@@ -10,7 +10,6 @@ from tff_bandmf import _checks, errors, strategies
 from tff_bandmf.optimize import banded as banded_lib
 from tff_bandmf.optimize import banded_inverse as banded_inverse_lib
 from tff_bandmf.optimize import blt as blt_lib
-from tff_bandmf.optimize import dense as dense_lib
 from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 from tff_bandmf.optimize import toeplitz as toeplitz_lib
@@ -96,6 +95,7 @@ def dense(request: _Request) -> solver.Optimized:
   """Returns the best lower-triangular C.
 
   Raises:
+    ImportError: TensorFlow is not installed.
     ValueError: cohorts are sampled.
   """
   if request.noise:
@@ -103,6 +103,9 @@ def dense(request: _Request) -> solver.Optimized:
       'family=dense: its best C has entries below 0, for which the '
       'amplification is not proved; use banded'
     )
+  with errors.importing('family dense', 'optimizer'):
+    from tff_bandmf.optimize import dense as dense_lib
+
   return dense_lib.optimize_dense(request, gap=request['gap'])
 
 

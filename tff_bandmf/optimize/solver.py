@@ -62,12 +62,14 @@ class Optimized(Generic[StrategyT]):
     evaluations: number of evaluations of the loss, with or without gradient.
     converged: whether the search converged; if it stopped for another reason,
       such as an interrupt, the strategy is the best so far.
+    interrupted: whether Ctrl-C ended the search.
   """
 
   strategy: StrategyT
   loss: float
   evaluations: int
   converged: bool
+  interrupted: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,6 +183,7 @@ class Problem:
       self.error(strategy) * sens**2,
       minimum.evaluations if minimum else 0,
       minimum.converged if minimum else True,
+      minimum.interrupted if minimum else False,
     )
 
 
