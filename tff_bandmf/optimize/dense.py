@@ -37,7 +37,7 @@ one participation and for fixed epochs, M = L L^T, and L has zeros where M has.
 Row i of L is sqrt(m_i) (u_i, 1) / |(u_i, 1)|. The parameters are u and the
 square roots of v: at the optimum the curvature of T along L is d, which is
 nearly constant, even if M is ill-conditioned. For min-separation, such an L
-would make entries of M for rounds that are no pair. There the parameters are v
+would give entries of M to other rounds than pairs. There the parameters are v
 and the M_ij of pairs, scaled so that the curvature of T at the start is nearly
 the same for all of them.
 
@@ -96,9 +96,9 @@ _START_GAP = 1e-3
 _CHECK_EVERY, _PATIENCE, _WORTH = 10, 20, 1e-3
 # The number of these evaluations for small n, multiplied by n.
 _PATIENCE_OF_SMALL = 2400
-# Steps of Newton's method after a search that ends without proof, and the
-# largest entry of the gradient at which they end.
-_NEWTON_STEPS, _NEWTON_TOLERANCE = 8, 1e-13
+# Steps of Newton's method after a search that ends without proof, the largest
+# entry of the gradient at which they end, and most evaluations of a step.
+_NEWTON_STEPS, _NEWTON_TOLERANCE, _NEWTON_EVALUATIONS = 8, 1e-13, 40
 # Fraction of all evaluations that the search for few bands may take.
 _FEW_BANDS = 0.25
 # Largest number of mixtures of two X that are tried for the max error.
@@ -534,7 +534,8 @@ def optimize_dense(
         interrupted = minimum.interrupted
         dual.evaluate(minimum.x, check=True)
         left = most - dual.evaluations
-      if left > 0 and not interrupted and dual.is_factored:
+      is_smooth = dual.is_factored and not interrupted
+      if is_smooth and left > _NEWTON_EVALUATIONS * _NEWTON_STEPS:
         scipy.optimize.root(
           lambda x: dual.evaluate(x, check=False)[1],
           dual.parameters,
