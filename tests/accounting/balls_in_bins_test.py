@@ -193,6 +193,33 @@ def test_one_bin_is_the_run_without_amplification():
   assert sampled.upper > exact
 
 
+def test_claim_without_amplification_is_said_in_one_line(capsys):
+  """Two bins of nearly equal means: there is little that sampling amplifies."""
+  matrix, samples = np.tril(np.ones((40, 40))), _samples(0, 100, 4.9e-6)
+  found = _spec(1.0, bins=2, matrix=matrix, samples=samples).claim(1e-5)
+  assert found.seed is None
+  assert found.epsilon == pytest.approx(
+    accounting.gaussian_epsilon(1.0, 1e-5), rel=1e-6
+  )
+  calibrated = accounting.calibrate(
+    strategies.Dense(matrix),
+    accounting.BallsInBins(2),
+    epsilon=1.0,
+    delta=1e-5,
+    samples=samples,
+  )
+  assert calibrated.noise_multiplier == pytest.approx(
+    accounting.gaussian_noise_multiplier(1.0, 1e-5), rel=1e-6
+  )
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 2
+  assert all(line.startswith('samples=100: ') for line in lines)
+  # With one bin nothing is amplified, and no line is needed.
+  alone = _spec(2.0, bins=1, matrix=matrix, samples=samples)
+  assert alone.claim(1e-5).seed is None
+  assert not capsys.readouterr().err
+
+
 def test_total_counts_the_failure_probability():
   spec = _spec(1.0, samples=_samples(4, 10_000, 1e-4))
   found = spec.claim_at(1.0)

@@ -33,6 +33,8 @@ _SEARCHES = 4
 # A search first bounds the move of the means for this fraction of a guess of
 # the noise multiplier.
 _BELOW_GUESS = 0.9
+# Relative difference of equal numbers.
+_EQUAL = 1e-9
 
 
 class Accountant(abc.ABC):
@@ -330,7 +332,10 @@ class Sampled(Accountant):
         exact,
         options,
       )
-      bound = bound if amplified is None else amplified[1]
+      if amplified is None:
+        self._notice_no_amplification(mixture, count)
+      else:
+        bound = amplified[1]
     bound = _of_program(bound, growth)
     return bound if bound.total <= delta else monte_carlo.UNPROVED
 
@@ -435,7 +440,24 @@ class Sampled(Accountant):
         near,
       )
     )
-    return least or (start, _unamplified(start, epsilon))
+    if least is None:
+      self._notice_no_amplification(self.mixture(start), options.samples)
+      return start, _unamplified(start, epsilon)
+    return least
+
+  def _notice_no_amplification(
+    self, mixture: importance.Mixture, samples: int
+  ) -> None:
+    """Says that a claim is the one without amplification, unless P is Gaussian.
+
+    The means of P are equal if the mean of their squares is the square of their
+    mean. Sampling then amplifies nothing.
+    """
+    if mixture.mean_square > mixture.square_mean * (1 + _EQUAL):
+      errors.notice(
+        f'samples={samples}: do not prove that sampling amplifies, so epsilon '
+        'and noise are those without amplification; use more samples'
+      )
 
 
 def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
