@@ -44,7 +44,8 @@ from tff_bandmf.accounting.methods import accountants, importance
 _BLOCK_ENTRIES = 2**22
 # A bound of the error of losses near epsilon in float32.
 _ROUGH = 1e-2
-# Largest logarithm of a weight in `BallsInBinsMixture.remove`.
+# Largest logarithm of a weight in `BallsInBinsMixture.remove`, relative to the
+# weights of the first copy.
 _LARGEST_LOG = 300.0
 
 
@@ -100,7 +101,8 @@ class BallsInBinsMixture(importance.Mixture):
       top = logs.max()
       total += top + math.log(np.exp(logs - top).mean(axis=1).max())
       logs = logs + a**2 * self._gram
-    return total if top < _LARGEST_LOG else math.inf
+    first = a * (a - 1) / 2 * self._squares.max()
+    return total if top - first < _LARGEST_LOG else math.inf
 
   def remove(self, tilt, epsilon):
     a, bins = tilt.factor, len(self._gram)
@@ -108,9 +110,12 @@ class BallsInBinsMixture(importance.Mixture):
     size = math.isqrt(bins - 1) + 1
     groups = -(-bins // size)
     padding = groups * size - bins
-    first = np.exp(a * (a - 1) / 2 * np.pad(self._squares, (0, padding)))
-    first[bins:] = 0.0
-    gains = np.exp(a**2 * np.pad(self._gram, ((0, 0), (0, padding))))
+    exponents = a * (a - 1) / 2 * self._squares
+    top = exponents.max()
+    first = np.pad(np.exp(exponents - top), (0, padding))
+    with np.errstate(over='ignore'):
+      # One copy needs no gains, and they may overflow.
+      gains = np.exp(a**2 * np.pad(self._gram, ((0, 0), (0, padding))))
     in_group = np.kron(np.eye(groups), np.ones((size, 1)))
 
     def drawn_bins(rng, weights):
@@ -127,10 +132,11 @@ class BallsInBinsMixture(importance.Mixture):
     def draw(rng, count):
       rows, taken = np.arange(count), np.zeros((count, bins))
       weights = np.tile(first, (count, 1))
-      log_product = np.full(count, -tilt.copies * math.log(bins))
+      log_product = np.full(count, tilt.copies * (top - math.log(bins)))
       for _ in range(tilt.copies):
         drawn, sums = drawn_bins(rng, weights)
-        weights *= gains[drawn]
+        with np.errstate(over='ignore', invalid='ignore'):
+          weights *= gains[drawn]
         taken[rows, drawn] += a
         log_product += np.log(sums)
       losses = self._noise(rng, count)
