@@ -113,7 +113,7 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
       tree = [process, *process.children(recursive=True)]
       memory = max(memory, sum(each.memory_info().rss for each in tree))
       cpu = [sum(each.cpu_times()[:2]) for each in tree]
-      rounds_done = len(metrics.rows(run))
+      rounds_done = len(metrics.exported(run))
       if len(cpu) > 1 and rounds_done > (done[-1][0] if done else 0):
         done.append((rounds_done, cpu[0], sum(cpu[1:])))
     except psutil.NoSuchProcess:
@@ -167,7 +167,7 @@ def main(folder: str, rounds: int, row: str, sentences: int) -> None:
   written = time.perf_counter() - began
   result = _train(directory, row, rounds)
   seconds = [
-    float(each['seconds']) for each in metrics.rows(directory / 'run')
+    float(each['seconds']) for each in metrics.exported(directory / 'run')
   ][1:]
   cores = len(os.sched_getaffinity(0))
 

@@ -302,9 +302,7 @@ def attack(
 
   model, before = start.model, start.model.weights
   after = pretraining.last_weights(directory, model)
-  noise_multiplier = run_json.RunRecord.read(directory).claim[
-    'noise_multiplier'
-  ]
+  noise_multiplier = run_json.read_plan(directory).guarantee.noise_multiplier
   members = gains(model, before, after, corpus.train)
   if planted is not None:
     # The planted sentence changes the gain of its person, who is left out.
@@ -385,15 +383,15 @@ def _attack_run(
   """Returns the results for a run; trains it again if `planted` > 0."""
   from simulations import config_keys, pretraining, training
   from tff_bandmf import report
-  from tff_bandmf.run_files import run_json
+  from tff_bandmf.run_files import run_json, run_ledger
   from tff_bandmf.tff import runtime
 
-  if not (directory / run_json.RESULT_FILE).exists():
+  if run_ledger.results(directory) is None:
     raise errors.value_error(
       f'run={directory}: must hold a finished run; finish it with --resume'
     )
   record = run_json.RunRecord.read(directory)
-  config = config_keys.from_tree(record.config)
+  config = config_keys.from_tree(record.config or {})
   corpus = training.load_corpus(config.data)
   name = '/'.join(directory.parts[-2:])
   planted_text = None

@@ -27,7 +27,7 @@ import click
 import numpy as np
 
 from tff_bandmf import _files, clips, errors, strategies
-from tff_bandmf.run_files import metrics, run_json
+from tff_bandmf.run_files import metrics, run_json, run_ledger
 
 with errors.importing('a plot'):
   from matplotlib import figure as figure_lib
@@ -68,11 +68,13 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
   Args:
     directory: folder of the finished run.
   """
-  run = run_json.RunRecord.read(directory)
-  privacy, training = run.config['privacy'], run.config['training']
-  strategy, _ = strategies.load(directory / run_json.STRATEGY_FILE)
+  config = run_json.RunRecord.read(directory).config or {}
+  privacy, training = config['privacy'], config['training']
+  strategy = run_json.read_plan(directory).strategy
   first = clips.norm(privacy['l2_norm_clip'])
-  released = [clip for _, clip in metrics.clips(metrics.rows(directory))]
+  with run_ledger.open_ledger(directory) as ledger:
+    attempts, result = ledger.all_attempts(), ledger.ended()
+  released = [clip for _, clip in metrics.clips(attempts)]
   path = [first, *released[:-1]] if released else [first] * strategy.rounds
   return {
     'name': directory.name,
@@ -81,7 +83,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     'l2_norm_clip': first,
     'until': privacy['clip_until'],
     'seed': training['seed'],
-    **run_json.read_result(directory)[0],
+    **(result or {}),
     'path': path,
     'noise': {
       name: values.tolist()

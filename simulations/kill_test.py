@@ -247,7 +247,7 @@ def _rows(directory: pathlib.Path) -> list[dict[str, str]]:
 
   return [
     {name: value for name, value in row.items() if name != 'seconds'}
-    for row in metrics.rows(directory)
+    for row in metrics.exported(directory)
   ]
 
 

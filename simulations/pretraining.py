@@ -23,7 +23,7 @@ from simulations import models
 from simulations.corpora import client_data, registry
 from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import _files, errors
-from tff_bandmf.run_files import checkpoints, run_json
+from tff_bandmf.run_files import checkpoints, run_json, run_ledger
 from tff_bandmf.tff import names as tff
 
 # Part of the names of cached weights. Raise this number when `train` changes.
@@ -198,7 +198,7 @@ def _after_run(
   init = str(config.training.init)
   directory = pathlib.Path(init)
   record = run_json.RunRecord.read(directory)
-  if not (directory / run_json.RESULT_FILE).exists():
+  if run_ledger.results(directory) is None:
     raise _unfit(init, 'holds an unfinished run', 'finish it with --resume')
   words = (directory / 'vocabulary.txt').read_text('utf-8').split('\n')[:-1]
   if tuple(words) != vocabulary.words:
@@ -208,8 +208,10 @@ def _after_run(
       'give its vocabulary.txt as data.vocabulary_file',
     )
   weights = last_weights(directory, model)
-  same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
-  private = record.claim['noise_multiplier'] > 0 and not record.simulated
+  data = (record.config or {}).get('data') or {}
+  same = data.get('corpus') == config.data.corpus
+  plan = run_json.read_plan(directory)
+  private = plan.guarantee.noise_multiplier > 0 and plan.simulated is None
   # PRIVACY: If an earlier run without a guarantee trained the weights on the
   # clients of this run, the weights could reveal the text of these clients, and
   # the guarantee of this run would not cover that. A run with noise refuses

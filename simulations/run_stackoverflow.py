@@ -379,7 +379,7 @@ def main(**given: Any) -> None:
   written = report.write(directory)
   click.echo(written['summary'])
   for name, (_, folder) in runs.items():
-    for line in speed(name, metrics.rows(folder)):
+    for line in speed(name, metrics.exported(folder)):
       click.echo(line)
   for row in written['runs']:
     accuracy = 100 * row['test_accuracy']

@@ -222,7 +222,7 @@ def run(
       config.privacy.max_memory_bytes,
     ),
   ) as started:
-    if (directory / report.RESULT_FILE).exists():
+    if started.results is not None:
       return json.loads((directory / report.RESULT_FILE).read_text())
     corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
     process = fed_avg.build(

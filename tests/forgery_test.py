@@ -266,7 +266,7 @@ def forged(folder, tmp_path, monkeypatch):
       return kept[key]
 
     monkeypatch.setattr(ledger, 'observed', observed_once)
-    for name in ('all_attempts', 'bound', 'has_head'):
+    for name in ('bound', 'last_round'):
       once = functools.lru_cache(maxsize=None)(getattr(ledger, name))
       monkeypatch.setattr(ledger, name, once)
     monkeypatch.setattr(

@@ -19,7 +19,6 @@ import tff_bandmf
 from tff_bandmf import report
 from tff_bandmf import verify as verify_lib
 from tff_bandmf.cli import main
-from tff_bandmf.run_files import run_json
 
 pytestmark = pytest.mark.slow
 
@@ -105,28 +104,25 @@ def _sql(path, statement):
 
 
 _FORGERIES = {
-  'less noise in run.json': (
-    'run.json',
-    {'claim__noise_multiplier': 0.9, 'claim__z_stddev_per_clip': 1.9},
+  'more noise': ('plan.json', {'noise_multiplier': 0.9}),
+  'another clip': ('plan.json', {'request__l2_norm_clip': 0.5}),
+  'another divisor': ('plan.json', {'request__clients_per_round': 60}),
+  'a bound on participations': (
+    'plan.json',
+    {'request__cohorts__max_participations': 1},
   ),
-  'a smaller sensitivity': ('run.json', {'claim__sensitivity': 1.0}),
-  'another clip': ('run.json', {'claim__l2_norm_clip': 0.5}),
-  'another divisor': ('run.json', {'claim__clients_per_round': 60}),
-  'another schema': ('run.json', {'claim__min_sep': 12}),
-  'a bound on participations': ('run.json', {'claim__max_participations': 1}),
-  'more clients in a unit': ('run.json', {'claim__clients_per_unit': 2}),
+  'more clients in a unit': ('plan.json', {'request__clients_per_unit': 2}),
   'another run': ('run.json', {'run_id': '0000000000000001'}),
   'another key': ('run.json', {'noise_key_id': '0000000000000001'}),
-  'another delta': ('run.json', {'claim__delta': 0.1}),
-  'a small model': ('run.json', {'claim__dimension': 1}),
+  'another delta': ('plan.json', {'request__delta': 0.1}),
   # The ledger's digest of the file alone shows this.
   'another version': ('run.json', {'versions__numpy': '0'}),
-  'other enforcement': ('run.json', {'enforced__min_sep': 12}),
   'another strategy': ('strategy.json', {'parameters__bands': 2}),
   'another family': ('strategy.json', {'family': 'sqrt-toeplitz'}),
   'another plan': ('plan.json', {'noise_multiplier': 5.0}),
   'other planned cohorts': ('plan.json', {'request__cohorts__min_sep': 12}),
   'a smaller bound in the plan': ('plan.json', {'bound__epsilon': 7.99}),
+  'another C': ('plan.json', {'strategy__parameters__bands': 2}),
   'another head': ('result.json', {'ledger_head': '0' * 64}),
   'a smaller epsilon in the report': ('report.json', {'epsilon': 7.99}),
   'a smaller planned epsilon': ('report.json', {'planned__epsilon': 1.0}),
@@ -195,19 +191,18 @@ def test_client_that_came_too_soon_or_too_often_is_found(pattern):
 def test_client_above_the_budget_is_found(runs, tmp_path):
   """The files agree on a budget of one round, and clients took two."""
   shutil.copytree(runs / 'budget', tmp_path / 'run')
-  path, plan = tmp_path / 'run' / 'run.json', tmp_path / 'run' / 'plan.json'
-  claim = json.loads(path.read_text())['claim']
-  noise = claim['noise_multiplier'] * math.sqrt(2)
-  limit = claim['sensitivity'] / math.sqrt(2)
+  plan = tmp_path / 'run' / 'plan.json'
+  noise = json.loads(plan.read_text())['noise_multiplier'] * math.sqrt(2)
   doctored_runs.edit(
-    path, claim__max_participations=1, claim__noise_multiplier=noise
+    plan,
+    request__cohorts__max_participations=1,
+    noise_multiplier=noise,
+    bound=None,
+    request__epsilon=None,
+    request__noise_multiplier=noise,
   )
-  doctored_runs.edit(
-    path, claim__sensitivity=limit, config__cohorts__max_participations=1
-  )
-  doctored_runs.edit(
-    plan, request__cohorts__max_participations=1, noise_multiplier=noise
-  )
+  for name in 'strategy.json', 'report.json':
+    (tmp_path / 'run' / name).unlink()
   doctored_runs.rechained(tmp_path / 'run')
   with pytest.raises(AssertionError, match='budget'):
     verify_lib.verify(tmp_path / 'run')
@@ -333,27 +328,26 @@ def _bad_inputs(runs, folder):
     shutil.copytree(runs / 'first', folder / name)
   yield folder / 'nothing'
   yield folder
-  doctored_runs.edit(folder / 'later' / 'run.json', version=3)
+  doctored_runs.edit(folder / 'later' / 'run.json', version=4)
   yield folder / 'later'
   (folder / 'server' / 'ledger.sqlite').unlink()
   yield folder / 'server'
   ledger = folder / 'cut' / 'ledger.sqlite'
   ledger.write_bytes(ledger.read_bytes()[:5000])
   yield folder / 'cut'
-  for file, place in (('strategy.json', ''), ('plan.json', 'strategy__')):
-    changes = {'family': 'online-tree', 'rounds': 10**6, 'parameters': {}}
-    doctored_runs.edit(
-      folder / 'large' / file,
-      **{place + name: value for name, value in changes.items()},
-    )
+  doctored_runs.edit(
+    folder / 'large' / 'plan.json',
+    request__rounds=10**6,
+    strategy__family='online-tree',
+    strategy__rounds=10**6,
+    strategy__parameters={},
+  )
   yield folder / 'large'
   (folder / 'damaged' / 'strategy.json').write_text('{"format": NaN')
   yield folder / 'damaged'
-  for file, place in (
-    ('strategy.json', 'family'),
-    ('plan.json', 'strategy__family'),
-  ):
-    doctored_runs.edit(folder / 'family' / file, **{place: 'unknown'})
+  doctored_runs.edit(
+    folder / 'family' / 'plan.json', strategy__family='unknown'
+  )
   yield folder / 'family'
   report = folder / 'report.json'
   shutil.copy(runs / 'first' / 'report.json', report)
@@ -473,7 +467,9 @@ def test_command_prints_one_json_object(runs, tmp_path, capsys):
   shown = json.loads(capsys.readouterr().out)
   assert shown['verified'] and shown['epsilon'] == pytest.approx(8, rel=1e-6)
   shutil.copytree(runs / 'first', tmp_path / 'run')
-  doctored_runs.edit(tmp_path / 'run' / 'run.json', claim__clients_per_round=60)
+  doctored_runs.edit(
+    tmp_path / 'run' / 'plan.json', request__clients_per_round=60
+  )
   assert main.main(['verify', str(tmp_path / 'run'), '--json']) == 1
   assert json.loads(capsys.readouterr().out)['verified'] is False
 
@@ -513,7 +509,9 @@ def test_copied_file_runs_alone(edited, runs, tmp_path):
   shutil.copy(_FILE, copy)
   shutil.copytree(runs / 'first', tmp_path / 'run')
   if edited:
-    doctored_runs.edit(tmp_path / 'run' / 'run.json', claim__l2_norm_clip=0.5)
+    doctored_runs.edit(
+      tmp_path / 'run' / 'plan.json', request__l2_norm_clip=0.5
+    )
   result = subprocess.run(
     [
       sys.executable,
@@ -592,17 +590,15 @@ def test_attacker_with_every_hash_gets_no_smaller_epsilon(
   # A plan by its noise has no bound, with which the changes could not agree.
   asked = {'epsilon': None, 'noise_multiplier': content['noise_multiplier']}
   asked.update({name: changes[name] for name in changes if name in request})
-  doctored_runs.edit(
-    tmp_path / 'run' / 'run.json',
-    **{f'claim__{name}': value for name, value in changes.items()},
-    **{f'config__{name}': value for name, value in asked.items()},
-  )
+  rest = {name: changes[name] for name in {*changes} - {*request}}
   doctored_runs.edit(
     plan,
     bound=None,
     noise_multiplier=asked['noise_multiplier'],
     **{f'request__{name}': value for name, value in asked.items()},
+    **{f'request__cohorts__{name}': value for name, value in rest.items()},
   )
+  (tmp_path / 'run' / 'strategy.json').unlink()
   doctored_runs.rechained(tmp_path / 'run')
   try:
     found = verify_lib.verify(tmp_path / 'run')
@@ -612,102 +608,81 @@ def test_attacker_with_every_hash_gets_no_smaller_epsilon(
     assert found['epsilon'] >= 7.99 and 0 < found['delta'] <= 1e-3
 
 
-def _scaled(claim, factor, *names):
-  """Returns values of a claim times a factor, by the names for `_edit`."""
-  return {f'claim__{name}': claim[name] * factor for name in names}
-
-
-_NOISE = ('noise_multiplier', 'z_stddev_per_clip')
-# Name of the run; what is edited of a claim c, by file; what is wrong then.
+# Name of the run; what is edited of a plan p, by file; what is wrong then.
 _CONSISTENT = {
-  'a smaller clip, and so more noise, in run.json': (
+  'a smaller clip, and so more noise': (
     'first',
-    lambda c: {
-      'run.json': {**_scaled(c, 10, *_NOISE), **_scaled(c, 0.1, _CLIP)}
+    lambda p: {
+      'plan.json': {
+        'noise_multiplier': 10 * p['noise_multiplier'],
+        'request__l2_norm_clip': 0.1,
+      },
     },
-    'plan.json has',
-  ),
-  'the same, and the noise in plan.json': (
-    'first',
-    lambda c: {
-      'run.json': {**_scaled(c, 10, *_NOISE), **_scaled(c, 0.1, _CLIP)},
-      'plan.json': {'noise_multiplier': 10 * c['noise_multiplier']},
-    },
-    'l2_norm_clip',
+    'epsilon',
   ),
   'a budget below what was typical': (
     'budget',
-    lambda c: {
-      'run.json': {
-        **_scaled(c, 0.5, 'sensitivity'),
-        **_scaled(c, 2, 'noise_multiplier'),
-      },
-      'plan.json': {'noise_multiplier': 2 * c['noise_multiplier']},
-    },
+    lambda p: {'plan.json': {'noise_multiplier': 2 * p['noise_multiplier']}},
     'sensitivity',
   ),
   'a smaller sampling probability': (
     'poisson',
-    lambda c: {
-      'run.json': {**_scaled(c, 0.1, 'sampling_prob')},
+    lambda p: {
+      'plan.json': {'request__cohorts__sampling_prob': 0.02},
       'report.json': {'epsilon': 0.4},
     },
-    'sampling_prob',
+    'sampling_prob|epsilon',
   ),
   'sampling of everybody': (
     'poisson',
-    lambda c: {
-      'run.json': {'claim__sampling_prob': 1.0},
+    lambda p: {
+      'plan.json': {'request__cohorts__sampling_prob': 1.0},
       'report.json': {'epsilon': 0.4},
     },
-    'sampling_prob',
+    'sampling_prob|epsilon',
   ),
   'more bands than groups': (
     'poisson',
-    lambda c: {
-      'strategy.json': {'parameters__bands': 8},
-      'plan.json': {'strategy__parameters__bands': 8},
-    },
+    lambda p: {'plan.json': {'strategy__parameters__bands': 8}},
     'groups',
   ),
   'an amplified epsilon of bins': (
     'bins',
-    lambda c: {'report.json': {'epsilon': 0.4}},
+    lambda p: {'report.json': {'epsilon': 0.4}},
     'epsilon',
   ),
   'the same, and the bound that it rests on': (
     'bins',
-    lambda c: {
-      'run.json': {'claim__bound__epsilon': 0.4},
+    lambda p: {
+      'plan.json': {'bound__epsilon': 0.4},
       'report.json': {'epsilon': 0.4},
     },
     'bound',
   ),
   'an amplified epsilon of b-min-sep': (
     'b-min-sep',
-    lambda c: {
-      'run.json': {'claim__bound__epsilon': 0.4},
+    lambda p: {
+      'plan.json': {'bound__epsilon': 0.4},
       'report.json': {'epsilon': 0.4},
     },
     'bound',
   ),
   'a smaller rho in the report': (
     'first',
-    lambda c: {'report.json': {'rho': 0.01}},
+    lambda p: {'report.json': {'rho': 0.01}},
     'rho',
   ),
   'an attacker who finds less': (
     'first',
-    lambda c: {'report.json': {'attack__true_positive_rate': 0.02}},
+    lambda p: {'report.json': {'attack__true_positive_rate': 0.02}},
     'true_positive_rate',
   ),
   'no runs before': (
     'after',
-    lambda c: {'report.json': {'together': None, 'check': None}},
+    lambda p: {'report.json': {'together': None, 'check': None}},
     'together',
   ),
 }
-_CLIP = 'l2_norm_clip'
 
 
 @pytest.mark.parametrize('name', _CONSISTENT)
@@ -717,30 +692,28 @@ def test_files_that_contradict_each_other_do_not_hold(name, runs, tmp_path):
   folder = tmp_path / run
   for each in {run, 'first'}:
     shutil.copytree(runs / each, tmp_path / each)
-  claim = json.loads((folder / 'run.json').read_text())['claim']
-  for file, changes in edits(claim).items():
+  plan = json.loads((folder / 'plan.json').read_text())
+  changed = edits(plan)
+  for file, changes in changed.items():
     doctored_runs.edit(folder / file, **changes)
+  (folder / 'strategy.json').unlink()
   if name.startswith('more bands'):
-    c = verify_lib.matrix(json.loads((folder / 'strategy.json').read_text()))
-    most = np.linalg.norm(c, axis=0).max()
-    noise = claim['z_stddev_per_clip'] / most
-    doctored_runs.edit(
-      folder / 'plan.json', noise_multiplier=noise, request__cohorts__groups=4
+    before = verify_lib.matrix(plan['strategy'])
+    after = {**plan['strategy'], 'parameters': {'bands': 8}}
+    most, least = (
+      np.linalg.norm(each, axis=0).max()
+      for each in (verify_lib.matrix(after), before)
     )
     doctored_runs.edit(
-      folder / 'run.json',
-      claim__bands=8,
-      claim__sensitivity=most,
-      claim__noise_multiplier=noise,
-      config__cohorts__groups=4,
+      folder / 'plan.json',
+      noise_multiplier=plan['noise_multiplier'] * least / most,
+      request__cohorts__groups=4,
     )
     (folder / 'report.json').unlink()
   doctored_runs.rechained(folder)
   with pytest.raises(AssertionError, match=wrong):
     verify_lib.verify(folder)
-  if {*edits(claim)} != {'report.json'}:
-    # Their heads of the chain would contradict the new chain.
-    shutil.rmtree(folder / run_json.CHECKPOINTS)
+  if {*changed} != {'report.json'}:
     with pytest.raises(ValueError):
       report.of_run(folder)
 
@@ -836,11 +809,10 @@ def test_sampled_claim_of_a_small_delta_is_compared_relatively(kind, tmp_path):
   clients = 6 if kind == 'bins' else 5
   doctored_runs.train(folder, cohorts, delta=1e-6, clients_per_round=clients)
   found = verify_lib.verify(folder)['delta_with_chance_estimated']
-  bound = json.loads((folder / 'run.json').read_text())['claim']['bound']
+  bound = json.loads((folder / 'plan.json').read_text())['bound']
   assert found == pytest.approx(bound['estimate'], rel=0.5)
   less = 0.9 * bound['epsilon']
   (folder / 'report.json').unlink()
-  doctored_runs.edit(folder / 'run.json', claim__bound__epsilon=less)
   doctored_runs.edit(folder / 'plan.json', bound__epsilon=less)
   doctored_runs.rechained(folder)
   with pytest.raises(AssertionError, match='bound'):

@@ -207,14 +207,6 @@ def from_options(
   return initial
 
 
-def claim(l2_norm_clip: Clip) -> _files.JsonObject:
-  """Returns the entries for the clip in the claim of `run.json`."""
-  record = {'l2_norm_clip': norm(l2_norm_clip)}
-  if isinstance(l2_norm_clip, AdaptiveClip):
-    record['adaptive_clip'] = to_json(l2_norm_clip)
-  return record
-
-
 def to_json(l2_norm_clip: Clip) -> _files.Json:
   """Returns a clip as JSON: a number, a list of numbers, or an object."""
   if isinstance(l2_norm_clip, AdaptiveClip):

@@ -25,7 +25,7 @@ Whoever writes all of these files anew, hashes and ledger too, can claim any
 training: other clients, more noise, and so any epsilon. The check then shows
 only that the files agree. Compare the head of the ledger's chain with one that
 was noted elsewhere while the run went on.'''
-FILES = ('run.json', 'plan.json', 'strategy.json')
+FILES = ('run.json', 'plan.json')
 MOST_ROUNDS = 4096  # C is a dense array of at most this size.
 SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Two tolerances; rounding of float64.
 NOTES = '''unit_of_privacy data not_covered side_releases population process
@@ -52,7 +52,8 @@ def agrees(value, other):
       value = value.replace(part, '')
     read = [float(x.replace(',', '')) for x in NUMBER.findall(value)]
     return len(read) == len(other.figures) and all(
-      x == y or agrees(x, near(y)) for x, y in zip(read, other.figures))
+      x == y or agrees(x, y if isinstance(y, Range) else near(y))
+      for x, y in zip(read, other.figures))
   if numbers and float in (type(value), type(other)):
     return math.isclose(value, other, rel_tol=SAME)
   return type(value) is type(other) and value == other
@@ -378,7 +379,7 @@ class Document:
 def read_json(path, *names):
   content = json.loads(path.read_bytes(), parse_constant=int)  # Refuses NaN.
   report = 'report' in content['format']
-  version = 1 if report else 3 if 'plan' in content['format'] else 2
+  version = 1 if report else 2 if 'strategy' in content['format'] else 3
   if content['format'] not in names or content['version'] != version:
     raise ValueError(f'{path.name}: is of another format or version')
   if report:
@@ -391,7 +392,7 @@ def read_json(path, *names):
 # 7. The ledger.
 LEDGER = ('bandmf_ledger', 'bandmf_events', 'bandmf_rounds')
 # Columns that the chain alone holds: clients, sums, more noise than planned.
-CHAINED = 'key', 'digest', 'z_stddev', 'highest', 'cohort'
+CHAINED = 'key', 'digest', 'z_stddev', 'highest', 'cohort', 'payload'
 def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
   require(path.exists(), f'{path}: is missing; only SQLite is read', ValueError)
   wal = pathlib.Path(f'{path}-wal')  # `immutable` writes no file, reads no WAL.
@@ -403,14 +404,16 @@ def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
     for name, table in zip(LEDGER, tables)})
   [about], rows, stored = map(sorted, tables)
   database.close()  # about: row, format, run, noise key, name key, events, head
-  require(about[:4] == (0, 3, *ids), 'ledger: is of another run than run.json')
+  require(about[:4] == (0, 4, *ids), 'ledger: is of another run than run.json')
   head, events = sha(['bandmf ledger', *about[1:5]]), {e[1]: [] for e in rows}
-  for i, (_, t, kind, digest, z, tested, _) in enumerate(rows):
+  heads = {head}
+  for i, (_, t, kind, digest, z, tested, text, _) in enumerate(rows):
     texts = [value if value is None else value.hex() for value in (digest, z)]
-    head = sha([head.hex(), i, t, kind, *texts, bool(tested)])
-    row = (i, t, kind, digest, z, bool(tested), head)
+    head = sha([head.hex(), i, t, kind, *texts, bool(tested), text])
+    row = (i, t, kind, digest, z, bool(tested), text, head)
     require(rows[i] == row, f'ledger: event {i} was changed')
-    events[t].append(row[2:6])
+    events[t].append(row[2:7])
+    heads.add(head)
   require(about[5:] == (len(rows), head), 'ledger: lacks its last events')
   good = [t for t, *_ in stored] == sorted(events) == list(range(len(events)))
   require(good, 'ledger: lacks a round')
@@ -422,6 +425,7 @@ def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
   document.left = {place for place in document.left if place[-1] in CHAINED}
   return types.SimpleNamespace(
     events=events, cohorts=cohorts, head=head.hex(), document=document,
+    heads=heads,
     kinds=[each[0] for each in sum(events.values(), [])],
     last_client=max([highest for _, highest, _ in stored], default=-1))
 def check_cohorts(cohorts, c, kind, gap, most):
@@ -440,22 +444,19 @@ def check_cohorts(cohorts, c, kind, gap, most):
     apart += [int(d.min())] if len(d) else []
   return (max(costs) ** 0.5, len(rounds), min(apart, default=None),
           max(map(len, patterns), default=0))
-def check_metrics(path, ledger, ended):  # Returns the file as columns.
+def check_metrics(path, ledger):  # Returns the file as columns.
   first, *lines = path.read_text().splitlines(True)
   rows = {int(line.split(',')[0]): line for line in lines}
   events, columns = ledger.events, first.rstrip('\n').split(',')
   require({*rows} <= {*events}, 'ledger: lacks a round of metrics.csv')
-  last = len(events) if ended or not rows else max(rows) + 1
+  last = len(events) if ledger.ended or not rows else max(rows) + 1
   whole = not rows or [*rows] == list(range(min(rows), last))
   require(whole and len(rows) == len(lines), 'metrics.csv: lacks a row')
-  for t in events:
+  for t in rows:
     digests = [each[1] for each in events[t] if each[0] == 'row'][-1:]
-    good = digests in ([sha((first + rows[t]).encode())],) if t in rows else (
-      digests in ([], [sha(b'')]))
-    require(good, f'metrics.csv: row {t} was edited after it was written, or '
-            'is not the row that the ledger has')
+    require(digests == [sha((first + rows[t]).encode())], f'metrics.csv: row '
+            f'{t} was edited after it was written, or the ledger has another')
   cells = [line.rstrip('\n').split(',') for line in rows.values()]
-  ledger.columns = columns
   metrics = Document(path.name, dict(zip(columns, map(tuple, zip(*cells)))))
   metrics.left.discard(('round',))
   if rows and 'clients' in columns:  # A cell may be empty.
@@ -464,122 +465,131 @@ def check_metrics(path, ledger, ended):  # Returns the file as columns.
       cell and str(len(ledger.cohorts[t])) for t, cell in sizes),
       'cohorts have')
   return metrics
-def check_ledger(folder, run, say):  # Each round must follow run.json.
-  claim, least = run['claim'], run['claim']['z_stddev_per_clip']
+def check_exports(folder, plan, ledger, schema):
+  """Compares the exports that exist, and checkpoints; returns documents."""
+  path, documents = folder / 'strategy.json', []
+  if path.exists():
+    export = read_json(path, 'tff_bandmf.strategy')
+    for key in sorted({*export.content, *plan['strategy']} - {'participation'}):
+      export.agree((key,), plan, ('strategy', key))
+    export.hold(('participation',), schema, 'plan.json makes')
+    documents.append(export)
+  path = folder / 'result.json'
+  if path.exists():
+    result = Document(path.name, json.loads(path.read_bytes()))
+    require(ledger.ended is not None and sha(result.content) == sha(
+      {**ledger.ended, 'ledger_head': ledger.head}),
+      'result.json: the ledger ends with other results, or with another head')
+    result.left.clear()
+    documents.append(result)
+  ledger.metrics = None
+  if (folder / 'metrics.csv').exists():
+    ledger.metrics = check_metrics(folder / 'metrics.csv', ledger)
+    documents.append(ledger.metrics)
+  try:
+    saved = sorted((folder / 'private' / 'checkpoints').glob('*.npz'))
+  except PermissionError:  # The owner alone can read them.
+    saved = []
+  for path in saved:
+    content = path.read_bytes()  # It ends with a head and a digest.
+    require(sha(content[:-32]) == content[-32:], f'{path.name}: is damaged')
+    require(content[-64:-32] in ledger.heads,
+            f'{path.name}: does not follow from the rounds in the ledger')
+  return documents
+def check_ledger(folder, run, claim, say):  # Each round must follow the plan.
   ids = [int(run[name], 16) for name in ('run_id', 'noise_key_id')]
   run.left -= {('run_id',), ('noise_key_id',)}
   ledger = read_ledger((folder / 'ledger.sqlite').resolve(), ids)
-  events, ledger.result = ledger.events, None
-  if ended := (folder / 'result.json').exists():
-    content = json.loads((folder / 'result.json').read_bytes())
-    ledger.result = Document('result.json', content)
-    ledger.result.hold(('ledger_head',), ledger.head, 'the ledger ends with')
-    rest = {key: content[key] for key in {*content} - {'ledger_head'}}
-    require(events[max(events)][-1][:2] == ('ended', sha(rest)), 'result.json '
-            'was edited after the run ended: the ledger has other results')
+  events, ledger.ended = ledger.events, None
+  if events and (last := events[max(events)][-1])[0] == 'ended':
+    ledger.ended = json.loads(last[4])
     require('budget' in claim.values() or len(events) == claim['rounds'],
             f'rounds={len(events)}: it ended before the last of them')
-  ledger.metrics = check_metrics(folder / 'metrics.csv', ledger, ended)
-  fixed = [{name: run[name] for name in {*run.content} - {*NOTES}}] + [
-    sha((folder / name).read_bytes()).hex() for name in FILES[1:]]
-  least *= claim['l2_norm_clip'] * (1 - 1e-6)
+  fixed = [{name: run[name] for name in {*run.content} - {*NOTES}},
+           sha((folder / 'plan.json').read_bytes()).hex()]
+  ledger.released = []
   for t, each in events.items():
     digests = collections.defaultdict(list)
-    for kind, digest, z, tested in each:
+    for kind, digest, z, tested, _ in each:
       digests[kind].append(digest)
-      good = z is None and kind != 'finished' or tested and z >= least
-      require(good, f'round {t}: noise {z} was not tested, or is below {least}')
+      require(kind != 'finished' or tested, f'round {t}: noise was not tested')
+      require(z is None or kind == 'finished', f'round {t}: {kind} has noise')
+    text = [x[4] for x in each if x[0] == 'row'][-1:] or [None]
+    ledger.released += [(t, json.loads(x)) for x in text if x]
     require(digests['enforced'] == [sha(fixed)] * len(digests['started']),
-            f'run.json, plan.json or strategy.json was edited after round {t} '
-            'began: the ledger has another digest of them')
+            f'run.json or plan.json was edited after round {t} began: the '
+            'ledger has another digest of them')
     done = digests['finished']
     require(len(done) < 2 or len({*done}) < 2 and None not in done,
             f'round {t}: was released twice, and not with one digest')
-  ledger.noise = min([z for each in events.values() for kind, _, z, _ in each
-                      if kind == 'finished'], default=None)
-  require(ledger.noise is None or ledger.noise <= least * (1 + 3e-6),
-          f'z_stddev={ledger.noise}: every round has more noise than the claim')
+  noise = [z for each in events.values() for kind, _, z, *_ in each
+           if kind == 'finished']
+  require(None not in noise, 'z_stddev: a round has no measured noise')
+  ledger.noise, ledger.most_noise = min(noise, default=None), max(
+    noise, default=None)
   say(f'{folder}: {len(events)} rounds held to it; the chain ends with '
       f'{ledger.head}' +
-      '; nobody recorded the end: its key may exist' * (not ended))
+      '; nobody recorded the end: its key may exist' * (ledger.ended is None))
   return ledger
 # 8. A run, and the runs before it.
-def check_plan(run, plan, strategy):  # Returns what the run was asked for.
-  claim, request = run['claim'], plan['request']
-  planned, kind = request['cohorts'], claim.get('participation')
-  for key in sorted({*strategy.content, *plan['strategy']} - {'participation'}):
-    plan.agree(('strategy', key), strategy, (key,))
-  plan.hold(('strategy', 'participation'), plan.get(
-    'strategy', 'participation') and strategy.get('participation'),
-    'strategy.json has')
-  clip = request['l2_norm_clip']
+def claim_of(plan):  # What the plan asks for, under the names of a claim.
+  request, strategy = plan['request'], plan['strategy']
+  planned, clip = request['cohorts'], request['l2_norm_clip']
   few = request['clients_per_round']  # Fewer than `stands_for` in a simulation.
   adapts = isinstance(clip, dict)
   norm = math.hypot(1, clip['fraction_weight'] / 2) if adapts else 1.0
   norm *= float(np.linalg.norm(clip['initial'] if adapts else clip))
   noise = plan['noise_multiplier'] * few / (request['stands_for'] or few)
-  asked = {**planned, **request, 'noise_multiplier': noise,
-           'l2_norm_clip': norm}
-  if kind == 'budget':  # A run has at most the participations that fit.
-    fit = -(-claim['rounds'] // claim['min_sep'])
-    asked['max_participations'] = min(planned['max_participations'] or fit, fit)
-    asked['horizon'] = planned['horizon'] or strategy['rounds']
-  if planned.get('amplification') == 'cyclic-poisson':
-    asked['groups'] = planned['groups'] or claim['bands']
-    asked['sampling_prob'] = planned['sampling_prob'] or near(
-      asked['groups'] * few / planned['population'], SAME)
-  elif planned.get('amplification') == 'b-min-sep' and not planned[
-      'sampling_prob']:
-    q = few / planned['population']
-    asked['sampling_prob'] = near(q / (1 - (planned['min_sep'] - 1) * q), SAME)
-  for key in sorted({*asked} & {*claim} | {*planned}):
-    if asked[key] or key not in OPEN:
-      run.hold(('claim', key), asked[key], 'plan.json has')
-  plan.left.discard(('noise_multiplier',))
-  # A program may store a configuration of its own, which nothing checks.
-  if {*(run.get('config') or {})} & {*request}:
-    run.agree(('config',), plan, ('request',))
-  if adapts:
-    run.hold(('claim', 'adaptive_clip'), clip, 'plan.json has')
+  claim = {**planned, 'family': strategy['family'], 'adjacency': 'zero-out',
+           'rounds': strategy['rounds'], 'delta': request['delta'] or 1e-6,
+           'clients_per_round': few, 'noise_multiplier': noise,
+           'l2_norm_clip': norm, 'adaptive_clip': clip if adapts else None,
+           'clients_per_unit': request['clients_per_unit'],
+           'bound': plan.get('bound')}
+  if planned.get('participation') == 'budget':
+    # A run has at most the participations that fit.
+    fit = -(-request['rounds'] // planned['min_sep'])
+    claim['max_participations'] = min(planned['max_participations'] or fit, fit)
+    claim['rounds'] = request['rounds']
+    claim['horizon'] = planned['horizon'] or strategy['rounds']
   if request['noise_multiplier'] is not None:
     plan.hold(('noise_multiplier',), request['noise_multiplier'], 'it requests')
-  bound, again = plan.get('bound') or {}, claim.get('bound')
-  require(not again or {*bound} == {*again}, 'bound: plan.json has other keys')
-  for key in bound if again else ():  # The run computed it again.
-    value, close = bound[key], 1e-3 if key == 'epsilon' else SAME
-    value = near(value, close) if isinstance(value, float) else value
-    run.hold(('claim', 'bound', key), value, 'plan.json has')
-    plan.left.discard(('bound', key))
   if request['epsilon'] is None:
     plan.hold(('bound',), None, 'its request has no epsilon:')
-    if 'bound' in claim:
-      run.hold(('claim', 'bound'), None, 'plan.json has')
-  if request['epsilon'] and bound:
+  elif claim['bound']:
     plan.hold(('bound', 'epsilon'), Range(0, request['epsilon'] * (1 + SAME)),
               'it requests')
-  if run.get('simulated'):
-    run.hold(('simulated', 'clients_per_round'), request['stands_for'],
-             'plan.json has')
-    run.hold(('simulated', 'noise_multiplier'), plan['noise_multiplier'],
-             'plan.json has')
-  return planned
+  require(request['rounds'] == claim['rounds'], f'rounds={request["rounds"]}: '
+          f'its C has {claim["rounds"]}')
+  return claim, planned
 def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
-  run, plan, strategy = (read_json(folder / name, f'tff_bandmf.{name[:-5]}')
-                         for name in FILES)
+  run, plan = (read_json(folder / name, f'tff_bandmf.{name[:-5]}')
+               for name in FILES)
   path = folder / 'report.json'
   report = read_json(path, 'tff_bandmf.report') if path.exists() else (
     Document('report.json', {}))
-  claim, amplified = run['claim'], report.get('amplification') or 'none'
-  amplified = amplified != 'none'
+  strategy = Document('plan.json', plan['strategy'])
+  (claim, planned), few = claim_of(plan), plan['request']['clients_per_round']
+  amplified = (report.get('amplification') or 'none') != 'none'
   delta, chance = claim['delta'], 'amplification' in claim
   kind = claim['amplification' if chance else 'participation']
   whole, arity = matrix(strategy.content), strategy['parameters'].get('arity')
   arity = -2 if strategy['family'] == 'online-tree' else arity
-  planned = check_plan(run, plan, strategy)
-  z = claim['noise_multiplier'] * claim['sensitivity']
-  run.hold(('claim', 'z_stddev_per_clip'), z, 'its factors make')
-  require(z, f'{folder}: the run added no noise: there is no claim to check')
-  ledger = check_ledger(folder, run, say)
+  terms = len(strategy['parameters'].get('coefficients') or (
+    strategy.get('arrays', 'coefficients') or ()))
+  claim['bands'] = max(bands_of(whole), terms)
+  if claim['bands'] == len(whole) < strategy['rounds']:
+    claim['bands'] = strategy['rounds']
+  if kind == 'cyclic-poisson':
+    claim['groups'] = planned['groups'] or claim['bands']
+    claim['sampling_prob'] = planned['sampling_prob'] or (
+      claim['groups'] * few / planned['population'])
+  elif kind == 'b-min-sep' and not planned['sampling_prob']:
+    q = few / planned['population']
+    claim['sampling_prob'] = q / (1 - (planned['min_sep'] - 1) * q)
+  require(claim['noise_multiplier'],
+          f'{folder}: the run added no noise: there is no claim to check')
+  ledger = check_ledger(folder, run, claim, say)
   cohorts = ledger.cohorts
   for name, digest in (report.get('files_sha256') or {}).items():
     require(sha((folder / name).read_bytes()).hex() == digest,
@@ -592,18 +602,30 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   units = claim['clients_per_unit']
   require(type(units) is int and units > 0 < delta < 1,
           f'clients_per_unit={units}, delta={delta}')
-  each, far = claim['sensitivity'] / units, planned.get('min_sep') or gap
+  far = planned.get('min_sep') or gap
   parts = {len(whole): arithmetic(whole)}
   parts[n] = parts[len(whole)] if n == len(whole) else arithmetic(whole[:n, :n])
   def fits(rounds):  # The most rounds of a client.
     fit = -(-rounds // far)
     return min(claim.get('max_participations') or fit, fit)
-  lower, top = {}, math.inf
+  def bounds(c):
+    return sensitivity(c, far, fits(len(c)), kind == 'fixed-epoch',
+                       arity if c is whole else None)
+  top, highest = math.inf, bounds(whole)
+  each = add_noise(claim, ledger, strategy, whole, highest) / units
+  claim['participations'] = 1 if kind == 'cyclic-poisson' else fits(len(whole))
+  if kind == 'budget':  # No C costs less than its diagonal.
+    count = each**2 / np.square(whole).sum(0).min(where=np.arange(
+      len(whole)) < (1 if family_of(strategy.content) in COLUMNS else (
+        len(whole))), initial=math.inf)
+    stated = report.get('planned', 'participations') or 0
+    claim['participations'] = min(strategy['rounds'], stated if (
+      abs(stated - count) <= 1) else int(count))
+  lower = {len(whole): highest[0]}
   for name, c in (('planned', whole), ('epsilon', whole[:n, :n])):
-    most = fits(len(c))
+    most, above = fits(len(c)), highest[1]
     if len(c) not in lower:
-      lower[len(c)], above = sensitivity(c, far, most, kind == 'fixed-epoch',
-                                         arity if c is whole else None)
+      lower[len(c)], above = bounds(c)
     if kind == 'budget':  # The noise is for the budget's own limit.
       above, most = each, claim['participations']
     upper = min(upper, above)  # A part of C has no larger norm.
@@ -612,8 +634,7 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
       own['planned'])
     say(f'  {name}: gap {gap}, k {most}, sensitivity {lower[len(c)]} to '
         f'{upper}')
-    at_least('sensitivity', each, lower[len(c)] * (kind != 'cyclic-poisson'),
-             CLOSE if kind == 'budget' else SAME)
+    at_least('sensitivity', each, lower[len(c)] * (kind != 'cyclic-poisson'))
     top = upper if c is whole else top
   cost, clients, apart, often = check_cohorts(cohorts, c, kind, gap, most)
   at_least('budget', each if kind == 'budget' else None, cost, SAME)
@@ -630,7 +651,8 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     q, norm = claim['sampling_prob'], np.linalg.norm(c, axis=0).max()
     at_least('sampling_prob', q, planned['sampling_prob'] or (
       gap * claim['clients_per_round'] / claim['population']), SAME)
-    profile = q < 1 and poisson_profile(z / norm, q, -(-n // far), delta)
+    ratio = claim['z_stddev_per_clip'] / norm
+    profile = q < 1 and poisson_profile(ratio, q, -(-n // far), delta)
     own['with_chance'] = guarantee((this,), delta, profile)
     at_least('epsilon', report.get('epsilon'), own['with_chance'], 0.01)
   elif chance and drawn and (claim['bound'] or report.content):
@@ -641,12 +663,21 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     own['delta_with_chance_estimated'] = guess
     require(guess - 5 * error <= delta, f'bound: its delta is {guess}, about')
   facts = types.SimpleNamespace(
-    **vars(ledger), folder=folder, kind=kind, chance=chance, gap=gap, z=z,
+    **vars(ledger), folder=folder, kind=kind, chance=chance, gap=gap,
+    claim=claim, z=claim['z_stddev_per_clip'],
     units=units, whole=whole, rounds=n, parts=parts, fits=fits, own=own,
     lower=lower, upper=top, seen=seen, clients=clients, apart=apart,
     often=often, cost=cost, drawn=drawn, delta=delta)
   facts.planned = mu_of(parts[len(whole)], each, fits(len(whole)), claim)
-  check_claim(run, plan, strategy, facts)
+  check_claim(run, plan, facts)
+  schema = {**claim, 'participation': {
+    'cyclic-poisson': 'single', 'balls-in-bins': 'fixed-epoch'}.get(
+      kind, 'min-sep'), 'min_sep': gap} if chance else claim
+  keys = 'participation min_sep max_participations apart horizon'.split()
+  keys = keys[:{'single': 1, 'budget': 5}.get(schema['participation'], 3)]
+  exports = check_exports(folder, plan, ledger, {
+    key: schema.get(key) for key in keys})
+  facts.metrics = ledger.metrics
   # Together with other runs, a run counts with all its planned rounds.
   composed = this if kind == 'budget' or n == len(whole) else mu_of(
     parts[len(whole)], top, fits(len(whole)), claim)
@@ -665,77 +696,49 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   own['together'] = own['epsilon'] if len(facts.together) < 2 else guarantee(
     tuple(facts.together.values()), delta)
   if report.content:
-    check_report(report, run, strategy, facts)
+    check_report(report, run, plan, facts)
     if report['epsilon'] is not None:
       check_figures(report)
-  documents = (*(run, plan, strategy, ledger.metrics, ledger.result, report),
-               ledger.document)
-  own['not_checked'] = {x.name: x.unchecked() for x in documents if x} | left
+  documents = run, plan, *exports, report, ledger.document
+  own['not_checked'] = {x.name: x.unchecked() for x in documents} | left
   unread = sorted({x.name for x in folder.iterdir()} - {
     *own['not_checked'], 'ledger.sqlite-wal', 'ledger.sqlite-shm'})
   own['not_read'] = unread
   say(f'  { {x: own[x] for x in own if x[:4] != "not_"} }')
   return {**own, 'epsilon': own['together']}
-def check_claim(run, plan, strategy, facts):
-  """Checks what else run.json, plan.json and strategy.json say of the plan."""
-  claim, kind, gap = run['claim'], facts.kind, facts.gap
-  terms = len(strategy['parameters'].get('coefficients') or (
-    strategy.get('arrays', 'coefficients') or ()))
-  bands = max(bands_of(facts.whole), terms)
-  if len(facts.whole) < strategy['rounds'] and bands == len(facts.whole):
-    bands = strategy['rounds']
-  count = facts.fits(len(facts.whole))
-  count = 1 if kind == 'cyclic-poisson' else count
-  count = claim['participations'] if kind == 'budget' else count
-  run.hold(('claim',), {
-    'family': strategy['family'], 'bands': bands, 'participations': count,
-    'adjacency': 'zero-out'}, 'plan.json and strategy.json make')
-  top = facts.upper * facts.units
-  if kind == 'cyclic-poisson':
-    top = float(np.linalg.norm(facts.whole, axis=0).max())
-  exact = claim['sensitivity_method'] == 'exact' and len(
-    facts.whole) == strategy['rounds']
-  run.hold(('claim', 'sensitivity'), near(top, SAME) if exact else Range(
-    facts.lower[len(facts.whole)] * facts.units * (1 - CLOSE), math.inf),
-    'C makes')
-  run.left.discard(('claim', 'sensitivity'))  # It is a factor of the noise.
-  schema = {key: claim.get(key) for key in ('min_sep', 'max_participations')}
-  enforced = {**schema, 'min_sep': gap} if facts.chance else schema
-  if kind == 'single':
-    enforced = {'min_sep': None, 'max_participations': 1}
-  if kind == 'budget':
-    count = claim['participations']
-    fits = count == -(-strategy['rounds'] // claim['apart'])
-    enforced = {'min_sep': claim['apart'], 'max_participations': Range(
-      count, math.inf if fits else count)}
-  if run.get('enforced'):
-    run.hold(('enforced',), enforced, 'plan.json makes')
-  population, clients = run.get('population'), facts.clients
+def add_noise(claim, ledger, strategy, whole, bounds):
+  """Adds sensitivity and noise to the claim; returns the sensitivity. It is
+  computed where the two bounds of C agree, else it follows from the noise that
+  the ledger has, which must be at least that of the lower bound."""
+  lower, upper = bounds
+  if claim.get('amplification') == 'cyclic-poisson':
+    lower = upper = float(np.linalg.norm(whole, axis=0).max())
+  claim['exact'] = upper <= lower * (1 + SAME) and 'budget' not in (
+    claim.values()) and len(whole) == strategy['rounds']
+  sens = lower * claim['clients_per_unit']
+  if not claim['exact'] and ledger.noise:
+    sens = ledger.noise / claim['l2_norm_clip'] / claim['noise_multiplier']
+  sens = float(sens)
+  z = claim['noise_multiplier'] * sens
+  claim.update(sensitivity=sens, z_stddev_per_clip=z)
+  require(not ledger.kinds.count('finished') or agrees(
+    ledger.noise / claim['l2_norm_clip'], near(z, 2e-6)),
+    f'z_stddev={ledger.noise}: a round has less noise than the claim, '
+    f'{z * claim["l2_norm_clip"]}, or all rounds have more')
+  return sens
+def check_claim(run, plan, facts):
+  """Checks the population of run.json, and the bound of plan.json."""
+  claim, population, n = facts.claim, run.get('population'), len(facts.whole)
   if population is not None:
-    require(clients <= population, f'population={population}: the ledger has '
-            f'{clients} clients')
-    highest = run.get('highest_client')
-    highest = population - 1 if highest is None else highest
+    require(facts.clients <= population, f'population={population}: the ledger '
+            f'has {facts.clients} clients')
     if facts.chance:
-      run.hold(('population',), claim['population'], 'its claim has')
-  drawn = {'cyclic-poisson': 'single', 'balls-in-bins': 'fixed-epoch'}
-  schema = {**claim, 'participation': drawn.get(kind, 'min-sep'), 'min_sep': gap
-            } if facts.chance else claim
-  keys = 'participation min_sep max_participations apart horizon'.split()
-  keys = keys[:{'single': 1, 'budget': 5}.get(schema['participation'], 3)]
-  if strategy.get('participation') is not None:
-    strategy.hold(('participation',), {x: schema.get(x) for x in keys},
-                  'run.json has')
-  bound = plan.get('bound')
-  if not facts.chance and len(facts.whole) == strategy['rounds']:
-    z = plan['noise_multiplier'] * claim['sensitivity']
-    this = mu_of(facts.parts[len(facts.whole)], claim['sensitivity'] / (
-      facts.units), count, {**claim, 'z_stddev_per_clip': z})
-    if run.get('simulated'):
-      own = guarantee((this,), facts.delta)
-      run.hold(('simulated', 'epsilon'), Range(
-        own * (1 - CLOSE), own * 1.01 + 0.01), 'C and the noise make')
-  if not facts.chance and bound and len(facts.whole) == strategy['rounds']:
+      run.hold(('population',), claim['population'], 'plan.json has')
+  z = plan['noise_multiplier'] * claim['sensitivity']  # Of a larger run, too.
+  this = mu_of(facts.parts[n], claim['sensitivity'] / facts.units, claim[
+    'participations'], {**claim, 'z_stddev_per_clip': z})
+  facts.simulated = guarantee((this,), facts.delta)
+  if not facts.chance and claim['bound'] and n == plan['strategy']['rounds']:
     plan.hold(('bound', 'epsilon'), claimed(this, facts.delta),
               'C and the noise make')
     exact = near(facts.delta, SAME)
@@ -828,11 +831,14 @@ def check_page(report, public):
     }, 'the noise makes')
   report.hold(('check', 'digits'), 3 if public else 17, 'a report has')
   return mus
-def check_report(report, run, strategy, facts):
+def check_report(report, run, plan, facts):
   """Checks report.json against the run that it is beside."""
-  claim, delta, units, z = run['claim'], facts.delta, facts.units, facts.z
+  claim, delta, units, z = facts.claim, facts.delta, facts.units, facts.z
+  request, strategy = plan['request'], Document('plan.json', plan['strategy'])
+  unit = run.get('unit_of_privacy') or (
+    'one client' if units == 1 else 'one unit of privacy')
   n, all_rounds, kind = facts.rounds, len(facts.whole), facts.kind
-  amplified, result = report['amplification'] != 'none', facts.result
+  amplified, result = report['amplification'] != 'none', facts.ended
   adaptive = claim.get('adaptive_clip')
   stopped = n < strategy['rounds'] and kind not in ('single', 'budget')
   spread = 'min-sep' if facts.chance or stopped or kind == 'fixed-epoch' else (
@@ -943,8 +949,8 @@ def check_report(report, run, strategy, facts):
   schema = {'participation': spread, 'min_sep': separation,
             'max_participations': started if stopped else limit}
   report.hold((), {
-    'completed': bool(result), 'elsewhere': False, 'stated': False,
-    'violated': False, 'simulated': bool(run.get('simulated')), **schema,
+    'completed': result is not None, 'elsewhere': False, 'stated': False,
+    'violated': False, 'simulated': bool(request['stands_for']), **schema,
     'participations': started, **led, 'rho': above(this**2 / 2),
     'buffers': len(arrays['theta']) if 'theta' in arrays else None,
     'z_stddev': near(z * claim['l2_norm_clip'], SAME),
@@ -963,23 +969,46 @@ def check_report(report, run, strategy, facts):
         'rmse': near(report['sensitivity'] * errors.errors[0] ** 0.5, 1e-8),
         'max_rmse': near(report['sensitivity'] * errors.errors[1] ** 0.5, 1e-8)
         } if errors else {}),
-    'unit': run['unit_of_privacy'] + (
+    'unit': unit + (
       f', with at most {units} clients' * (units > 1)),
   }, 'the run makes')
-  names = {*FILES, 'metrics.csv', *({'result.json'} if result else ())}
-  require({*report['files_sha256']} == names, 'files_sha256: names other files')
-  report.left -= {('files_sha256', name) for name in names}
+  require({*report['files_sha256']} == {*FILES}, 'files_sha256: other files')
+  report.left -= {('files_sha256', name) for name in FILES}
   for key in ('family', 'rounds', 'bands', 'z_stddev_per_clip',
               'clients_per_unit', 'adjacency', 'delta', 'apart',
               'horizon', 'l2_norm_clip', 'clients_per_round'):
-    report.agree((key,), run, ('claim', key))
-  if amplified or spread == kind and not stopped:
-    for key in ('sensitivity_method', 'sensitivity_reason'):
-      report.agree((key,), run, ('claim', key))
-  report.agree(('parameters',), strategy, ('parameters',))
-  always = """unit_of_privacy data not_covered population title owner contact
-    date model intended_use region sector released enforced code_sha256
-    train_sha256""".split()
+    value, place = claim.get(key), ('request', key)
+    report.hold((key,), near(value, 2e-6) if key[0] == 'z' else value,
+                'the plan makes', (plan, place))
+  for key, value in request['cohorts'].items():  # Clients kept to these.
+    if value is not None and (key, kind) != ('max_participations', 'budget'):
+      plan.left.discard(('request', 'cohorts', key))
+  if facts.chance:
+    plan.hold(('request', 'cohorts', 'adjacency'), 'zero-out', 'a claim has')
+  plan.hold(('strategy', 'participation'), None, 'a plan has')
+  plan.left -= {x for x in plan.left if x[1:] and x[1] in (
+    'family', 'rounds', 'parameters', 'arrays', 'stands_for', 'l2_norm_clip')}
+  plan.left.discard(('noise_multiplier',))
+  if report['sensitivity_method'] == 'exact' and claim['exact']:
+    report.left.discard(('sensitivity_method',))
+  report.agree(('parameters',), plan, ('strategy', 'parameters'))
+  report.hold(('unit_of_privacy',), unit, 'the run has')
+  run.left.discard(('unit_of_privacy',))
+  limits = {key: claim.get(key) for key in ('min_sep', 'max_participations')}
+  if facts.chance:
+    limits['min_sep'] = facts.gap
+  elif kind == 'single':
+    limits = {'min_sep': None, 'max_participations': 1}
+  elif kind == 'budget':
+    count = claim['participations']
+    every = count == -(-strategy['rounds'] // claim['apart'])
+    limits = {'min_sep': claim['apart'], 'max_participations': Range(
+      count, math.inf if every else count)}
+  report.hold(('enforced',), {**limits, 'by': 'the run: it ' + (
+    'samples cohorts with a secret key' if facts.chance else (
+      'draws cohorts, or admits clients'))}, 'the plan makes')
+  always = """data not_covered population title owner contact date model
+    intended_use region sector released code_sha256 train_sha256""".split()
   for key in always:
     report.agree((key,), run, (key,))
   same('versions', report.get('versions'), run.get('versions') or {}, 'run has')
@@ -992,7 +1021,7 @@ def check_report(report, run, strategy, facts):
       (('data_accesses', 'tuning'), 'tuning', 'not stated: '),
       (('data_accesses', 'model_selection'), 'model_selection', 'not stated: '),
       (('data_accesses', 'pre_training'), 'pre_training', 'not stated: '),
-      (('setting',), 'setting', 'central: '),
+      *[(('setting',), 'setting', 'central: ')] * (not request['stands_for']),
       (('covered',), 'covered', 'the updates of training clients'),
       (('generator', 'key_source'), 'noise_key', 'not stated'),
       (('assumptions', 0, 'enforced_by'), 'clipped_by', 'not stated'),
@@ -1001,39 +1030,47 @@ def check_report(report, run, strategy, facts):
       report.agree(place, run, (name,))
     else:
       report.hold(place, Text((), (default,)), 'run.json states nothing:')
+  if request['stands_for']:
+    both = (request['clients_per_round'], *[request['stands_for']] * 2)
+    report.hold(('setting',), Text((*both, Range(
+      facts.simulated * (1 - CLOSE), facts.simulated * 1.01 + 0.01)), (
+        'SIMULATED',)), 'the plan makes')
   if adaptive:
-    report.hold(('adaptive_clip',), adaptive, 'run.json has', (
-      run, ('claim', 'adaptive_clip')))
+    given = report['adaptive_clip']
+    names = {*given} - {'path', 'first_l2_norm_clip', 'last_l2_norm_clip'}
+    plan.hold(('request', 'l2_norm_clip'), {x: given[x] for x in names},
+              'report.json has', (report, ('adaptive_clip',)))
     first = float(np.linalg.norm(adaptive['initial']))
     path = [{'rounds': 0, 'l2_norm_clip': near(first, SAME)}] + [
-      {'rounds': int(t) + 1, 'l2_norm_clip': float(x)} for t, x in zip(
-        facts.metrics['round'], facts.metrics['l2_norm_clip']) if x]
+      {'rounds': t + 1, 'l2_norm_clip': x['l2_norm_clip']}
+      for t, x in facts.released]
     report.hold(('adaptive_clip',), {
       'path': path, 'first_l2_norm_clip': near(first, SAME),
-      'last_l2_norm_clip': path[-1]['l2_norm_clip']}, 'metrics.csv has')
-    facts.metrics.left.discard(('l2_norm_clip',))
+      'last_l2_norm_clip': path[-1]['l2_norm_clip']}, 'the ledger has')
+    if facts.metrics:
+      facts.metrics.left.discard(('l2_norm_clip',))
   else:
-    report.hold(('adaptive_clip',), None, 'run.json has')
+    report.hold(('adaptive_clip',), None, 'plan.json has')
   noisy = ('l2_norm_clip', 'fraction') if adaptive else ()
-  places = ['run.json'] * (1 + bool(run.get('train_sha256'))) + [
-    f'metrics.csv, {x}' for x in facts.columns if x not in ('round', *noisy)]
   shown = [x['where'] for x in report['side_releases']]
+  columns = facts.metrics.content if facts.metrics else [
+    x[13:] for x in shown if x.startswith('metrics.csv, ')]
+  places = ['run.json'] * (1 + bool(run.get('train_sha256'))) + [
+    f'metrics.csv, {x}' for x in columns if x not in ('round', *noisy)]
   places += ['tensorboard/'] * ('tensorboard/' in shown) + ['result.json'] * (
-    bool(result)) + ['ledger.sqlite'] + ['this report'] * (not amplified)
+    result is not None) + ['ledger.sqlite'] + ['this report'] * (not amplified)
   stated = run['side_releases']
   report.hold(('side_releases',), [{'where': x} for x in places] + [
     {'where': 'stated by the run', 'what': x} for x in stated], 'the run has')
   run.left -= {('side_releases', *x) for x in ((), *((i,) for i in range(
     len(stated))))}
-  if result and len(result.content) > 1:  # Beside the head of the ledger.
-    same('runs (their results)', report.get('runs', 0, 'results'), {
-      x: y for x, y in result.content.items() if x != 'ledger_head'},
-      'result.json has')
-    for x in list(result.left):
-      report.left.discard(('runs', 0, 'results', *x))
-      if x[0] in ('test_accuracy', 'test_loss', 'parameters'):
-        report.agree(('runs', 0, *x), result, x)
-    result.left.clear()
+  if result:
+    same('runs (their results)', report.get('runs', 0, 'results'), result,
+         'the ledger has')
+    for x, value in result.items():
+      report.left.discard(('runs', 0, 'results', x))
+      if x in ('test_accuracy', 'test_loss', 'parameters'):
+        report.hold(('runs', 0, x), value, 'the ledger has')
     report.hold(('runs', 0), {
       'epsilon': report['epsilon'], 'delta': delta, 'rmse': report['rmse'],
       'sensitivity': report['sensitivity']}, 'the report has')
@@ -1054,8 +1091,8 @@ def check_report(report, run, strategy, facts):
     require(not before or 'no guarantee' in report['summary'] or report[
       'epsilon'] is None, 'together: is left out')
     report.hold(('together',), None, 'no run was before this:')
-  quoted = [run['unit_of_privacy'], *['SIMULATED'] * bool(
-    run.get('simulated')), *['Not checked'] * (examined is False and done > 0)]
+  quoted = [unit, *['SIMULATED'] * bool(
+    request['stands_for']), *['Not checked'] * (examined is False and done > 0)]
   last = [report['epsilon'], delta, n, claim['clients_per_round'],
           *([epsilon] if amplified and epsilon else [])]
   if before:
@@ -1071,7 +1108,7 @@ def check_report(report, run, strategy, facts):
   if amplified:
     last = [report['epsilon'], delta, *limits, *(
       [epsilon] if epsilon else [])]
-  quoted = [*quoted[1:], run['released'], run['unit_of_privacy'], *(
+  quoted = [*quoted[1:], run['released'], unit, *(
     [report['sampling']['rule']] if amplified else [])]
   statement = Text([n, units, *last, 4e-39, report['rho']], quoted)
   report.hold(('formal_statement',), Text([], []) if report[
@@ -1096,12 +1133,12 @@ def check_report(report, run, strategy, facts):
     elif column is not None and not first['normalized']:
       first_column = facts.whole[:len(column), 0]
       require(np.allclose(column[:all_rounds], first_column, 1e-8),
-              'check: its series is not the C of strategy.json')
+              'check: its series is not the C of plan.json')
       report.left -= {x for x in report.left if x[:4] == (
         'check', 'runs', spot, 'series')}
     scaled = bool(strategy['parameters'].get('column_normalize'))
     report.hold(('check', 'runs', spot, 'normalized'), (
-      scaled and column is not None), 'strategy.json has')
+      scaled and column is not None), 'plan.json has')
 def check_curve(report, this, delta, amplified):
   """Checks epsilon at other deltas, and delta at other epsilons."""
   deltas = {delta, *(() if amplified else DELTAS)}

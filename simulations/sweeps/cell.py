@@ -19,7 +19,7 @@ from simulations import config_keys
 from simulations.sweeps import grid as grid_lib
 from tff_bandmf import __version__ as version
 from tff_bandmf import _files, errors, report, strategies, workloads
-from tff_bandmf.run_files import metrics, run_json
+from tff_bandmf.run_files import metrics, run_json, run_ledger
 
 # Seed of the tuning cells, the runs that search for a server learning rate.
 TUNING_SEED = 0
@@ -124,8 +124,8 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   ):
     return None
   run = run_json.RunRecord.read(directory)
-  strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
-  z_stddev = run.claim['z_stddev_per_clip']
+  plan = run_json.read_plan(directory)
+  strategy, z_stddev = plan.strategy, plan.guarantee.z_stddev_per_clip
   config = cell.config(_noise(strategy, z_stddev, cell.config()))
   expected = config_keys.to_tree(config)
   del expected['compare']
@@ -134,9 +134,9 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
       f'out={directory}: holds a run with another configuration; give the grid '
       'and the --set of the sweep in this directory, or another directory'
     )
-  rows = metrics.rows(directory)
+  rows = metrics.exported(directory)
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
-  result, _ = run_json.read_result(directory)
+  result = run_ledger.results(directory) or {}
   written = json.loads((directory / report.JSON_FILE).read_text())
   return Result(
     config.training.server_learning_rate,

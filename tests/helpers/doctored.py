@@ -39,13 +39,13 @@ def rewrite(path, change=lambda event: event, cohorts=None):
       'SELECT run, noise_key, key FROM bandmf_ledger'
     ).fetchone()
     events = connection.execute(
-      'SELECT round, kind, digest, z_stddev, noise_checked '
+      'SELECT round, kind, digest, z_stddev, noise_checked, payload '
       'FROM bandmf_events ORDER BY place'
     ).fetchall()
     connection.execute('DELETE FROM bandmf_events')
     head, place = chain.genesis(run, noise_key, key), 0
-    for *fields, checked in events:
-      event = change(chain.Event(*fields, bool(checked)))
+    for *fields, checked, payload in events:
+      event = change(chain.Event(*fields, bool(checked), payload))
       if event is None or event.round not in digests:
         continue
       if event.kind == chain.STARTED:
@@ -53,7 +53,7 @@ def rewrite(path, change=lambda event: event, cohorts=None):
       head = chain.link(head, place, event)
       connection.execute(
         'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
-        'noise_checked, head) VALUES (?, ?, ?, ?, ?, ?, ?)',
+        'noise_checked, payload, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)',
         [
           place,
           event.round,
@@ -61,6 +61,7 @@ def rewrite(path, change=lambda event: event, cohorts=None):
           event.digest,
           event.z_stddev,
           int(event.noise_checked),
+          event.payload,
           head,
         ],
       )

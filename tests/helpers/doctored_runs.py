@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import sqlite3
 
 import numpy as np
@@ -64,15 +65,16 @@ def write_signed(path, content):
 def rechained(folder, kinds=None):
   """Writes the chain of a folder again, for the files that it has now.
 
+  The attacker removes the checkpoints, which have heads of the first chain.
+
   Args:
     folder: folder of a run that has ended.
     kinds: maps the kind of an event to the kind and the noise in their place.
   """
+  shutil.rmtree(folder / 'private' / 'checkpoints', ignore_errors=True)
   run = json.loads((folder / 'run.json').read_text())
   fixed = {name: run[name] for name in {*run} - {*verify_lib.NOTES}}
-  files = [
-    _digest(folder / name).hex() for name in ('plan.json', 'strategy.json')
-  ]
+  plan = _digest(folder / 'plan.json').hex()
   result = json.loads((folder / 'result.json').read_text())
   result.pop('ledger_head', None)
   header, *lines = (folder / 'metrics.csv').read_text().splitlines(True)
@@ -84,20 +86,22 @@ def rechained(folder, kinds=None):
     (about,) = database.execute('select * from bandmf_ledger')
     rows = sorted(database.execute('select * from bandmf_events'))
     head = verify_lib.sha(['bandmf ledger', *about[1:5]])
-    for i, (_, t, kind, digest, z, tested, _) in enumerate(rows):
+    for i, (_, t, kind, digest, z, tested, payload, _) in enumerate(rows):
       kind, z = (kinds or {}).get(kind, (kind, z))
       if kind == 'enforced':
-        digest = verify_lib.sha([fixed, *files])
+        digest = verify_lib.sha([fixed, plan])
       elif kind == 'ended':
-        digest = verify_lib.sha(result)
+        payload = json.dumps(result)
       elif kind == 'row':
         digest = digests.get(str(t), digest)
       texts = [each if each is None else each.hex() for each in (digest, z)]
-      head = verify_lib.sha([head.hex(), i, t, kind, *texts, bool(tested)])
+      head = verify_lib.sha(
+        [head.hex(), i, t, kind, *texts, bool(tested), payload]
+      )
       database.execute(
-        'update bandmf_events set kind=?, digest=?, z_stddev=?, head=? '
-        'where place=?',
-        [kind, digest, z, head, i],
+        'update bandmf_events set kind=?, digest=?, z_stddev=?, payload=?, '
+        'head=? where place=?',
+        [kind, digest, z, payload, head, i],
       )
     database.execute(
       'update bandmf_ledger set events=?, head=?', [len(rows), head]

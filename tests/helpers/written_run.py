@@ -8,8 +8,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from tff_bandmf import accounting, participation, report, strategies
+import tff_bandmf
 from tff_bandmf import ledger as ledger_lib
+from tff_bandmf import participation, report, strategies
 from tff_bandmf.run_files import metrics, run_json
 
 ROUNDS = 6
@@ -44,6 +45,11 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   `changes` are of `Written`, or of `run.json`.
   """
   changes['noise_multiplier'] = noise_multiplier
+  plan_changes = {
+    name: changes.pop(name)
+    for name in ('stands_for', 'delta', 'clients_per_round')
+    if name in changes
+  }
   written = Written(
     **{
       field.name: changes.pop(field.name)
@@ -51,12 +57,20 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
       if field.name in changes
     }
   )
-  spec = accounting.Guarantee(
-    written.strategy,
-    written.schema,
-    written.noise_multiplier,
-    clients_per_unit=written.clients_per_unit,
+  plan = tff_bandmf.Plan(
+    **{
+      'rounds': written.strategy.rounds,
+      'clients_per_round': 2,
+      'cohorts': written.schema,
+      'delta': 1e-5,
+      'l2_norm_clip': 0.5,
+      'noise_multiplier': written.noise_multiplier,
+      'mechanism': written.strategy,
+      'clients_per_unit': written.clients_per_unit,
+      **plan_changes,
+    }
   )
+  spec = plan.guarantee
   identity = [
     int.from_bytes(hashlib.sha256(written.key + part).digest()[:8], 'big') >> 1
     for part in (b'run', b'key')
@@ -68,13 +82,6 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
       name: f'{value:016x}'
       for name, value in zip(run_json.IDENTITY_KEYS, identity)
     },
-    'config': {},
-    'claim': {
-      **spec.to_dict(),
-      'delta': 1e-5,
-      'l2_norm_clip': 0.5,
-      'clients_per_round': 2,
-    },
     'unit_of_privacy': 'one client',
     'population': 12,
     'data': 'some text',
@@ -85,18 +92,35 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   }
   directory.mkdir(parents=True, exist_ok=True)
   (directory / report.RUN_FILE).write_text(json.dumps(run))
-  strategies.save(written.strategy, directory / report.STRATEGY_FILE)
+  plan.save(directory / run_json.PLAN_FILE)
+  strategies.save(
+    plan.strategy,
+    directory / report.STRATEGY_FILE,
+    participation=plan.schema,
+  )
   enforced = run_json.RunRecord.read(directory).enforced_digest(directory)
-  header = 'round,clients,non_finite,fraction,accuracy\n'
-  lines = [
-    f'{t},{len(cohort)},0,0.3,{0.02 * t if t % 2 else ""}\n'
+  rows = [
+    {
+      'round': str(t),
+      'clients': str(len(cohort)),
+      'non_finite': '0',
+      'fraction': '0.3',
+      'accuracy': str(0.02 * t) if t % 2 else '',
+    }
     for t, cohort in enumerate(cohorts)
   ]
+  folder = directory / run_json.PRIVATE / 'metrics'
+  folder.mkdir(parents=True, exist_ok=True)
+  for t, row in enumerate(rows):
+    content = {'row': row, 'measured': {}}
+    (folder / f'{t:08d}.json').write_text(json.dumps(content))
+  lines = [','.join(row.values()) + '\n' for row in rows]
+  header = 'round,clients,non_finite,fraction,accuracy\n'
   (directory / report.METRICS_FILE).write_text(''.join([header, *lines]))
   with ledger_lib.Ledger(directory / report.LEDGER_FILE) as ledger:
     ledger.bind(run=identity[0], noise_key=identity[1])
     for t, cohort in enumerate(cohorts):
-      row = metrics.row_digest(header, lines[t])
+      row = metrics.digest(rows[t])
       ledger.start_round(
         t, np.array(cohort), enforced if t in written.held else None
       )
@@ -111,8 +135,15 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
       if t in written.burnt:
         ledger.abandon_round(t, row)
     if written.ended:
-      run_json.write_result(directory, RESULTS, ledger)
+      end(directory, ledger)
   return spec
+
+
+def end(directory, ledger, results=RESULTS):
+  """Ends a run whose rounds are over, and writes `result.json`."""
+  ledger.record_end(results)
+  content = {**results, run_json.LEDGER_HEAD: ledger.head()}
+  (directory / report.RESULT_FILE).write_text(json.dumps(content))
 
 
 KEPT = [[0, 1], [2, 3], [4, 5], [0, 6], [2, 7], [4, 8]]

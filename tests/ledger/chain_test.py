@@ -34,7 +34,14 @@ def _run(ledger, t, cohort):
   if t == _BURNT:
     ledger.abandon_round(t, row)
   else:
-    ledger.finish_round(t, 0.5, b'release %d' % t, noise_checked=True, row=row)
+    ledger.finish_round(
+      t,
+      0.5,
+      b'release %d' % t,
+      noise_checked=True,
+      row=row,
+      released={'clip': t + 0.5},
+    )
 
 
 def _execute(path, *statement):
@@ -66,7 +73,9 @@ def test_head_is_a_new_one_after_every_event(path):
     assert [ledger.attempts(t)[-1].head for t in range(6)] == heads[:6]
     attempts = ledger.attempts(2)
   assert attempts == [
-    ledger_lib.Attempt('finished', 0.5, b'release 2', True, b'row 2', heads[2])
+    ledger_lib.Attempt(
+      'finished', 0.5, b'release 2', True, b'row 2', {'clip': 2.5}, heads[2]
+    )
   ]
   with ledger_lib.Ledger(path) as ledger:
     assert ledger.head() == heads[-1]
@@ -98,7 +107,8 @@ def test_head_is_the_hash_of_what_happened(path):
         events.insert(1, chain.Event(t, 'failed'))
       else:
         events.append(chain.Event(t, 'finished', b'release %d' % t, 0.5, True))
-      events.append(chain.Event(t, 'row', b'row %d' % t))
+      payload = None if t == _BURNT else f'{{"clip": {t + 0.5}}}'
+      events.append(chain.Event(t, 'row', b'row %d' % t, payload=payload))
       for event in events:
         head = chain.link(head, next(place), event)
       assert ledger.attempts(t)[-1].head == head.hex()
@@ -147,7 +157,12 @@ def test_random_events_are_attempts_or_are_refused():
     events = [
       (
         chain.Event(
-          3, _LETTERS[x], b'digest %d' % i, float(i), bool(rng.random() < 0.5)
+          3,
+          _LETTERS[x],
+          b'digest %d' % i,
+          float(i),
+          bool(rng.random() < 0.5),
+          f'{{"x": {i}}}',
         ),
         b'head %d' % i,
       )
@@ -163,6 +178,7 @@ def test_random_events_are_attempts_or_are_refused():
     for start, stop in parts:
       last = {x: events[i] for i, x in enumerate(letters) if start <= i < stop}
       digest = {x: event.digest for x, (event, _) in last.items()}
+      numbers = {x: event.numbers for x, (event, _) in last.items()}
       closed = last.get('F') or last.get('L')
       heads = [
         head
@@ -177,11 +193,12 @@ def test_random_events_are_attempts_or_are_refused():
           result=closed[0].digest if closed else None,
           noise_checked=closed[0].noise_checked if closed else False,
           row=digest.get('r'),
+          released=numbers.get('r', {}),
           head=heads[-1].hex(),
           enforced=digest.get('e'),
           drawn='n' not in last if {'d', 'n'} & set(last) else None,
           flags=frozenset(_LETTERS[x] for x in last if x in '012'),
-          ended=digest.get('z'),
+          ended=numbers.get('z'),
         )
       )
     assert chain.attempts(events) == expected, letters
@@ -243,6 +260,7 @@ _VALUES = {
   'z_stddev': (0.25, None, 7.0),
   'noise_checked': (0, 1, 2),
   'digest': (b'other', None, b''),
+  'payload': ('{}', '{"clip": 9.5}', 'x', None),
   'head': (bytes(32), b'', None),
   'round': (0, 3, 9),
   'place': (-1, 30),

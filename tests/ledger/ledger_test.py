@@ -503,14 +503,16 @@ def test_round_cannot_start_with_another_digest_than_the_last(ledger):
 
 def test_last_results_of_a_run_count(ledger):
   with pytest.raises(ValueError, match='has no attempt'):
-    ledger.record_end(b'results')
+    ledger.record_end({'x': 1.0})
   ledger.start_round(0, [1])
   ledger.finish_round(0)
   head = ledger.head()
-  assert ledger.observed().ended is None
-  ledger.record_end(b'lost')
-  ledger.record_end(b'results')
-  assert ledger.observed().ended == b'results'
+  assert ledger.observed().ended is None is ledger.ended()
+  with pytest.raises(ValueError, match='not JSON compliant'):
+    ledger.record_end({'x': float('nan')})
+  ledger.record_end({'x': 0.0})
+  ledger.record_end({'x': 1.5, 'y': 2})
+  assert ledger.observed().ended == {'x': 1.5, 'y': 2} == ledger.ended()
   assert ledger.head() != head == ledger.attempts(0)[-1].head
 
 

@@ -37,20 +37,24 @@ def forge(directory, change):
     )
     head = chain.genesis(run, noise_key, key)
     events = ledger.execute(
-      'SELECT place, round, kind, digest, z_stddev, noise_checked '
+      'SELECT place, round, kind, digest, z_stddev, noise_checked, payload '
       'FROM bandmf_events ORDER BY place'
     ).fetchall()
     ledger.execute('DELETE FROM bandmf_events')
-    for place, (_, t, kind, digest, z_stddev, checked) in enumerate(events):
+    for place, (_, t, kind, digest, z_stddev, checked, payload) in enumerate(
+      events
+    ):
       if kind == chain.STARTED:
         digest = cohorts[t]
       head = chain.link(
-        head, place, chain.Event(t, kind, digest, z_stddev, bool(checked))
+        head,
+        place,
+        chain.Event(t, kind, digest, z_stddev, bool(checked), payload),
       )
       ledger.execute(
         'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
-        'noise_checked, head) VALUES (?, ?, ?, ?, ?, ?, ?)',
-        (place, t, kind, digest, z_stddev, checked, head),
+        'noise_checked, payload, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)',
+        (place, t, kind, digest, z_stddev, checked, payload, head),
       )
     ledger.execute(
       'UPDATE bandmf_ledger SET events = ?, head = ?', (len(events), head)
@@ -103,11 +107,11 @@ def test_client_cut_out_of_two_cohorts_is_refused(tmp_path):
   _refused(plain, 'ledger=round 2: contradicts the chain')
   # Whoever makes another chain contradicts the result,
   forge(forged, _cut)
-  _refused(forged, 'is not the ledger that result.json was written with')
+  _refused(forged, 'result.json: differs from the ledger')
   # and, while there is none, the sizes of the cohorts.
   forge(blind, _cut)
   (blind / report.RESULT_FILE).unlink()
-  _refused(blind, 'clients=2: metrics.csv has this number in round 2')
+  _refused(blind, 'clients=2: the metrics of round 2 have this number')
 
 
 def test_ledger_of_another_run_is_refused(tmp_path):
@@ -128,9 +132,9 @@ def test_ledger_of_another_run_is_refused(tmp_path):
 def test_other_clip_than_the_rounds_held_to_is_refused(tmp_path):
   make_run(tmp_path, KEPT, held=range(6))
   report.write(tmp_path)
-  run = json.loads((tmp_path / report.RUN_FILE).read_text())
-  run['claim']['clients_per_round'] += 1
-  (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+  plan = json.loads((tmp_path / report.PLAN_FILE).read_text())
+  plan['request']['clients_per_round'] += 1
+  (tmp_path / report.PLAN_FILE).write_text(json.dumps(plan))
   with pytest.raises(ValueError, match='was changed after rounds'):
     report.write(tmp_path)
 
@@ -146,9 +150,9 @@ def test_run_without_a_finished_round_is_bound_to_its_files(tmp_path):
   )
   (tmp_path / report.METRICS_FILE).unlink()
   report.build(tmp_path)
-  run = json.loads((tmp_path / report.RUN_FILE).read_text())
-  run['claim']['delta'] = 1e-3
-  (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+  plan = json.loads((tmp_path / report.PLAN_FILE).read_text())
+  plan['request']['delta'] = 1e-3
+  (tmp_path / report.PLAN_FILE).write_text(json.dumps(plan))
   _refused(tmp_path, 'was changed after rounds in the ledger')
 
 
@@ -157,7 +161,7 @@ def test_results_that_the_run_did_not_end_with_are_refused(tmp_path):
   path = tmp_path / report.RESULT_FILE
   results = json.loads(path.read_text())
   path.write_text(json.dumps({**results, 'test_accuracy': 0.124}))
-  _refused(tmp_path, 'has other results than the ledger has')
+  _refused(tmp_path, 'result.json: differs from the ledger')
 
 
 def test_noise_verified_in_one_of_six_rounds_is_refused(tmp_path):
@@ -190,10 +194,11 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
     without_cohort(ledger)
   _refused(plain, f'ledger=round {gone}: contradicts the chain')
   forge(forged, without_round)
-  _refused(forged, 'rounds=5: the run has ended')
+  ended = 'rounds=5: the run has ended|result.json: differs|lacks round 5'
+  _refused(forged, ended)
   forge(blind, without_round)
   (blind / report.RESULT_FILE).unlink()
-  _refused(blind, f'round={gone}: metrics.csv has this round, and the ledger')
+  _refused(blind, ended)
 
 
 def test_ended_run_with_a_round_that_did_not_end_is_refused(tmp_path):
@@ -204,11 +209,11 @@ def test_ended_run_with_a_round_that_did_not_end_is_refused(tmp_path):
   assert not report.write(tmp_path)['completed']
   for path in tmp_path.glob('report.*'):
     path.unlink()
-  # A ledger refuses such an end, so a program of somebody's own wrote it.
+  # The ledger has no end, so a program of somebody's own wrote this file.
   (tmp_path / report.RESULT_FILE).write_text(
     json.dumps({**RESULTS, run_json.LEDGER_HEAD: head})
   )
-  _refused(tmp_path, 'round=5: was started and neither finished nor burnt')
+  _refused(tmp_path, 'result.json: differs from the ledger')
 
 
 def test_round_that_was_finished_twice_is_refused(tmp_path):
@@ -240,16 +245,16 @@ def test_ledger_that_lacks_what_metrics_show_is_refused(tmp_path):
   path = tmp_path / report.METRICS_FILE
   lines = path.read_text().splitlines(keepends=True)
   for changed, match in (
-    ([*lines, '4' + lines[4][1:]], 'round=4: metrics.csv has this round'),
-    ([*lines[:3], lines[2]], 'is damaged'),
+    ([*lines, '4' + lines[4][1:]], 'lacks round 4, which has a row of metrics'),
+    ([*lines[:3], lines[2]], 'differs from the ledger in line 4'),
     (
       [*lines[:3], '2,3,' + lines[3][4:], lines[4]],
-      'round=2: .*a row that differs',
+      'differs from the ledger in line 4',
     ),
-    ([*lines[:2], *lines[3:]], 'rounds=3: metrics.csv lacks rounds'),
+    ([*lines[:2], *lines[3:]], 'differs from the ledger in line 3'),
     (
       [lines[0].replace('fraction', 'number'), *lines[1:]],
-      'round=0: .*a row that differs',
+      'differs from the ledger in line 2',
     ),
   ):
     path.write_text(''.join(changed))
@@ -263,7 +268,7 @@ def test_ended_run_whose_metrics_lack_the_end_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
   path = tmp_path / report.METRICS_FILE
   path.write_text(''.join(path.read_text().splitlines(keepends=True)[:-1]))
-  _refused(tmp_path, 'round=4: is the last round of metrics.csv')
+  _refused(tmp_path, 'ends with round 4, and the run ended with round 5')
 
 
 def test_flipped_bit_of_metrics_is_refused(tmp_path):

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow
 _OPTIONAL = {
   'setting': 's', 'covered': 'c', 'noise_key': 'k', 'tuning': 'none',
   'noise_generator': 'chacha20', 'model_selection': 'm', 'pre_training': 'p',
-  'enforced': {'min_sep': 3, 'max_participations': 2, 'by': 'sampler'},
   'versions': {'python': '3.11'}, 'code_sha256': '00', 'train_sha256': '00',
 }  # fmt: skip
 

@@ -301,7 +301,7 @@ def test_what_must_be_known_leads_the_report(tmp_path, options, warning):
 
 def test_simulated_run_leads_with_it(tmp_path):
   # Whatever else there is to warn of.
-  _make_run(tmp_path / 'run', _CLOSER, setting='a smaller cohort', simulated={})
+  _make_run(tmp_path / 'run', _CLOSER, stands_for=4)
   written = report.write(tmp_path / 'run')
   assert written['simulated']
   assert len(written['warnings']) == 2
@@ -319,7 +319,7 @@ def test_simulated_run_leads_with_it(tmp_path):
 
 
 def test_simulated_run_that_kept_its_plan_leads_with_it(tmp_path):
-  _make_run(tmp_path / 'run', setting='a smaller cohort', simulated={})
+  _make_run(tmp_path / 'run', stands_for=4)
   assert (
     report.build(tmp_path / 'run')
     .content['warnings'][0]

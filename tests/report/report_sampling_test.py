@@ -7,6 +7,7 @@ import shutil
 import jsonschema
 import numpy as np
 import pytest
+import written_run
 
 import tff_bandmf
 from tff_bandmf import ledger as ledger_lib
@@ -144,7 +145,7 @@ def test_run_without_a_verdict_is_not_checked(tmp_path):
   assert row['checked'] == 'not checked here'
   # A result without the look at the cohorts is a program of somebody's own.
   with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
-    run_json.write_result(tmp_path, {'total': 1.0}, ledger)
+    written_run.end(tmp_path, ledger, {'total': 1.0})
   for made in (
     report.build(tmp_path),
     report.publish([report.source.of_run(tmp_path)]),
@@ -188,15 +189,10 @@ def test_cut_cohort_of_a_burnt_round_counts(tmp_path):
 def test_cohorts_that_no_key_drew_are_not_amplified(tmp_path):
   """As of a program with a ledger of its own and the claim of a plan."""
   plan = _plan(_KINDS[0])
-  described = opening.run_record(plan)
   with folder.locked(tmp_path):
-    folder.open_run(
-      tmp_path,
-      described,
-      plan.strategy,
-      plan.cohorts.schema,
-      folder.keys(tmp_path, draws=False),
-    )
+    plan.save(tmp_path / run_json.PLAN_FILE)
+    keys = folder.keys(tmp_path, draws=False)
+    folder.open_run(tmp_path, opening.run_record(), keys)
   with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
     ledger.start_round(0, [1, 2])
   content = report.build(tmp_path).content

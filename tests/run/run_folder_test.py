@@ -1,7 +1,7 @@
 """Tests of folders of runs: lost commits, restored files, words for faults."""
 
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tff_bandmf
-from tff_bandmf import participation, report, run, strategies
+from tff_bandmf import participation, report, run, strategies, verify
 from tff_bandmf.run_files import run_json
 
 _ROUNDS = 5
@@ -288,42 +288,64 @@ def test_error_that_names_its_file_is_shown_as_it_is(tmp_path, capfd):
   assert 'None' not in error and str(out.parent) in error
 
 
-@pytest.mark.parametrize('content', [None, b'', b'{"format": 1}'])
-def test_strategy_of_a_run_is_restored_and_not_made_anew(tmp_path, content):
+@pytest.mark.parametrize('ended', [False, True])
+def test_exports_are_no_state(tmp_path, ended):
+  """A run goes on, and is reported, without them; then they are the same."""
   with run.Run(tmp_path, _plan()) as mine:
-    _train(mine, 1)
-  path = tmp_path / run_json.STRATEGY_FILE
-  path.unlink()
-  if content is not None:
-    path.write_bytes(content)
-  with pytest.raises(
-    ValueError, match='strategy.json: is .*; restore'
-  ) as caught:
-    report.build(tmp_path)
-  assert 'optimize' not in str(caught.value)
-
-
-def test_metrics_that_a_run_needs_are_not_to_be_removed(tmp_path):
-  """Without them an adaptive clip cannot go on, and the advice was to."""
+    _train(mine, _ROUNDS if ended else 1)
+    if ended:
+      mine.record(accuracy=0.5)
+  names = {run_json.STRATEGY_FILE, run_json.METRICS_FILE}
+  names |= {run_json.RESULT_FILE} if ended else set()
+  before = {name: (tmp_path / name).read_bytes() for name in names}
+  content = report.build(tmp_path).content
+  for name in names:
+    (tmp_path / name).unlink()
+  assert report.build(tmp_path).content == content
+  report.write(tmp_path)
+  assert verify.verify(tmp_path)['epsilon'] > 0
   with run.Run(tmp_path, _plan()) as mine:
-    _train(mine, 2)
-  path = tmp_path / run_json.METRICS_FILE
-  path.write_text(path.read_text().replace('\n0,2', '\n0,1'))
-  with pytest.raises(
-    ValueError, match='restore the file; if the clip of the run is constant'
-  ):
-    run.Run(tmp_path, _plan())
-  path.write_text('round\n1\n1\n')
-  with pytest.raises(ValueError, match='is damaged; restore the file; if'):
-    report.build(tmp_path)
+    # The run writes the rows of metrics when it goes on.
+    again = {*names} - ({run_json.METRICS_FILE} if ended else set())
+    for name in again:
+      assert (tmp_path / name).read_bytes() == before[name]
+    if not ended:
+      _train(mine, _ROUNDS)
+      mine.record(accuracy=0.5)
+  assert report.build(tmp_path).content['completed']
 
 
-def test_result_of_a_run_is_not_to_be_removed(tmp_path):
-  """Its key is destroyed, so that nothing goes on without the result."""
+@pytest.mark.parametrize(
+  'name', [run_json.STRATEGY_FILE, run_json.METRICS_FILE, run_json.RESULT_FILE]
+)
+def test_export_that_differs_is_refused(tmp_path, name):
   with run.Run(tmp_path, _plan()) as mine:
     _train(mine, _ROUNDS)
     mine.record(accuracy=0.5)
-  path = tmp_path / run_json.RESULT_FILE
-  path.write_text(json.dumps({'accuracy': 'x'}))
-  with pytest.raises(ValueError, match='is damaged; restore the file'):
-    report.build(tmp_path)
+  path = tmp_path / name
+  whole = path.read_bytes()
+  # An empty table has no row that differs.
+  empty = [b''] * (name != run_json.METRICS_FILE)
+  other = re.sub(b'[1-8]', lambda digit: b'9', whole, count=1)
+  for content in *empty, b'{"format": 1}\n1', other:
+    path.write_bytes(content)
+    for read in report.build, lambda folder: run.Run(folder, _plan()):
+      with pytest.raises(ValueError, match=f'{name}: .*, or remove') as caught:
+        read(tmp_path)
+      assert '\n' not in str(caught.value)
+  path.write_bytes(whole)
+  report.build(tmp_path)
+
+
+def test_row_of_metrics_that_differs_is_refused(tmp_path):
+  with run.Run(tmp_path, _plan()) as mine:
+    _train(mine, 2)
+  path = tmp_path / run_json.PRIVATE / 'metrics' / '00000000.json'
+  text = path.read_text()
+  path.write_text(text.replace('"clients": "2"', '"clients": "1"'))
+  assert path.read_text() != text
+  for read in report.build, lambda folder: run.Run(folder, _plan()):
+    with pytest.raises(ValueError, match='has a row of round 0 that differs'):
+      read(tmp_path)
+  path.unlink()
+  report.build(tmp_path)

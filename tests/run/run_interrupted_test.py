@@ -216,5 +216,6 @@ def test_rows_of_a_run_are_compared_in_one_read(tmp_path):
     ledger_lib.Ledger, 'attempts', side_effect=AssertionError
   ):
     with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
-      rows = metrics.Metrics(tmp_path, ledger, ('round', 'clients'), None)
-  assert len(rows.rows()) == small_run.ROUNDS
+      attempts = ledger.all_attempts()
+    metrics.Metrics(tmp_path, attempts, ('round', 'clients'), small_run.ROUNDS)
+  assert len(metrics.exported(tmp_path)) == small_run.ROUNDS

@@ -63,18 +63,14 @@ def run_copy(left, tmp_path):
 
 
 def _describe(config, corpus):
-  """What a run says of itself, its strategy and its schema."""
+  """What a run says of itself, and its plan."""
   plan = training.plan(
     config, training.find_strategy(config), corpus.train.num_clients
   )
   said = description.describe(
     config, corpus, pretraining.start(config, corpus.train.vocabulary)
   )
-  return (
-    attrs.evolve(opening.run_record(plan), **said),
-    plan.strategy,
-    plan.cohorts,
-  )
+  return attrs.evolve(opening.run_record(), **said), plan
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +80,7 @@ def described(small):
 
 def _open(directory, described, moved=False):
   """What a run does before its first round."""
-  record, *rest = described
+  record, plan = described
   if (directory / report.RUN_FILE).exists():
     # As a start does: notes are what the run says by now.
     record = record.with_statements(
@@ -92,7 +88,9 @@ def _open(directory, described, moved=False):
     )
   with folder.locked(directory):
     keys = folder.keys(directory, draws=False)
-    folder.open_run(directory, record, *rest, keys, moved)
+    if not (directory / run_json.PLAN_FILE).exists():
+      plan.save(directory / run_json.PLAN_FILE)
+    folder.open_run(directory, record, keys, moved)
   return keys.noise
 
 
@@ -252,17 +250,18 @@ def test_metrics_of_a_run_that_goes_on_are_checked(run_copy):
   lines = path.read_text().splitlines(keepends=True)
   columns = lines[0].strip().split(',')
   with ledger_lib.Ledger(run_copy / report.LEDGER_FILE) as ledger:
+    attempts = ledger.all_attempts()
     others = lines[2].replace('1,4,', '1,5,', 1)
     path.write_text(''.join([*lines[:2], others, *lines[3:]]))
     with pytest.raises(
-      ValueError, match='metrics.csv: has a row of round 1 that differs'
+      ValueError, match='metrics.csv: differs from the ledger in line 3'
     ):
-      metrics.Metrics(run_copy, ledger, columns, 3)
-    metrics.Metrics(run_copy, ledger, columns, 1)
+      metrics.Metrics(run_copy, attempts, columns, 3)
+    metrics.Metrics(run_copy, attempts, columns, 1)
     assert path.read_text() == ''.join(lines[:2])
     # Without them the report has no curve; the claim is the ledger's.
     path.unlink()
-    metrics.Metrics(run_copy, ledger, columns, 3)
+    metrics.Metrics(run_copy, attempts, columns, 3)
   report.write(run_copy)
 
 
@@ -282,37 +281,40 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
   assert written['completed'] and not written['observed']['rounds_burnt']
 
 
-def test_ledger_that_was_rolled_back_is_refused(small, run_copy):
+@pytest.mark.parametrize('export', [True, False])
+def test_ledger_that_was_rolled_back_is_refused(small, run_copy, export):
   """With the ledger and the checkpoints of an hour ago, and today's rows."""
   config, _ = small
   path = run_copy / report.LEDGER_FILE
   for end in '', '-wal', '-shm':
     path.with_name(path.name + end).unlink(missing_ok=True)
-  lines = (run_copy / report.METRICS_FILE).read_text()
-  header, *rows = lines.splitlines(keepends=True)
-  columns = header.strip().split(',')
+  rows = run_copy / run_json.PRIVATE / 'metrics'
+  texts = [json.loads(file.read_text()) for file in sorted(rows.iterdir())]
+  # The export or the rows are enough.
+  if export:
+    shutil.rmtree(rows)
+  else:
+    (run_copy / report.METRICS_FILE).unlink()
   with ledger_lib.Ledger(path) as ledger:
     for t in range(2):
+      row = texts[t]['row']
       ledger.start_round(t, range(config.training.clients_per_round))
-      ledger.finish_round(t, row=metrics.row_digest(header, rows[t]))
+      ledger.finish_round(t, row=metrics.digest(row))
     for start in range(3):
       with pytest.raises(
         ValueError, match='ledger.sqlite: lacks round 2, which'
       ) as caught:
-        metrics.Metrics(run_copy, ledger, columns, start)
+        metrics.Metrics(run_copy, ledger.all_attempts(), [*row], start)
       assert '\n' not in str(caught.value)
-  assert (run_copy / report.METRICS_FILE).read_text() == lines
 
 
 def test_full_disk_names_the_metrics_and_the_vocabulary(tmp_path):
   full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-  with ledger_lib.Ledger(tmp_path / 'ledger.sqlite') as ledger:
-    ledger.start_round(0, [1])
-    ledger.finish_round(0)
-    rows = metrics.Metrics(tmp_path, ledger, ['round'], 0)
-    with mock.patch.object(os, 'fsync', side_effect=full):
-      with pytest.raises(OSError, match='file=.*metrics.csv: .*No space'):
-        rows.write({'round': 0})
+  rows = metrics.Metrics(tmp_path, {}, ['round'], 0)
+  (tmp_path / run_json.PRIVATE).mkdir()
+  with mock.patch.object(os, 'fsync', side_effect=full):
+    with pytest.raises(OSError, match='file=.*00000000.json: .*No space'):
+      rows.write(rows.row({'round': 0}), {})
   with mock.patch.object(os, 'fsync', side_effect=full):
     with pytest.raises(OSError, match='file=.*vocabulary.txt: .*No space'):
       vocabulary.Vocabulary(('a', 'b')).write(str(tmp_path / 'vocabulary.txt'))

@@ -160,9 +160,10 @@ def test_start_without_noise_on_same_people_is_refused(
 ):
   silent = tmp_path / 'silent'
   shutil.copytree(ended, silent)
-  record = json.loads((silent / report.RUN_FILE).read_text())
-  record['claim']['noise_multiplier'] = 0.0
-  (silent / report.RUN_FILE).write_text(json.dumps(record))
+  plan = json.loads((silent / report.PLAN_FILE).read_text())
+  plan.update(noise_multiplier=0.0, bound=None)
+  plan['request'].update(epsilon=None, noise_multiplier=0.0)
+  (silent / report.PLAN_FILE).write_text(json.dumps(plan))
   config = _config(folder, **{'training.init': str(silent)})
   with pytest.raises(ValueError, match='training.init=.*without a guarantee'):
     pretraining.start(config, corpus.train.vocabulary)
@@ -206,6 +207,6 @@ def test_ended_run_is_attacked(folder, corpus, ended):
   assert found['members'] + found['others'] == sum(
     split.num_clients for split in splits
   )
-  record = run_json.RunRecord.read(ended)
-  assert found['noise_multiplier'] == record.claim['noise_multiplier'] > 0
+  plan = run_json.read_plan(ended)
+  assert found['noise_multiplier'] == plan.guarantee.noise_multiplier > 0
   assert not any(each['refuted'] for each in found['membership'])

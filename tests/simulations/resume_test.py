@@ -111,23 +111,22 @@ def test_strategy_that_was_changed_is_refused(run_copy):
   strategies.save(
     strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE
   )
-  with pytest.raises(ValueError, match='strategy=.*strategy.json'):
+  with pytest.raises(ValueError, match='strategy.json: differs from plan.json'):
     report.write(run_copy)
 
 
-def test_other_code_is_refused_where_rounds_are_left(small, run_copy):
-  path = run_copy / report.RUN_FILE
-  described = json.loads(path.read_text())
-  described['code_sha256'] = '0' * 64
-  path.write_text(json.dumps(described))
-  ended = run_copy / report.RESULT_FILE
-  content = ended.read_bytes()
-  ended.unlink()
+def test_other_code_is_refused_where_rounds_are_left(small, run_copy, tmp_path):
+  open_run = tmp_path / 'open'
+  assert training.run(*small, open_run, stop_after=1) is None
+  for folder_ in open_run, run_copy:
+    path = folder_ / report.RUN_FILE
+    described = json.loads(path.read_text())
+    described['code_sha256'] = '0' * 64
+    path.write_text(json.dumps(described))
   with pytest.raises(ValueError, match='code_sha256='):
-    training.run(*small, run_copy, resume=True, moved=True)
+    training.run(*small, open_run, resume=True)
   # A run that has ended makes nothing again.
-  ended.write_bytes(content)
-  result = json.loads(content)
+  result = json.loads((run_copy / report.RESULT_FILE).read_text())
   assert training.run(*small, run_copy, resume=True, moved=True) == result
 
 

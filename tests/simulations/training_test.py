@@ -32,6 +32,7 @@ from tff_bandmf import (
   strategies,
 )
 from tff_bandmf.run_files import metrics as metrics_lib
+from tff_bandmf.run_files import run_json
 
 pytestmark = pytest.mark.slow
 
@@ -145,9 +146,9 @@ def test_simulated_run_says_that_it_is_one(small, tmp_path, runtime):
   assert written['setting'].startswith('SIMULATED')
   assert written['warnings'][0].startswith('SIMULATED')
   assert written['epsilon'] is None
-  described = json.loads((tmp_path / 'run' / report.RUN_FILE).read_text())
-  assert described['simulated']['epsilon'] == pytest.approx(8.0)
-  assert described['simulated']['noise_multiplier'] == pytest.approx(
+  plan = run_json.read_plan(tmp_path / 'run')
+  assert plan.simulated.proved_epsilon(plan.delta) == pytest.approx(8.0)
+  assert plan.simulated.noise_multiplier == pytest.approx(
     10 * written['noise_multiplier']
   )
   assert written['measured_z_stddev'] == pytest.approx(
@@ -400,7 +401,7 @@ def test_amplified_experiment_tells_nothing_of_its_cohorts(
   )
   assert content['sampling']['drawn'] == 'as the sampling key gives them'
   columns = {'round', 'accuracy', 'loss'}
-  for row in metrics_lib.rows(tmp_path / 'run'):
+  for row in metrics_lib.exported(tmp_path / 'run'):
     told = {name for name, value in row.items() if value}
     assert told <= columns | {name for name in row if name.startswith('acc')}
   assert content['observed']['clients'] is None

@@ -11,7 +11,6 @@ from tff_bandmf.accounting.kinds.kinds import (
   from_dict,
   from_flags,
   needed_noise,
-  of_claim,
   sampled,
 )
 from tff_bandmf.accounting.kinds.logged_cohorts import Logged

@@ -2,7 +2,7 @@
 
 | symbol | name here | meaning                                                 |
 |--------|-----------|---------------------------------------------------------|
-| e_i    | `event`   | i-th event: a start, an end, a row of metrics           |
+| e_i    | `event`   | i-th event: a start, an end, released values, results   |
 | h_i    | `head`    | 32 bytes: hash of all events up to e_i                  |
 
     h_i = SHA-256(h_{i-1}, i, e_i)    h_{-1} = SHA-256(format, run, both keys)
@@ -18,20 +18,24 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Optional
 
 import numpy as np
+
+from tff_bandmf import _files
 
 STARTED = 'started'
 FINISHED = 'finished'
 FAILED = 'failed'
 ABANDONED = 'abandoned'
-# Event with the digest of a row of `metrics.csv`.
+# Event with the digest of the round's row of metrics. The payload has the
+# released values of an adaptive clip, which have noise.
 ROW = 'row'
 # Event with the digest of the plan and other files that an attempt follows.
 ENFORCED = 'enforced'
-# Event at the end of the run, with the digest of its results.
+# Event at the end of the run; the payload has its results.
 ENDED = 'ended'
 # Events that state whether all earlier cohorts are equal to the cohorts that
 # the sampling key gives.
@@ -48,7 +52,7 @@ EXAMINED = 'examined'
 DIRECT = 'direct'
 FLAGS = (INCOMPLETE, EXAMINED, DIRECT)
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +63,14 @@ class Event:
     round: index of the round, integer >= 0.
     kind: 'started', 'enforced', 'finished', 'failed', 'abandoned', 'row',
       'drawn', 'not drawn', 'ended', or a flag of `FLAGS`.
-    digest: digest of the cohort, the files, the released sum, the row or the
-      results, depending on the kind; None if the kind has no digest, or if the
-      digest is not known.
+    digest: digest of the cohort, the files, the released sum or the row,
+      depending on the kind; None if the kind has no digest, or if the digest is
+      not known.
     z_stddev: standard deviation of an entry of z, the noise before C^-1
       multiplies it, in the unit of the sum, as the aggregator measured it, >=
       0; None if it is not known.
     noise_checked: whether the program that added the noise tested the noise.
+    payload: {name: number} as JSON text; None if the event has no numbers.
   """
 
   round: int
@@ -73,6 +78,22 @@ class Event:
   digest: Optional[bytes] = None
   z_stddev: Optional[float] = None
   noise_checked: bool = False
+  payload: Optional[str] = None
+
+  @property
+  def numbers(self) -> dict[str, float]:
+    """The numbers of the payload; {} without a payload.
+
+    Raises:
+      ValueError: the payload is not a JSON object of finite numbers.
+    """
+    content = _files.parse_json((self.payload or '{}').encode())
+    if not isinstance(content, dict) or not all(
+      type(value) in (int, float) and abs(value) <= sys.float_info.max
+      for value in content.values()
+    ):
+      raise ValueError('a payload that is not a JSON object of finite numbers')
+    return content
 
   def is_possible(self) -> bool:
     """Returns whether the types and the values are possible for an event."""
@@ -94,6 +115,7 @@ class Event:
         )
       )
       and isinstance(self.noise_checked, bool)
+      and isinstance(self.payload, (str, type(None)))
     )
 
 
@@ -109,7 +131,9 @@ class Attempt:
     result: digest of the released sum; None if it is not known.
     noise_checked: whether the program that added the noise tested the noise;
       False if the attempt did not finish.
-    row: digest of the row of `metrics.csv`; None without a row.
+    row: digest of the round's row of metrics; None without a row.
+    released: {name: number} that the round released besides the model; {}
+      unless the clip is adaptive.
     head: head of the chain after the last event of the attempt, in hexadecimal.
     enforced: digest of the plan and other files that the attempt followed, see
       `RunRecord.enforced_digest`; None if it is not known.
@@ -117,8 +141,8 @@ class Attempt:
       the sampling key gives; None if nobody compared the cohorts after this
       attempt.
     flags: the flags of the attempt, from `FLAGS`.
-    ended: digest of the run's results, if the run ended after this attempt;
-      else None.
+    ended: {name: number}, the results of the run, if the run ended after this
+      attempt; else None.
   """
 
   outcome: str
@@ -126,11 +150,21 @@ class Attempt:
   result: Optional[bytes] = None
   noise_checked: bool = False
   row: Optional[bytes] = None
+  released: Mapping[str, float] = dataclasses.field(default_factory=dict)
   head: str = ''
   enforced: Optional[bytes] = None
   drawn: Optional[bool] = None
   flags: frozenset[str] = frozenset()
-  ended: Optional[bytes] = None
+  ended: Optional[Mapping[str, float]] = None
+
+
+def payload(numbers: Mapping[str, float]) -> str:
+  """Returns the payload of an event.
+
+  Raises:
+    ValueError: a number is not finite.
+  """
+  return json.dumps(dict(numbers), allow_nan=False)
 
 
 def genesis(
@@ -168,6 +202,7 @@ def link(head: bytes, index: int, event: Event) -> bytes:
       None if event.digest is None else event.digest.hex(),
       None if event.z_stddev is None else event.z_stddev.hex(),
       event.noise_checked,
+      event.payload,
     ]
   )
 
@@ -203,7 +238,10 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
       result.append(Attempt(event.kind, head=head.hex()))
     elif event.kind == ROW and result and not is_open:
       result[-1] = dataclasses.replace(
-        result[-1], row=event.digest, head=head.hex()
+        result[-1],
+        row=event.digest,
+        released=event.numbers,
+        head=head.hex(),
       )
     elif event.kind == ENFORCED and is_open:
       result[-1] = dataclasses.replace(
@@ -220,7 +258,7 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
         result[-1], drawn=event.kind == DRAWN and result[-1].drawn is not False
       )
     elif event.kind == ENDED and result and not is_open:
-      result[-1] = dataclasses.replace(result[-1], ended=event.digest)
+      result[-1] = dataclasses.replace(result[-1], ended=event.numbers)
     elif event.kind in (FINISHED, FAILED) and is_open:
       result[-1] = Attempt(
         event.kind,

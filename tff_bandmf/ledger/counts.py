@@ -6,6 +6,7 @@ The log of training outside of this library has these counts, but no attempts.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from tff_bandmf import sensitivity
@@ -50,7 +51,10 @@ class Observed:
     examined: whether the learning process was checked in all finished attempts
       that had one, see `chain.EXAMINED`; None if the finished attempts had no
       learning process. Without finished attempts, the value is False.
-    ended: digest of the results at the end of the run; None before the end.
+    ended: {name: number}, the results at the end of the run; None before the
+      end.
+    attempts: dict from the index of a round to the attempts at it, rounds
+      ascending.
   """
 
   rounds: int
@@ -73,7 +77,10 @@ class Observed:
   head: Optional[str] = None
   incomplete: tuple[int, ...] = ()
   examined: Optional[bool] = False
-  ended: Optional[bytes] = None
+  ended: Optional[Mapping[str, float]] = None
+  attempts: Mapping[int, Sequence[chain.Attempt]] = dataclasses.field(
+    default_factory=dict, compare=False, repr=False
+  )
 
   @property
   def clients(self) -> int:
@@ -207,10 +214,21 @@ def from_attempts(
       if any(chain.INCOMPLETE in attempt.flags for attempt in tried)
     ),
     examined=_examined(finished),
-    ended=(
-      [each.ended for tried in attempts.values() for each in tried] or [None]
-    )[-1],
+    ended=ended(attempts),
+    attempts=attempts,
   )
+
+
+def ended(
+  attempts: Mapping[int, Sequence[chain.Attempt]],
+) -> Optional[Mapping[str, float]]:
+  """Returns the results at the end of a run; None if it has not ended.
+
+  Args:
+    attempts: dict from the index of a round to the attempts at it.
+  """
+  last = attempts.get(max(attempts, default=-1))
+  return last[-1].ended if last else None
 
 
 def _examined(finished: list[chain.Attempt]) -> Optional[bool]:

@@ -22,7 +22,7 @@ import dataclasses
 import operator
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Callable, Optional, TypeVar, Union
 
 import numpy as np
@@ -398,7 +398,7 @@ class Ledger:
     round_index: int,
     cohort: _Clients,
     enforced: Optional[bytes] = None,
-  ) -> None:
+  ) -> list[chain.Attempt]:
     """Records durably that a round starts with a cohort.
 
     **Formal guarantee.** Assumption: the database keeps transactions that it
@@ -416,6 +416,9 @@ class Ledger:
       cohort: all selected clients, also clients that drop out later.
       enforced: digest of the plan and other files that this round follows; see
         `RunRecord.enforced_digest`. If None, no digest is recorded.
+
+    Returns:
+      The attempts at the round; the last one is the attempt that starts.
 
     Raises:
       TypeError: a client is neither an index nor a string, or the cohort has
@@ -502,6 +505,7 @@ class Ledger:
         chain.Event(round_index, chain.STARTED, digest),
         *_digest(round_index, chain.ENFORCED, enforced),
       )
+      return tables.attempts(connection, round_index)
 
   def finish_round(
     self,
@@ -512,9 +516,10 @@ class Ledger:
     noise_checked: bool = False,
     rounds_done: Optional[int] = None,
     row: Optional[bytes] = None,
+    released: Optional[Mapping[str, float]] = None,
     flags: Iterable[str] = (),
-  ) -> None:
-    """Records that a started round gave a result.
+  ) -> str:
+    """Records that a started round gave a result; returns the chain's head.
 
     A replay may finish a round again, but only with the same result: two
     different results would mean that two sums got the same noise.
@@ -529,8 +534,9 @@ class Ledger:
       noise_checked: whether the program that added the noise tested the noise.
       rounds_done: the aggregator's count of rounds, including this round
         (`round` in its measurements); None if it is not known.
-      row: digest of the row that is about to be written to `metrics.csv`; None
-        without a row.
+      row: digest of the round's row of metrics; None without a row.
+      released: {name: number} that the round releases besides the model, with
+        noise; None without such numbers. It needs a row.
       flags: flags of `chain.FLAGS` for the attempt.
 
     Raises:
@@ -552,7 +558,8 @@ class Ledger:
       z_stddev = _checks.nonnegative(
         'z_stddev', z_stddev, 'leave it out if it was not measured'
       )
-    self._end(
+    return self._end(
+      *(chain.Event(_round(round_index), flag) for flag in sorted(flags)),
       chain.Event(
         _round(round_index),
         chain.FINISHED,
@@ -560,8 +567,7 @@ class Ledger:
         None if z_stddev is None else abs(z_stddev),
         bool(noise_checked),
       ),
-      row,
-      flags,
+      *_row(round_index, row, released),
     )
 
   def fail_round(self, round_index: int) -> None:
@@ -574,39 +580,27 @@ class Ledger:
     """
     self._end(chain.Event(_round(round_index), chain.FAILED))
 
-  def _end(
-    self,
-    event: chain.Event,
-    row: Optional[bytes] = None,
-    flags: Iterable[str] = (),
-  ) -> None:
-    """Appends the flags of an attempt, its end, and the digest of its row.
-
-    Args:
-      event: end of the attempt.
-      row: digest of the row of `metrics.csv`; None without a row.
-      flags: flags of `chain.FLAGS` for the attempt.
-    """
+  def _end(self, *events: chain.Event) -> str:
+    """Appends the events at the end of an attempt; returns the chain's head."""
     with self._write() as connection:
-      attempts = tables.attempts(connection, event.round)
+      t = events[0].round
+      attempts = tables.attempts(connection, t)
       if not attempts or attempts[-1].outcome != chain.STARTED:
-        raise _not_started(event.round)
+        raise _not_started(t)
       # PRIVACY: if two sums get the same noise, the difference of the two
       # releases has no noise. A second, different result of a round is refused.
       # Guard: ledger_test.test_round_cannot_finish_with_two_results.
-      if event.kind == chain.FINISHED and any(
-        attempt.result not in (None, event.digest) for attempt in attempts
+      if any(
+        event.kind == chain.FINISHED
+        and attempt.result not in (None, event.digest)
+        for event in events
+        for attempt in attempts
       ):
         raise errors.value_error(
-          f'round={event.round}: was finished with another result; do not '
-          'release the new result: abandon the round'
+          f'round={t}: was finished with another result; do not release the '
+          'new result: abandon the round'
         )
-      tables.append(
-        connection,
-        *(chain.Event(event.round, flag) for flag in sorted(flags)),
-        event,
-        *_digest(event.round, chain.ROW, row),
-      )
+      return tables.append(connection, *events).hex()
 
   def abandon_round(
     self,
@@ -621,8 +615,7 @@ class Ledger:
 
     Args:
       round_index: index of the round.
-      row: digest of the row that is about to be written to `metrics.csv`; None
-        without a row.
+      row: digest of the round's row of metrics; None without a row.
       flags: flags of `chain.FLAGS` for an attempt at the round.
 
     Raises:
@@ -633,7 +626,7 @@ class Ledger:
       attempts = tables.attempts(connection, round_index)
       if not attempts:
         raise _not_started(round_index)
-      events = _digest(round_index, chain.ROW, row)
+      events = _row(round_index, row, None)
       if not _abandoned(attempts):
         events = [
           *_failure(round_index, attempts),
@@ -675,26 +668,31 @@ class Ledger:
     """
     self._append_verdict(chain.DRAWN if as_drawn else chain.NOT_DRAWN)
 
-  def record_end(self, results: bytes) -> None:
-    """Records the end of the run, and the digest of its results.
+  def record_end(self, results: Mapping[str, float]) -> None:
+    """Records the end of the run, and its results.
 
     Args:
-      results: digest of the results. A second call replaces the digest, since a
-        crash after the first call may lose the file of results.
+      results: {name: finite number}.
 
     Raises:
       ValueError: the ledger has no rounds, or the last attempt has not ended.
     """
-    self._append_verdict(chain.ENDED, bytes(results))
+    self._append_verdict(chain.ENDED, chain.payload(results))
 
-  def _append_verdict(self, kind: str, digest: Optional[bytes] = None) -> None:
+  def ended(self) -> Optional[Mapping[str, float]]:
+    """Returns the results at the end of the run; None before the end."""
+    with database.transaction(self._reader) as connection:
+      last = tables.last_round(connection)
+      return counts.ended({last: tables.attempts(connection, last)})
+
+  def _append_verdict(self, kind: str, payload: Optional[str] = None) -> None:
     """Appends an event that concerns all rounds so far."""
     with self._write() as connection:
       last = tables.last_round(connection)
       attempts = tables.attempts(connection, last)
       if not attempts or attempts[-1].outcome == chain.STARTED:
         raise _not_started(last)
-      tables.append(connection, chain.Event(last, kind, digest))
+      tables.append(connection, chain.Event(last, kind, payload=payload))
 
   def _hash(self) -> identifiers.Identifiers:
     """Returns this ledger's hash function; makes the key of a new ledger."""
@@ -782,6 +780,18 @@ def _digest(
   return (
     [] if digest is None else [chain.Event(round_index, kind, bytes(digest))]
   )
+
+
+def _row(
+  round_index: int,
+  row: Optional[bytes],
+  released: Optional[Mapping[str, float]],
+) -> list[chain.Event]:
+  """Returns a list with the event of a row; [] if the digest is None."""
+  if row is None:
+    return []
+  payload = chain.payload(released) if released else None
+  return [chain.Event(round_index, chain.ROW, bytes(row), payload=payload)]
 
 
 def _failure(

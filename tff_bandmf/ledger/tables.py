@@ -60,6 +60,7 @@ _EVENTS = sa.Table(
   sa.Column('digest', sa.LargeBinary),
   sa.Column('z_stddev', sa.Float(53)),
   sa.Column('noise_checked', sa.Integer, nullable=False),
+  sa.Column('payload', sa.Text),
   sa.Column('head', sa.LargeBinary, nullable=False),
 )
 
@@ -249,8 +250,8 @@ def add_round(
   )
 
 
-def append(connection: sa.engine.Connection, *events: chain.Event) -> None:
-  """Adds events to the chain."""
+def append(connection: sa.engine.Connection, *events: chain.Event) -> bytes:
+  """Adds events to the chain, and returns the new head."""
   ledger = row(connection, lock=True)
   head, place = ledger.head, ledger.events
   for event in events:
@@ -263,11 +264,13 @@ def append(connection: sa.engine.Connection, *events: chain.Event) -> None:
         digest=event.digest,
         z_stddev=event.z_stddev,
         noise_checked=int(event.noise_checked),
+        payload=event.payload,
         head=head,
       )
     )
     place += 1
   connection.execute(sa.update(_LEDGER).values(events=place, head=head))
+  return head
 
 
 def attempts(
@@ -302,9 +305,16 @@ def _events(
   rows = connection.execute(
     query.order_by(_EVENTS.c.place), execution_options={'stream_results': True}
   )
-  for place, number, kind, digest, z_stddev, checked, head in rows.yield_per(
-    _EVENTS_AT_A_TIME
-  ):
+  for (
+    place,
+    number,
+    kind,
+    digest,
+    z_stddev,
+    checked,
+    payload,
+    head,
+  ) in rows.yield_per(_EVENTS_AT_A_TIME):
     _require(isinstance(place, int) and checked in (0, 1), 'event')
     event = chain.Event(
       number,
@@ -312,6 +322,7 @@ def _events(
       None if digest is None else _content(digest, 'event'),
       z_stddev,
       bool(checked),
+      payload,
     )
     _require(event.is_possible(), 'event')
     yield place, event, _content(head, 'event')

@@ -27,6 +27,7 @@ from tff_bandmf.report.transparency import versions
 from tff_bandmf.run_files.run_json import (
   LEDGER_FILE,
   METRICS_FILE,
+  PLAN_FILE,
   RESULT_FILE,
   RUN_FILE,
   STRATEGY_FILE,

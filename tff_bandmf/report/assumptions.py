@@ -19,7 +19,7 @@ def rows(
     run: content of `run.json`.
     elsewhere: whether training ran outside this library, without a ledger.
   """
-  enforced = (run.enforced or {}).get('by', statement.NOT_STATED)
+  enforced = (claim.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
     "the ledger's chain: it has a digest of this setting for every started "
     'round'
@@ -39,7 +39,7 @@ def rows(
     else f'the {"log" if elsewhere else "ledger"}, read for this report'
   )
   clipped = f'its L2 norm is clipped to {claim.l2_norm_clip}'
-  if run.claim.get('adaptive_clip'):
+  if claim.adaptive_clip:
     clipped = (
       'its L2 norm is clipped to the clip of the round, which follows from '
       'earlier releases; scaled from the clip of the round to the first clip, '

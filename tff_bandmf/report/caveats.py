@@ -105,7 +105,7 @@ def warnings(
     # PRIVACY: a reader could take the epsilon of a simulation for the epsilon
     # of a deployment. The first warning says that the run is a simulation.
     # Guard: report_pages_test.test_simulated_run_leads_with_it.
-    (run.simulated is not None, _SIMULATED, _SIMULATED),
+    (claim.plan.simulated is not None, _SIMULATED, _SIMULATED),
     (
       claim.violated,
       broken

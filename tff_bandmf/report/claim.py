@@ -2,7 +2,7 @@
 
 | symbol | name here            | meaning                                    |
 |--------|----------------------|--------------------------------------------|
-| C      | `strategy`           | the matrix in the file `strategy.json`     |
+| C      | `strategy`           | the matrix in the file `plan.json`         |
 | b      | `min_sep`            | least distance of two rounds of a client   |
 | k      | `max_participations` | maximum number of rounds of a client       |
 | z      | `z_stddev`           | independent Gaussian noise of this         |
@@ -30,18 +30,14 @@ import math
 import pathlib
 from typing import Optional
 
-from tff_bandmf import (
-  _checks,
-  _files,
-  accounting,
-  errors,
-  ledger,
-  strategies,
-)
+from tff_bandmf import _files, accounting, clips, ledger
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.report import evidence
 from tff_bandmf.run_files import run_json
 
+# Delta of the claim if the plan has no delta.
+_DEFAULT_DELTA = 1e-6
 # Text for each value of `Observed.drawn`, the check of sampled cohorts.
 DRAWN = {
   True: 'as the sampling key gives them',
@@ -57,13 +53,14 @@ class Claim:
   """The claim of a run.
 
   Attributes:
-    planned: guarantee for the planned participation.
+    plan: plan of the run.
+    planned: guarantee for the planned schema or, for sampled cohorts, for the
+      schema that every draw satisfies.
     held: guarantee that may be claimed without amplification, with the noise of
       `planned`. It is for the planned participation in the rounds that were
       started or, if `violated`, for planned and observed participation.
     amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
       or if cohorts in the ledger have only the guarantee `held`.
-    cohorts: the planned sampled cohorts; None if cohorts are enforced.
     seen: guarantee for exactly the participation in the ledger or log; None if
       no client took part.
     observed: participation in the run's ledger or, if training ran outside this
@@ -72,27 +69,80 @@ class Claim:
       planned.
     signed: whether the ledger's chain has the digest of the run's files, see
       `RunRecord.enforced_digest`, for every round that started.
-    delta: delta of the claim, in (0, 1).
-    l2_norm_clip: the clipping norm, > 0. If it adapts, the largest norm, in
-      round 0, of an update with its indicator. This is an extra coordinate that
-      says whether the norm of the update is below the clip.
-    clients_per_round: divisor of the mean update, > 0.
-    planned_rounds: number of rounds that were planned, >= 1; for a `Budget` the
-      strategy may have more rounds.
   """
 
+  plan: plan_lib.Plan
   planned: accounting.Guarantee
   held: accounting.Guarantee
   amplified: Optional[accounting.Guarantee]
-  cohorts: Optional[accounting.Sampled]
   seen: Optional[accounting.Guarantee]
   observed: ledger.Observed
   violated: bool
   signed: bool
-  delta: float
-  l2_norm_clip: float
-  clients_per_round: float
-  planned_rounds: int
+
+  @property
+  def cohorts(self) -> Optional[accounting.Sampled]:
+    """The planned sampled cohorts; None if cohorts are enforced."""
+    return self.plan.sampled
+
+  @property
+  def delta(self) -> float:
+    """The delta of the claim, in (0, 1)."""
+    return self.plan.delta or _DEFAULT_DELTA
+
+  @property
+  def l2_norm_clip(self) -> float:
+    """The clipping norm, > 0.
+
+    If the clip adapts, it is the largest norm, in round 0, of an update with
+    its indicator. This is an extra coordinate that says whether the norm of the
+    update is below the clip.
+    """
+    return self.plan.clip
+
+  @property
+  def adaptive_clip(self) -> Optional[_files.JsonObject]:
+    """The rule of an adaptive clip as JSON; None for a constant clip."""
+    clip = self.plan.l2_norm_clip
+    if not isinstance(clip, clips.AdaptiveClip):
+      return None
+    return dict(clips.to_json(clip))
+
+  @property
+  def clients_per_round(self) -> int:
+    """The divisor of the mean update, > 0."""
+    return self.plan.clients_per_round
+
+  @property
+  def planned_rounds(self) -> int:
+    """The number of planned rounds, >= 1.
+
+    For a `Budget`, the strategy may have more rounds.
+    """
+    return self.plan.rounds
+
+  @property
+  def enforced(self) -> Optional[_files.JsonObject]:
+    """The limits that the run enforces on the rounds of each client.
+
+    The value is None if training ran outside this library, without a ledger.
+    """
+    if self.observed.head is None:
+      return None
+    plan = self.plan
+    schema = (
+      plan.schema if plan.sampled is None else plan.sampled.worst_case_schema
+    )
+    min_sep, most = schema.min_sep, schema.max_participations
+    if isinstance(schema, participation_lib.Budget):
+      min_sep, most = schema.apart, schema.known_costs.most
+    return {
+      'min_sep': min_sep,
+      'max_participations': most,
+      'by': 'the run: it draws cohorts, or admits clients'
+      if plan.sampled is None
+      else 'the run: it samples cohorts with a secret key',
+    }
 
   @property
   def budget(self) -> Optional[participation_lib.Budget]:
@@ -284,94 +334,46 @@ def from_run(directory: pathlib.Path) -> Claim:
 
   The sensitivity is for the planned participation or, if the ledger shows more
   or closer rounds of a client, for the observed participation. The noise is the
-  noise in `run.json`, which the ledger must confirm; see `evidence`.
+  noise of the plan, which the ledger must confirm; see `evidence`.
 
   Raises:
-    TypeError: a value in `run.json` that must be a number has another type.
     ValueError: a file is missing or damaged, or contradicts another file.
   """
   run = run_json.RunRecord.read(directory)
-  claim = run.claim
-  delta = _checks.positive(
-    'delta', claim['delta'], f'restore {run_json.RUN_FILE}'
-  )
-  if delta >= 1:
-    raise errors.value_error(
-      f'delta={delta}: must be below 1; a delta of 1 guarantees nothing'
-    )
-  for name in ('l2_norm_clip', 'clients_per_round'):
-    _checks.positive(name, claim[name], f'restore {run_json.RUN_FILE}')
-  strategy = _strategy(directory)
-  planned, sampled = evidence.planned(directory, run, strategy), None
-  if planned is None:
-    planned = _confirmed(_planned(strategy, claim), claim, delta)
-  cohorts = accounting.sampled(planned.cohorts)
-  if cohorts is not None:
-    sampled = planned
-    planned = planned.for_cohorts(cohorts.worst_case_schema)
-  observed = evidence.verified_ledger(
-    directory,
-    run,
-    strategy,
-    planned.cohorts.schema,
-    planned.z_stddev_per_clip * claim['l2_norm_clip'],
-  )
-  run_claim = from_evidence(
-    planned,
+  plan = run_json.read_plan(directory)
+  observed = evidence.verified_ledger(directory, run, plan)
+  claim = from_evidence(
+    plan,
     observed,
-    # PRIVACY: if the ledger has no digest of run.json, plan.json and
-    # strategy.json for a round, this round may have had another clip or
-    # strategy than these files state. A report that says that the ledger
-    # confirms the files could then be false. `signed` is true only if the
-    # ledger has the digest of the present files for every round.
+    # PRIVACY: if the ledger has no digest of run.json and plan.json for a
+    # round, this round may have had another clip or strategy than these files
+    # state. A report that says that the ledger confirms the files could then be
+    # false. `signed` is true only if the ledger has the digest of the present
+    # files for every round.
     # Guard: report_test.test_what_the_run_held_to_is_checked_in_every_round.
     signed=observed.enforced == {run.enforced_digest(directory)},
-    delta=delta,
-    l2_norm_clip=float(claim['l2_norm_clip']),
-    clients_per_round=claim['clients_per_round'],
-    sampled=sampled,
-    planned_rounds=None
-    if planned.cohorts.schema.costs is None
-    else _checks.count(
-      'rounds', claim['rounds'], f'restore {run_json.RUN_FILE}'
-    ),
   )
   # PRIVACY: amplification assumes cohorts that an attacker cannot predict.
   # Cohorts that no secret key drew may follow a pattern that the attacker
   # knows. If there is no sampling key, this line drops the amplified claim.
   # Guard: report_sampling_test.test_cohorts_that_no_key_drew_are_not_amplified.
   if run.sampling_key_id is None:
-    run_claim = dataclasses.replace(run_claim, amplified=None)
-  return run_claim
+    claim = dataclasses.replace(claim, amplified=None)
+  return claim
 
 
 def from_evidence(
-  planned: accounting.Guarantee,
-  observed: ledger.Observed,
-  *,
-  sampled: Optional[accounting.Guarantee] = None,
-  signed: bool = False,
-  delta: float,
-  l2_norm_clip: float,
-  clients_per_round: float,
-  planned_rounds: Optional[int] = None,
+  plan: plan_lib.Plan, observed: ledger.Observed, signed: bool = False
 ) -> Claim:
-  """Returns the claim that a planned guarantee and a participation support.
+  """Returns the claim that a plan and a participation support.
 
   Args:
-    planned: guarantee for the planned schema or, for sampled cohorts, for the
-      schema that every draw satisfies.
+    plan: plan of the run.
     observed: participation in the ledger or log, with the sensitivity of C.
-    sampled: guarantee for the planned sampled cohorts; None if cohorts are
-      enforced.
     signed: whether the ledger's chain has the digest of the run's files, see
       `RunRecord.enforced_digest`, for every round that started.
-    delta: delta of the claim, in (0, 1).
-    l2_norm_clip: the clipping norm, > 0, see `Claim`.
-    clients_per_round: divisor of the mean update, > 0.
-    planned_rounds: number of planned rounds, >= 1; if None, the rounds of the
-      strategy.
   """
+  planned = plan.unamplified or plan.guarantee
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if schema.evenly_spaced:
     # PRIVACY: rounds more than b apart can have a larger sensitivity than
@@ -394,89 +396,15 @@ def from_evidence(
     not violated and observed.drawn is not False and not observed.incomplete
   )
   return Claim(
+    plan,
     planned,
     _held(planned, observed, violated),
-    sampled if holds else None,
-    None if sampled is None else accounting.sampled(sampled.cohorts),
+    plan.guarantee if plan.sampled is not None and holds else None,
     planned.for_observed(observed.log) if observed.clients else None,
     observed,
     violated,
     signed,
-    delta,
-    l2_norm_clip,
-    clients_per_round,
-    rounds if planned_rounds is None else planned_rounds,
   )
-
-
-def _strategy(directory: pathlib.Path) -> strategies.Strategy:
-  """Returns the strategy of a run.
-
-  Raises:
-    ValueError: the file is missing or damaged.
-  """
-  path = directory / run_json.STRATEGY_FILE
-  try:
-    return strategies.load(path)[0]
-  except (FileNotFoundError, ValueError) as error:
-    missing = isinstance(error, FileNotFoundError)
-    fault = 'is gone' if missing else 'is damaged'
-    raise errors.value_error(
-      f'strategy={path}: {fault}; restore the file that the run was started '
-      'with: no other strategy fits the noise of the run'
-    ) from error
-
-
-def _planned(
-  strategy: strategies.Strategy, claim: _files.JsonObject
-) -> accounting.Guarantee:
-  """Returns the guarantee for the plan, with the noise in `run.json`."""
-  cohorts = accounting.of_claim(claim) or participation_lib.from_name(
-    claim.get('participation', participation_lib.MinSep.name),
-    claim.get('min_sep'),
-    claim.get('max_participations'),
-    claim.get('apart'),
-    claim.get('horizon'),
-  )
-  guarantee = accounting.Guarantee(
-    strategy,
-    cohorts,
-    claim['noise_multiplier'],
-    clients_per_unit=claim.get('clients_per_unit', 1),
-  )
-  # PRIVACY: an edited run.json could claim a larger noise multiplier than its
-  # noise gives. This check computes the sensitivity again. The standard
-  # deviation that follows from the noise multiplier must be equal to the
-  # standard deviation in the file.
-  # Guards: report_test.test_edited_claim_is_refused and
-  # test_less_noise_measured_than_claimed_is_refused.
-  if not math.isclose(
-    guarantee.z_stddev_per_clip, claim['z_stddev_per_clip'], rel_tol=1e-9
-  ):
-    raise errors.value_error(
-      f'z_stddev_per_clip={claim["z_stddev_per_clip"]}: {run_json.RUN_FILE} '
-      f'contradicts {run_json.STRATEGY_FILE}, which gives '
-      f'{guarantee.z_stddev_per_clip}; nothing can be claimed for a changed run'
-    )
-  return guarantee
-
-
-def _confirmed(
-  planned: accounting.Guarantee, claim: _files.JsonObject, delta: float
-) -> accounting.Guarantee:
-  """Returns the guarantee after a check of the bound in `claim`, if any.
-
-  The check computes the bound again, from the same samples if it is random.
-  """
-  bound = claim.get('bound')
-  if bound is not None:
-    try:
-      planned.confirm(accounting.Bound(**bound), delta)
-    except TypeError as error:
-      raise errors.value_error(
-        f'bound=None: is damaged; restore {run_json.RUN_FILE}'
-      ) from error
-  return planned
 
 
 def _held(

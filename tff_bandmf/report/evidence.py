@@ -4,14 +4,13 @@
 |--------------------------------|---------------------------------------------|
 | IDs of the run and its key     | `run.json`                                  |
 | cohorts and events             | the ledger's hash chain, when it is opened  |
-| heads of the chain             | `result.json`, every checkpoint in the      |
-|                                | folder                                      |
-| digests of rows, cohort sizes  | every row of `metrics.csv`                  |
+| heads of the chain             | every checkpoint in the folder              |
+| digests of rows, cohort sizes  | every row of metrics                        |
 | finished rounds                | started rounds; the record that the noise   |
 |                                | of each round was verified                  |
-| digest of the fixed files,     | plan, strategy, and the fields of           |
-| recorded in each round         | `run.json` that may not change              |
-| digest of the results          | `result.json`                               |
+| digest of the fixed files,     | plan, and the fields of `run.json` that may |
+| recorded in each round         | not change                                  |
+| C, rows, results, last head    | exports, as far as they exist               |
 | attempts of each round         | files with fingerprints of released sums    |
 
 A head is the last hash of the ledger's chain at some time. If a person edits
@@ -21,24 +20,15 @@ notice it.
 
 from __future__ import annotations
 
-import json
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Optional
 
-from tff_bandmf import (
-  _files,
-  accounting,
-  errors,
-  participation,
-  strategies,
-)
+from tff_bandmf import errors
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.plan import plan as plan_lib
-from tff_bandmf.plan import plan_json
 from tff_bandmf.run_files import (
   checkpoints,
+  exports,
   folder,
   metrics,
   run_json,
@@ -52,87 +42,25 @@ _TOLERANCE = 1e-6
 _REMEDY = 'nothing can be claimed for such a run'
 
 
-def planned(
-  directory: pathlib.Path,
-  run: run_json.RunRecord,
-  strategy: strategies.Strategy,
-) -> Optional[accounting.Guarantee]:
-  """Returns the guarantee of the plan in a folder, which `run.json` claims.
-
-  Args:
-    directory: folder of the run; without a plan in it, the result is None.
-    run: content of `run.json`.
-    strategy: C.
-
-  Raises:
-    ValueError: the plan is damaged or contradicts itself, or has another
-      strategy, cohorts, clip, noise or request than the files of the run.
-  """
-  path = directory / run_json.PLAN_FILE
-  if not path.exists():
-    return None
-  plan = plan_lib.Plan.load(path)
-  _require(
-    plan.strategy.digest() == strategy.digest(),
-    f'strategy={path}: differs from the strategy in {run_json.STRATEGY_FILE}',
-  )
-  request = json.loads(json.dumps(plan_json.to_document(plan)))
-  # A program may store a configuration of its own.
-  if run.config.keys() == request.keys():
-    _require_same(run.config, request)
-  # PRIVACY: a forger could divide the clip in run.json by ten, multiply the
-  # noise multiplier by ten, and compute every hash again. Their product, the
-  # standard deviation of the noise, stays correct, but the report would claim a
-  # tenth of the true mu = 1 / noise_multiplier. So the clip, the noise
-  # multiplier and all other values of the claim must be those of the plan.
-  # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
-  bound = {'bound': plan.result.bound} if plan.sampled else {}
-  _require_same(run.claim, run_json.RunRecord.from_plan(plan, bound).claim)
-  return plan.guarantee
-
-
-def _require_same(
-  stored: _files.JsonObject, expected: _files.JsonObject
-) -> None:
-  """Raises ValueError if a value in `run.json` differs from the plan."""
-  for name in sorted({*stored, *expected}):
-    value, other = stored.get(name), expected.get(name)
-    numbers = {type(value), type(other)} <= {int, float}
-    if isinstance(value, dict) and isinstance(other, dict):
-      _require_same(value, other)
-      continue
-    _require(
-      value == other or numbers and math.isclose(value, other, rel_tol=1e-9),  # type: ignore[arg-type]
-      f'{name}={value}: {run_json.RUN_FILE} has this value, and '
-      f'{run_json.PLAN_FILE} has {other}',
-    )
-
-
 def verified_ledger(
-  directory: pathlib.Path,
-  run: run_json.RunRecord,
-  strategy: strategies.Strategy,
-  schema: participation.Participation,
-  z_stddev: float,
+  directory: pathlib.Path, run: run_json.RunRecord, plan: plan_lib.Plan
 ) -> ledger_lib.Observed:
   """Returns the participation in the ledger of a run, after all checks.
 
   Args:
     directory: folder of the run.
     run: content of `run.json`.
-    strategy: C.
-    schema: participation schema of the claim.
-    z_stddev: claimed standard deviation of z, the independent noise from which
-      the run makes C^-1 z, in the unit of the updates.
+    plan: plan of the run.
 
   Raises:
     ValueError: the ledger is missing or damaged, belongs to another run, or
       contradicts another file.
   """
+  strategy = plan.strategy
+  costs = (plan.unamplified or plan.guarantee).cohorts.schema.costs
   with run_ledger.open_ledger(directory) as ledger:
     bound = ledger.bound()
-    attempts = ledger.all_attempts()
-    last_round = max(attempts, default=-1)
+    last_round = ledger.last_round()
     # PRIVACY: a round after the last row of C has no noise, and its release
     # would expose its clients. A ledger with such a round is refused.
     # Guard:
@@ -142,7 +70,7 @@ def verified_ledger(
       f'rounds={last_round + 1}: the ledger has more rounds than the strategy, '
       f'{strategy.rounds}',
     )
-    observed = ledger.observed(strategy, schema.costs)
+    observed = ledger.observed(strategy, costs)
   # PRIVACY: the ledger of another run could show fewer participations than this
   # run had, and epsilon would be too small. The IDs of the run and of its key
   # must be the same in the ledger and in run.json.
@@ -171,31 +99,31 @@ def verified_ledger(
       f'clients={observed.clients}: the ledger has more clients than the '
       f'population={run.population}',
     )
-  _check_noise(observed, z_stddev)
+  _check_noise(observed, plan.z_stddev)
   # PRIVACY: a file that was edited after a round could claim another noise or
   # clip than the round had. If the ledger has a digest of the files for a
   # round, the files must still have this digest.
   # Guard: evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
     observed.enforced <= {None, run.enforced_digest(directory)},
-    f'run={directory / run_json.RUN_FILE}: this file, {run_json.PLAN_FILE} or '
-    f'{run_json.STRATEGY_FILE} was changed after rounds in the ledger',
+    f'run={directory / run_json.RUN_FILE}: this file or {run_json.PLAN_FILE} '
+    'was changed after rounds in the ledger',
   )
   # PRIVACY: a round that finishes twice has the same noise both times, and two
   # sums with the same noise reveal their difference. A ledger is refused if a
   # round finished twice with results that may be different.
   # Guard: evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
-    not (z_stddev and observed.finished_twice),
+    not (plan.z_stddev and observed.finished_twice),
     f'round={min(observed.finished_twice, default=None)}: was finished twice, '
     'and the ledger does not show that both results are the same: two sums may '
     'have the same noise',
   )
-  results, ended = run_json.read_result(directory)
-  if ended is not None:
+  attempts = observed.attempts
+  if observed.ended is not None:
     _require(
       # With a `Budget`, a run may end after any number of rounds.
-      observed.rounds == strategy.rounds or schema.costs is not None,
+      observed.rounds == strategy.rounds or costs is not None,
       f'rounds={observed.rounds}: the run has ended, but its ledger lacks some '
       f'of {strategy.rounds} rounds',
     )
@@ -204,28 +132,21 @@ def verified_ledger(
       f'round={min(observed.open, default=None)}: was started and neither '
       'finished nor burnt, but the run has ended',
     )
+  folder.check_releases(directory, attempts)
+  _check_checkpoints(directory, attempts)
+  exports.check(directory, plan, observed.ended, str(observed.head))
+  metrics.check(directory, attempts)
+  for row in metrics.rows(directory, attempts):
+    t, clients = int(row['round']), row.get('clients')
     # PRIVACY: a forger could remove clients from the ledger and compute its
-    # chain of hashes again, and epsilon would be too small. The last hash of
-    # the chain must be equal to the hash in result.json.
+    # chain again, and epsilon would be too small. Each row has the size of its
+    # cohort, and the ledger must have a cohort of this size.
     # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
-      ended == observed.head,
-      f'ledger={directory / run_json.LEDGER_FILE}: is not the ledger that '
-      f'{run_json.RESULT_FILE} was written with',
+      not clients or clients == str(observed.cohort_sizes[t]),
+      f'clients={clients}: the metrics of round {t} have this number, and the '
+      f'ledger has {observed.cohort_sizes[t]}',
     )
-    # PRIVACY: a reader could trust an accuracy that was edited after the run.
-    # The ledger has the digest of the results at the end of the run, and the
-    # results must still have this digest.
-    # Guard:
-    # evidence_test.test_results_that_the_run_did_not_end_with_are_refused.
-    _require(
-      observed.ended == run_json.result_digest(results),
-      f'result={directory / run_json.RESULT_FILE}: has other results than the '
-      'ledger has for the end of the run',
-    )
-  folder.check_releases(directory, lambda t: attempts.get(t, ()))
-  _check_checkpoints(directory, attempts)
-  _check_metrics(directory, observed, attempts, ended is not None)
   return observed
 
 
@@ -266,50 +187,6 @@ def _check_checkpoints(directory: pathlib.Path, attempts: _Attempts) -> None:
     _require(
       head in {attempt.head for attempt in attempts.get(before, ())},
       f'checkpoint={path}: does not follow from the rounds in the ledger',
-    )
-
-
-def _check_metrics(
-  directory: pathlib.Path,
-  observed: ledger_lib.Observed,
-  attempts: _Attempts,
-  ended: bool,
-) -> None:
-  digests = metrics.digests(directory)
-  for t, digest in digests.items():
-    # PRIVACY: if the ledger lacks a round, the sensitivity and the epsilon that
-    # are computed from the ledger may be too small. Every row of the metrics
-    # must belong to a round in the ledger.
-    # Guards: evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused
-    # and test_flipped_bit_of_metrics_is_refused.
-    _require(
-      t in attempts,
-      f'round={t}: {run_json.METRICS_FILE} has this round, and the ledger '
-      'lacks it',
-    )
-    _require(
-      attempts[t][-1].row == digest,
-      f'round={t}: {run_json.METRICS_FILE} has a row that differs from the '
-      'digest of the row in the ledger',
-    )
-  for row in metrics.rows(directory):
-    t, clients = int(row['round']), row.get('clients')
-    _require(
-      not clients or int(clients) == observed.cohort_sizes[t],
-      f'clients={clients}: {run_json.METRICS_FILE} has this number in round '
-      f'{t}, and the ledger has {observed.cohort_sizes[t]}',
-    )
-  if digests:
-    first, last = min(digests), max(digests)
-    _require(
-      len(digests) == last - first + 1,
-      f'rounds={len(digests)}: {run_json.METRICS_FILE} lacks rounds between '
-      f'{first} and {last}',
-    )
-    _require(
-      not ended or last == observed.last_round,
-      f'round={last}: is the last round of {run_json.METRICS_FILE}, and the '
-      f'run has ended with round {observed.last_round}',
     )
 
 

@@ -104,7 +104,9 @@ def publish(
   names = [*(row['name'] for row in rows), *earlier]
   content = {
     **statement.common(
-      run, max(source.claim.held.clients_per_unit for source in sources)
+      last.claim,
+      run,
+      max(source.claim.held.clients_per_unit for source in sources),
     ),
     **(dict.fromkeys(_OF_ONE_RUN) if len(sources) > 1 else {}),
     'format': 'tff_bandmf.public_report',
@@ -206,9 +208,7 @@ def _row(source: source_lib.Source) -> document.PublicRun:
       'min_sep': None if schema.min_sep is None else schema.separation(rounds),
       'participations': schema.participations(strategy.rounds),
       'family': strategy.family,
-      'l2_norm_clip': None
-      if run.claim.get('adaptive_clip')
-      else claim.l2_norm_clip,
+      'l2_norm_clip': None if claim.adaptive_clip else claim.l2_norm_clip,
       'strategy_sha256': strategy.digest(),
     },
   )

@@ -99,7 +99,7 @@ def from_source(source: source_lib.Source) -> Report:
   )
   together = composed([source], claim.delta) if source.before else None
   content = {
-    **statement.common(run, claim.held.clients_per_unit),
+    **statement.common(claim, run, claim.held.clients_per_unit),
     **vars(source),
     **numbers,
     'format': 'tff_bandmf.report',
@@ -109,7 +109,8 @@ def from_source(source: source_lib.Source) -> Report:
       *([caveats.OTHER_CODE] if other_code else []),
       *source.warned_before,
     ],
-    'simulated': run.simulated is not None,
+    'simulated': claim.plan.simulated is not None,
+    'enforced': claim.enforced,
     'together': together,
     'attack': statement.attack(together or numbers),
     'adaptive_clip': adaptive,
@@ -307,7 +308,7 @@ def epsilon_curve(
 
 def _adaptive(source: source_lib.Source) -> Optional[_files.JsonObject]:
   """Returns the rule and the path of the clip; None if it does not adapt."""
-  adaptive = source.run.claim.get('adaptive_clip')
+  adaptive = source.claim.adaptive_clip
   if not adaptive:
     return None
   first = clips.norm(clips.layers(clips.from_json(adaptive)))
@@ -338,7 +339,7 @@ def _summary(
   """Returns the claim in a few sentences."""
   leads = (
     'SIMULATED, no claim for a deployment: '
-    if source.run.simulated is not None
+    if source.claim.plan.simulated is not None
     else ''
   )
   if numbers['rho'] is None:

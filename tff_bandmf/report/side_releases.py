@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.run_files import metrics, run_json
 
 _COLUMNS = {
@@ -36,7 +37,7 @@ def rows(
   directory: pathlib.Path,
   run: run_json.RunRecord,
   columns: list[str],
-  amplified: bool,
+  claim: claim_lib.Claim,
 ) -> list[dict[str, str]]:
   """Returns the releases without noise: objects with `where` and `what`.
 
@@ -44,8 +45,8 @@ def rows(
     directory: folder of the run.
     run: content of `run.json`.
     columns: columns of `metrics.csv`; unknown columns count as without noise.
-    amplified: whether the claim is amplified. If True, the report does not
-      state the counts `COUNTS`, and the result leaves them out.
+    claim: claim of the run. The report of an amplified claim does not state the
+      counts `COUNTS`, and the result leaves them out.
   """
   table = [(run_json.RUN_FILE, 'exact number of clients that may be drawn')]
   if run.train_sha256:
@@ -54,7 +55,7 @@ def rows(
   # adaptive. If the clip is constant, a table without these columns would hide
   # releases without noise. So they are left out only if the clip is adaptive.
   # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
-  with_noise = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
+  with_noise = metrics.RELEASED if claim.adaptive_clip else ()
   table += [
     (
       f'{run_json.METRICS_FILE}, {column}',
@@ -65,7 +66,7 @@ def rows(
   ]
   if (directory / 'tensorboard').exists():
     table.append(('tensorboard/', f'the values of {run_json.METRICS_FILE}'))
-  if (directory / run_json.RESULT_FILE).exists():
+  if claim.observed.ended is not None:
     table.append(
       (
         run_json.RESULT_FILE,
@@ -80,7 +81,7 @@ def rows(
       else 'hashes of the clients of each round, under a key that is destroyed',
     )
   )
-  if not amplified:
+  if claim.amplified is None:
     table.append(('this report', COUNTS))
   table += [('stated by the run', item) for item in run.side_releases]
   return [{'where': where, 'what': what} for where, what in table]

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Optional, Union
 
+import attrs
+
 from tff_bandmf import _files, accounting, errors, sensitivity
 from tff_bandmf.cohorts import names
 from tff_bandmf.ledger import counts
@@ -20,7 +22,7 @@ from tff_bandmf.report import (
 )
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.run_files import metrics as metrics_lib
-from tff_bandmf.run_files import run_json
+from tff_bandmf.run_files import run_json, run_ledger
 
 COMPARE_DIRECTORY = 'compare'
 Path = Union[str, os.PathLike]
@@ -100,36 +102,38 @@ def of_run(directory: Path) -> Source:
       report compares with this run.
 
   Raises:
-    TypeError: a value in `run.json` that must be a number has another type.
     ValueError: the files do not support a claim.
     OSError: a file cannot be read.
   """
   directory = pathlib.Path(directory)
   run = run_json.RunRecord.read(directory)
-  metrics = metrics_lib.rows(directory)
-  result, head = run_json.read_result(directory)
   claim = claim_lib.from_run(directory)
+  observed = claim.observed
+  rows = metrics_lib.rows(directory, observed.attempts)
+  run = attrs.evolve(
+    run, unit_of_privacy=run.unit_of_privacy or claim.plan.unit
+  )
   return Source(
     directory.resolve().name,
     run,
     claim,
-    head is not None,
+    observed.ended is not None,
     False,
     side_releases.rows(
       directory,
       run,
-      list(metrics[0]) if metrics else [],
-      claim.amplified is not None,
+      list(rows[0]) if rows else [],
+      claim,
     ),
     transparency.file_digests(directory),
     _before(directory, run),
-    result,
-    metrics_lib.accuracy(metrics),
-    metrics_lib.clips(metrics),
+    observed.ended or {},
+    metrics_lib.accuracy(rows),
+    metrics_lib.clips(observed.attempts),
     tuple(
       of_run(path)
       for path in sorted((directory / COMPARE_DIRECTORY).glob('*'))
-      if (path / run_json.RESULT_FILE).exists()
+      if run_ledger.results(path) is not None
     ),
   )
 
@@ -216,20 +220,15 @@ def of_plan(
       ('the log', 'the clients of each round; do not publish the log'),
       ('this report', side_releases.COUNTS),
     ]
-  run = run_json.RunRecord.from_plan(plan).with_statements(notes or {})
+  run = run_json.RunRecord(unit_of_privacy=plan.unit).with_statements(
+    notes or {}
+  )
   alike = None if log is None else log.alike
   if alike is not None:
     run = run.with_statements(
       {'not_covered': [*run.not_covered, names.NOT_COVERED]}
     )
-  claim = claim_lib.from_evidence(
-    plan.guarantee,
-    counts.from_log(sizes, observed),
-    delta=plan.delta,
-    l2_norm_clip=plan.clip,
-    clients_per_round=plan.clients_per_round,
-    planned_rounds=plan.rounds,
-  )
+  claim = claim_lib.from_evidence(plan, counts.from_log(sizes, observed))
   return Source(
     pathlib.Path(plan_file if log is None else log.path).stem,
     run,

@@ -97,24 +97,27 @@ def count(number: int, noun: str) -> str:
   return f'{number} {noun}{"s" * (number != 1)}'
 
 
-def common(run: run_json.RunRecord, clients: int) -> _files.JsonObject:
+def common(
+  claim: claim_lib.Claim, run: run_json.RunRecord, clients: int
+) -> _files.JsonObject:
   """Returns the fields of `document.Statement` that follow from `run.json`.
 
   The result also has the other values of `run.json`.
 
   Args:
+    claim: claim of the run.
     run: content of `run.json`.
     clients: largest number of clients of a unit of privacy, >= 1.
   """
   most = f', with at most {clients} clients' if clients > 1 else ''
-  clip = _COVERED_CLIP * bool(run.claim.get('adaptive_clip'))
+  clip = _COVERED_CLIP * (claim.adaptive_clip is not None)
   return {
     **attrs.asdict(run, recurse=False),
     'version': 1,
     'unit': run.unit_of_privacy + most,
     'clients_per_unit': clients,
     'adjacency_meaning': ADJACENCY,
-    'setting': run.setting or _SETTING,
+    'setting': _setting(claim) or run.setting or _SETTING,
     'covered': run.covered or _COVERED + clip,
     'data_accesses': {
       name: getattr(run, name) or f'{NOT_STATED}: assume that it is not covered'
@@ -199,6 +202,24 @@ def generator(run: run_json.RunRecord) -> _files.JsonObject:
   return {**_GENERATOR, 'key_source': run.noise_key or NOT_STATED}
 
 
+def _setting(claim: claim_lib.Claim) -> Optional[str]:
+  """Returns the setting of a run that simulates a larger run, else None."""
+  plan = claim.plan
+  if plan.simulated is None:
+    return None
+  epsilon = plan.simulated.proved_epsilon(claim.delta)
+  # PRIVACY: a reader could take the epsilon of the simulated larger run for a
+  # claim about this run. These sentences say that this run has no guarantee.
+  # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
+  return (
+    f'SIMULATED: {plan.clients_per_round} clients a round stand for '
+    f'{plan.stands_for} clients, and the mean has the noise of a mean of '
+    f'{plan.stands_for}. A run of so many clients would have '
+    + ('no proved epsilon' if epsilon is None else f'epsilon={epsilon:.6g}')
+    + '; this run has no guarantee, and protects nobody'
+  )
+
+
 def _by_budget(budget: participation.Budget) -> str:
   """Returns the condition that a budget puts on the rounds of a client."""
   costs = budget.known_costs
@@ -227,7 +248,7 @@ def formal(
     return 'None. No noise was added; this run guarantees nothing.'
   if guarantee['epsilon'] is None:
     return 'None. Nothing is proved about the arithmetic of so little noise.'
-  leads = '' if run.simulated is None else 'SIMULATED: '
+  leads = '' if claim.plan.simulated is None else 'SIMULATED: '
   leads += BROKEN * claim.violated
   # PRIVACY: a reader may quote the statement without the warnings of its
   # report. If nobody checked the process, the statement itself says so first.

@@ -18,16 +18,9 @@ _PACKAGES = (
   'numpy',
   'scipy',
 )
-# This list names each file, because a folder may also have secret keys. The
-# ledger is not in the list, because its file changes while the run is open. The
-# report states the head of the ledger's hash chain instead.
-_HASHED = (
-  run_json.RUN_FILE,
-  run_json.PLAN_FILE,
-  run_json.STRATEGY_FILE,
-  run_json.METRICS_FILE,
-  run_json.RESULT_FILE,
-)
+# The ledger is not in the list, because its file changes while the run is open.
+# The report states the head of the ledger's hash chain instead.
+_HASHED = (run_json.RUN_FILE, run_json.PLAN_FILE)
 
 
 def versions() -> dict[str, str]:
@@ -43,8 +36,4 @@ def versions() -> dict[str, str]:
 
 def file_digests(directory: pathlib.Path) -> dict[str, str]:
   """Returns {file name: SHA-256} of the files that a report is made from."""
-  return {
-    name: _files.sha256(directory / name)
-    for name in _HASHED
-    if (directory / name).exists()
-  }
+  return {name: _files.sha256(directory / name) for name in _HASHED}

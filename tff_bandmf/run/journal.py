@@ -1,12 +1,12 @@
 """The class that writes the events of a run to the disk in a safe order.
 
 Before a round runs, the ledger gets the round and its cohort. When the round is
-over, the journal makes three writes, each durable before the next: the end of
-the round to the ledger, a row to `metrics.csv`, and the state after the round
-to a checkpoint. `Round.finish` returns after these writes. The checkpoint also
-has the head of the ledger's chain, a hash of all events in the ledger. A round
-that a crash interrupts is replayed with the same cohort, or is burnt: a burnt
-round is given up and gives no result.
+over, the journal makes three writes, each durable before the next: the row of
+metrics to `private/metrics`, the end of the round to the ledger, and the state
+after the round to a checkpoint. `Round.finish` returns after these writes. The
+checkpoint also has the head of the ledger's chain, a hash of all events. A
+round that a crash interrupts is replayed with the same cohort, or is burnt: a
+burnt round is given up and gives no result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import pathlib
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
@@ -23,8 +23,9 @@ import tree
 
 from tff_bandmf import _files, cohorts, errors, participation
 from tff_bandmf import ledger as ledger_lib
-from tff_bandmf.ledger import chain
-from tff_bandmf.run_files import checkpoints, metrics, run_json
+from tff_bandmf.ledger import chain, counts
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.run_files import checkpoints, exports, metrics, run_json
 
 if TYPE_CHECKING:
   from tff_bandmf.noise import released_sums
@@ -43,6 +44,8 @@ class Entry:
     cohort: [number of clients] IDs of the clients that take part.
     finished: whether the end of the round and the state after the round are on
       the disk.
+    burnt: whether `Journal.attempting` has burnt the round.
+    attempts: attempts at the round in the ledger, the open one last.
     updates: number of updates in the sum; None before the round is finished, or
       for a plan without noise.
     without_effect: number of updates that were zero, or were not finite and
@@ -53,6 +56,8 @@ class Entry:
     self.index = index
     self.cohort = cohort
     self.finished = False
+    self.burnt = False
+    self.attempts: list[ledger_lib.Attempt] = []
     self.updates: Optional[int] = None
     self.without_effect: Optional[int] = None
 
@@ -75,6 +80,8 @@ class Journal:
     next: index of the open round or, between rounds, of the next round, integer
       >= 0. Only `burn` and `finish` change it.
     open_round: the open round; None between rounds.
+    l2_norm_clip: the clip that the last finished round released; None before
+      the first release, or if the clip is constant.
     closed: whether this process has released the lock of the folder.
     ledger: ledger of the run.
   """
@@ -84,9 +91,9 @@ class Journal:
     directory: pathlib.Path,
     record: run_json.RunRecord,
     ledger: ledger_lib.Ledger,
+    attempts: Mapping[int, Sequence[ledger_lib.Attempt]],
     position: released_sums.Position,
     columns: Sequence[str],
-    ended: bool,
   ):
     """Initializes the journal at the latest checkpoint in the folder.
 
@@ -97,10 +104,10 @@ class Journal:
       directory: folder of the run; this process has its lock.
       record: content of `run.json`.
       ledger: open ledger of the run.
+      attempts: attempts at each round in the ledger.
       position: files that state the open round of the run, and the fingerprint
         of each released sum.
-      columns: names of the columns of `metrics.csv`.
-      ended: whether the run has ended.
+      columns: names of the columns of the rows of metrics.
     """
     self._ledger = ledger
     self.closed = False
@@ -113,13 +120,25 @@ class Journal:
       directory / run_json.CHECKPOINTS
     )
     latest = self._checkpoints.latest()
+    ended = counts.ended(attempts) is not None
     self.next = ledger.next_round() if ended else latest
     self._has_state = not latest
     self._states = _States()
-    self._rows = metrics.Metrics(
-      directory, ledger, columns, None if ended else latest
-    )
+    self._rows: Optional[metrics.Metrics] = None
+    if ended:
+      metrics.check(directory, attempts)
+    else:
+      self._rows = metrics.Metrics(directory, attempts, columns, latest)
     self._released = [name for name in metrics.RELEASED if name in columns]
+    # PRIVACY: a replay with another clip than the first attempt would add the
+    # same noise to a different sum, and the difference of the two releases
+    # would have no noise. All attempts take the clip that the ledger has for
+    # the round before.
+    # Guard: run_clip_test.test_adaptive_clip_goes_on_after_a_kill.
+    released = metrics.clips(
+      {t: attempts[t] for t in attempts if t < self.next}
+    )
+    self.l2_norm_clip = released[-1][1] if released else None
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
@@ -209,35 +228,6 @@ class Journal:
     self.set_statements(population=len(ids) + missing, highest_client=highest)
     return history
 
-  @property
-  def l2_norm_clip(self) -> Optional[float]:
-    """The clip that the last finished round released.
-
-    The value is None before the first release, or if the clip is constant. The
-    clip is read with all its digits from `metrics.csv`. The ledger has digests
-    of the rows of this file, which show whether a row was changed.
-
-    PRIVACY: a replay with another clip than the first attempt would add the
-    same noise to a different sum, and the difference of the two releases would
-    have no noise. All attempts take the clip that the round before released.
-    Guard: run_clip_test.test_adaptive_clip_goes_on_after_a_kill.
-    """
-    if not self._released:
-      return None
-    clips = metrics.clips(self._rows.rows())
-    done, clip = clips[-1] if clips else (0, None)
-    # PRIVACY: if rows with released clips were lost, the next round would use
-    # an older clip, and the report would state clips that the run did not use.
-    # Only a burnt round has a row without a clip. So if a round after the last
-    # row with a clip is not burnt, its row was lost, and this method raises.
-    # Guard: run_clip_test.test_adaptive_clip_without_its_metrics_is_refused.
-    if not all(map(self.is_burnt, range(done, self.next))):
-      raise errors.value_error(
-        f'metrics={self._directory / run_json.METRICS_FILE}: lacks the clip '
-        f'from which round {self.next} continues; restore the file'
-      )
-    return clip
-
   def start(self, entry: _Entry) -> _Entry:
     """Opens a round after the ledger has its cohort, and returns the round."""
     if not self._has_state:
@@ -246,19 +236,20 @@ class Journal:
         'rounds, and this state was not restored; call '
         'state = run.restore(process.initialize) first'
       )
-    attempts = self.ledger.attempts(entry.index)
     # PRIVACY: if the round opened before the ledger had its cohort, a crash
     # after a release could leave a ledger without the cohort, and the claim
     # would not count these clients. The ledger gets the cohort first.
     # Guard: run_replay_test.test_round_is_in_the_ledger_before_it_runs.
-    self.ledger.start_round(entry.index, entry.cohort, self._enforced)
+    entry.attempts = self.ledger.start_round(
+      entry.index, entry.cohort, self._enforced
+    )
     self._position.open(
       entry.index,
-      len(attempts) + 1,
+      len(entry.attempts),
       len(entry.cohort),
       [
         (i, attempt.result)
-        for i, attempt in enumerate(attempts, 1)
+        for i, attempt in enumerate(entry.attempts, 1)
         if attempt.result is not None
       ],
     )
@@ -285,16 +276,19 @@ class Journal:
     of the block is dropped; otherwise the error is raised.
     """
     self.check_open(entry)
+    failure: Optional[Exception] = None
     try:
       yield
     except Exception as error:
-      if not self.is_burnt(entry.index):
-        refused = errors.from_assertion(error)
-        if refused is None:
-          raise
-        raise refused from error
-    if self.is_burnt(entry.index):
+      failure = error
+    if self._is_burnt(entry.index, entry.attempts):
       self.burn(entry.index)
+      entry.burnt = True
+    elif failure is not None:
+      refused = errors.from_assertion(failure)
+      if refused is None:
+        raise failure
+      raise refused from failure
 
   def sync(self) -> None:
     """Waits until the file with the fingerprint of the sum is on the disk."""
@@ -330,7 +324,7 @@ class Journal:
     t = entry.index
     self.check_open(entry)
     checkpoints.arrays(state)
-    attempt = len(self.ledger.attempts(t))
+    attempt = len(entry.attempts)
     result = dict(self._position.released(t)).get(attempt)
     # PRIVACY: if the round released no sum with noise, the state after the
     # round may contain updates without noise. The end of a round without a
@@ -346,7 +340,7 @@ class Journal:
     # difference has no noise. The first sum may have been released, and the
     # state may follow from the second sum. The end of such a round is refused.
     # Guard: run_replay_test.test_round_that_met_two_sums_is_not_finished.
-    if self.is_burnt(t):
+    if self._is_burnt(t, entry.attempts):
       raise errors.value_error(
         f'round={t}: had two different sums; do not finish it: the round is '
         'burnt, and the run continues with the next round'
@@ -364,56 +358,40 @@ class Journal:
       if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
     }
     # The released values of an adaptive clip have noise, so they may be public.
-    released = {
-      name: numbers.pop(f'aggregator/released/{name}', '')
-      for name in self._released
+    cells = {
+      **{
+        name: numbers.pop(f'aggregator/released/{name}', '')
+        for name in self._released
+      },
+      **cells,
     }
     clients = len(entry.cohort)
     entry.updates, entry.without_effect = self._position.updates(t).get(
       attempt, (None, None)
     )
-    row = {'round': t, 'clients': clients, **released, **cells}
+    rows = self._open_rows
+    row = rows.row({'round': t, 'clients': clients, **cells})
+    rows.write(row, {name: repr(value) for name, value in numbers.items()})
+    released = {
+      name: float(cells[name]) for name in self._released if cells[name] != ''
+    }
     # PRIVACY: the ledger's digest of a row shows whether the row was edited. If
-    # the row were written first, a crash could leave a public row without a
+    # the public row were written first, a crash could leave it without a
     # digest, and nobody would notice an edit. The ledger is written first.
     # Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
-    self.ledger.finish_round(
+    head = self.ledger.finish_round(
       t,
       z_stddev,
       result,
       noise_checked=bool(z_stddev),
-      row=self._rows.digest(row),
+      row=metrics.digest(row),
+      released=released,
       flags=[
         *self._incomplete(t, clients, [attempt] * bool(z_stddev)),
         *([] if flag is None else [flag]),
       ],
     )
-    self._rows.write(row)
-    self._write_private_metrics(t, numbers)
-    if entry.without_effect:
-      all_zero = entry.without_effect == entry.updates
-      self.append_statement(
-        'not_covered', run_json.ALL_ZERO if all_zero else run_json.SOME_ZERO
-      )
-    self._checkpoints.save(state, t + 1, self.ledger.head())
-    self._states.add(state)
-    entry.finished = True
-    self.open_round = None
-    self.next = t + 1
-    self._position.close()
-    self._position.forget(t)
-
-  def _write_private_metrics(self, t: int, numbers: dict[str, float]) -> None:
-    """Writes numbers without noise to a folder that only the owner can read."""
-    if not numbers:
-      return
-    folder = self._directory / run_json.PRIVATE / 'metrics'
-    folder.mkdir(mode=0o700, exist_ok=True)
-    values = {name: repr(value) for name, value in numbers.items()}
-    # A power cut can lose this file. No claim and no round depends on it.
-    _files.write_json(
-      folder / f'{t:08d}.json', values, mode=0o600, durable=False
-    )
+    rows.export(row)
     # PRIVACY: the guarantee does not cover numbers without noise, and the
     # program may show such numbers. The report lists their names.
     # Guard: run_report_test.test_metrics_stay_private_and_are_named.
@@ -422,6 +400,25 @@ class Journal:
       self.append_statement(
         'not_covered', f'metrics of rounds, without noise: {", ".join(names)}'
       )
+    if entry.without_effect:
+      all_zero = entry.without_effect == entry.updates
+      self.append_statement(
+        'not_covered', run_json.ALL_ZERO if all_zero else run_json.SOME_ZERO
+      )
+    self._checkpoints.save(state, t + 1, head)
+    self._states.add(state)
+    self.l2_norm_clip = released.get(metrics.RELEASED[0], self.l2_norm_clip)
+    entry.finished = True
+    self.open_round = None
+    self.next = t + 1
+    self._position.close()
+    self._position.forget(t)
+
+  @property
+  def _open_rows(self) -> metrics.Metrics:
+    """The rows of metrics of a run that has not ended."""
+    assert self._rows is not None
+    return self._rows
 
   def set_statements(self, **statements: Any) -> None:
     """Changes statements of `run.json`; see `run_json.RunRecord`."""
@@ -437,6 +434,16 @@ class Journal:
     if sentence not in sentences:
       self.set_statements(**{name: [*sentences, sentence]})
 
+  def end(self, results: Mapping[str, float], plan: plan_lib.Plan) -> None:
+    """Records the results of a run whose rounds are over, and exports them."""
+    ledger = self.ledger
+    numbers = {name: float(value) for name, value in results.items()}
+    ledger.record_end(numbers)
+    for path, content in exports.check(
+      self._directory, plan, numbers, ledger.head()
+    ):
+      _files.write_json(path, content)
+
   def fail_open_round(self) -> None:
     """Closes an open round, and records its failure in the ledger."""
     if self.open_round is not None:
@@ -447,9 +454,13 @@ class Journal:
       if self.ledger.attempts(t)[-1].outcome == 'started':
         self.ledger.fail_round(t)
 
-  def is_burnt(self, t: int) -> bool:
-    """Returns whether a round is burnt; a burnt round may not run again."""
-    attempts = self.ledger.attempts(t)
+  def _is_burnt(self, t: int, attempts: Sequence[ledger_lib.Attempt]) -> bool:
+    """Returns whether a round is burnt; a burnt round may not run again.
+
+    Args:
+      t: index of the round.
+      attempts: attempts at the round in the ledger.
+    """
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
     # PRIVACY: if two different sums get the same noise, the difference of the
     # two releases has no noise. The noise source writes a file with the
@@ -498,9 +509,9 @@ class Journal:
     # Guard:
     # run_interrupted_test.test_undrawn_round_is_burnt_by_every_way.
     replays = replays and self._record.population is not None
-    while self.ledger.attempts(self.next) and not (
-      replays and not self.is_burnt(self.next)
-    ):
+    while attempts := self.ledger.attempts(self.next):
+      if replays and not self._is_burnt(self.next, attempts):
+        break
       self.burn(self.next)
 
   def burn(self, t: int) -> None:
@@ -510,12 +521,14 @@ class Journal:
     # given up.
     if self._checkpoints.latest() <= t:
       clients = self.ledger.cohort_size(t)
-      row = {'round': t, 'clients': clients}
+      rows = self._open_rows
+      row = rows.row({'round': t, 'clients': clients})
       released = [attempt for attempt, _ in self._position.released(t)]
+      rows.write(row, {})
       self.ledger.abandon_round(
-        t, self._rows.digest(row), self._incomplete(t, clients, released)
+        t, metrics.digest(row), self._incomplete(t, clients, released)
       )
-      self._rows.write(row)
+      rows.export(row)
     self.next = t + 1
 
 

@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 import attrs
 
-from tff_bandmf import clips, errors, participation, report
+from tff_bandmf import _files, clips, errors, participation, report
 from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements, released_sums
@@ -19,7 +19,13 @@ from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
 from tff_bandmf.run import journal as journal_lib
 from tff_bandmf.run import noise_adder as noise_adder_lib
-from tff_bandmf.run_files import folder, metrics, run_json, run_ledger
+from tff_bandmf.run_files import (
+  exports,
+  folder,
+  metrics,
+  run_json,
+  run_ledger,
+)
 
 # Remedy in the errors of a run that has no rounds left.
 MORE_ROUNDS = (
@@ -88,7 +94,14 @@ def open_folder(
     rounds, plan = plan.rounds, _load_or_save_plan(directory, plan)
     if ledger is not None:
       run_ledger.set_location(directory, ledger)
-    ended = (directory / run_json.RESULT_FILE).exists()
+    stored = None
+    if (directory / run_json.RUN_FILE).exists():
+      stored = run_json.RunRecord.read(directory)
+    ended = (
+      stored is not None
+      and folder.has_begun(directory)
+      and run_ledger.results(directory) is not None
+    )
     # An ended run adds no noise and draws no cohort, and its keys may be
     # destroyed. It gets a random noise key, which nothing uses.
     keys = (
@@ -97,21 +110,18 @@ def open_folder(
       else folder.keys(directory, plan.sampled is not None)
     )
     record = attrs.evolve(
-      run_record(plan, keys.sampling),
+      run_record(keys.sampling),
       after=_predecessors(directory, after, plan),
       **options.statements,
     )
-    if (directory / run_json.RUN_FILE).exists():
-      stored = run_json.RunRecord.read(directory)
-      record = record.with_statements(stored.statements())
-      if ended:
-        record = attrs.evolve(record, sampling_key_id=stored.sampling_key_id)
-    if ended:
-      record = folder.check_record(directory, record)
+    if stored is not None:
+      record = attrs.evolve(record, **stored.statements())
+    if stored is not None and ended:
+      record = attrs.evolve(record, sampling_key_id=stored.sampling_key_id)
+      stored.check_same(record, ended)
+      record = stored
     else:
-      record = folder.open_run(
-        directory, record, plan.strategy, plan.schema, keys, moved
-      )
+      record = folder.open_run(directory, record, keys, moved)
     run_id, _ = record.bound()
     position = released_sums.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
@@ -132,10 +142,16 @@ def open_folder(
       *options.columns,
     )
     with run_ledger.open_ledger(directory) as open_ledger:
-      _check_ledger(directory, open_ledger, ledger_head)
+      attempts = open_ledger.all_attempts()
+      folder.check_releases(directory, attempts)
+      _check_head(open_ledger, ledger_head)
       journal = journal_lib.Journal(
-        directory, record, open_ledger, position, columns, ended
+        directory, record, open_ledger, attempts, position, columns
       )
+      for path, content in exports.check(
+        directory, plan, open_ledger.ended(), open_ledger.head()
+      ):
+        _files.write_json(path, content)
       if not ended:
         journal.settle()
       noise_adder = noise_adder_lib.NoiseAdder(
@@ -152,18 +168,14 @@ def open_folder(
       yield OpenFolder(plan, rounds, ended, keys.sampling, journal, noise_adder)
 
 
-def _check_ledger(
-  directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
-) -> None:
-  """Raises ValueError if the ledger lost a release, or never had `head`.
+def _check_head(ledger: ledger_lib.Ledger, head: Optional[str]) -> None:
+  """Raises ValueError if the ledger never had a head.
 
   Args:
-    directory: folder of the run.
     ledger: open ledger of the run.
-    head: value of `Run.ledger_head` that the user noted at an earlier time. If
-      None, only the releases are checked.
+    head: value of `Run.ledger_head` that the user noted at an earlier time; if
+      None, nothing is compared.
   """
-  folder.check_releases(directory, ledger.attempts)
   # PRIVACY: a folder whose files were all restored to an earlier moment can
   # pass every other check. The rounds since that moment would run again, with
   # the same noise and perhaps different sums. If the user noted a head of the
@@ -182,56 +194,17 @@ def _check_ledger(
 
 
 def run_record(
-  plan: plan_lib.Plan, sampling_key: Optional[key_lib.Key] = None
+  sampling_key: Optional[key_lib.Key] = None,
 ) -> run_json.RunRecord:
-  """Returns the content of `run.json` for a plan, before the first round.
+  """Returns the content of `run.json` before the first round.
 
   Args:
-    plan: plan of the run.
     sampling_key: key by which cohorts are sampled; None if the plan's cohorts
       are not sampled.
   """
-  sampled = plan.sampled
-  enforced = plan.schema if sampled is None else sampled.worst_case_schema
-  min_sep, most = enforced.min_sep, enforced.max_participations
-  if isinstance(enforced, participation.Budget):
-    min_sep, most = enforced.apart, enforced.known_costs.most
-  simulated, setting = None, None
-  if plan.simulated is not None and plan.delta is not None:
-    epsilon = plan.simulated.proved_epsilon(plan.delta)
-    simulated = {
-      'clients_per_round': plan.stands_for,
-      'noise_multiplier': plan.simulated.noise_multiplier,
-      'epsilon': epsilon,
-    }
-    # PRIVACY: a reader could take the epsilon of the simulated larger run for a
-    # claim about this run. The report shows these sentences, which say that
-    # this run has no guarantee.
-    # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
-    setting = (
-      f'SIMULATED: {plan.clients_per_round} clients a round stand for '
-      f'{plan.stands_for} clients, and the mean has the noise of a mean of '
-      f'{plan.stands_for}. A run of so many clients would have '
-      + ('no proved epsilon' if epsilon is None else f'epsilon={epsilon:.6g}')
-      + '; this run has no guarantee, and protects nobody'
-    )
-  return run_json.RunRecord.from_plan(
-    plan,
-    # For a Monte Carlo bound, `bound` has the seed of the samples, so that a
-    # reader can compute the bound again.
-    {} if sampled is None else {'bound': plan.result.bound},
-    config=plan_json.to_document(plan),
-    enforced={
-      'min_sep': min_sep,
-      'max_participations': most,
-      'by': 'the run: it draws cohorts, or admits clients'
-      if sampled is None
-      else 'the run: it samples cohorts with a secret key',
-    },
+  return run_json.RunRecord(
     clipped_by='the run',
     noise_key='the operating system',
-    setting=setting,
-    simulated=simulated,
     versions=report.versions(),
     code_sha256=report.code_digest(),
     sampling_key_id=None
@@ -254,25 +227,24 @@ def _predecessors(
 
   Raises:
     ValueError: a folder of `after` holds no run, or is `directory`, or holds a
-      run with another adjacency or another number of clients per unit of
-      privacy.
+      run with another number of clients per unit of privacy.
   """
-  predecessors, claim = [], plan.guarantee.to_dict()
+  predecessors = []
   for earlier in map(pathlib.Path, after):
     if earlier.resolve() == directory.resolve():
       raise errors.value_error(
         f'after={earlier}: is the run itself; give the folders of earlier runs'
       )
     record = run_json.RunRecord.read(earlier)
-    for name in ('clients_per_unit', 'adjacency'):
-      # No claim for both runs together can be stated if they differ in one of
-      # these values, so this run is refused before its first round.
-      value = record.claim.get(name, claim[name])
-      if value != claim[name]:
-        raise errors.value_error(
-          f'{name}={claim[name]}: is {value} in the earlier run {earlier}; '
-          f'plan runs on the same clients with the same {name}'
-        )
+    # No claim for both runs together can be stated if they differ in this
+    # number, so this run is refused before its first round.
+    units = run_json.read_plan(earlier).clients_per_unit
+    if units != plan.clients_per_unit:
+      raise errors.value_error(
+        f'clients_per_unit={plan.clients_per_unit}: is {units} in the earlier '
+        f'run {earlier}; plan runs on the same clients with the same '
+        'clients_per_unit'
+      )
     predecessors.append(
       {
         'run': os.path.relpath(earlier, directory),
@@ -335,7 +307,7 @@ def _check_more_rounds(
       f'rounds={rounds}: exceeds {horizon}, the horizon of the noise of this '
       f'run; give at most {horizon}; {MORE_ROUNDS}'
     )
-  if (directory / run_json.RESULT_FILE).exists():
+  if run_ledger.results(directory) is not None:
     raise errors.value_error(
       f'rounds={rounds}: come after the end of the run, which was planned with '
       f'{stored.rounds} rounds and has ended; {MORE_ROUNDS}'

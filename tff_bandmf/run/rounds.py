@@ -89,7 +89,7 @@ class Round(journal_lib.Entry):
     output = None
     with self._journal.attempting(self):
       output = function()
-    return None if self._journal.is_burnt(self.index) else output
+    return None if self.burnt else output
 
   def finish(
     self,

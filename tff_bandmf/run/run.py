@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
@@ -615,7 +615,7 @@ class Run:
         f'{least} rounds; call run.record when all rounds are done'
       )
     if self._ended:
-      recorded, _ = run_json.read_result(self.directory)
+      recorded = self.results or {}
       for name, value in results.items():
         if not math.isclose(
           value, recorded.get(name, math.nan), rel_tol=_RESULT_TOLERANCE
@@ -628,10 +628,15 @@ class Run:
     else:
       if self._as_drawn is not None:
         self._journal.ledger.record_drawn(self._as_drawn())
-      run_json.write_result(self.directory, results, self._journal.ledger)
+      self._journal.end(results, self._plan)
       self.note(key_after='kept when the run ended')
       self._ended = True
       self._end_noise()
+
+  @property
+  def results(self) -> Optional[Mapping[str, float]]:
+    """The results that ended the run; None if the run has not ended."""
+    return self._journal.ledger.ended()
 
   def erase_identifiers(self) -> None:
     """Destroys the key of the identifiers in the ledger.

@@ -163,7 +163,7 @@ class _Process:
       output = await tff.program.materialize_value(
         self._process.next(state, data)
       )
-    if self._journal.is_burnt(open_round.index):
+    if open_round.burnt:
       return self.next(state, None)
     # PRIVACY: if a crash came after a release manager got the output of a round
     # and before the ledger had the end of this round, the replay could add the

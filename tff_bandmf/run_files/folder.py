@@ -20,10 +20,10 @@ import dataclasses
 import os
 import pathlib
 import socket
-from collections.abc import Iterator, Sequence
-from typing import Callable, Optional
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Optional
 
-from tff_bandmf import _files, errors, participation, strategies
+from tff_bandmf import _files, errors
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.run_files import run_json, run_ledger
@@ -177,8 +177,6 @@ def keys(directory: pathlib.Path, draws: bool) -> Keys:
 def open_run(
   directory: pathlib.Path,
   record: run_json.RunRecord,
-  strategy: strategies.Strategy,
-  planned: participation.Participation,
   run_keys: Keys,
   moved: bool = False,
 ) -> run_json.RunRecord:
@@ -195,8 +193,6 @@ def open_run(
     directory: folder of the run; this process has its lock.
     record: content of `run.json` that this program gives the run, without the
       IDs of run and key.
-    strategy: strategy matrix C of the plan.
-    planned: participation schema of the plan, for the strategy file.
     run_keys: result of `keys`.
     moved: whether the folder was moved or restored, and the original folder is
       gone.
@@ -208,20 +204,19 @@ def open_run(
     ValueError: the folder holds another run or remains of a run, or is a copy.
   """
   if not (directory / run_json.RUN_FILE).exists():
-    strategies.save(
-      strategy, directory / run_json.STRATEGY_FILE, participation=planned
-    )
     # From this write on, the folder holds a run.
-    record.with_key(run_keys.noise).write(directory)
-  stored = check_record(directory, record)
-  bound = record.with_key(run_keys.noise).bound()
+    record.with_key(run_keys.noise, directory).write(directory)
+  stored = run_json.RunRecord.read(directory)
+  stored.check_same(record, ended=False)
+  bound = record.with_key(run_keys.noise, directory).bound()
   if stored.bound() != bound:
     raise errors.value_error(
       f'noise.key={directory / run_json.NOISE_KEY}: is the key of another run '
-      f'than {run_json.RUN_FILE} says, or {run_json.RUN_FILE} was edited; '
-      'restore the files of this run, or start a new run'
+      f'than {run_json.RUN_FILE} says, or {run_json.RUN_FILE} or '
+      f'{run_json.PLAN_FILE} was edited; restore the files of this run, or '
+      'start a new run'
     )
-  begun = _has_begun(directory)
+  begun = has_begun(directory)
   _check_place(directory, begun, moved)
   # A run that has begun needs its own ledger, since a new ledger would lack the
   # clients that took part.
@@ -242,32 +237,15 @@ def open_run(
   return stored
 
 
-def check_record(
-  directory: pathlib.Path, record: run_json.RunRecord
-) -> run_json.RunRecord:
-  """Returns the content of `run.json`; raises ValueError for another run.
-
-  Args:
-    directory: folder of the run.
-    record: content of `run.json` that this program gives the run, without the
-      IDs of run and key.
-  """
-  ended = (directory / run_json.RESULT_FILE).exists()
-  stored = run_json.RunRecord.read(directory)
-  stored.check_same(record, ended)
-  return stored
-
-
 def check_releases(
   directory: pathlib.Path,
-  attempts: Callable[[int], Sequence[ledger_lib.Attempt]],
+  attempts: Mapping[int, Sequence[ledger_lib.Attempt]],
 ) -> None:
   """Raises ValueError if the ledger lacks an attempt that released a sum.
 
   Args:
     directory: folder of the run.
-    attempts: function of the index of a round that returns the ledger's
-      attempts at this round.
+    attempts: attempts at each round in the ledger.
   """
   for path in (directory / run_json.RELEASED).glob('*-*-*-*'):
     t, attempt = map(int, path.name.split('-')[:2])
@@ -276,7 +254,7 @@ def check_releases(
     # and add the same noise to a second sum. Every release of a sum leaves a
     # file in private/released. The ledger must have the attempt of each file.
     # Guard: run_folder_test.test_ledger_that_lost_its_last_commits_is_refused.
-    if attempt > len(attempts(t)):
+    if attempt > len(attempts.get(t, ())):
       raise errors.value_error(
         f'ledger={directory / run_json.LEDGER_FILE}: lacks attempt {attempt} '
         f'at round {t}, which released a sum: the last commits of the ledger '
@@ -326,7 +304,7 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
     )
 
 
-def _has_begun(directory: pathlib.Path) -> bool:
+def has_begun(directory: pathlib.Path) -> bool:
   """Returns whether the run has begun; False only if place.json says so."""
   return _read_place(directory).get('begun') is not False
 
@@ -375,7 +353,7 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 def _load(directory: pathlib.Path, name: str) -> key_lib.Key:
   path = directory / name
-  if not _has_begun(directory):
+  if not has_begun(directory):
     path = _path(directory, name)
   if not path.exists():
     raise errors.value_error(

@@ -1,15 +1,24 @@
-"""The file `metrics.csv` of a run, with one row for each round."""
+"""The rows of metrics of a run, and their export `metrics.csv`.
+
+`private/metrics` has a file for each round: its row, and numbers without noise
+that the program did not show. The ledger has the digest of the row, and the
+released values of an adaptive clip. `metrics.csv` is an export of the rows: it
+is written anew, and no program of a run reads a value from it.
+"""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
+import math
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 from tff_bandmf import _files, errors
+from tff_bandmf.ledger import counts
 from tff_bandmf.run_files import run_json
 
 if TYPE_CHECKING:
@@ -18,178 +27,209 @@ if TYPE_CHECKING:
 # Columns of the noisy values that a round with an adaptive clip releases in
 # addition to the model.
 RELEASED = ('l2_norm_clip', 'fraction')
-_REMEDY = (
-  'restore the file; if the clip of the run is constant, you can instead '
-  'remove the file and continue'
-)
+_REMEDY = 'restore the file, or remove it'
 
-
-# A row: {name of the column: cell}.
-_Row = Mapping[str, Union[float, str]]
+# A row: {name of the column: cell}; 'round' is the first column.
+Row = dict[str, str]
+_Attempts = Mapping[int, Sequence['ledger_lib.Attempt']]
 
 
 class Metrics:
-  """Writes `metrics.csv`; the ledger has the digest of every row."""
+  """Writes the rows of a run, and exports them to `metrics.csv`."""
 
   def __init__(
     self,
     directory: pathlib.Path,
-    ledger: ledger_lib.Ledger,
+    attempts: _Attempts,
     columns: Sequence[str],
-    start: Optional[int],
+    start: int,
   ):
-    """Rewrites the file with only the rows of the rounds below `start`.
+    """Exports the rows of the rounds below `start`.
 
     Args:
       directory: folder of the run.
-      ledger: ledger of the run.
+      attempts: attempts at each round in the ledger.
       columns: names of the columns, 'round' first.
-      start: index of the first round whose row this object will write; None if
-        the run has ended, and the file stays as it is.
+      start: index of the first round whose row this object will write.
 
     Raises:
-      ValueError: a row differs from its digest in the ledger, or the ledger
-        lacks the round of a row.
-      OSError: the file cannot be written. The message is one line, and names
-        the file.
+      ValueError: a row differs from its digest in the ledger, or has other
+        columns; or `metrics.csv` differs from the ledger.
+      OSError: a file cannot be written. The message is one line, and names the
+        file.
     """
-    self._path = directory / run_json.METRICS_FILE
-    self._columns = columns
-    self._lines = [_line(columns)]
-    self._round = -1
-    _, lines, _ = _read(directory)
-    # One read of the ledger is as fast as a query for each of a few rows.
-    all_attempts = ledger.all_attempts() if lines else {}
-    for t, line in lines.items():
-      attempts = all_attempts.get(t)
-      # PRIVACY: a round that the ledger has lost would run again, and could add
-      # the same noise to a second, different sum. If the ledger lacks the round
-      # of a row, the ledger was rolled back. This is an error.
-      # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
-      if not attempts:
+    self._directory, self._columns = directory, columns
+    check(directory, attempts, start)
+    below = {t: tried for t, tried in attempts.items() if t < start}
+    self._rows = {row['round']: row for row in rows(directory, below)}
+    for row in self._rows.values():
+      if [*row] != [*columns]:
         raise errors.value_error(
-          f'ledger={directory / run_json.LEDGER_FILE}: lacks round {t}, which '
-          f'{run_json.METRICS_FILE} has: the ledger is of an earlier moment; '
-          'restore the latest files, all of the same moment'
+          f'columns={", ".join(columns)}: are not the columns with which the '
+          f'run began, {", ".join(row)}; give the same columns'
         )
-      if start is None or t < start:
-        if attempts[-1].row != row_digest(self._lines[0], line):
-          raise errors.value_error(
-            f'metrics={self._path}: has a row of round {t} that differs from '
-            f'its digest in the ledger; {_REMEDY}'
-          )
-        self._lines.append(line)
-    if start is not None:
-      self._write()
+    self._export()
 
-  def rows(self) -> list[dict[str, str]]:
-    """Returns each row as {column: text}, without reading the file."""
-    return list(csv.DictReader(self._lines))
+  def row(self, cells: Mapping[str, Any]) -> Row:
+    """Returns the row with these cells; other columns are empty."""
+    row = {}
+    for name in self._columns:
+      value = cells.get(name, '')
+      value = value.item() if hasattr(value, 'item') else value
+      row[name] = repr(value) if isinstance(value, float) else str(value)
+    return row
 
-  def digest(self, row: _Row) -> bytes:
-    """Returns the SHA-256 of a row; see `row_digest`."""
-    return row_digest(self._lines[0], self._line(row))
+  def write(self, row: Row, measured: Mapping[str, str]) -> None:
+    """Writes the row of a round, before the ledger gets the end of the round.
 
-  def write(self, row: _Row) -> None:
-    """Writes the row of a round that ended; the ledger has the row's digest."""
-    t = int(row['round'])
-    if self._round == t:
-      # The round finished and got a row, and was then burnt (given up). The new
-      # row replaces the old row.
-      self._lines.pop()
-    self._round = t
-    self._lines.append(self._line(row))
-    self._write()
+    Args:
+      row: result of `row`.
+      measured: {name: number} that the program did not show, as text.
+    """
+    path = _path(self._directory, int(row['round']))
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    _files.write_json(path, {'row': row, 'measured': measured}, mode=0o600)
 
-  def _line(self, row: _Row) -> str:
-    return _line([row.get(name, '') for name in self._columns])
+  def export(self, row: Row) -> None:
+    """Adds a row to `metrics.csv`, after the ledger has its digest.
 
-  def _write(self) -> None:
-    _files.write(self._path, ''.join(self._lines).encode())
+    If the round finished, and was then burnt (given up), the new row replaces
+    the row of the finished round.
+    """
+    self._rows[row['round']] = row
+    self._export()
 
-
-def _line(cells: Iterable[Union[float, str]]) -> str:
-  stream = io.StringIO()
-  csv.writer(stream, lineterminator='\n').writerow(cells)
-  return stream.getvalue()
+  def _export(self) -> None:
+    text = _line(self._columns) + ''.join(
+      _line(row.values()) for row in self._rows.values()
+    )
+    path = self._directory / run_json.METRICS_FILE
+    _files.write(path, text.encode(), durable=False)
 
 
-def rows(directory: pathlib.Path) -> list[dict[str, str]]:
-  """Returns each row of `metrics.csv` as {column: text}; [] without the file.
+def digest(row: Row) -> bytes:
+  """Returns the SHA-256 of a row and its header, for the ledger."""
+  return _digest(_line(row), _line(row.values()))
+
+
+def rows(directory: pathlib.Path, attempts: _Attempts) -> list[Row]:
+  """Returns the rows of rounds, ascending; none up to a row that was lost.
+
+  Args:
+    directory: folder of the run.
+    attempts: attempts at each round in the ledger.
 
   Raises:
-    ValueError: a row has no round, the round of another row, or another number
-      of cells than the header.
+    ValueError: a row differs from its digest in the ledger.
   """
-  _, _, rows = _read(directory)
-  return rows
+  result: list[Row] = []
+  for t, tried in attempts.items():
+    if tried[-1].row is None:
+      continue
+    path = _path(directory, t)
+    if not path.exists():
+      result = []
+      continue
+    content = _files.read_json(path)
+    row = content.get('row') if isinstance(content, dict) else None
+    if not isinstance(row, dict) or digest(row) != tried[-1].row:
+      raise errors.value_error(
+        f'metrics={path}: has a row of round {t} that differs from its digest '
+        f'in the ledger; {_REMEDY}'
+      )
+    result.append(row)
+  return result
 
 
-def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
+def exported(directory: pathlib.Path) -> list[Row]:
+  """Returns the rows of `metrics.csv`, for a table; [] without the file."""
+  path = directory / run_json.METRICS_FILE
+  if not path.exists():
+    return []
+  return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def accuracy(rows: Iterable[Row]) -> list[tuple[int, float]]:
   """Returns (round + 1, validation accuracy) of each row with an accuracy."""
-  return _column(rows, 'accuracy')
-
-
-def clips(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
-  """Returns (round + 1, released clip) of each row with a clip."""
-  return _column(rows, RELEASED[0])
-
-
-def _column(rows: list[dict[str, str]], name: str) -> list[tuple[int, float]]:
   return [
-    (int(row['round']) + 1, float(row[name])) for row in rows if row.get(name)
+    (int(row['round']) + 1, float(row['accuracy']))
+    for row in rows
+    if row.get('accuracy')
   ]
 
 
-def digests(directory: pathlib.Path) -> dict[int, bytes]:
-  """Returns {round: SHA-256 of its row} for the rows of `metrics.csv`.
-
-  Raises:
-    ValueError: a row has no round, the round of another row, or another number
-      of cells than the header.
-  """
-  header, lines, _ = _read(directory)
-  return {t: row_digest(header, line) for t, line in lines.items()}
+def clips(attempts: _Attempts) -> list[tuple[int, float]]:
+  """Returns (round + 1, released clip) of each round that released a clip."""
+  return [
+    (t + 1, float(tried[-1].released[RELEASED[0]]))
+    for t, tried in attempts.items()
+    if RELEASED[0] in tried[-1].released
+  ]
 
 
-def row_digest(header: str, line: str) -> bytes:
-  """Returns the SHA-256 of the header and a row, which the ledger records.
+def check(
+  directory: pathlib.Path, attempts: _Attempts, start: float = math.inf
+) -> None:
+  """Raises ValueError if the ledger lacks a row, or `metrics.csv` differs.
 
   Args:
-    header: first line of the file, with the newline.
-    line: line of the row, with the newline.
+    directory: folder of the run. Without `metrics.csv`, no row is compared.
+    attempts: attempts at each round in the ledger.
+    start: index of the first round whose row is not compared, since the round
+      may run again.
   """
+  rounds = [
+    int(path.stem) for path in _path(directory, 0).parent.glob('*.json')
+  ]
+  path = directory / run_json.METRICS_FILE
+  header, *lines = ['']
+  if path.exists():
+    text = _files.read(path).decode(errors='replace')
+    header, *lines = text.splitlines(keepends=True) or ['']
+  numbers = [re.match('([0-9]{1,9})[,\n]', line) for line in lines]
+  rounds += [int(number[1]) for number in numbers if number]
+  for t in rounds:
+    # PRIVACY: a round that the ledger has lost would run again, and could add
+    # the same noise to a second, different sum. If the ledger lacks the round
+    # of a row, the ledger was rolled back. This is an error.
+    # Guards: folder_test.test_ledger_that_was_rolled_back_is_refused and
+    # evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused.
+    if t not in attempts:
+      raise errors.value_error(
+        f'ledger={directory / run_json.LEDGER_FILE}: lacks round {t}, which '
+        'has a row of metrics: the ledger is of an earlier moment; restore the '
+        'latest files, all of the same moment'
+      )
+  last = None
+  for i, (line, number) in enumerate(zip(lines, numbers), 2):
+    t = int(number[1]) if number else -1
+    if t >= start:
+      break
+    if (
+      last not in (None, t - 1)
+      or t < 0
+      or attempts[t][-1].row != _digest(header, line)
+    ):
+      raise errors.value_error(
+        f'metrics={path}: differs from the ledger in line {i}; {_REMEDY}'
+      )
+    last = t
+  if last not in (None, max(attempts, default=None)) and counts.ended(attempts):
+    raise errors.value_error(
+      f'metrics={path}: ends with round {last}, and the run ended with round '
+      f'{max(attempts)}; {_REMEDY}'
+    )
+
+
+def _path(directory: pathlib.Path, t: int) -> pathlib.Path:
+  return directory / run_json.PRIVATE / 'metrics' / f'{t:08d}.json'
+
+
+def _digest(header: str, line: str) -> bytes:
   return hashlib.sha256((header + line).encode()).digest()
 
 
-def _read(
-  directory: pathlib.Path,
-) -> tuple[str, dict[int, str], list[dict[str, str]]]:
-  """Returns the first line, {round: line}, and the result of `rows`."""
-  path = directory / run_json.METRICS_FILE
-  if not path.exists():
-    return '', {}, []
-  try:
-    all_lines = _files.read(path).decode().splitlines(keepends=True)
-    header, row_lines = ''.join(all_lines[:1]), all_lines[1:]
-    rows = list(csv.DictReader(all_lines, strict=True))
-    for row in rows:
-      int(row['round']), int(row.get('clients') or 0)
-      for name in ('accuracy', *RELEASED):
-        float(row.get(name) or 0)
-      if None in row or None in row.values():
-        raise ValueError('a row of another length')
-    if len(rows) != len(row_lines):
-      raise ValueError('a row of more than a line')
-    lines = {int(row['round']): line for row, line in zip(rows, row_lines)}
-    if len(lines) < len(rows):
-      raise ValueError('a round twice')
-  except (ValueError, TypeError, KeyError, csv.Error) as error:
-    raise _damaged(directory) from error
-  return header, lines, rows
-
-
-def _damaged(directory: pathlib.Path) -> ValueError:
-  return errors.value_error(
-    f'metrics={directory / run_json.METRICS_FILE}: is damaged; {_REMEDY}'
-  )
+def _line(cells: Iterable[str]) -> str:
+  stream = io.StringIO()
+  csv.writer(stream, lineterminator='\n').writerow(cells)
+  return stream.getvalue()

@@ -1,19 +1,22 @@
 """Names of the files in a run's folder; `run.json` and `result.json`.
 
-run.json        the claim of the run, and statements on it, see `RunRecord`
-plan.json       the plan: the user's request, and the result of the search
-strategy.json   the strategy matrix C
+plan.json       the plan: the user's request, the strategy matrix C, the noise
+run.json        statements on the run, see `RunRecord`
 ledger.sqlite   for each round: keyed hashes of its clients, the digest of its
-                released sum, and the digest of its row of metrics
-metrics.csv     one row for each round
-result.json     measured results of the last model, and the head of the ledger's
-                chain at the end of the run; this file is written last
+                released sum, the released clip, and the digest of its row of
+                metrics; at the end of the run, the measured results of the last
+                model
+strategy.json   exports, from which no program of a run reads a value, see
+metrics.csv       `exports`: C; one row for each round; the results and the head
+result.json       of the ledger's chain at the end of the run
 private/        files that are never published; mode 0700:
   noise.key       the key of the noise
   sampling.key    the key by which cohorts are sampled
   population.json a keyed fingerprint of the clients that can be sampled
   place.json      the host, and the inodes of the folder and the keys; whether
                   the run has begun
+  metrics/        one file for each round: its row of metrics, and numbers
+                  without noise
   definition.npz  the numbers of C and of the noise's size, to the last bit
   ledger.key      the key by which the ledger hashes clients
   ledger.url      the location of a ledger outside of the folder
@@ -24,7 +27,6 @@ private/        files that are never published; mode 0700:
 from __future__ import annotations
 
 import json
-import math
 import pathlib
 import re
 import unicodedata
@@ -33,15 +35,14 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import attrs
 
-from tff_bandmf import _files, clips, errors
+from tff_bandmf import _files, errors
+from tff_bandmf.plan import plan as plan_lib
 
 if TYPE_CHECKING:
-  from tff_bandmf import ledger as ledger_lib
   from tff_bandmf.noise import key as key_lib
-  from tff_bandmf.plan import plan as plan_lib
 
 RUN_FORMAT = 'tff_bandmf.run'
-RUN_VERSION = 2
+RUN_VERSION = 3
 
 RUN_FILE = 'run.json'
 PLAN_FILE = 'plan.json'
@@ -74,24 +75,12 @@ ALL_ZERO = (
   'released noise alone'
 )
 
-# Values that `RunRecord.with_key` computes: `run_id` from the noise key and the
-# values that may not change, `noise_key_id` from the noise key alone.
+# Values that `RunRecord.with_key` computes: `run_id` from the noise key, the
+# plan and the values that may not change, `noise_key_id` from the key alone.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
 # Values that describe code. An ended run has no more rounds, so a program with
 # different code may open it, and these values are not compared.
 _CODE_KEYS = ('versions', 'code_sha256')
-_PARTS = {
-  'claim': (
-    'noise_multiplier',
-    'z_stddev_per_clip',
-    'delta',
-    'l2_norm_clip',
-    'clients_per_round',
-  ),
-  'enforced': ('min_sep', 'max_participations', 'by'),
-}
-# Delta of the report if the plan has no delta.
-_DEFAULT_DELTA = 1e-6
 _IDENTITY = re.compile('[0-7][0-9a-f]{15}')
 _HEAD = re.compile('[0-9a-f]{64}')
 
@@ -120,10 +109,8 @@ class RunRecord:
   None.
 
   Attributes:
-    claim: dict: `Guarantee.to_dict()`, and the keys `rounds`, `delta`,
-      `l2_norm_clip` and `clients_per_round`.
     unit_of_privacy: text: the person or device whose contributions are zeroed
-      in a neighbouring data set.
+      in a neighbouring data set; if empty, `unit` of the plan.
     population: number of clients that may be drawn, plus number of clients that
       have left, >= 0; None if no cohort was drawn from a list of clients.
     highest_client: highest client index, >= -1; -1 if clients are strings. If
@@ -133,7 +120,7 @@ class RunRecord:
     not_covered: list of texts: accesses to data that the guarantee does not
       cover.
     side_releases: list of texts: values that are released without noise.
-    config: configuration of the experiment; no report shows it.
+    config: configuration of a training program; no report shows it.
     clients_left: upper bound on the number of clients that took part and have
       left the population, >= 0; 0 if None.
     setting: sentence: the parties that the guarantee trusts.
@@ -146,12 +133,7 @@ class RunRecord:
     process: sentence: result of `Run.check`. It names the values of clients
       that reach an output of the learning process without the aggregator.
     key_after: sentence: fate of the key, tapes and buffers after the run.
-    enforced: dict of `min_sep`, `max_participations` and `by`, a text that
-      names the party that enforces both numbers.
     clipped_by: text: party that clips the updates.
-    simulated: dict: cohort size and guarantee of the larger run that this run
-      simulates; None if this run simulates no other run. The report of a run
-      that simulates claims nothing for a deployment.
     versions: dict from the name of a package to its version.
     code_sha256: SHA-256 of the code of this package.
     train_sha256: SHA-256 of the training data.
@@ -175,13 +157,12 @@ class RunRecord:
       folder relative to the folder of this run, and `run_id`.
   """
 
-  claim: _files.JsonObject = _field(dict)
-  unit_of_privacy: str = _field(str, changes=True)
-  data: str = _field(str, changes=True)
-  released: str = _field(str)
-  not_covered: list[str] = _field(list, changes=True)
-  side_releases: list[str] = _field(list, changes=True)
-  config: _files.JsonObject = _field(dict, attrs.Factory(dict))
+  unit_of_privacy: str = _field(str, '', changes=True)
+  data: str = _field(str, 'not stated', changes=True)
+  released: str = _field(str, 'the model after every round')
+  not_covered: list[str] = _field(list, attrs.Factory(list), changes=True)
+  side_releases: list[str] = _field(list, attrs.Factory(list), changes=True)
+  config: Optional[_files.JsonObject] = _field(dict, None)
   population: Optional[int] = _field(int, None, changes=True)
   highest_client: Optional[int] = _field(int, None, changes=True)
   clients_left: Optional[int] = _field(int, None, changes=True)
@@ -194,9 +175,7 @@ class RunRecord:
   pre_training: Optional[str] = _field(str, None, changes=True)
   process: Optional[str] = _field(str, None, changes=True)
   key_after: Optional[str] = _field(str, None, changes=True)
-  enforced: Optional[_files.JsonObject] = _field(dict, None)
   clipped_by: Optional[str] = _field(str, None)
-  simulated: Optional[_files.JsonObject] = _field(dict, None)
   versions: Optional[dict[str, str]] = _field(dict, None)
   code_sha256: Optional[str] = _field(str, None)
   train_sha256: Optional[str] = _field(str, None)
@@ -226,12 +205,6 @@ class RunRecord:
       or not _is_printable(value)
     ]
     wrong += [
-      f'{part}.{name}'
-      for part, names in _PARTS.items()
-      for name in names
-      if part not in wrong and name not in (getattr(self, part) or names)
-    ]
-    wrong += [
       name
       for name in IDENTITY_KEYS
       if name not in wrong
@@ -247,65 +220,34 @@ class RunRecord:
     if wrong:
       raise ValueError(f'lacks {", ".join(wrong)}, or has a wrong type there')
 
-  @classmethod
-  def from_plan(
-    cls,
-    plan: plan_lib.Plan,
-    claim: Optional[_files.JsonObject] = None,
-    **statements: Any,
-  ) -> RunRecord:
-    """Returns the record for a run of a plan.
-
-    Args:
-      plan: plan of the run.
-      claim: dict that is merged into the attribute `claim`.
-      **statements: values of attributes that have a default. The attributes
-        without a default follow from the plan, or are set to 'not stated', 'the
-        model after every round' or an empty list.
-    """
-    return cls(
-      claim={
-        **plan.guarantee.to_dict(),
-        'rounds': plan.rounds,
-        'delta': plan.delta or _DEFAULT_DELTA,
-        **clips.claim(plan.l2_norm_clip),
-        'clients_per_round': plan.clients_per_round,
-        **(claim or {}),
-      },
-      unit_of_privacy=plan.unit,
-      data='not stated',
-      released='the model after every round',
-      not_covered=[],
-      side_releases=[],
-      **statements,
-    )
-
   def to_dict(self) -> _files.JsonObject:
-    """Returns the content of `run.json`, without values that are None."""
+    """Returns the content of `run.json`, without values that are not set."""
     values = attrs.asdict(self, recurse=False)
     return {
       'format': RUN_FORMAT,
       'version': RUN_VERSION,
-      **{name: value for name, value in values.items() if value is not None},
+      **{
+        name: value for name, value in values.items() if value not in (None, '')
+      },
     }
 
-  def with_key(self, key: key_lib.Key) -> RunRecord:
+  def with_key(self, key: key_lib.Key, directory: pathlib.Path) -> RunRecord:
     """Returns the record with the IDs of the run and of its noise key.
 
     Both IDs are one-way functions of the key.
+
+    Args:
+      key: noise key.
+      directory: folder of the run with `plan.json`.
     """
-    fixed = {
-      name: value
-      for name, value in self._fixed().items()
-      if name not in IDENTITY_KEYS
-    }
-    content = json.dumps(fixed, sort_keys=True).encode()
+    anonymous = attrs.evolve(self, run_id=None, noise_key_id=None)
+    content = anonymous.enforced_digest(directory)
     return attrs.evolve(
       self,
-      # PRIVACY: an edited record could claim a smaller epsilon than the run
-      # has. The run ID is a keyed hash of all values that may not change. So
-      # nobody without the noise key can compute the ID of an edited record, and
-      # `folder.open_run` refuses a record with a wrong ID.
+      # PRIVACY: an edited plan or record could claim a smaller epsilon than the
+      # run has. The run ID is a keyed hash of the plan and of all values that
+      # may not change. So nobody without the noise key can compute the ID for
+      # an edited file, and `folder.open_run` refuses a record with a wrong ID.
       # Guard: folder_test.test_edited_copy_is_refused.
       run_id=f'{key.identify(content):016x}',
       noise_key_id=f'{key.identify(b""):016x}',
@@ -348,23 +290,19 @@ class RunRecord:
     return int(self.run_id, 16), int(self.noise_key_id, 16)
 
   def enforced_digest(self, directory: pathlib.Path) -> bytes:
-    """Returns the SHA-256 of the values that may not change and of two files.
+    """Returns the SHA-256 of the values that may not change and of the plan.
 
     Args:
-      directory: folder of the run with the two files, `plan.json` and
-        `strategy.json`; a missing file counts as None.
+      directory: folder of the run with `plan.json`.
     """
-    # PRIVACY: If one number in run.json, plan.json or strategy.json is edited
-    # after a round, the report could claim a fraction of the true epsilon. The
-    # ledger's chain stores this digest at the start of every round, and the
-    # report compares it with the digest of the present files and refuses a
-    # difference.
+    # PRIVACY: If one number in run.json or plan.json is edited after a round,
+    # the report could claim a fraction of the true epsilon. The ledger's chain
+    # stores this digest at the start of every round, and the report compares it
+    # with the digest of the present files and refuses a difference.
     # Guard: forgery_test.test_forged_run_is_refused_by_report_and_verifier.
-    files = [
-      _files.sha256(directory / name) if (directory / name).exists() else None
-      for name in (PLAN_FILE, STRATEGY_FILE)
-    ]
-    return _files.json_digest([self._fixed(), *files])
+    return _files.json_digest(
+      [self._fixed(), _files.sha256(directory / PLAN_FILE)]
+    )
 
   def write(self, directory: pathlib.Path) -> None:
     """Writes the record to `run.json`.
@@ -404,9 +342,12 @@ class RunRecord:
         'the release that began it, or train again'
       )
     try:
-      names = [field.name for field in attrs.fields(cls)]
-      record = cls(**{name: content.pop(name, None) for name in names})
+      names = {*content} & {field.name for field in attrs.fields(cls)}
+      record = cls(**{name: content.pop(name) for name in names})
       record.bound()
+      lost = sorted({*record.to_dict()} - names - {'format', 'version'})
+      if lost:
+        raise ValueError(f'lacks {", ".join(lost)}')
       if content:
         raise ValueError(f'has unknown values, {", ".join(content)}')
       return record
@@ -443,69 +384,25 @@ class RunRecord:
         )
 
 
+def read_plan(directory: pathlib.Path) -> plan_lib.Plan:
+  """Returns the plan of a run.
+
+  Raises:
+    ValueError: the file is missing or damaged, or contradicts itself.
+  """
+  path = directory / PLAN_FILE
+  if not path.exists():
+    raise errors.value_error(
+      f'plan={path}: is gone; restore the file that the run was started with: '
+      'no other plan fits the noise of the run'
+    )
+  return plan_lib.Plan.load(path)
+
+
 # Attributes that may change after the first round.
 _STATEMENTS = tuple(
   field.name for field in attrs.fields(RunRecord) if field.metadata['changes']
 )
-
-
-def write_result(
-  directory: pathlib.Path,
-  results: Mapping[str, float],
-  ledger: ledger_lib.Ledger,
-) -> None:
-  """Ends a run: writes its results to the ledger, then to `result.json`.
-
-  Args:
-    directory: folder of the run.
-    results: measured results of the last model.
-    ledger: open ledger of the run, in which all rounds have ended.
-  """
-  numbers = {name: float(value) for name, value in results.items()}
-  ledger.record_end(result_digest(numbers))
-  content = {**numbers, LEDGER_HEAD: ledger.head()}
-  _files.write_json(directory / RESULT_FILE, content)
-
-
-def result_digest(numbers: dict[str, float]) -> bytes:
-  """Returns the SHA-256 of measured results, for the ledger's chain."""
-  return _files.json_digest(numbers)
-
-
-def read_result(
-  directory: pathlib.Path,
-) -> tuple[dict[str, float], Optional[str]]:
-  """Returns the results in `result.json`, and the head of the ledger's chain.
-
-  The head is the hash at the end of the ledger's chain when the run ended. A
-  run that has not ended gives ({}, None).
-
-  Raises:
-    ValueError: the file is damaged.
-  """
-  path = directory / RESULT_FILE
-  if not path.exists():
-    return {}, None
-  try:
-    result = _files.read_json(path)
-    head = result.pop(LEDGER_HEAD)
-    numbers = {key: float(value) for key, value in result.items()}
-    if not all(map(math.isfinite, numbers.values())):
-      raise ValueError('NaN or infinity')
-    if not is_head(head):
-      raise ValueError('no head')
-    return numbers, head
-  except (
-    AttributeError,
-    KeyError,
-    OverflowError,
-    TypeError,
-    ValueError,
-  ) as error:
-    raise errors.value_error(
-      f'result={path}: is damaged; restore the file: without it, the run would '
-      'count as not ended'
-    ) from error
 
 
 def is_head(text: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import TYPE_CHECKING, Union
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Optional, Union
 
 from tff_bandmf import _files
 from tff_bandmf.run_files import run_json
@@ -66,3 +67,13 @@ def open_ledger(
     create,
     directory / run_json.LEDGER_KEY,
   )
+
+
+def results(directory: pathlib.Path) -> Optional[Mapping[str, float]]:
+  """Returns the measured results of a run; None if it has not ended.
+
+  Raises:
+    ValueError: the ledger is missing or damaged; see `Ledger`.
+  """
+  with open_ledger(directory) as ledger:
+    return ledger.ended()

@@ -117,9 +117,12 @@ def check_known(strategy: base.Strategy) -> None:
     )
 
 
-def to_document(strategy: base.Strategy) -> _files.JsonObject:
+def to_document(
+  strategy: base.Strategy,
+  participation: Optional[participation_lib.Participation] = None,
+) -> _files.JsonObject:
   """Returns the content of a JSON strategy file; `from_document` reads it."""
-  return {**_header(strategy), 'arrays': _lists(strategy)}
+  return {**_header(strategy, participation), 'arrays': _lists(strategy)}
 
 
 def from_document(

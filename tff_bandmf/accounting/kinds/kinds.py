@@ -125,31 +125,6 @@ def from_dict(
   return kind(**{**kind.before, **fields})
 
 
-def of_claim(
-  record: Mapping[str, _files.Json],
-) -> Optional[sampled_cohorts.Sampled]:
-  """Returns the sampled cohorts of a `Guarantee.to_dict`; None if not sampled.
-
-  Raises:
-    ValueError: the kind is unknown, or a value is out of range.
-  """
-  if 'amplification' not in record:
-    return None
-  kind = _kind(record['amplification'])
-  # The claim in `run.json` has a key `clients_per_round` that is not for the
-  # cohorts. They get the sampling probability of the record instead.
-  return kind(
-    **{
-      **kind.before,
-      **{
-        name: record[name]
-        for name in attrs.fields_dict(kind)
-        if name in record and name != 'clients_per_round'
-      },
-    }
-  )
-
-
 def from_flags(
   amplification: str,
   min_sep: Optional[int],

@@ -1,0 +1,79 @@
+"""Exports of a run: files that repeat values of the plan and the ledger.
+
+| file            | repeats                                              |
+|-----------------|------------------------------------------------------|
+| `strategy.json` | the strategy matrix C and the schema of `plan.json`  |
+| `result.json`   | the results in the ledger, and the head of its chain |
+
+`metrics` has a third export, `metrics.csv`. No program of a run reads a value
+from an export. A missing export is written again when the run is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Optional
+
+from tff_bandmf import _files, errors, strategies
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.run_files import run_json
+
+
+def check(
+  directory: pathlib.Path,
+  plan: plan_lib.Plan,
+  ended: Optional[Mapping[str, float]],
+  head: str,
+) -> list[tuple[pathlib.Path, _files.JsonObject]]:
+  """Returns the missing exports, as pairs (path, content).
+
+  Args:
+    directory: folder of the run.
+    plan: plan of the run.
+    ended: results in the ledger; None if the run has not ended.
+    head: present head of the ledger's chain.
+
+  Raises:
+    ValueError: an export differs from the plan or the ledger.
+  """
+  missing = []
+  for name, source, content in (
+    (
+      run_json.STRATEGY_FILE,
+      run_json.PLAN_FILE,
+      strategies.to_document(plan.strategy, plan.schema),
+    ),
+    (
+      run_json.RESULT_FILE,
+      'the ledger',
+      None if ended is None else {**ended, run_json.LEDGER_HEAD: head},
+    ),
+  ):
+    path = directory / name
+    # PRIVACY: suppose that somebody restored the ledger of an earlier moment,
+    # or removed clients from it and computed its chain again. The run would
+    # repeat rounds, or claim too small an epsilon. The export then has another
+    # head or other results than the ledger, and is refused.
+    # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
+    if path.exists():
+      if content is None or _text(_read(path)) != _text(content):
+        raise errors.value_error(
+          f'{path.stem}={path}: differs from {source}, of which it is an '
+          f'export; restore the files of this run, or remove {name}'
+        )
+    elif content is not None:
+      missing.append((path, content))
+  return missing
+
+
+def _read(path: pathlib.Path) -> _files.Json:
+  try:
+    return _files.read_json(path)
+  except ValueError:
+    return None
+
+
+def _text(content: _files.Json) -> str:
+  return json.dumps(content, sort_keys=True)
