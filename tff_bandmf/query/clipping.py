@@ -17,6 +17,7 @@ the same bits in NumPy and in TensorFlow, with any number of threads.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Callable, Optional
 
@@ -78,8 +79,8 @@ class Clipping(clip_bounds.Bounds):
     sizes = [leaf.size for leaf in leaves]
     if out is None:
       out = np.empty(sum(self.dimensions), np.int32)
-    ends = np.cumsum(sizes)
-    parts = np.split(out[: sum(sizes)], ends[:-1])
+    ends = itertools.accumulate(sizes)
+    parts = [out[end - size : end] for size, end in zip(sizes, ends)]
     with np.errstate(all='ignore'):
       finite, above, scales = self._judge(leaves, scale)
       factors = scales * self.inverse_step(scale)
@@ -149,18 +150,21 @@ def real(leaf: np.typing.ArrayLike) -> np.ndarray:
       which says more than its numbers, such as a mask or a unit.
   """
   array = np.asarray(leaf)
-  kind = f'{type(leaf).__name__} of {array.dtype}'
   # PRIVACY: A conversion to floats would drop an imaginary part or a mask, and
   # the run would release values that the client did not mean to send. Only
   # plain arrays of real numbers are taken.
   # Guard: noisy_mean_test.test_leaf_that_is_no_real_number_is_refused.
   is_plain = type(leaf) in (np.ndarray, np.memmap)
   if isinstance(leaf, np.ndarray) and not is_plain:
-    raise TypeError(f'{kind} says more than its numbers')
+    raise TypeError(
+      f'{type(leaf).__name__} of {array.dtype} says more than its numbers'
+    )
   if (
     array.dtype.kind not in 'iuf' and array.dtype.name not in clip_bounds.FLOATS
   ):
-    raise TypeError(f'{kind} has no real numbers')
+    raise TypeError(
+      f'{type(leaf).__name__} of {array.dtype} has no real numbers'
+    )
   return array
 
 

@@ -50,7 +50,8 @@ def total(x: np.ndarray) -> float:
   Args:
     x: [size] float64.
   """
-  x = np.pad(x, (0, padding(len(x))))
+  if zeros := padding(len(x)):
+    x = np.concatenate([x, np.zeros(zeros)])
   while len(x) > 1:
     half = len(x) // 2
     x = x[:half] + x[half:]
