@@ -161,8 +161,19 @@ def test_edited_copy_is_refused(small, run_copy):
   run['config'] = json.loads(json.dumps(other[0].config))
   path.write_text(json.dumps(run))
   for moved in (False, True):
-    with pytest.raises(ValueError, match='run.json says, or run.json was ed'):
+    with pytest.raises(ValueError, match='run.json says, or run.json or plan'):
       _open(run_copy, other, moved)
+
+
+def test_plan_that_was_edited_before_the_first_round_is_refused(
+  described, run_copy
+):
+  """No round has its digest, but the ID of the run has it."""
+  _without_past(run_copy)
+  path = run_copy / run_json.PLAN_FILE
+  path.write_bytes(path.read_bytes() + b'\n')
+  with pytest.raises(ValueError, match='run.json or plan.json was edited'):
+    _open(run_copy, described, moved=True)
 
 
 def test_key_that_was_used_is_not_taken_for_a_new_one(described, run_copy):
