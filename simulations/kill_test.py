@@ -261,8 +261,6 @@ def _report(directory: pathlib.Path) -> dict[str, Any]:
   # The name of a run is the name of its folder.
   for run in content['check']['runs']:
     del run['name']
-  for name in report.METRICS_FILE, report.RESULT_FILE:
-    del content['files_sha256'][name]
   return content
 
 
