@@ -76,7 +76,7 @@ def test_report_claims_the_composition(tmp_path, run_json):
 def test_broken_claim_of_a_simulation_comes_before_earlier_runs(tmp_path):
   _run(tmp_path / 'first')
   early = [[0, 1], [2, 3], [0, 5], *written_run.KEPT[3:]]
-  _run(tmp_path / 'second', [tmp_path / 'first'], cohorts=early, simulated={})
+  _run(tmp_path / 'second', [tmp_path / 'first'], cohorts=early, stands_for=4)
   written = report.write(tmp_path / 'second')
   assert written['violated']
   assert written['summary'].startswith(

@@ -88,11 +88,6 @@ def test_public_json_follows_its_schema(tmp_path):
     {'cohorts': [[t] for t in range(6)]},
     {
       'code_sha256': 'a' * 64,
-      'enforced': {
-        'min_sep': 3,
-        'max_participations': None,
-        'by': 'the sampler',
-      },
     },
   ],
   ids=str,
@@ -204,7 +199,6 @@ def test_page_and_markdown_show_the_same_facts(tmp_path):
     'model_selection': 'the last model',
     'pre_training': 'not pre-trained',
     'noise_key': 'a dice',
-    'enforced': {'min_sep': 3, 'max_participations': 2, 'by': 'a referee'},
     'versions': {'numpy': '0.0.7'},
     'train_sha256': 'b' * 64,
     'code_sha256': 'c' * 64,
@@ -215,7 +209,7 @@ def test_page_and_markdown_show_the_same_facts(tmp_path):
   page = _Page(page).text
   facts = [value for value in changes.values() if isinstance(value, str)]
   facts += [
-    'a referee',
+    'it draws cohorts, or admits clients',
     '0.0.7',
     'one client',
     'the model',
@@ -406,12 +400,8 @@ def test_report_without_matplotlib_has_no_plots(tmp_path, monkeypatch):
 def test_digests_are_those_of_the_files(tmp_path):
   _make_run(tmp_path / 'run')
   digests = report.build(tmp_path / 'run').content['files_sha256']
-  assert set(digests) == {
-    'run.json',
-    'strategy.json',
-    'metrics.csv',
-    'result.json',
-  }
+  # Exports repeat the plan and the ledger, whose head the report has.
+  assert set(digests) == {'run.json', 'plan.json'}
   for name, digest in digests.items():
     assert (
       digest
