@@ -18,6 +18,7 @@ from tff_bandmf import (
   strategies,
   verify,
 )
+from tff_bandmf.ledger import chain
 from tff_bandmf.run_files import folder, run_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('runtime')]
@@ -54,8 +55,17 @@ def test_comparison_of_runs_sees_what_differs(small, ended, tmp_path):
   assert not list(kill_test.differences(ended, ended, 4))
 
 
+def _reopen(directory):
+  """Removes the end of a run from its ledger, and the export of the end."""
+  (directory / report.RESULT_FILE).unlink()
+  doctored.rewrite(
+    directory / report.LEDGER_FILE,
+    lambda event: None if event.kind == chain.ENDED else event,
+  )
+
+
 def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
-  (run_copy / report.RESULT_FILE).unlink()
+  _reopen(run_copy)
   folder = run_copy / 'private' / 'checkpoints'
   path = folder / '00000004.npz'
   mine = path.read_bytes()
@@ -72,7 +82,7 @@ def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
 
 
 def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
-  (run_copy / report.RESULT_FILE).unlink()
+  _reopen(run_copy)
   for path in (run_copy / 'private' / 'checkpoints').glob('*.npz'):
     path.unlink()
   # As if a machine of another kind had released other bits.
@@ -182,7 +192,7 @@ def test_run_by_budget_goes_on_to_more_rounds(small, tmp_path):
 
 
 def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
-  (run_copy / report.RESULT_FILE).unlink()
+  _reopen(run_copy)
   key_path = run_copy / 'private' / 'noise.key'
   key_path.rename(tmp_path / 'key')
   with pytest.raises(ValueError, match='is gone'):
