@@ -12,9 +12,12 @@ import tensorflow_federated as tff
 
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf import (
+  report,
   run,
   strategies,
+  verify,
 )
+from tff_bandmf.cli import main
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.run import clients
 from tff_bandmf.run_files import run_json
@@ -42,6 +45,26 @@ def test_clients_keep_the_kind_of_their_names(tmp_path):
         pass
     with pytest.raises(ValueError, match='clients=8 ids: lack 2 of the 2 c'):
       next(mine.rounds(clients=list('12345678')))
+
+
+@pytest.mark.slow
+def test_c_of_ones_own_is_trained_reported_verified_and_audited(
+  tmp_path, capfd
+):
+  mine = strategies.custom(columns=[[1.0, 0.4], [1.2, 0.3], [0.9, 0.0]])
+  path = tmp_path / 'mine.npz'
+  strategies.save(mine, path)
+  directory = tmp_path / 'run'
+  small_run.train(directory, small_run.small_plan(mechanism=path))
+  written = report.write(directory)
+  assert written['family'] == 'custom' and written['completed']
+  verified = verify.verify(directory)
+  assert verified['epsilon'] == pytest.approx(written['epsilon'], rel=1e-6)
+  trained, _ = strategies.load(directory / run_json.STRATEGY_FILE)
+  assert trained.digest() == mine.digest()
+  flags = '--min-sep 2 --noise-multiplier 0.5 --delta 1e-5 --canaries 100'
+  assert main.main(f'audit {path} {flags} --json'.split()) == 0
+  assert '"custom"' in capfd.readouterr().out
 
 
 def _release(directory, plan, after=()):

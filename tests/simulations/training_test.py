@@ -30,6 +30,7 @@ from tff_bandmf import (
   participation,
   report,
   strategies,
+  verify,
 )
 from tff_bandmf.run_files import metrics as metrics_lib
 from tff_bandmf.run_files import run_json
@@ -133,6 +134,19 @@ def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
   assert written['measured_z_stddev'] == pytest.approx(
     written['z_stddev'], rel=1e-6
   )
+
+
+def test_driver_trains_with_a_file_of_ones_own(small, tmp_path, runtime):
+  config, corpus = small
+  path = tmp_path / 'mine.npz'
+  mine = strategies.custom(4, inverse_coefficients=[1.0, -0.4])
+  strategies.save(mine, path)
+  config = config_keys.changed(config, {'privacy.family': str(path)})
+  training.run(config, corpus, tmp_path / 'run')
+  written = report.write(tmp_path / 'run')
+  assert written['family'] == 'custom' and written['completed']
+  verified = verify.verify(tmp_path / 'run')
+  assert verified['epsilon'] == pytest.approx(written['epsilon'], rel=1e-6)
 
 
 def test_simulated_run_says_that_it_is_one(small, tmp_path, runtime):
