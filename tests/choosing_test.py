@@ -205,7 +205,7 @@ def test_families_are_optimised_for_the_noise_of_b_min_sep():
     choosing.Target(1.0, 1e-5),
     families=['banded-toeplitz'],
   )
-  assert ranking.choices[0].rmse < 11.2
+  assert ranking.choices[0].rmse < 11.67
 
 
 def test_groups_without_a_number_are_as_many_as_bands():

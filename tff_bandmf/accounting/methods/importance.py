@@ -88,11 +88,11 @@ import scipy.special
 
 from tff_bandmf import errors
 
-# Candidates for gamma - 1 with one copy, and for the number of several copies,
-# as multiples of the value with the least B. Larger values draw more samples
-# from the tail.
+# Candidates for gamma - 1 with at most two copies, and for the number of
+# several copies, as multiples of the value with the least B. Larger values draw
+# more samples from the tail.
 _FACTORS = (1.0, 1.4, 2.0)
-_COPIES = (1.0, 1.2, 1.4)
+_COPIES = (1.2, 1.4)
 # Ratio of gamma between successive candidates with equally many copies.
 _STEP = 1.2
 # Largest number of copies, since each copy takes time.
@@ -230,11 +230,12 @@ def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
       key=log_bound,
     )
   best = min(one, several, key=log_bound)
-  if best is one:
-    tilts = [Tilt(1, factor * one.excess) for factor in _FACTORS]
-  else:
+  tilts = [best]
+  if best.copies <= 2:
+    tilts = [Tilt(best.copies, factor * best.excess) for factor in _FACTORS]
+  if best.copies >= 2:
     numbers = {math.ceil(factor * best.copies) for factor in _COPIES}
-    tilts = [best.with_copies(number) for number in sorted(numbers)]
+    tilts += [best.with_copies(each) for each in sorted(numbers)]
   return [
     remove(mixture, epsilon, tilt, normalizer(tilt))
     for tilt in tilts
