@@ -275,7 +275,44 @@ def _finest(recursion):
 # Pieces of `_PIECE` coordinates in which bounds of 0 were wrong. On another
 # processor others may be, so that the search goes on from the first piece.
 _PIECE, _LAST_PIECE = 2**13, 2**12
-_WRONG: dict = {}
+_WRONG = {
+  stream.NUMPY: {
+    'identity': 211,
+    'window of y': 408,
+    'window of y, signed': 5,
+    'window of y, momentum': 319,
+    'window of y, normalised': 214,
+    'window of y, stamped': 612,
+    'window of y, budget past the plan': 408,
+    'window of y, adaptive clip': 408,
+    'dense': 277,
+    'window of z': 26,
+    'window of z, none kept': 253,
+    'window of z, normalised': 275,
+    'window of z, normalised, none kept': 275,
+    'blt': 97,
+    'blt, normalised': 225,
+    'blt, stamped': 263,
+  },
+  stream.JAX: {
+    'identity': 201,
+    'window of y': 59,
+    'window of y, signed': 5,
+    'window of y, momentum': 4,
+    'window of y, normalised': 55,
+    'window of y, stamped': 54,
+    'window of y, budget past the plan': 59,
+    'window of y, adaptive clip': 59,
+    'dense': 33,
+    'window of z': 26,
+    'window of z, none kept': 26,
+    'window of z, normalised': 323,
+    'window of z, normalised, none kept': 323,
+    'blt': 139,
+    'blt, normalised': 90,
+    'blt, stamped': 358,
+  },
+}
 
 
 @pytest.mark.parametrize('name', _KINDS)
@@ -283,16 +320,18 @@ _WRONG: dict = {}
 @pytest.mark.parametrize('fast', ['float64', 'float32'])
 def test_bounds_of_zero_are_wrong(monkeypatch, capsys, name, backend, fast):
   """The fast path alone rounds some y wrongly, on a lattice that is fine."""
-  if not _MANY and (backend, fast) != (stream.NUMPY, 'float32'):
-    pytest.skip('takes a while; make noise')
+  if fast == 'float32' and backend == stream.JAX:
+    pytest.skip('its float32 is that of NumPy')
+  if fast == 'float64' and not _MANY:
+    pytest.skip('make noise has it')
   monkeypatch.setattr(stream, '_GRID', _PIECE)
   z_steps = _finest(_KINDS[name].strategy.recursion())
-  error, unit, pieces = generator.ERROR, recursion_lib.UNIT, []
+  error, unit = generator.ERROR, recursion_lib.UNIT
+  first = _WRONG[backend].get(name, 0)
   if fast == 'float32':
     _compute_in_single(monkeypatch, backend)
     z_steps, error, unit = 3000.0, 2.0**-20, 2.0**-23
-  else:
-    pieces = _WRONG.get((name, backend), [])
+    first = 0
 
   def made(piece, divisor):
     _bound(monkeypatch, error / divisor, unit / divisor)
@@ -306,14 +345,14 @@ def test_bounds_of_zero_are_wrong(monkeypatch, capsys, name, backend, fast):
       backend=backend,
     )
 
-  for piece in (*pieces, *range(_LAST_PIECE)):
+  for piece in (first, *range(_LAST_PIECE)):
     right = made(piece, 1)
     if not np.array_equal(made(piece, np.inf), right):
       break
   else:
     pytest.fail('no bit is wrong')
   # Bisection: divided by 2^low, the bounds suffice in this piece.
-  low, high = 0, 40
+  low, high = 0, 16
   while _MANY and high - low > 1:
     middle = (low + high) // 2
     if np.array_equal(made(piece, 2.0**middle), right):

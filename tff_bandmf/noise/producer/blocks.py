@@ -276,7 +276,7 @@ class PastYBlock(Block):
     y = chunk.work.array('y', z.shape)
     # Bounds of sum_s |w_ts| |y_s|, over the ring and over the block.
     sizes = np.abs(self.far) @ chunk.bounds
-    largest = np.zeros(self.rounds)
+    weights, largest = np.abs(self.near), np.zeros(self.rounds)
     # Without memory, v is a normal times a constant.
     most = np.zeros(self.rounds)
     if not self.terms:
@@ -286,11 +286,11 @@ class PastYBlock(Block):
       if start and self.terms:
         mean[start:stop] += self.near[start:stop, :start] @ y[:start]
       for r in range(start, stop):
-        if r > start and self.terms:
-          mean[r] += self.near[r, start:r] @ y[start:r]
         if self.terms:
+          if r > start:
+            mean[r] += self.near[r, start:r] @ y[start:r]
           z[r] += mean[r]
-        size = sizes[r] + np.abs(self.near[r, :r]) @ largest[:r]
+          sizes[r] += weights[r, :r] @ largest[:r]
         # PRIVACY: Released sums contain the rounded y. If later rounds were
         # computed from y before rounding, the noise would not be C^-1 z, and
         # epsilon would not hold. They are computed from the rounded y.
@@ -298,7 +298,7 @@ class PastYBlock(Block):
         largest[r] = chunk.round(
           z[r],
           y[r],
-          past_y_error(self.noise_scale[r], size, self.terms),
+          past_y_error(self.noise_scale[r], sizes[r], self.terms),
           functools.partial(self._decide, r, y, chunk),
           most[r],
         )

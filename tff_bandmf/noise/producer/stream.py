@@ -32,7 +32,7 @@ from tff_bandmf.strategies import recursion as recursion_lib
 # number.
 _GRID = 1 << 16
 # Number of coordinates of a chunk on the host: z and y of a block fit in cache.
-_CHUNK = 1 << 13
+_CHUNK = 1 << 14
 # Possible numbers of rounds of a block; `_block_rounds` chooses one. According
 # to `benchmarks.bench producer`, shorter blocks read a long window too often,
 # and longer blocks do not fit in cache.
