@@ -93,9 +93,10 @@ _START_GAP = 1e-3
 # Number of evaluations after which the strategy of X(M) is computed again. A
 # search whose result is proved goes on until so many evaluations have decreased
 # the loss by less than this fraction of the gap.
-_CHECK_EVERY, _PATIENCE, _WORTH = 10, 20, 1e-3
-# The number of these evaluations for small n, multiplied by n.
-_PATIENCE_OF_SMALL = 2400
+_CHECK_EVERY, _PATIENCE, _WORTH = 10, 10, 1e-3
+# The number of these evaluations for small n, multiplied by n. Searches for L
+# take few evaluations, so they take twice this number.
+_PATIENCE_OF_SMALL = 1200
 # Steps of Newton's method after a search that ends without proof, the largest
 # entry of the gradient at which they end, and most evaluations of a step.
 _NEWTON_STEPS, _NEWTON_TOLERANCE, _NEWTON_EVALUATIONS = 8, 1e-13, 40
@@ -292,7 +293,8 @@ class _Dual:
       autograph=False,
     )
     self.evaluations, self.lower_bound, self._since = 0, 0.0, 0
-    self._patience = max(_PATIENCE, _PATIENCE_OF_SMALL // n) * (gap <= GAP)
+    patience = max(_PATIENCE, _PATIENCE_OF_SMALL // n) * (gap <= GAP)
+    self._patience = patience * (1 + self.is_factored)
     self.parameters = self.start
     # The first strategy is independent noise, with d_i proportional to W_ii^1/2
     # as far as the schema allows. The result is never worse than this strategy.
