@@ -1036,10 +1036,10 @@ def check_report(report, run, plan, facts):
       facts.simulated * (1 - CLOSE), facts.simulated * 1.01 + 0.01)), (
         'SIMULATED',)), 'the plan makes')
   if adaptive:
-    given = report['adaptive_clip']
-    names = {*given} - {'path', 'first_l2_norm_clip', 'last_l2_norm_clip'}
-    plan.hold(('request', 'l2_norm_clip'), {x: given[x] for x in names},
-              'report.json has', (report, ('adaptive_clip',)))
+    report.hold(('adaptive_clip',), adaptive, 'plan.json has')
+    require({*report['adaptive_clip']} == {
+      *adaptive, 'path', 'first_l2_norm_clip', 'last_l2_norm_clip'},
+      'adaptive_clip: plan.json has other keys')
     first = float(np.linalg.norm(adaptive['initial']))
     path = [{'rounds': 0, 'l2_norm_clip': near(first, SAME)}] + [
       {'rounds': t + 1, 'l2_norm_clip': x['l2_norm_clip']}

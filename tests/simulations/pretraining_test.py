@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 
+import doctored
 import numpy as np
 import pytest
 import small_chat
@@ -20,6 +21,7 @@ from simulations import (
 from simulations.corpora import docstrings
 from simulations.sweeps import grid
 from tff_bandmf import report, verify
+from tff_bandmf.ledger import chain
 from tff_bandmf.run_files import run_json
 
 pytestmark = pytest.mark.slow
@@ -193,7 +195,10 @@ def test_run_that_does_not_fit_is_refused(folder, ended, changes, rule):
 
 def test_run_that_has_not_ended_is_refused(folder, corpus, ended, tmp_path):
   shutil.copytree(ended, tmp_path / 'run')
-  (tmp_path / 'run' / report.RESULT_FILE).unlink()
+  doctored.rewrite(
+    tmp_path / 'run' / report.LEDGER_FILE,
+    lambda event: None if event.kind == chain.ENDED else event,
+  )
   config = _config(folder, **{'training.init': str(tmp_path / 'run')})
   with pytest.raises(ValueError, match='training.init=.*unfinished'):
     pretraining.start(config, corpus.train.vocabulary)
