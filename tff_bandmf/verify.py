@@ -532,7 +532,7 @@ def check_ledger(folder, run, claim, say):  # Each round must follow the plan.
       '; nobody recorded the end: its key may exist' * (ledger.ended is None))
   return ledger
 # 8. A run, and the runs before it.
-def claim_of(plan):  # What the plan asks for, under the names of a claim.
+def claim_of(plan):  # The request of a plan, under the names of a claim.
   request, strategy = plan['request'], plan['strategy']
   planned, clip = request['cohorts'], request['l2_norm_clip']
   few = request['clients_per_round']  # Fewer than `stands_for` in a simulation.
@@ -734,7 +734,7 @@ def check_claim(run, plan, facts):
             f'has {facts.clients} clients')
     if facts.chance:
       run.hold(('population',), claim['population'], 'plan.json has')
-  z = plan['noise_multiplier'] * claim['sensitivity']  # Of a larger run, too.
+  z = plan['noise_multiplier'] * claim['sensitivity']  # Larger runs too.
   this = mu_of(facts.parts[n], claim['sensitivity'] / facts.units, claim[
     'participations'], {**claim, 'z_stddev_per_clip': z})
   facts.simulated = guarantee((this,), facts.delta)

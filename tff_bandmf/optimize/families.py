@@ -226,7 +226,7 @@ def stamped(request: _Request) -> solver.Optimized:
   except ImportError:
     if 'block_family' in request.parameters or parameters:
       raise
-    optimized = best('banded', bands=rounds)
+    optimized = best(strategies.Banded.family, bands=rounds)
   return request.evaluated(
     strategies.Stamped(request.rounds, optimized.strategy), optimized
   )
