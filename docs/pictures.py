@@ -243,8 +243,9 @@ def sequence() -> figure_lib.Figure:
     (tape, aggregator, 'y$_t$', _EDGE),
     (aggregator, tape, 'mark of t', _CLIENT),
     (aggregator, run, 'S$_t$ + y$_t$, and the next model', _EDGE),
-    (run, ledger, 'end t: digest', _CLIENT),
-    (run, files, 'row of metrics.csv, checkpoint', _CLIENT),
+    (run, files, 'row of metrics', _CLIENT),
+    (run, ledger, 'end t: digests', _CLIENT),
+    (run, files, 'checkpoint', _CLIENT),
     (run, program, 'metrics, weights', _EDGE),
   )
   y = 92
