@@ -31,7 +31,6 @@ SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Two tolerances; rounding of float64.
 NOTES = '''unit_of_privacy data not_covered side_releases population process
   clients_left tuning model_selection pre_training key_after owner contact date
   model intended_use region sector highest_client title'''.split()  # Editable.
-OPEN = 'horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta'
 def require(condition, line, kind=AssertionError):
   if not condition:
     raise kind(line)
@@ -525,8 +524,7 @@ def check_ledger(folder, run, claim, say):  # Each round must follow the plan.
   noise = [z for each in events.values() for kind, _, z, *_ in each
            if kind == 'finished']
   require(None not in noise, 'z_stddev: a round has no measured noise')
-  ledger.noise, ledger.most_noise = min(noise, default=None), max(
-    noise, default=None)
+  ledger.noise = min(noise, default=None)
   say(f'{folder}: {len(events)} rounds held to it; the chain ends with '
       f'{ledger.head}' +
       '; nobody recorded the end: its key may exist' * (ledger.ended is None))
