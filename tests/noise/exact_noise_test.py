@@ -315,6 +315,10 @@ _WRONG = {
 }
 
 
+# Kinds of which few roundings are in doubt with the bounds of float32.
+_QUICK = ('identity', 'tree')
+
+
 @pytest.mark.parametrize('name', _KINDS)
 @pytest.mark.parametrize('backend', stream.BACKENDS)
 @pytest.mark.parametrize('fast', ['float64', 'float32'])
@@ -322,7 +326,7 @@ def test_bounds_of_zero_are_wrong(monkeypatch, capsys, name, backend, fast):
   """The fast path alone rounds some y wrongly, on a lattice that is fine."""
   if fast == 'float32' and backend == stream.JAX:
     pytest.skip('its float32 is that of NumPy')
-  if fast == 'float64' and not _MANY:
+  if not _MANY and (fast == 'float64' or name not in _QUICK):
     pytest.skip('make noise has it')
   monkeypatch.setattr(stream, '_GRID', _PIECE)
   z_steps = _finest(_KINDS[name].strategy.recursion())
