@@ -534,9 +534,11 @@ def claim_of(plan):  # The request of a plan, under the names of a claim.
   request, strategy = plan['request'], plan['strategy']
   planned, clip = request['cohorts'], request['l2_norm_clip']
   few = request['clients_per_round']  # Fewer than `stands_for` in a simulation.
-  for key in {*planned} & {'bins', 'min_sep'}:
-    require(type(planned[key]) is int and planned[key] > 0,
-            f'{key}={planned[key]}: must be an integer above 0', ValueError)
+  kind = planned.get('amplification') or planned['participation']
+  if kind not in ('single', 'cyclic-poisson'):
+    key = 'bins' if kind == 'balls-in-bins' else 'min_sep'
+    require(type(planned.get(key)) is int and planned[key] > 0,
+            f'{key}={planned.get(key)}: must be an integer above 0', ValueError)
   adapts = isinstance(clip, dict)
   norm = math.hypot(1, clip['fraction_weight'] / 2) if adapts else 1.0
   norm *= float(np.linalg.norm(clip['initial'] if adapts else clip))
