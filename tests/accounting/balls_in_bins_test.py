@@ -196,9 +196,9 @@ def test_one_bin_is_the_run_without_amplification():
 def test_claim_without_amplification_is_said_in_one_line(capsys):
   """Two bins of nearly equal means: there is little that sampling amplifies."""
   matrix, samples = np.tril(np.ones((40, 40))), _samples(0, 100, 4.9e-6)
-  found = _spec(1.0, bins=2, matrix=matrix, samples=samples).claim(1e-5)
-  assert found.seed is None
-  assert found.epsilon == pytest.approx(
+  claim = _spec(1.0, bins=2, matrix=matrix, samples=samples).claim(1e-5)
+  assert claim.seed is None
+  assert claim.epsilon == pytest.approx(
     accounting.gaussian_epsilon(1.0, 1e-5), rel=1e-6
   )
   calibrated = accounting.calibrate(

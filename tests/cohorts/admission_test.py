@@ -48,9 +48,11 @@ def _admitted(schema, rounds, pattern):
   history = cohorts_lib.History.empty(1)
   client = np.array([0])
   for t in pattern:
-    found = cohorts_lib.admit(client, t, schema, rounds, history)
-    assert found.admitted[0] == (not found.too_soon + found.too_often)
-    if not found.admitted[0]:
+    admission = cohorts_lib.admit(client, t, schema, rounds, history)
+    assert admission.admitted[0] == (
+      not admission.too_soon + admission.too_often
+    )
+    if not admission.admitted[0]:
       return False
     history.record(t, client)
   return True
@@ -83,32 +85,36 @@ def test_violators_are_counted_by_reason():
     history.record(t, np.array(cohort))
   schema = participation_lib.MinSep(2, max_participations=2)
   cohort = np.array([5, 0, 4, 1, 3, 2])
-  found = cohorts_lib.admit(cohort, 4, schema, 9, history.for_clients(cohort))
-  assert cohort[found.admitted].tolist() == [5, 1, 3, 2]
-  assert (found.too_soon, found.too_often) == (1, 1)
+  admission = cohorts_lib.admit(
+    cohort, 4, schema, 9, history.for_clients(cohort)
+  )
+  assert cohort[admission.admitted].tolist() == [5, 1, 3, 2]
+  assert (admission.too_soon, admission.too_often) == (1, 1)
   # Both at once: told as too soon.
-  found = cohorts_lib.admit(cohort, 3, schema, 9, history.for_clients(cohort))
-  assert (found.too_soon, found.too_often) == (3, 0)
+  admission = cohorts_lib.admit(
+    cohort, 3, schema, 9, history.for_clients(cohort)
+  )
+  assert (admission.too_soon, admission.too_often) == (3, 0)
 
 
 @pytest.mark.parametrize('cohort', [[3, 1, 3], ['c', 'a', 'c']])
 def test_client_that_is_there_twice_is_admitted_once(cohort):
-  found = cohorts_lib.admit(
+  admission = cohorts_lib.admit(
     cohort, 0, participation_lib.MinSep(1), 9, cohorts_lib.History.empty(3)
   )
-  assert found.admitted.tolist() == [True, True, False]
-  assert (found.too_soon, found.too_often) == (1, 0)
+  assert admission.admitted.tolist() == [True, True, False]
+  assert (admission.too_soon, admission.too_often) == (1, 0)
 
 
 def test_empty_cohort_is_admitted():
-  found = cohorts_lib.admit(
+  admission = cohorts_lib.admit(
     np.empty(0, np.int64),
     0,
     participation_lib.MinSep(1),
     9,
     cohorts_lib.History.empty(0),
   )
-  assert found.admitted.tolist() == []
+  assert admission.admitted.tolist() == []
 
 
 def test_history_of_others_is_refused():
@@ -142,8 +148,8 @@ def test_separation_beyond_every_round_lets_in_once():
   history = cohorts_lib.History.empty(2)
   history.record(0, np.array([0]))
   cohort = np.array([0, 1])
-  found = cohorts_lib.admit(cohort, 2**30 - 1, schema, 2**30, history)
-  assert found.admitted.tolist() == [False, True]
+  admission = cohorts_lib.admit(cohort, 2**30 - 1, schema, 2**30, history)
+  assert admission.admitted.tolist() == [False, True]
 
 
 @pytest.mark.parametrize('entries', [2**19, 7])
@@ -159,18 +165,20 @@ def test_past_is_that_of_every_round_before(tmp_path, monkeypatch, entries):
     ledger_lib.Ledger(path) as writer,
   ):
     for t in range(0, 40, 2):
-      found = ledger.past(clients[::-1], t)
-      np.testing.assert_array_equal(found.count[::-1], expected.count)
-      np.testing.assert_array_equal(found.last_round[::-1], expected.last_round)
+      history = ledger.past(clients[::-1], t)
+      np.testing.assert_array_equal(history.count[::-1], expected.count)
+      np.testing.assert_array_equal(
+        history.last_round[::-1], expected.last_round
+      )
       if t == 20:
-        then = found
+        then = history
       cohort = generator.choice(60, generator.integers(0, 9), replace=False)
       writer.start_round(t, [clients[i] for i in cohort])
       expected.record(t, cohort)
     # From its first round on, all in one.
-    found = ledger.past(clients[::-1], 20)
-    np.testing.assert_array_equal(found.last_round, then.last_round)
-    np.testing.assert_array_equal(found.count, then.count)
+    history = ledger.past(clients[::-1], 20)
+    np.testing.assert_array_equal(history.last_round, then.last_round)
+    np.testing.assert_array_equal(history.count, then.count)
     assert ledger.past([], 40).count.tolist() == []
 
 

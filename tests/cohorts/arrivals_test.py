@@ -43,10 +43,10 @@ def test_devices_decide_as_the_server_does():
       came = rng.random((12_500, t)) < rng.random((12_500, 1)) / 2
       for s in range(t):
         there = np.flatnonzero(came[:, s])
-        found = cohorts_lib.admit(
+        admission = cohorts_lib.admit(
           there, s, budget, _ROUNDS, past.for_clients(there)
         )
-        past.record(s, there[found.admitted])
+        past.record(s, there[admission.admitted])
       everybody = past.for_clients(np.arange(12_500))
       by_server = cohorts_lib.admit(
         np.arange(12_500), t, budget, _ROUNDS, everybody

@@ -65,9 +65,11 @@ def _admitted(budget, histories, rounds):
   taken = np.zeros(histories.shape, bool)
   for t in range(rounds):
     came = np.flatnonzero(histories[:, t])
-    found = cohorts_lib.admit(came, t, budget, rounds, past.for_clients(came))
-    past.record(t, came[found.admitted])
-    taken[came[found.admitted], t] = True
+    admission = cohorts_lib.admit(
+      came, t, budget, rounds, past.for_clients(came)
+    )
+    past.record(t, came[admission.admitted])
+    taken[came[admission.admitted], t] = True
   return taken
 
 
@@ -207,10 +209,10 @@ def test_budget_is_that_of_the_typical_client():
   budget = _budget(strategy, 400, None)
   assert budget.costs.limit == 5 * 2**30
   typical = sensitivity.sensitivity(strategy, participation_lib.MinSep(400))
-  found = sensitivity.sensitivity(strategy, budget)
-  assert found.value == pytest.approx(typical.value, rel=1e-9)
-  assert found.value >= typical.value
-  assert found.method == sensitivity.UPPER_BOUND
+  by_budget = sensitivity.sensitivity(strategy, budget)
+  assert by_budget.value == pytest.approx(typical.value, rel=1e-9)
+  assert by_budget.value >= typical.value
+  assert by_budget.method == sensitivity.UPPER_BOUND
   # Rounds that overlap cost more, and rounds that are far apart nothing more.
   total = (
     budget.costs.total(np.array([[1, 0], [399, 0], [400, 0], [1999, 0]]))
@@ -294,9 +296,11 @@ def test_client_of_another_matrix_is_refused():
 def test_budget_of_another_matrix_is_computed_again():
   first, second = _MATRICES['falling'], _MATRICES['late']
   budget = _budget(first)
-  found = accounting.Guarantee(second, budget, 1.0)
-  assert found.cohorts.costs.strategy_sha256 == second.digest()
-  assert found.sensitivity == sensitivity.sensitivity(second, _budget(second))
+  guarantee = accounting.Guarantee(second, budget, 1.0)
+  assert guarantee.cohorts.costs.strategy_sha256 == second.digest()
+  assert guarantee.sensitivity == sensitivity.sensitivity(
+    second, _budget(second)
+  )
 
 
 def test_patterns_of_too_many_rounds_are_refused():

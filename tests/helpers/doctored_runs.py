@@ -42,7 +42,12 @@ def train(folder, cohorts, after=(), stop=None, notes=(), **options):
 
 
 def edit(path, **changes):
-  """Changes values of a JSON file by dotted names."""
+  """Changes values of a JSON file by dotted names, and signs it anew."""
+  write_signed(path, changed(path, **changes))
+
+
+def changed(path, **changes):
+  """Returns the content of a JSON file with other values, by dotted names."""
   content = json.loads(path.read_text())
   for name, value in changes.items():
     *parents, last = name.split('__')
@@ -50,7 +55,7 @@ def edit(path, **changes):
     for parent in parents:
       place = place[parent]
     place[last] = value
-  write_signed(path, content)
+  return content
 
 
 def write_signed(path, content):

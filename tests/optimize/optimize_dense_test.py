@@ -119,9 +119,9 @@ _PROVED = [
 def test_loss_is_no_worse_than_that_of_another_search(schema, prefix, momentum):
   strong = workloads.Workload(momentum=0.95, cooldown=0.25)
   for workload, loss in ((_PREFIX, prefix), (strong, momentum)):
-    found = dense.optimize_dense(solver.Problem(11, schema, workload))
-    assert found.converged
-    assert loss * (1 - 2e-6) < found.loss < loss * (1 + 1e-8)
+    optimized = dense.optimize_dense(solver.Problem(11, schema, workload))
+    assert optimized.converged
+    assert loss * (1 - 2e-6) < optimized.loss < loss * (1 + 1e-8)
 
 
 @pytest.mark.parametrize('schema', _SCHEMAS)

@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 
+import doctored_runs
 import numpy as np
 import pytest
 from written_run import KEPT, make_run
@@ -119,14 +120,7 @@ def test_more_participations_raise_epsilon(tmp_path):
 def _edit_plan(directory, **changes):
   """Changes values of a plan, by the names of their parents and their own."""
   path = directory / report.PLAN_FILE
-  content = json.loads(path.read_text())
-  for name, value in changes.items():
-    *parents, last = name.split('__')
-    part = content
-    for parent in parents:
-      part = part[parent]
-    part[last] = value
-  path.write_text(json.dumps(content))
+  path.write_text(json.dumps(doctored_runs.changed(path, **changes)))
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,8 @@ def _meaning(name):
 def _facts(stored):
   """Returns the facts that two files have, with the names of the files.
 
-  Two values are one fact if they have one meaning, or if the value is so long
-  that it is no coincidence.
+  Two equal values are one fact if they have one meaning, or if the value is
+  long: two facts hardly have equal long values by chance.
   """
   facts = collections.defaultdict(set)
   files = sorted(stored)

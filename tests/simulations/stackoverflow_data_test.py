@@ -67,8 +67,8 @@ def test_compressed_file_is_decompressed_once(data_dir, content, monkeypatch):
   assert pathlib.Path(path).read_bytes() == content
   # Its checksum was taken on the way.
   monkeypatch.setattr(checksums, 'sha256', None)
-  found = corpus_file.Content.from_file(path, progress=False)
-  assert found.digest == hashlib.sha256(content).hexdigest()
+  read = corpus_file.Content.from_file(path, progress=False)
+  assert read.digest == hashlib.sha256(content).hexdigest()
   (data_dir / stackoverflow.COMPRESSED_FILE).unlink()
   assert stackoverflow.find(str(data_dir), progress=False) == path
 
@@ -193,6 +193,6 @@ def test_word_counts_of_an_earlier_download_are_used(data_dir):
   (data_dir / 'datasets').mkdir()
   name = stackoverflow.WORD_COUNTS_FILE
   (data_dir / name).rename(data_dir / 'datasets' / name)
-  found = stackoverflow.vocabulary(3, str(data_dir))
+  vocabulary = stackoverflow.vocabulary(3, str(data_dir))
   counts = tff.simulation.datasets.stackoverflow.get_synthetic_word_counts()
-  assert list(found.words) == list(counts)[:3]
+  assert list(vocabulary.words) == list(counts)[:3]

@@ -61,6 +61,7 @@ _MISSED = 4
 # samples, and from all. The other values are its largest step, and the largest
 # number of steps.
 _ROUGH, _PRECISION, _STEP, _MOST_STEPS = 1e-2, 1e-4, 0.4, 50
+# Largest distance of such a search from its start.
 _FARTHEST = 1.5
 # The first slope of log delta as a function of log s, and the range of later
 # ones, which follow from steps of at least this size.
