@@ -57,6 +57,7 @@ _DOCS = [
 _DEV = [
   'build>=1',
   'hypothesis>=6.100',
+  'jsonschema>=4',
   'mini-racer>=0.12',
   'mypy>=1.10',
   'psutil>=5',

@@ -1,5 +1,7 @@
 """Tests of the documents of a report."""
 
+import inspect
+
 import jsonschema
 import msgspec
 import pytest
@@ -57,3 +59,11 @@ def test_value_outside_its_declaration_is_refused(tmp_path, name, value):
   content = report.build(tmp_path).content
   with pytest.raises(ValueError, match=rf'report=Report: .*{name}'):
     document.signed(document.Report, {**content, name: value})
+
+
+def test_fields_are_described_without_indentation_too():
+  """Python 3.13 takes the common indentation out of docstrings."""
+  flat = type('Flat', (), {'__doc__': inspect.cleandoc(document.Notes.__doc__)})
+  described = document._descriptions(document.Notes)
+  assert list(described) == list(document.NOTES[1:])
+  assert document._descriptions(flat) == described

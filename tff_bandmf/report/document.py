@@ -11,6 +11,7 @@ description of a field takes the first description of a field of this name.
 from __future__ import annotations
 
 import decimal
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ UP, _DOWN = (
   decimal.Context(prec=3, rounding=rounding)
   for rounding in (decimal.ROUND_CEILING, decimal.ROUND_FLOOR)
 )
-_ABOUT = re.compile(r'^    (\w+): (.*(?:\n      .*)*)', re.MULTILINE)
+_ABOUT = re.compile(r'^  (\w+): (.*(?:\n    .*)*)', re.MULTILINE)
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -836,5 +837,6 @@ def json_schema(name: str = 'report') -> _files.JsonObject:
 
 def _descriptions(kind: type) -> dict[str, str]:
   """Returns the description of each field in the docstring of a document."""
-  pairs = _ABOUT.findall(kind.__doc__ or '')
+  # Since Python 3.13, docstrings have no common indentation.
+  pairs = _ABOUT.findall(inspect.cleandoc(kind.__doc__ or ''))
   return {name: ' '.join(text.split()) for name, text in pairs}
