@@ -1,7 +1,7 @@
 """The program of `fed_avg_before.py`, ported.
 
-Shows a loop and a process of your own: the run gives the aggregator, the state
-and the cohorts, and stores the new state. The command for its plan:
+Shows a process and a loop of your own: the run averages the updates, gives the
+state and the cohorts, and stores the new state. The command for its plan:
 
   bandmf plan --rounds 6 --clients-per-round 40 --min-sep 3 --epsilon 20
     --delta 1e-4 --l2-norm-clip 1 --mechanism banded-sqrt --out plan.json
@@ -17,15 +17,16 @@ import tff_bandmf
 from tff_bandmf.tff import runtime
 
 CLIENTS, ROUNDS, COHORT = 120, 6, 40
-PLAN = tff_bandmf.Plan.load('plan.json')
+run = tff_bandmf.Run('run', tff_bandmf.Plan.load('plan.json'))
 rng = np.random.default_rng(0)
 INPUTS = rng.normal(size=[CLIENTS, 10]).astype(np.float32)
 TARGETS = 3 * INPUTS - 1
 
 Weights = collections.namedtuple('Weights', ['slope', 'intercept'])
-Server = collections.namedtuple('Server', ['weights', 'velocity', 'noise'])
+Server = collections.namedtuple('Server', ['weights', 'velocity'])
 Client = collections.namedtuple('Client', ['update', 'loss'])
 WEIGHTS = Weights(*[tff.TensorType(np.float32)] * 2)
+SERVER = Server(WEIGHTS, WEIGHTS)
 DATA = tff.SequenceType(tff.TensorType(np.float32, [None, 2]))
 
 
@@ -55,50 +56,56 @@ def client_update(data, weights):
   return Client(Weights(*(a - b for a, b in zip(trained, weights))), loss)
 
 
-@tff.tensorflow.computation(WEIGHTS, WEIGHTS, WEIGHTS)
-def server_update(weights, velocity, update):
+@tff.tensorflow.computation(SERVER, WEIGHTS)
+def server_update(server, update):
   """Returns weights and velocity after a step with momentum."""
-  velocity = Weights(*(0.3 * v + u for v, u in zip(velocity, update)))
-  return Weights(*(w + v for w, v in zip(weights, velocity))), velocity
+  velocity = Weights(*(0.3 * v + u for v, u in zip(server.velocity, update)))
+  weights = Weights(*(w + v for w, v in zip(server.weights, velocity)))
+  return Server(weights, velocity)
 
 
-def build(aggregation_factory):
-  aggregator = aggregation_factory.create(tff.to_type(WEIGHTS))
+@tff.federated_computation
+def initialize():
+  zero = tff.federated_eval(zeros, tff.SERVER)
+  return tff.federated_zip(Server(zero, zero))
 
-  @tff.federated_computation
-  def initialize():
-    zero = tff.federated_eval(zeros, tff.SERVER)
-    return tff.federated_zip(Server(zero, zero, aggregator.initialize()))
 
-  @tff.federated_computation(
-    initialize.type_signature.result, tff.FederatedType(DATA, tff.CLIENTS)
+@tff.federated_computation(
+  tff.FederatedType(SERVER, tff.SERVER), tff.FederatedType(DATA, tff.CLIENTS)
+)
+def next_round(server, data):
+  weights = tff.federated_broadcast(server.weights)
+  clients = tff.federated_map(client_update, (data, weights))
+  mean = run.federated_mean(clients.update)
+  metrics = collections.OrderedDict(loss=tff.federated_mean(clients.loss))
+  return tff.learning.templates.LearningProcessOutput(
+    tff.federated_map(server_update, (server, mean)),
+    tff.federated_zip(metrics),
   )
-  def next_round(server, data):
-    weights = tff.federated_broadcast(server.weights)
-    clients = tff.federated_map(client_update, (data, weights))
-    mean = aggregator.next(server.noise, clients.update)
-    updated = tff.federated_map(
-      server_update, (server.weights, server.velocity, mean.result)
-    )
-    server = tff.federated_zip(Server(updated[0], updated[1], mean.state))
-    return server, tff.federated_mean(clients.loss)
-
-  return tff.templates.IterativeProcess(initialize, next_round)
 
 
-def main(run):
-  process = run.check(build(run.aggregator))
-  state = run.restore(process.initialize)
+process = tff.learning.templates.LearningProcess(
+  initialize,
+  next_round,
+  tff.tensorflow.computation(lambda server: server.weights, SERVER),
+  tff.tensorflow.computation(
+    lambda server, weights: Server(weights, server.velocity), SERVER, WEIGHTS
+  ),
+)
+
+
+@runtime.local_runtime()
+def main():
+  state = run.restore(process)
   for current in run.rounds(clients=CLIENTS):
     data = [dataset(client) for client in current.cohort]
-    state, loss = process.next(state, data)
-    current.finish(state, {'loss': loss})
-  slope, intercept = state.weights
+    output = process.next(state, data)
+    state = current.finish(output.state, output.metrics)
+  slope, intercept = process.get_model_weights(state)
   print(f'slope {slope:.0f}, intercept {intercept:.0f}')
   run.record(slope=slope, intercept=intercept)
   print(run.report().statement)
 
 
 if __name__ == '__main__':
-  with runtime.local_runtime(), tff_bandmf.Run('run', PLAN) as run:
-    main(run)
+  main()

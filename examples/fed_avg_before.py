@@ -1,8 +1,8 @@
 """Federated averaging as a process of your own, like TFF's simple_fedavg.
 
 Shows a program before it is ported: server and client are written in
-TensorFlow, and a federated computation with an aggregator connects them.
-`fed_avg_after.py` is this program with differential privacy. The program prints
+TensorFlow, and a federated computation connects them. `fed_avg_after.py` is
+this program with differential privacy. The program prints
 
   slope 3, intercept -1
 """
@@ -19,9 +19,10 @@ INPUTS = rng.normal(size=[CLIENTS, 10]).astype(np.float32)
 TARGETS = 3 * INPUTS - 1
 
 Weights = collections.namedtuple('Weights', ['slope', 'intercept'])
-Server = collections.namedtuple('Server', ['weights', 'velocity', 'noise'])
+Server = collections.namedtuple('Server', ['weights', 'velocity'])
 Client = collections.namedtuple('Client', ['update', 'loss'])
 WEIGHTS = Weights(*[tff.TensorType(np.float32)] * 2)
+SERVER = Server(WEIGHTS, WEIGHTS)
 DATA = tff.SequenceType(tff.TensorType(np.float32, [None, 2]))
 
 
@@ -51,45 +52,52 @@ def client_update(data, weights):
   return Client(Weights(*(a - b for a, b in zip(trained, weights))), loss)
 
 
-@tff.tensorflow.computation(WEIGHTS, WEIGHTS, WEIGHTS)
-def server_update(weights, velocity, update):
+@tff.tensorflow.computation(SERVER, WEIGHTS)
+def server_update(server, update):
   """Returns weights and velocity after a step with momentum."""
-  velocity = Weights(*(0.3 * v + u for v, u in zip(velocity, update)))
-  return Weights(*(w + v for w, v in zip(weights, velocity))), velocity
+  velocity = Weights(*(0.3 * v + u for v, u in zip(server.velocity, update)))
+  weights = Weights(*(w + v for w, v in zip(server.weights, velocity)))
+  return Server(weights, velocity)
 
 
-def build(aggregation_factory):
-  aggregator = aggregation_factory.create(tff.to_type(WEIGHTS))
+@tff.federated_computation
+def initialize():
+  zero = tff.federated_eval(zeros, tff.SERVER)
+  return tff.federated_zip(Server(zero, zero))
 
-  @tff.federated_computation
-  def initialize():
-    zero = tff.federated_eval(zeros, tff.SERVER)
-    return tff.federated_zip(Server(zero, zero, aggregator.initialize()))
 
-  @tff.federated_computation(
-    initialize.type_signature.result, tff.FederatedType(DATA, tff.CLIENTS)
+@tff.federated_computation(
+  tff.FederatedType(SERVER, tff.SERVER), tff.FederatedType(DATA, tff.CLIENTS)
+)
+def next_round(server, data):
+  weights = tff.federated_broadcast(server.weights)
+  clients = tff.federated_map(client_update, (data, weights))
+  mean = tff.federated_mean(clients.update)
+  metrics = collections.OrderedDict(loss=tff.federated_mean(clients.loss))
+  return tff.learning.templates.LearningProcessOutput(
+    tff.federated_map(server_update, (server, mean)),
+    tff.federated_zip(metrics),
   )
-  def next_round(server, data):
-    weights = tff.federated_broadcast(server.weights)
-    clients = tff.federated_map(client_update, (data, weights))
-    mean = aggregator.next(server.noise, clients.update)
-    updated = tff.federated_map(
-      server_update, (server.weights, server.velocity, mean.result)
-    )
-    server = tff.federated_zip(Server(updated[0], updated[1], mean.state))
-    return server, tff.federated_mean(clients.loss)
 
-  return tff.templates.IterativeProcess(initialize, next_round)
+
+process = tff.learning.templates.LearningProcess(
+  initialize,
+  next_round,
+  tff.tensorflow.computation(lambda server: server.weights, SERVER),
+  tff.tensorflow.computation(
+    lambda server, weights: Server(weights, server.velocity), SERVER, WEIGHTS
+  ),
+)
 
 
 def main():
-  process = build(tff.aggregators.UnweightedMeanFactory())
   state = process.initialize()
   for _ in range(ROUNDS):
     cohort = rng.choice(CLIENTS, COHORT, replace=False)
     data = [dataset(client) for client in cohort]
-    state, loss = process.next(state, data)
-  slope, intercept = state.weights
+    output = process.next(state, data)
+    state = output.state
+  slope, intercept = process.get_model_weights(state)
   print(f'slope {slope:.0f}, intercept {intercept:.0f}')
 
 

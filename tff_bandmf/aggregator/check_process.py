@@ -76,10 +76,16 @@ def check_process(
     process: process of TFF whose `next` takes (state, values of clients).
 
   Raises:
+    TypeError: `process` is of another kind.
     ValueError: the next state depends on clients' values that bypass the
       aggregator, as in TFF's Mime; or the process does not have exactly one
       `dp_aggregator`.
   """
+  if not hasattr(getattr(process, 'next', None), 'to_building_block'):
+    raise errors.type_error(
+      f'process={type(process).__name__}: must be a process of TFF; give a '
+      'tff.learning.templates.LearningProcess or an IterativeProcess'
+    )
   following = _Following()
   computation = process.next
   signature = computation.type_signature

@@ -148,6 +148,76 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       )
     return self._create(value_type, sums=False)[2]
 
+  def federated_mean(
+    self, value: tff.Value, weight: Optional[tff.Value] = None
+  ) -> tff.Value:
+    """Returns the mean of clients' updates with the noise of the open round.
+
+    The method replaces the `federated_mean` of TFF in a computation of a
+    program's own, which needs no state for it: the files of the run name the
+    open round.
+
+    Args:
+      value: updates at clients, with float leaves.
+      weight: must be None. TFF's `federated_mean` has this argument.
+
+    Raises:
+      TypeError: updates have weights, or a leaf of an update is not a float.
+      ValueError: the aggregator is not that of a `Run`, its clip adapts, or it
+        has a process already.
+    """
+    if weight is not None:
+      raise errors.type_error(
+        'weight=given: must be None, since the clip does not bound weights of '
+        'clients; average the updates without weights'
+      )
+    # PRIVACY: Without a state, TFF does not count the rounds, and each round
+    # would add the noise of the first round. The noise would cancel in the
+    # difference of two releases. The method needs the record of the open round
+    # that a run has on the disk.
+    # Guard: federated_mean_test.test_mean_outside_of_a_run_is_refused.
+    if getattr(self.noise, 'position', None) is None:
+      raise errors.value_error(
+        'federated_mean=outside of a run: needs the record of the open round; '
+        'use federated_mean of tff_bandmf.Run, or create(value_type)'
+      )
+    # PRIVACY: The clip of a round follows from the state after the round
+    # before. Without a state, each round would be clipped to the first clip,
+    # and the ledger would lack the releases of clips. Such clips are refused.
+    # Guard: federated_mean_test.test_clip_that_adapts_is_refused.
+    if isinstance(self._bounds[0], clips.AdaptiveClip):
+      raise errors.value_error(
+        'l2_norm_clip=AdaptiveClip: has its clip in the state of an aggregator '
+        'process; use run.aggregator.create(value_type), or a constant clip'
+      )
+    if self.lattice is not None:
+      raise errors.value_error(
+        'federated_mean=called twice: one mean of a round has the noise of the '
+        'run; put all updates into one structure, average metrics with '
+        'tff.federated_mean'
+      )
+    if isinstance(value.type_signature, tff.StructType):
+      value = tff.federated_zip(value)
+    process = self.create(value.type_signature.member)
+    query = self._query
+    assert query is not None
+    begun = tf.nest.map_structure(
+      np.asarray, query.begin(query.initial_global_state())
+    )
+
+    @tff.tensorflow.computation
+    def first_state():
+      state = tff.types.structure_from_tensor_type_tree(
+        lambda leaf: tf.zeros(leaf.shape, leaf.dtype),
+        process.initialize.type_signature.result.member,
+      )
+      return state._replace(
+        query_state=tf.nest.map_structure(tf.constant, begun)
+      )
+
+    state = tff.federated_eval(first_state, tff.SERVER)
+    return process.next(state, value).result
+
   def create_for_sums(
     self, value_type: tff.Type
   ) -> tuple[

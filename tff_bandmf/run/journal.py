@@ -234,7 +234,7 @@ class Journal:
       raise errors.value_error(
         f'round={entry.index}: continues from the state after {self.next} '
         'rounds, and this state was not restored; call '
-        'state = run.restore(process.initialize) first'
+        'state = run.restore(process) first'
       )
     # PRIVACY: if the round opened before the ledger had its cohort, a crash
     # after a release could leave a ledger without the cohort, and the claim

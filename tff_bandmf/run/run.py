@@ -35,7 +35,6 @@ if TYPE_CHECKING:
   from tff_bandmf.aggregator import factory
   from tff_bandmf.tff import names as tff
 
-_State = TypeVar('_State')
 _Process = TypeVar('_Process')
 # Statements of `run.json` about the managers that get numbers without noise.
 _UNNOISED_MANAGERS = {
@@ -157,8 +156,9 @@ class Run:
 
     Call this method before `rounds` or `round`, whenever the program starts.
     Without the call, the report begins with a warning that the process was not
-    checked. The methods `train` and `train_model` call this method themselves.
-    A program that calls `Round.release` has no process to check.
+    checked. The methods `train`, `train_model` and, given a process, `restore`
+    call this method themselves. A program that calls `Round.release` has no
+    process to check.
 
     Args:
       process: `tff.learning.templates.LearningProcess` with `aggregator`, or
@@ -179,18 +179,50 @@ class Run:
     self._journal.check_folder()
     return self._noise_adder.aggregator
 
-  def restore(self, initialize: Callable[[], _State]) -> _State:
+  def federated_mean(
+    self, value: tff.Value, weight: Optional[tff.Value] = None
+  ) -> tff.Value:
+    """Returns the mean of clients' updates with the noise of the round.
+
+    The method replaces the `federated_mean` of TFF where a process of one's own
+    averages the updates. The process needs no other change, and its state no
+    other element.
+
+    Args:
+      value: updates at clients, with float leaves.
+      weight: must be None. TFF's `federated_mean` has this argument.
+
+    Raises:
+      TypeError: updates have weights, or a leaf of an update is not a float.
+      ValueError: the run has an aggregator process already, or its clip adapts.
+    """
+    return self.aggregator.federated_mean(value, weight)
+
+  def restore(
+    self,
+    process: Union[tff.templates.IterativeProcess, Callable[[], Any]],
+  ) -> Any:
     """Returns the state from which the run continues.
 
     Args:
-      initialize: function that returns the first state of the process, any
-        structure of arrays. This method always calls the function, since a
-        checkpoint does not store the structure.
+      process: process of TFF with `aggregator` or `federated_mean`, which is
+        checked as `check` says. Or a function that returns the first state, any
+        structure of arrays. This method always computes the first state, since
+        a checkpoint does not store the structure.
 
     Raises:
       ValueError: the checkpoint is damaged, belongs to another process, or
-        contradicts the ledger.
+        contradicts the ledger; or the next state of the process depends on
+        values that bypass the aggregator.
     """
+    initialize: Any = process
+    # PRIVACY: a process of one's own may let values of clients into its next
+    # state without noise, and no call but this one knows the process. A process
+    # that is given instead of a function is checked first.
+    # Guard:
+    # federated_mean_test.test_process_past_the_noise_is_not_restored.
+    if not callable(process):
+      initialize = self.check(process).initialize
     try:
       return self._journal.restore(initialize)
     except RuntimeError:
