@@ -106,9 +106,9 @@ _KINDS = {
 }
 
 
-def _streamed(name, dimension=_DIMENSION, z_steps=None, **kwargs):
+def _stream(name, dimension=_DIMENSION, z_steps=None, **kwargs):
   kind = _KINDS[name]
-  made = noise.Stream(
+  return noise.Stream(
     kind.strategy.recursion(),
     z_steps or kind.z_steps,
     dimension,
@@ -116,6 +116,10 @@ def _streamed(name, dimension=_DIMENSION, z_steps=None, **kwargs):
     stream.Memory(copies=kind.copies),
     **kwargs,
   )
+
+
+def _streamed(*args, **kwargs):
+  made = _stream(*args, **kwargs)
   return np.stack([y.copy() for y in made.rows() if y is not None])
 
 
@@ -429,6 +433,28 @@ def test_device_that_rounds_otherwise_is_corrected(monkeypatch):
   for kind in ('window of y', 'window of z', 'blt'):
     y = _streamed(kind, 24, backend='jax')
     assert np.array_equal(y, _expected(kind)[:, :24]), kind
+
+
+_ON_DEVICES = ('window of y', 'window of z')
+
+
+@pytest.mark.parametrize('kind', _ON_DEVICES)
+def test_bounds_on_devices_count_each_column(monkeypatch, kind):
+  """One normal in eight, each of them large, is no number on the device."""
+  jax_devices = _jax_devices('small words')
+  monkeypatch.setattr(generator, 'EXTENDED_BELOW', 2**60)
+  monkeypatch.setattr(jax_devices, '_FEW', 1)
+  made = _stream(kind, 24, backend='jax')
+  with made._maker() as maker:
+    for block in made._blocks():
+      list(maker.advance(block))
+      y = np.stack([maker._row(0, r) for r in range(block.rounds)])
+      rounds = slice(block.first, block.first + block.rounds)
+      assert np.array_equal(y, _expected(kind)[rounds, :24])
+      assert np.isfinite(np.asarray(maker._memories[0], float)).all()
+      if kind == 'window of y':
+        bounds = maker._bounds[0][block.row : block.row + block.rounds]
+        assert np.all(bounds >= np.abs(y).max(1))
 
 
 def test_normal_of_the_smallest_words_is_decided(monkeypatch):
