@@ -61,6 +61,7 @@ def release(tape, t, total=None, tape_id=None, timeout=60.0, run=RUN):
   seen = types.SimpleNamespace(
     shards=tape.shards,
     tape_id=tape.tape_id if tape_id is None else tape_id,
+    dimension=dimension,
     z_steps=tape.z_steps,
     recursion=tape.recursion,
   )

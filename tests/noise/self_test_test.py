@@ -1,6 +1,7 @@
 """Tests of the test that noise is put to where it is added."""
 
 import math
+import types
 
 import numpy as np
 import pytest
@@ -21,16 +22,21 @@ def _noise(dimension, sigma, seed=0):
 
 
 def _check(y, z_steps=_Z_STEPS, row_norm=_ROW_NORM):
-  noise_of = {'z_steps': z_steps, 'row_norms': np.full(_ROUNDS, row_norm)}
   y = np.asarray(y, np.int32)
+  recursion = types.SimpleNamespace(
+    rounds=_ROUNDS, row_norms=np.full(_ROUNDS, row_norm), max_diagonal=1.0
+  )
+  tape = types.SimpleNamespace(
+    recursion=recursion, z_steps=z_steps, dimension=len(y)
+  )
   refusal = None
   try:
-    self_test.check([y[:1], y[1:]], **noise_of, round_index=7)
+    self_test.check([y[:1], y[1:]], tape, 7)
   except ValueError as error:
     refusal = error
   try:
     checked = self_test.graph_check(
-      tf.constant(y), **noise_of, round_index=tf.constant(7, tf.int64)
+      tf.constant(y), tape, tf.constant(7, tf.int64)
     )
   except tf.errors.InvalidArgumentError:
     # In NumPy too.

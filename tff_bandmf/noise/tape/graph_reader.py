@@ -64,13 +64,7 @@ def release(
   """
   folders = [_Folder(shard, tape_id, round_index, run) for shard in tape.shards]
   y = tf.concat([folder.y(timeout_seconds) for folder in folders], 0)
-  y = self_test.graph_check(
-    y,
-    z_steps=tape.z_steps,
-    row_norms=tape.recursion.row_norms,
-    diagonal=tape.recursion.max_diagonal,
-    round_index=round_index,
-  )
+  y = self_test.graph_check(y, tape, round_index)
   released = total + y
   # PRIVACY: The difference of two releases with the same y_t has no noise. The
   # graph writes the mark of its sum before it returns the sum, and fails if

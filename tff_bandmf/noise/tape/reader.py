@@ -61,13 +61,7 @@ def release(
     folder.y(tape.tape_id, shard, timeout_seconds)
     for folder, shard in zip(folders, tape.shards)
   ]
-  self_test.check(
-    parts,
-    z_steps=tape.z_steps,
-    row_norms=tape.recursion.row_norms,
-    diagonal=tape.recursion.max_diagonal,
-    round_index=round_index,
-  )
+  self_test.check(parts, tape, round_index)
   ends = np.cumsum([len(part) for part in parts])
   for piece, part in zip(np.split(total, ends[:-1]), parts):
     piece += part
