@@ -1,5 +1,6 @@
 """Tests of where samples come from: their law, their mean and their bound."""
 
+import functools
 import itertools
 import math
 
@@ -62,26 +63,33 @@ def _balls_in_bins():
 
 
 def _tilted_odds(means, odds, tilt):
-  """Returns the odds of one pattern, or of each pair, times e^t."""
-  a, squares = tilt.factor, (means**2).sum(1)
-  if tilt.copies == 1:
-    return odds * np.exp(a * (a - 1) / 2 * squares)
-  both = ((means[:, None] + means) ** 2).sum(2)
-  logs = a**2 * both / 2 - a * (squares[:, None] + squares) / 2
-  return odds[:, None] * odds * np.exp(logs)
+  """Returns the odds of the patterns of copies, times e^t, [odds, ...]."""
+  a, logs, products = tilt.factor, 0.0, means @ means.T
+  for j in range(tilt.copies):
+    axis = [1] * tilt.copies
+    axis[j] = -1
+    own = np.log(odds) + a * (a - 1) / 2 * np.diag(products)
+    logs = logs + own.reshape(axis)
+    for k in range(j):
+      logs = logs + a**2 * products.reshape(
+        [len(odds) if i in (j, k) else 1 for i in range(tilt.copies)]
+      )
+  return np.exp(logs)
 
 
 _TILTS = [
   importance.Tilt(1, 0.6),
   importance.Tilt(2, 1.0),
   importance.Tilt(2, 2.1),
+  importance.Tilt(3, 2.6),
+  importance.Tilt(4, 3.0),
 ]
 
 
 @pytest.mark.parametrize('tilt', _TILTS, ids=str)
 @pytest.mark.parametrize(
   ('rounds', 'min_sep', 'bands'),
-  [(6, 1, 1), (6, 2, 2), (6, 3, 3), (7, 4, 2), (3, 7, 3), (1, 1, 1)],
+  [(5, 1, 1), (5, 2, 2), (6, 3, 3), (7, 4, 2), (3, 7, 3), (1, 1, 1)],
 )
 @pytest.mark.parametrize('warm', [True, False])
 def test_normalizer_is_the_mean_over_all_rounds(
@@ -123,22 +131,23 @@ def test_weights_beyond_the_range_of_float64_are_not_used():
   assert mixture.log_normalizer(importance.Tilt(2, 1.0)) == math.inf
 
 
+@pytest.mark.parametrize('tilt', [_TILTS[1], *_TILTS[3:]], ids=str)
 @pytest.mark.parametrize(('min_sep', 'bands'), [(1, 1), (2, 2), (3, 2), (7, 2)])
 @pytest.mark.parametrize('warm', [True, False])
-def test_pairs_of_rounds_are_drawn_with_the_tilted_odds(min_sep, bands, warm):
-  """Chi-squared over what two copies add up to; one false alarm in 10^6."""
-  count, tilt = 40_000, importance.Tilt(2, 1.5)
-  mixture, means, odds, patterns = _b_min_sep(5, min_sep, bands, warm=warm)
-  drawn = mixture._pairs(tilt.factor).draw(np.random.default_rng(1), count)
-  code = 3.0 ** np.arange(5)
-  sums = ((patterns[:, None] + patterns) @ code).ravel()
+def test_copies_of_rounds_are_drawn_with_the_tilted_odds(
+  min_sep, bands, warm, tilt
+):
+  """Chi-squared over the sums of copies; one false alarm in 10^6."""
+  count = 40_000
+  mixture, means, odds, patterns = _b_min_sep(4, min_sep, bands, warm=warm)
+  drawn = mixture._copies(tilt).draw(np.random.default_rng(1), count)
+  code = 5.0 ** np.arange(4)
+  sums = functools.reduce(np.add.outer, [patterns @ code] * tilt.copies).ravel()
   tilted = _tilted_odds(means, odds, tilt).ravel()
   codes, cells = np.unique(sums, return_inverse=True)
   expected = count * np.bincount(cells, tilted) / tilted.sum()
-  seen, found = np.unique(code @ drawn.toarray(), return_counts=True)
-  assert set(seen) <= set(codes)
-  observed = np.zeros(len(codes))
-  observed[np.searchsorted(codes, seen)] = found
+  assert set(seen := code @ drawn.toarray()) <= set(codes)
+  observed = np.bincount(np.searchsorted(codes, seen), minlength=len(codes))
   statistic = ((observed - expected) ** 2 / expected).sum()
   degrees = len(codes) - 1
   # Laurent and Massart's bound of the chi-squared tail.
@@ -214,6 +223,20 @@ def test_two_copies_bound_what_chance_hides():
   }
   assert bounds[2] < bounds[1] / 10
   assert importance.removes(mixture, 4.0)[0].bound < bounds[1] / 10
+
+
+def test_several_copies_bound_what_few_bands_hide():
+  """A client takes part in 8 of 512 rounds on average."""
+  strategy = strategies.BandedSqrt(512, 4)
+  mixture = b_min_sep.BMinSepMixture(
+    columns.Columns.of_rows(strategy.band_rows(0, 512)), 2.5, 4, 1 / 61
+  )
+  bounds = [
+    importance.remove(mixture, 1.0, tilt, mixture.log_normalizer(tilt)).bound
+    for tilt in (importance.Tilt(copies, copies - 1.0) for copies in (2, 5))
+  ]
+  assert bounds[1] < bounds[0] / 10
+  assert importance.removes(mixture, 1.0)[0].bound <= bounds[1]
 
 
 @pytest.mark.parametrize('wait', [None, 0.0, 0.3])

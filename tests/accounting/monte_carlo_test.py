@@ -92,7 +92,8 @@ def test_samples_of_the_bound_are_used_once():
   mixture = _Recording()
   monte_carlo.delta_bound(mixture, 1.0, 1000, _BETA, seed=1)
   directions = 2
-  pilots = len(importance.removes(mixture, 1.0)) + 1
+  # The best candidate has pilots of its own, and add has one candidate.
+  pilots = len(importance.removes(mixture, 1.0)) + 1 + 1
   assert len(mixture.starts) == pilots + directions
   assert len(set(mixture.starts)) == len(mixture.starts)
 

@@ -56,8 +56,8 @@ past the last round, and for other i
 
 dP/dQ is sum_r P(F = r) L_r. Importance sampling with one copy of S (see the
 module `importance`) uses the same recursion with a l_i, or with
-a (a - 1) |c_i|^2 / (2 s^2), in place of l_i. The module `b_min_sep_pairs` has
-the recursion for two copies.
+a (a - 1) |c_i|^2 / (2 s^2), in place of l_i. The module `b_min_sep_copies` has
+the recursion for several copies.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ import numpy as np
 import scipy.sparse
 import scipy.special
 
-from tff_bandmf.accounting.kinds import b_min_sep_pairs, columns
+from tff_bandmf.accounting.kinds import b_min_sep_copies, columns
 from tff_bandmf.accounting.methods import importance
 
 _WORDS = 2**64
-# Largest rounds * min_sep for which the tables of `b_min_sep_pairs` fit in
-# memory.
-_MOST_OF_PAIRS = 2**23
-# Number of `Pairs` that a mixture stores, because `importance.removes` uses the
-# last four again.
-_MOST_STORED_PAIRS = 4
+# Largest number of entries of a table of `b_min_sep_copies`, for two copies and
+# for more, whose table takes more time.
+_MOST_OF_TWO, _MOST_OF_SEVERAL = 2**23, 2**21
+# Number of `Copies` that a mixture stores. `importance.removes` uses the last
+# four again.
+_MOST_STORED = 4
 # Values of L below this value are computed in logarithms.
 _SMALLEST_RATIO = 1e-290
 
@@ -163,7 +163,7 @@ class BMinSepMixture(importance.Mixture):
     self.mean_square = float(rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
     self.entries = 4 * rounds
-    self._stored_pairs: dict[float, b_min_sep_pairs.Pairs] = {}
+    self._stored: dict[importance.Tilt, b_min_sep_copies.Copies] = {}
 
   def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
     """Returns ln L_i, [n + b, ...] float64, which is 0 from row n on.
@@ -309,19 +309,20 @@ class BMinSepMixture(importance.Mixture):
     losses -= self._squares[:, None] / 2
     return losses
 
-  def _pairs(self, factor: float) -> b_min_sep_pairs.Pairs:
-    """Returns the law of two copies with a = `factor`; stores recent laws."""
-    if factor not in self._stored_pairs:
-      if len(self._stored_pairs) == _MOST_STORED_PAIRS:
-        del self._stored_pairs[next(iter(self._stored_pairs))]
-      self._stored_pairs[factor] = b_min_sep_pairs.Pairs(
+  def _copies(self, tilt: importance.Tilt) -> b_min_sep_copies.Copies:
+    """Returns the law of several copies; stores recent laws."""
+    if tilt not in self._stored:
+      if len(self._stored) == _MOST_STORED:
+        del self._stored[next(iter(self._stored))]
+      self._stored[tilt] = b_min_sep_copies.Copies(
         self._columns.gram / self._stddev**2,
         self._b,
         self._prob,
-        factor,
+        tilt.copies,
+        tilt.factor,
         self._starts,
       )
-    return self._stored_pairs[factor]
+    return self._stored[tilt]
 
   def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
     """Returns the contribution of each round to t of one copy, [n] float64."""
@@ -330,20 +331,21 @@ class BMinSepMixture(importance.Mixture):
   def log_normalizer(self, tilt):
     if tilt.copies == 1:
       return float(self._log_mean_of(self._log_ratios(self._log_tilts(tilt))))
-    if tilt.copies > 2 or len(self._squares) * self._b > _MOST_OF_PAIRS:
+    entries = len(self._squares) * b_min_sep_copies.states(self._b, tilt.copies)
+    if entries > (_MOST_OF_TWO if tilt.copies == 2 else _MOST_OF_SEVERAL):
       return math.inf
-    return self._pairs(tilt.factor).log_normalizer
+    return self._copies(tilt).log_normalizer
 
   def remove(self, tilt, epsilon):
     a, log_tilts = tilt.factor, self._log_tilts(tilt)
     log_normalizer = self.log_normalizer(tilt)
-    pairs = self._pairs(a) if tilt.copies == 2 else None
+    copies = self._copies(tilt) if tilt.copies > 1 else None
 
     def draw(rng, count):
-      if pairs is None:
+      if copies is None:
         taken = self._draw_rounds(rng, count, log_tilts)
       else:
-        taken = pairs.draw(rng, count)
+        taken = copies.draw(rng, count)
       y = rng.standard_normal(taken.shape)
       y += (self._columns.matrix @ (a / self._stddev * taken)).toarray()
       losses = self._losses(y)

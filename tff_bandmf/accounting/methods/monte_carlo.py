@@ -30,6 +30,8 @@ FAILURE_PROBABILITY = 1e-8
 ATTEMPTS = 4
 
 _PILOT_SAMPLES = 5_000
+# Number of pilot samples that choose between candidates.
+_FEW_PILOTS = 500
 # Number of float64 values in one chunk, which fits into a processor's cache.
 _CHUNK_ENTRIES = 2**21
 # A direction whose delta is far below delta of the other direction gets 1 /
@@ -267,26 +269,41 @@ def plans(
     if candidates[0].bound <= max(least, math.exp(-log_term)):
       plans.append((candidates[0], 0.0, candidates[0].bound))
       continue
+    # A few pilots choose one of the candidates, and the others get no more.
+    few = min(pilots, _FEW_PILOTS) if len(candidates) > 1 else pilots
     averages = [
-      _average(candidate, pilots, mixture.entries, rng)
-      for candidate in candidates
+      _average(candidate, few, mixture.entries, rng) for candidate in candidates
     ]
-    margins = []
-    for candidate, pilot in zip(candidates, averages):
-      # This eta in (0, 0.95 / B] has the least margin.
-      square = max(pilot.square, 1e-300)
-      eta = min(
-        _LARGEST_ETA / candidate.bound,
-        math.sqrt(2 * log_term / (samples * square)),
-      )
-      margins.append((eta * pilot.square / 2 + log_term / (eta * samples), eta))
-    margin, eta = min(margins)
-    best = candidates[margins.index((margin, eta))]
+    tuned = [
+      _tuned(candidate, average, samples, log_term)
+      for candidate, average in zip(candidates, averages)
+    ]
+    margin, eta = min(tuned)
+    best = candidates[tuned.index((margin, eta))]
     # The mean of x is delta for every candidate. The candidate with the least
     # variance estimates delta best.
     mean = min(averages, key=_Average.noise).mean
+    if few < pilots:
+      average = _average(best, pilots, mixture.entries, rng)
+      margin, eta = _tuned(best, average, samples, log_term)
+      mean = average.mean
     plans.append((dataclasses.replace(best, eta=eta), mean, margin))
   return plans
+
+
+def _tuned(
+  direction: importance.Direction,
+  pilot: _Average,
+  samples: int,
+  log_term: float,
+) -> tuple[float, float]:
+  """Returns the least margin of the bound, and its eta in (0, 0.95 / B]."""
+  square = max(pilot.square, 1e-300)
+  eta = min(
+    _LARGEST_ETA / direction.bound,
+    math.sqrt(2 * log_term / (samples * square)),
+  )
+  return eta * square / 2 + log_term / (eta * samples), eta
 
 
 def _average(

@@ -1,0 +1,239 @@
+"""Sets of a client's rounds, drawn several at once for importance sampling.
+
+A copy is an independent draw S_1, ..., S_r of the set of rounds that b-min-sep
+sampling gives a client. The joint law of r copies is weighted by e^t, so that
+copies whose columns overlap are drawn more often; the module `importance` says
+why. Let c_i be column i of C divided by the standard deviation s of z, and let
+a >= 1 be the parameter of the weight, `importance.Tilt.factor`. The columns of
+the rounds of one copy do not overlap, since C has at most b bands, and
+
+  t = sum a (a - 1) |c_i|^2 / 2, over the rounds i of all copies,
+      + sum a^2 <c_i, c_k>, over the rounds i and k of each pair of copies.
+
+The age of a copy is the number of rounds until it is eligible: 0 if it is
+eligible, and b - d if it took part d < b rounds ago. A term of t belongs to the
+later of its rounds. Let V_i(s) be the mean of e^(terms of the rounds from i on)
+if s is the multiset of the r ages before round i. Only copies that took part
+less than b rounds ago have a column that overlaps c_i, and s has their ages. If
+e copies of s are eligible and m of them take part in round i, which changes s
+to s_m,
+
+  V_i(s) = sum_(m <= e) binomial(e, m) p^m (1 - p)^(e - m)
+           e^(m h_i(s) + m (m - 1) / 2 a^2 |c_i|^2) V_(i + 1)(s_m)
+  h_i(s) = a (a - 1) |c_i|^2 / 2 + sum a^2 <c_(i - d), c_i>,
+
+over the copies that took part d < b rounds ago. V_i is 1 if i is past the last
+round. No copy takes part before the least age u of s has passed, and columns
+before round 0 are 0, so V_i(s) = V_(i + u)(s - u). Tables therefore have states
+with an eligible copy only, binomial(b + r - 2, r - 1) of them. The normalizer A
+is the mean of V_0 over the first ages, which are independent.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import scipy.sparse
+import scipy.special
+
+
+def states(min_sep: int, copies: int) -> int:
+  """Returns the number of states of each round."""
+  return math.comb(min_sep + copies - 2, copies - 1)
+
+
+class Copies:
+  """The joint law of r copies of a client's rounds, weighted by e^t.
+
+  Args:
+    gram: [n, bands] float64, <c_i, c_(i + d)> >= 0 in row i and column d; the
+      columns c of this module are divided by s.
+    min_sep: b, integer, at least the number of bands and at most n + 1.
+    sampling_prob: p, in (0, 1).
+    copies: r, at least 2.
+    factor: a, float >= 1.
+    starts: [b] float64, probability of each first age; or [1], if all copies
+      are eligible from round 0 on.
+
+  Attributes:
+    log_normalizer: ln A; infinity if A leaves the range of float64.
+  """
+
+  def __init__(
+    self,
+    gram: np.ndarray,
+    min_sep: int,
+    sampling_prob: float,
+    copies: int,
+    factor: float,
+    starts: np.ndarray,
+  ):
+    self._rounds, bands = gram.shape
+    self._log_out = math.log1p(-sampling_prob)
+    # Row s has the sorted ages of state s, without the least one, which is 0.
+    self._ages = np.array(
+      list(itertools.combinations_with_replacement(range(min_sep), copies - 1)),
+      np.int64,
+    )
+    self._codes = self._ages @ self._places(min_sep)
+    eligible = 1 + (self._ages == 0).sum(axis=1)
+    joined = np.arange(copies + 1)[:, None]
+    self._probs = (
+      scipy.special.comb(eligible, joined)
+      * sampling_prob**joined
+      * np.exp(self._log_out * np.maximum(eligible - joined, 0))
+    )
+    self._eligible = eligible
+    # `_after[m, s]` is the state after m copies of s took part, as an offset in
+    # the table of V from the start of the row of the round.
+    self._after = np.stack(
+      [self._state_after(min_sep, eligible, m) for m in range(copies + 1)]
+    )
+    # PRIVACY: If inner products of columns were left out of t, A would be too
+    # small, and so would each weighted value and the bound of delta. Row i has
+    # the product of c_i with the column of each age, and 0 where C has none.
+    # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
+    products = np.zeros((self._rounds, min_sep + 1))
+    for d in range(1, min(bands, self._rounds)):
+      products[d:, min_sep - d] = gram[: self._rounds - d, d]
+    self._products = factor**2 * products[:, :min_sep]
+    self._products[:, 0] = 0.0
+    self._single = factor * (factor - 1) / 2 * gram[:, 0]
+    self._twice = factor**2 * gram[:, 0]
+    values = np.ones((self._rounds + min_sep, len(self._ages)))
+    with np.errstate(over='ignore', invalid='ignore'):
+      for i in range(self._rounds - 1, -1, -1):
+        values[i] = self._joins(values, i, slice(None)).sum(axis=0)
+      # The first ages are those of a state, all later by the same `first`.
+      first = np.arange(len(starts))
+      padded = np.concatenate([starts, np.zeros(min_sep)])
+      law = np.tile(starts, (len(self._ages), 1))
+      for ages in self._ages.T:
+        law *= padded[first + ages[:, None]]
+      law *= self._orders(copies)[:, None]
+      law *= values[: len(starts)].T
+      total = law.sum()
+      self.log_normalizer = math.log(total) if total < math.inf else math.inf
+      # Cumulative probabilities of (state, first) under the weighted law.
+      self._first = np.cumsum(law / total)
+      self._first /= self._first[-1]
+    self._starts = len(starts)
+    self._values = values
+
+  def _places(self, min_sep: int) -> np.ndarray:
+    """Returns the weights of sorted ages in the code of a state."""
+    return min_sep ** np.arange(self._ages.shape[1] - 1, -1, -1)
+
+  def _state_after(
+    self, min_sep: int, eligible: np.ndarray, joined: int
+  ) -> np.ndarray:
+    """Returns a row of `_after`, [states]."""
+    ages = np.pad(self._ages, ((0, 0), (1, 0)))
+    places = np.arange(ages.shape[1])
+    # The least ages are 0. The last of them belong to the copies that join.
+    joins = (places < eligible[:, None]) & (
+      places >= eligible[:, None] - joined
+    )
+    ages = np.sort(
+      np.where(joins, min_sep - 1, np.maximum(ages - 1, 0)), axis=1
+    )
+    passed = ages[:, :1]
+    after = np.searchsorted(
+      self._codes, (ages - passed)[:, 1:] @ self._places(min_sep)
+    )
+    return after + (1 + passed[:, 0]) * len(self._ages)
+
+  def _orders(self, copies: int) -> np.ndarray:
+    """Returns the number of orders of the ages of each state, [states]."""
+    orders = np.full(len(self._ages), math.factorial(copies), float)
+    run = np.ones(len(self._ages))
+    for before, ages in zip(
+      np.pad(self._ages, ((0, 0), (1, 0))).T, self._ages.T
+    ):
+      run = np.where(ages == before, run + 1, 1)
+      orders /= run
+    return orders
+
+  def _joins(self, values, rounds, at) -> np.ndarray:
+    """Returns the terms of V_i(s), [r + 1, states].
+
+    Args:
+      values: table of V, of which rows after i are read.
+      rounds: i, one round or a round for each state.
+      at: the states s.
+    """
+    ages = self._ages[at]
+    products = self._products[rounds]
+    if products.ndim == 1:
+      gain = products[ages].sum(axis=1)
+    else:
+      gain = np.take_along_axis(products, ages, axis=1).sum(axis=1)
+    gain = gain + self._single[rounds]
+    terms = self._probs[:, at].copy()
+    offsets = rounds * values.shape[1] + self._after[:, at]
+    terms *= values.ravel().take(offsets, mode='clip')
+    for m in range(1, len(terms)):
+      terms[m] *= np.exp(m * gain + m * (m - 1) / 2 * self._twice[rounds])
+    return terms
+
+  @functools.cached_property
+  def _logs(self) -> np.ndarray:
+    return np.log(self._values)
+
+  @functools.cached_property
+  def _waits(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of 2^k rounds in which no copy takes part, for each k:
+
+    the state after them, [states], and the sum of the eligible copies of each
+    round, [states].
+    """
+    after, eligible = self._after[0] - len(self._ages), self._eligible
+    waits = [(after, eligible)]
+    while len(waits) < self._rounds.bit_length():
+      eligible = eligible + eligible[after]
+      after = after[after]
+      waits.append((after, eligible))
+    return waits
+
+  def draw(
+    self, rng: np.random.Generator, count: int
+  ) -> scipy.sparse.csr_matrix:
+    """Returns the sum of 1_S over the copies, [n, count] float64, sparse."""
+    drawn = np.searchsorted(self._first, rng.random(count), side='right')
+    state, at = np.divmod(drawn, self._starts)
+    who = np.arange(count)
+    size = len(self._ages)
+    entries = []
+    while True:
+      inside = at < self._rounds
+      who, at, state = who[inside], at[inside], state[inside]
+      if not len(who):
+        break
+      # No copy takes part in the next k rounds with probability
+      # (1 - p)^E V_(i + k)(s_k) / V_i(s), for the sum E of eligible copies.
+      least = self._logs[at, state] - rng.standard_exponential(len(who))
+      for k, (after, eligible) in reversed(list(enumerate(self._waits))):
+        later = at + (1 << k)
+        following = after[state]
+        reached = self._logs.take(later * size + following, mode='clip')
+        stay = self._log_out * eligible[state]
+        waits = (later <= self._rounds) & (reached + stay >= least)
+        least = np.where(waits, least - stay, least)
+        at = np.where(waits, later, at)
+        state = np.where(waits, following, state)
+      inside = at < self._rounds
+      who, at, state = who[inside], at[inside], state[inside]
+      ends = np.cumsum(self._joins(self._values, at, state)[1:], axis=0)
+      joined = 1 + (ends <= rng.random(len(who)) * ends[-1]).sum(axis=0)
+      entries.append(np.stack([joined, at, who]))
+      passed, state = np.divmod(self._after[joined, state], size)
+      at = at + passed
+    joined, rows, who = np.concatenate(
+      entries or [np.zeros((3, 0), np.int64)], axis=1
+    )
+    return scipy.sparse.csr_matrix(
+      (joined.astype(float), (rows, who)), shape=(self._rounds, count)
+    )
