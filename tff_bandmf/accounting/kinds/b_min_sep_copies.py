@@ -185,10 +185,10 @@ class Copies:
 
   @functools.cached_property
   def _waits(self) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of 2^k rounds in which no copy takes part, for each k:
+    """For each k, the result of 2^k rounds in which no copy takes part.
 
-    the state after them, [states], and the sum of the eligible copies of each
-    round, [states].
+    The result is the state after these rounds, [states], and the sum of the
+    numbers of eligible copies of these rounds, [states].
     """
     after, eligible = self._after[0] - len(self._ages), self._eligible
     waits = [(after, eligible)]
