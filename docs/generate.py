@@ -239,7 +239,7 @@ Every section has the date of its run. This command writes a section again:
 first section is written by
 `python -m benchmarks.side_by_side ... | python docs/generate.py side_by_side`.
 
-No GPU was to be had: the case accelerator is of JAX on a CPU.
+The case accelerator is of JAX on a CPU; one section is of a GPU.
 """
 
 

@@ -196,15 +196,20 @@ def test_noise_is_the_rounding_of_the_ideal(name, backend):
 
 
 def _count_decisions(monkeypatch):
-  """Returns a list that gets (t, i) of each rounding that was decided."""
+  """Returns a list that gets (t, i) of each rounding in doubt."""
   decided = []
-  decide = exact.Rounding._decided
 
-  def spy(self, t, i, v, words):
-    decided.append((t, i))
-    return decide(self, t, i, v, words)
+  def spy_on(name):
+    decide = getattr(exact.Rounding, name)
 
-  monkeypatch.setattr(exact.Rounding, '_decided', spy)
+    def spy(self, t, i, *args):
+      decided.append((t, i))
+      return decide(self, t, i, *args)
+
+    monkeypatch.setattr(exact.Rounding, name, spy)
+
+  spy_on('decide')
+  spy_on('decide_of')
   return decided
 
 
@@ -228,6 +233,8 @@ def _compute_in_single(monkeypatch, backend):
   monkeypatch.setattr(blocks.Chunk, 'round', coarse_round)
   if backend == stream.JAX:
     jax_devices = _jax_devices('float32')
+    # A device with float32 would be refused.
+    monkeypatch.setattr(jax_devices, 'check', lambda device: None)
     normals, rounded = jax_devices.jax_generator.normals, jax_devices._rounded
     monkeypatch.setattr(
       jax_devices.jax_generator,
@@ -528,12 +535,24 @@ def test_more_words_are_further_digits(monkeypatch, first):
     assert 2.0**-66 < narrow / wide < 2.0**-62
 
 
+def test_float64_decides_within_its_error(monkeypatch):
+  words = generator.Generator(_KEY)
+  rounding = exact.Rounding(strategies.Identity(1).recursion(), 2.0**40, words)
+  rounded = [rounding.decide(0, i, ()) for i in range(64)]
+  normal = words.normal
+  monkeypatch.setattr(
+    words, 'normal', lambda t, i: normal(t, i) + 0.9 * generator.ERROR
+  )
+  assert [rounding.decide(0, i, ()) for i in range(64)] == rounded
+
+
 def test_words_that_decide_nothing_end_the_run(monkeypatch):
   rounding = exact.Rounding(
     strategies.Identity(1).recursion(), 1.0, generator.Generator(_KEY)
   )
   # An interval around a boundary, whatever is read.
   mp = rounding._mp
+  monkeypatch.setattr(rounding, '_in_float64', lambda *_: None)
   monkeypatch.setattr(
     rounding, '_normal', lambda *_: (mp.mpf(0.4), mp.mpf(0.6))
   )

@@ -87,6 +87,7 @@ def test_any_number_of_devices_gives_the_same_bits(tmp_path):
     env={
       **os.environ,
       'XLA_FLAGS': flag,
+      'JAX_PLATFORMS': 'cpu',
       'PYTHONPATH': os.pathsep.join(sys.path),
     },
     stdout=subprocess.PIPE,

@@ -237,12 +237,17 @@ class Window(Recursion):
 
   def ideal(self, z_steps, t, past, bits=128):
     del bits  # Every sum is exact.
-    first, *others = map(Fraction, self.rows(t, t + 1)[0, : t + 1])
-    size = Fraction(z_steps)
+    row, size = self.rows(t, t + 1)[0, : t + 1].tolist(), Fraction(z_steps)
     if self.keeps == PAST_Z:
-      return Ideal([size * weight for weight in (first, *others)], Fraction(0))
-    total = sum((w * int(y) for w, y in zip(others, past)), Fraction(0))
-    return Ideal([size / first], -total / first)
+      return Ideal([size * Fraction(weight) for weight in row], Fraction(0))
+    # Denominators are powers of two. Integers are faster than fractions.
+    ratios = [weight.as_integer_ratio() for weight in row[1:]]
+    unit = max((each for _, each in ratios), default=1)
+    total = sum(
+      w * (unit // each) * int(y) for (w, each), y in zip(ratios, past)
+    )
+    first = Fraction(row[0])
+    return Ideal([size / first], Fraction(-total, unit) / first)
 
   def ideals(self, z_steps, bits=128, first=0):
     past: collections.deque[int] = collections.deque(maxlen=self.memory)

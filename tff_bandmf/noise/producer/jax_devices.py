@@ -293,8 +293,10 @@ def _advanced(memory, z, weights, bounds, row, *, program, few):
   count = y.shape[1]
   few = min(few, count)
   in_doubt = doubt.any(0)
-  number = in_doubt.sum()
-  (columns,) = jnp.nonzero(in_doubt, size=few, fill_value=count)
+  # `jnp.nonzero` adds up all columns in one place, one by one on a GPU.
+  ranks = jnp.cumsum(in_doubt, dtype=np.int32)
+  number = ranks[-1]
+  columns = jnp.searchsorted(ranks, jnp.arange(1, few + 1, dtype=np.int32))
   picked = jnp.minimum(columns, count - 1)
   return _Result(
     jax.lax.cond(number <= few, lambda: after, lambda: memory),
