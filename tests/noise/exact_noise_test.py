@@ -347,7 +347,9 @@ _ZEROS = (
 @pytest.mark.parametrize('fast, backend, name', _ZEROS)
 def test_bounds_of_zero_are_wrong(monkeypatch, capsys, fast, backend, name):
   """The fast path alone rounds some y wrongly, on a lattice that is fine."""
-  monkeypatch.setattr(stream, '_GRID', _PIECE)
+  # Of float32 so many roundings are in doubt that a piece takes a minute.
+  size = _PIECE // 8 if fast == 'float32' else _PIECE
+  monkeypatch.setattr(stream, '_GRID', size)
   z_steps = _finest(_KINDS[name].strategy.recursion())
   error, unit = generator.ERROR, recursion_lib.UNIT
   first = _WRONG[backend].get(name, 0)
@@ -362,15 +364,16 @@ def test_bounds_of_zero_are_wrong(monkeypatch, capsys, fast, backend, name):
       _jax_devices(f'{fast} divided by {divisor}')
     return _streamed(
       name,
-      (_LAST_PIECE + 1) * _PIECE,
+      (_LAST_PIECE + 1) * size,
       z_steps,
-      coordinates=range(piece * _PIECE, (piece + 1) * _PIECE),
+      coordinates=range(piece * size, (piece + 1) * size),
       backend=backend,
     )
 
   # Pieces in groups, for which JAX's programs are traced twice.
-  starts = range(0, _LAST_PIECE, _TOGETHER)
-  for group in ([first], *(range(i, i + _TOGETHER) for i in starts)):
+  together = 1 if backend == stream.NUMPY else _TOGETHER
+  starts = range(0, _LAST_PIECE, together)
+  for group in ([first], *(range(i, i + together) for i in starts)):
     right = {piece: made(piece, 1) for piece in group}
     wrong = [i for i in group if not np.array_equal(made(i, np.inf), right[i])]
     if wrong:
