@@ -145,11 +145,16 @@ def test_devices_multiply_in_float64(monkeypatch):
   assert set(seen) == {(np.dtype(float), np.dtype(float), highest)}
 
 
-@pytest.mark.parametrize('wrong', ['product', 'normals'])
+@pytest.mark.parametrize('wrong', ['product', 'normals', 'NaN'])
 def test_device_that_is_not_exact_is_refused(monkeypatch, wrong):
   (device,) = jax.devices()
   if wrong == 'normals':
     monkeypatch.setattr(jax_generator, 'is_exact', lambda _: False)
+  elif wrong == 'NaN':
+    # As of a compiler that turns "not below" into "at least".
+    monkeypatch.setattr(
+      jax_devices, '_rounded', lambda v, error: (v, v, abs(v - v) >= 0.5)
+    )
   else:
     # As of three products of half the bits each.
     monkeypatch.setattr(

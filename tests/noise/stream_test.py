@@ -160,13 +160,14 @@ def test_largest_noise_fits_in_32_bits(monkeypatch):
     z[:, 1::2] = -1.0
 
   monkeypatch.setattr(generator.Generator, 'fill', fill)
-  # The second family has a memory.
+  # Without memory, and with a memory of y and of z.
   for strategy in (
     strategies.BandedToeplitz(1, [1.0]),
     strategies.BandedToeplitz(2, [1.0, 1e-20]),
+    strategies.DpCgd(2, 1e-20),
   ):
-    y = _streamed(strategy, z_steps=2.0**31 - 2) if strategy.bands > 1 else None
-    assert y is None or y.min() == -y.max() == -(2**31 - 2)
+    y = _streamed(strategy, z_steps=2.0**31 - 2)
+    assert y.min() == -y.max() == -(2**31 - 2)
     with pytest.raises(OverflowError, match='32 bits'):
       _streamed(strategy, z_steps=2.0**31)
 

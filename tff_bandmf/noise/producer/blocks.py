@@ -119,8 +119,9 @@ class Chunk(NamedTuple):
     """
     np.rint(v, out=y)
     np.subtract(v, y, out=v)
-    # A decision in doubt moves y by at most 1.
-    largest = 1 + (most or _largest(y))
+    # A decision in doubt moves y by at most 1. A bound beyond 32 bits may be
+    # far above y, and would stop a run that has room for y.
+    largest = 1 + (most if 0 < most < LARGEST else _largest(y))
     # PRIVACY: If y were not the rounding of the ideal mechanism's v, releases
     # would not be a function of that mechanism, and epsilon would not hold.
     # Coordinates whose rounding the error of v could change are decided

@@ -471,7 +471,8 @@ def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
 def check(device: jax.Device) -> None:
   """Tests on fixed numbers how exactly a device computes.
 
-  Products and normals must be within the bounds that `blocks` assumes.
+  Products and normals must be within the bounds that `blocks` assumes, and NaN
+  must be in doubt.
 
   Raises:
     RuntimeError: the device is less exact than the guarantee assumes.
@@ -481,6 +482,7 @@ def check(device: jax.Device) -> None:
   weights = random.uniform(-1, 1, (24, 96))
   with jax_generator.precise(), jax.default_device(device):
     product = np.asarray(jax.jit(_product)(weights, rows))
+    *_, doubt = jax.jit(_rounded)(np.array([np.nan, 0.25]), 0.0)
   # The host's product has 64 bits of mantissa, and no error of its own here.
   expected = weights.astype(np.longdouble) @ rows.astype(np.longdouble)
   allowed = (
@@ -490,11 +492,14 @@ def check(device: jax.Device) -> None:
   )
   # PRIVACY: If a library computes float64 products from numbers with fewer
   # bits, or in a way without the classical bound, roundings in doubt are
-  # missed, and epsilon does not hold. A device that computes inexact products
-  # or normals is refused.
+  # missed, and epsilon does not hold. A compiler that assumes that there is no
+  # NaN misses them too. A device that computes inexact products or normals, or
+  # for which NaN is not in doubt, is refused.
   # Guard: jax_devices_test.test_device_that_is_not_exact_is_refused.
-  if not np.all(np.abs(product - expected) <= allowed) or not (
-    jax_generator.is_exact(device)
+  if not (
+    np.all(np.abs(product - expected) <= allowed)
+    and doubt.tolist() == [True, False]
+    and jax_generator.is_exact(device)
   ):
     raise RuntimeError(
       errors.invalid(
