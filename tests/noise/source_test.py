@@ -76,7 +76,7 @@ def test_noise_is_added_to_the_sum(tmp_path):
 
 
 def test_no_noise_adds_nothing():
-  source = source_lib.NoNoise(3, 5)
+  source = source_lib.NoiseSource(3, 5)
   assert source.start_round == 5
   total = tf.constant([1, -2, 3])
   released, state = source.release(
@@ -84,7 +84,7 @@ def test_no_noise_adds_nothing():
   )
   np.testing.assert_array_equal(released, total)
   assert state == ()
-  metrics = source.metrics(state, tf.constant(0, tf.int64))
+  metrics = source.metrics(tf.constant(0, tf.int64))
   assert {name: value.numpy() for name, value in metrics.items()} == {
     'noise_placement': b'none',
     'noise_checked': False,

@@ -304,7 +304,7 @@ def test_source_of_another_size_is_refused():
       1.0,
       specs,
       _ROUNDS,
-      source_lib.NoNoise(5),
+      source_lib.NoiseSource(5),
     )
 
 

@@ -1,4 +1,4 @@
-"""Sources of noise: they add y_t to the sum of round t in TFF's graph.
+"""The source of noise in TFF's graph: it adds y_t to the sum of round t.
 
 | symbol  | meaning                                                       |
 |---------|---------------------------------------------------------------|
@@ -8,16 +8,14 @@
 | y, y_t  | noise z_steps C^-1 Z, rounded; row t is for round t           |
 
 S_t and y_t are in steps of `lattice`. A placement is the user's choice of
-where y_t comes from, and `from_placement` returns its source. `TapeSource`
-reads y_t from a tape: files that a producer writes before the round.
+where y_t comes from, and `from_placement` returns its source, which reads y_t
+from a tape: files that a producer writes before the round.
 """
 
 from __future__ import annotations
 
-import abc
 import collections
-import dataclasses
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 
@@ -33,12 +31,17 @@ _NOBODY = 0
 State = Any
 
 
-class NoiseSource(abc.ABC):
+class NoiseSource:
   """Adds y_t to an integer sum inside a graph that never outputs y_t alone.
 
-  The methods that run in a graph depend only on their arguments and, with a
-  tape, on the files in its folder and in the folder of a
-  `released_sums.Position`. `begin` also draws random numbers.
+  The methods that run in a graph depend only on their arguments, on the files
+  in the folders of the tape and on those of a `released_sums.Position`, which
+  the process that runs the round must see. `begin` also draws random numbers.
+
+  The state names the tape. Each round of a tape serves one run: the first run
+  that releases this round. `begin` gives each run its own ID. All states that
+  `begin` did not create share the ID 0. A source without a tape adds nothing,
+  for a run that claims no privacy, and its state is empty.
 
   Attributes:
     placement: where y_t comes from: 'tape' or 'none'.
@@ -46,17 +49,47 @@ class NoiseSource(abc.ABC):
     start_round: the first round of a run that `begin` creates, >= 0.
   """
 
-  placement: ClassVar[str]
-  dimension: int
-  start_round: int = 0
+  def __init__(
+    self,
+    dimension: int,
+    start_round: int = 0,
+    tape: Optional[opened.OpenTape] = None,
+  ):
+    """Initializes the source; its method `close` also closes the tape.
 
-  @abc.abstractmethod
+    Args:
+      dimension: d, number of coordinates of y_t, > 0.
+      start_round: the first round of a run that `begin` creates, >= 0.
+      tape: the tape from which the rounds read y_t; None for no noise.
+    """
+    self.placement = 'tape' if tape else 'none'
+    self.dimension = dimension
+    self.start_round = start_round
+    self._opened = tape
+    self._position = (
+      graph_released_sums.GraphPosition(tape.position)
+      if tape and tape.position
+      else None
+    )
+
   def initial_state(self) -> State:
     """Returns the state of a run that has not begun, nested tensors."""
+    if self._opened is None:
+      return ()
+    return collections.OrderedDict(
+      tape_id=tf.constant(self._opened.tape.tape_id, tf.int64),
+      run=tf.constant(_NOBODY, tf.int64),
+    )
 
   def begin(self, state: State) -> State:
     """Returns the first state of a new run, given `initial_state()`."""
-    return state
+    if self._opened is None:
+      return state
+    # The run ID is public and has 62 random bits. The lowest bit is 1, so that
+    # the ID is never `_NOBODY`.
+    number = tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
+    run = tf.bitwise.bitwise_and(number, 2**63 - 1) | 1
+    return collections.OrderedDict(tape_id=state['tape_id'], run=run)
 
   def round_index(self, stated: tf.Tensor) -> tf.Tensor:
     """Returns the round t to be released, scalar int64.
@@ -65,15 +98,16 @@ class NoiseSource(abc.ABC):
       stated: scalar int64, the round that TFF's state counts; negative if the
         run has not begun.
     """
-    return stated
+    if self._position is None:
+      return stated
+    return self._position.round_index(stated)
 
-  @abc.abstractmethod
   def release(
     self,
     state: State,
     round_index: tf.Tensor,
     total: tf.Tensor,
-    counts: Optional[tf.Tensor] = None,
+    counts: Any = None,
   ) -> tuple[tf.Tensor, State]:
     """Returns (total + y_t, state of the next round).
 
@@ -87,8 +121,8 @@ class NoiseSource(abc.ABC):
     probability that a run stops. A round that fails releases nothing. Source:
     docs/reference/arithmetic.md, whose last section lists what is assumed.
 
-    `TapeSource` enforces that each round has one sum; see
-    `tape.graph_reader.release`. `NoNoise` guarantees nothing.
+    `tape.graph_reader.release` enforces that each round has one sum. A source
+    without a tape guarantees nothing.
 
     Args:
       state: state of the round, from `begin` or from the previous release.
@@ -98,95 +132,14 @@ class NoiseSource(abc.ABC):
         of all-zero updates among them. A source with a `released_sums.Position`
         needs the counts; all other sources ignore them.
     """
-
-  def metrics(
-    self, state: State, round_index: tf.Tensor
-  ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns {name: metric} of a round; no metric depends on the noise.
-
-    Args:
-      state: state of the round.
-      round_index: t, scalar int64.
-    """
-    del state, round_index
-    # If the noise fails its self-test, the round fails. So a round that has
-    # metrics has passed the self-test.
-    return collections.OrderedDict(
-      noise_placement=tf.constant(self.placement),
-      noise_checked=tf.constant(self.placement != NoNoise.placement),
-    )
-
-  def close(self) -> None:  # noqa: B027
-    """Stops the threads of the source, if it has any."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class NoNoise(NoiseSource):
-  """A source that adds nothing, for a run that claims no privacy."""
-
-  placement: ClassVar[str] = 'none'
-  dimension: int
-  start_round: int = 0
-
-  def initial_state(self):
-    return ()
-
-  def release(self, state, round_index, total, counts=None):
-    return total, state
-
-
-class TapeSource(NoiseSource):
-  """A source that reads y_t from the files of a tape; the state names the tape.
-
-  The process that runs the round must see the folders of the tape. Each round
-  of a tape serves one run: the first run that releases this round. `begin`
-  gives each run its own ID. All states that `begin` did not create share the ID
-  0.
-  """
-
-  placement: ClassVar[str] = 'tape'
-
-  def __init__(self, tape: opened.OpenTape):
-    """Initializes the source; its method `close` also closes the tape.
-
-    Args:
-      tape: the tape from which the rounds read y_t.
-    """
-    self._opened = tape
-    self._tape = tape.tape
-    self.dimension = tape.tape.dimension
-    self.start_round = tape.tape.start_round
-    self._position = (
-      None
-      if tape.position is None
-      else graph_released_sums.GraphPosition(tape.position)
-    )
-
-  def initial_state(self):
-    return collections.OrderedDict(
-      tape_id=tf.constant(self._tape.tape_id, tf.int64),
-      run=tf.constant(_NOBODY, tf.int64),
-    )
-
-  def round_index(self, stated):
-    if self._position is None:
-      return stated
-    return self._position.round_index(stated)
-
-  def begin(self, state):
-    # The run ID is public and has 62 random bits. The lowest bit is 1, so that
-    # the ID is never `_NOBODY`.
-    number = tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
-    run = tf.bitwise.bitwise_and(number, 2**63 - 1) | 1
-    return collections.OrderedDict(tape_id=state['tape_id'], run=run)
-
-  def release(self, state, round_index, total, counts=None):
+    if self._opened is None:
+      return total, state
     if self._position is not None:
       checked = self._position.check_updates(counts[0], round_index)
       with tf.control_dependencies([checked]):
         total = tf.identity(total)
     released = graph_reader.release(
-      self._tape,
+      self._opened.tape,
       total,
       tape_id=state['tape_id'],
       round_index=round_index,
@@ -197,15 +150,30 @@ class TapeSource(NoiseSource):
       released = self._position.mark(released, counts, round_index)
     return released, state
 
-  def metrics(self, state, round_index):
-    metrics = super().metrics(state, round_index)
-    metrics['rounds_ahead'] = graph_reader.rounds_ahead(
-      self._tape.shards, round_index
+  def metrics(
+    self, round_index: tf.Tensor
+  ) -> collections.OrderedDict[str, tf.Tensor]:
+    """Returns {name: metric} of a round; no metric depends on the noise.
+
+    Args:
+      round_index: t, scalar int64.
+    """
+    # If the noise fails its self-test, the round fails. So a round that has
+    # metrics has passed the self-test.
+    metrics = collections.OrderedDict(
+      noise_placement=tf.constant(self.placement),
+      noise_checked=tf.constant(self._opened is not None),
     )
+    if self._opened is not None:
+      metrics['rounds_ahead'] = graph_reader.rounds_ahead(
+        self._opened.tape.shards, round_index
+      )
     return metrics
 
   def close(self) -> None:
-    self._opened.close()
+    """Closes the tape, if there is one."""
+    if self._opened is not None:
+      self._opened.close()
 
 
 def from_placement(
@@ -231,10 +199,11 @@ def from_placement(
     OSError: a folder or a file of a tape cannot be made.
   """
   if not z_steps:
-    return NoNoise(dimension, placement.start_round)
+    return NoiseSource(dimension, placement.start_round)
   if not isinstance(placement, (placements.Tape, placements.Served)):
     raise errors.type_error(
       f'noise={type(placement).__name__}: has no source; use a placement of '
       'noise.placements'
     )
-  return TapeSource(opened.OpenTape(placement, recursion, z_steps, dimension))
+  tape = opened.OpenTape(placement, recursion, z_steps, dimension)
+  return NoiseSource(dimension, tape.tape.start_round, tape)

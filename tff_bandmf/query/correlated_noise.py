@@ -445,5 +445,5 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     return collections.OrderedDict(
       round=global_state.round,
       z_stddev=tf.constant(self.z_stddev, tf.float32),
-      **self._source.metrics(global_state.noise, global_state.round),
+      **self._source.metrics(global_state.round),
     )
