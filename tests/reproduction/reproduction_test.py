@@ -8,7 +8,13 @@ import pytest
 from tff_bandmf import reproduction
 from tff_bandmf.reproduction import tables
 
-_QUICK = ('example_b1', 'gaussian_sigma', 'unknown_min_sep', 'gboard_report')
+_QUICK = (
+  'example_b1',
+  'gaussian_sigma',
+  'tail_at_its_limit',
+  'unknown_min_sep',
+  'gboard_report',
+)
 
 
 @pytest.mark.slow
@@ -76,6 +82,12 @@ def test_amplified_rows_have_an_estimate_and_a_bound(monkeypatch):
     'rows': [
       {'family': 'dp-cgd', 'lambda': 0.7, 'values': [6.0]},
       {'family': 'banded-sqrt', 'any_bands': [2, 8], 'values': [6.0]},
+      {
+        'family': 'banded-toeplitz',
+        'bands_at': [4],
+        'unamplified': True,
+        'values': [6.0],
+      },
     ],
   }
   name = 'bifr_table6_amplified'
@@ -83,10 +95,46 @@ def test_amplified_rows_have_an_estimate_and_a_bound(monkeypatch):
   rows = list(reproduction.reproduce([name]))
   assert [row.row for row in rows] == [
     'epsilon 2, dp-cgd, lambda 0.7', 'epsilon 2, banded-sqrt',
+    'epsilon 2, banded-toeplitz, bands 4, optimised without amplification',
   ]  # fmt: skip
   for row in rows:
     assert 0.95 * row.ours < row.bound < 1.3 * row.ours
     assert (row.samples, row.seed) == (20_000, 0)
+
+
+def test_c_of_free_norms_has_a_sensitivity_for_each_schema(monkeypatch):
+  row = {
+    'family': 'banded',
+    'bands': 4,
+    'column_normalize': False,
+    'ratio': 1.0,
+    'sensitivity_min_sep': 1.0,
+    'min_sep_ratio': 1.0,
+    'sensitivity_single': 0.5,
+  }
+  table = {
+    **tables._published()['banded_rmse'],
+    'rounds': 24,
+    'min_sep': 6,
+    'max_participations': 4,
+    'rows': [row],
+  }
+  monkeypatch.setattr(tables, '_published', lambda: {'banded_rmse': table})
+  rows = {each.row: each for each in reproduction.reproduce(['banded_rmse'])}
+  name = 'banded, bands 4, norms free'
+  ratio, min_sep, at_min_sep, single = (
+    rows[name + end].ours
+    for end in (
+      '',
+      ', sensitivity_min_sep',
+      ', min_sep_ratio',
+      ', sensitivity_single',
+    )  # fmt: skip
+  )
+  assert at_min_sep == pytest.approx(ratio * min_sep)
+  assert 1 < min_sep < 1.2
+  # A client with one round of 4 has about half of their norm.
+  assert 0.5 < single < 0.7
 
 
 def test_slow_tables_are_asked_for(monkeypatch):

@@ -119,9 +119,15 @@ def test_errors_equal_the_dense_ones(name, data):
   matrix = strategy.matrix()
   assert matrix.shape == (rounds, rounds)
   assert not np.any(np.triu(matrix, 1))
+  np.testing.assert_allclose(
+    strategy.noising_matrix() @ matrix, np.eye(rounds), atol=1e-8
+  )
   for workload in _WORKLOADS:
-    decoder = np.linalg.solve(matrix.T, workload.matrix(rounds).T)
-    expected = (decoder**2).sum(0)
+    decoder = strategy.decoder_matrix(workload)
+    np.testing.assert_allclose(
+      decoder @ matrix, workload.matrix(rounds), rtol=1e-8, atol=1e-8
+    )
+    expected = (decoder**2).sum(1)
     np.testing.assert_allclose(
       strategy.per_query_errors(workload), expected, rtol=1e-8
     )

@@ -20,9 +20,7 @@ import numpy as np
 from tff_bandmf import _files, accounting, errors, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-
-# Largest number of bands for which `_optimal_bands` optimises a banded C.
-_MOST_BANDS = 256
+from tff_bandmf.optimize import series
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +169,8 @@ def _amplified_sigma(table) -> Iterator[Row]:
 
 def _banded_rmse(table) -> Iterator[Row]:
   rounds = table['rounds']
-  schema = participation_lib.FixedEpoch(
-    table['min_sep'], table['max_participations']
-  )
+  limits = table['min_sep'], table['max_participations']
+  schema = participation_lib.FixedEpoch(*limits)
   tree = strategies.Tree(rounds)
   sensitivity = sensitivity_lib.sensitivity(tree, schema).value
   yield _row(
@@ -190,33 +187,47 @@ def _banded_rmse(table) -> Iterator[Row]:
   )
   for row in table['rows']:
     optimized = optimize.optimize(
-      row['family'], rounds, schema, bands=row.get('bands')
+      row['family'],
+      rounds,
+      schema,
+      bands=row.get('bands'),
+      **{key: row[key] for key in ('column_normalize',) if key in row},
     )
-    yield _row(
-      _label(row),
-      row['ratio'],
-      math.sqrt(optimized.loss) / table['unit'],
-      table['abs_tol'],
-      absolute=True,
-    )
+    ratio = math.sqrt(optimized.loss) / table['unit']
+    # Sensitivities of a C whose sensitivity under fixed epochs is 1.
+    under = {
+      name: sensitivity_lib.sensitivity(optimized.strategy, each).value
+      for name, each in (
+        ('fixed_epoch', schema),
+        ('min_sep', participation_lib.MinSep(*limits)),
+        ('single', participation_lib.Single()),
+      )
+    }
+    ours = {'ratio': ratio}
+    for name, value in under.items():
+      ours[f'sensitivity_{name}'] = value / under['fixed_epoch']
+    ours['min_sep_ratio'] = ratio * ours['sensitivity_min_sep']
+    for name, value in ours.items():
+      if name in row:
+        yield _row(
+          _label(row) + f', {name}' * (name != 'ratio'),
+          row[name],
+          value,
+          table['abs_tol'],
+          absolute=True,
+        )
 
 
 def _optimal_bands(table) -> Iterator[Row]:
   rounds, schema = table['rounds'], participation_lib.Single()
-  # The search for the best C of many bands is slow, so `dense`, the best of all
-  # C, replaces it. The error of `dense` is at most the error of that C. So if
-  # few bands have the least total below, many bands have no smaller total.
-  dense = optimize.optimize(strategies.Dense.family, rounds, schema)
-  rmse = {}
-  for bands in (1 << i for i in range(rounds.bit_length())):
-    optimized = (
-      dense
-      if bands > _MOST_BANDS
-      else optimize.optimize(
+  rmse = {
+    bands: math.sqrt(
+      optimize.optimize(
         strategies.Banded.family, rounds, schema, bands=bands
-      )
+      ).loss
     )
-    rmse[bands] = math.sqrt(optimized.loss)
+    for bands in (1 << i for i in range(rounds.bit_length()))
+  }
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
       # If bands * epochs > rounds, a group is smaller than an expected cohort.
@@ -227,6 +238,50 @@ def _optimal_bands(table) -> Iterator[Row]:
       }
       best = min(total, key=lambda each: total[each])
       yield _row(f'epsilon {epsilon}, {epochs} epochs', bands, best, 0)
+
+
+def _tail_at_its_limit(table) -> Iterator[Row]:
+  """Yields the loss of a search that is inexact after some rounds.
+
+    max error = sum_{j<m} w_j^2 + (n - m) W^2,  W = 1 / sum c
+
+  Here w is the first column of A C^-1, and W is the limit of its entries.
+  """
+  rounds, bands = table['rounds'], table['bands']
+
+  def log_loss(free, terms):
+    c = np.concatenate([[1.0], free])
+    inverse = series.reciprocal(c, terms)
+    w, limit, squared = np.cumsum(inverse), 1 / c.sum(), c @ c
+    error = w @ w + (rounds - terms) * limit**2
+    by_inverse = 2 * np.cumsum(w[::-1])[::-1]
+    by_c = series.reciprocal_back(by_inverse, inverse, c)
+    by_c -= 2 * (rounds - terms) * limit**3
+    by_log = by_c / error + 2 * c / squared
+    return math.log(error * squared), by_log[1:]
+
+  def loss(c):
+    return strategies.BandedToeplitz(rounds, c).errors()[1] * float(c @ c)
+
+  exact = optimize.optimize(
+    strategies.BandedToeplitz.family,
+    rounds,
+    participation_lib.Single(),
+    objective=optimize.MAX,
+    bands=bands,
+  )
+  start = strategies.BandedSqrt(rounds, bands).coefficients[1:]
+  for terms, published in table['rows']:
+    minimum = series.minimize(
+      functools.partial(log_loss, terms=terms), start, [(0, 1)] * len(start)
+    )
+    yield _row(
+      f'{terms} rounds',
+      published,
+      math.sqrt(loss(np.concatenate([[1.0], minimum.x])) / exact.loss),
+      table['abs_tol'],
+      absolute=True,
+    )
 
 
 def _calibrated_rmse(table) -> Iterator[Row]:
@@ -270,7 +325,8 @@ def _sampled_rmse(table) -> Iterator[Row]:
   """Yields the rows of a table for balls in bins or b-min-sep sampling.
 
   Under b-min-sep, min_sep is the number of bands, and a client takes part in
-  `max_participations` rounds on average.
+  `max_participations` rounds on average. `bands_at` has a number of bands for
+  each epsilon, and of `any_bands` the best one counts.
   """
   rounds, claim = table['rounds'], {'delta': table['delta']}
 
@@ -300,7 +356,8 @@ def _sampled_rmse(table) -> Iterator[Row]:
 
   for place, epsilon in enumerate(table['epsilons']):
     for row in table['rows']:
-      # The publication has the best number of bands at each epsilon.
+      if 'bands_at' in row:
+        row = {**row, 'bands': row['bands_at'][place]}
       cohorts, best = min(
         (
           optimized(row, bands, epsilon)
@@ -389,6 +446,8 @@ def _label(row: Mapping[str, _files.Json]) -> str:
       for name in ('bands', 'buffers', 'lambda', 'b0')
       if name in row
     ]
+    + ['norms free'] * (not row.get('column_normalize', True))
+    + ['optimised without amplification'] * row.get('unamplified', False)
   )
 
 
@@ -398,9 +457,12 @@ TABLES: dict[str, Callable[[Mapping[str, _files.Json]], Iterator[Row]]] = {
   'amplified_sigma': _amplified_sigma,
   'banded_rmse': _banded_rmse,
   'optimal_bands': _optimal_bands,
+  'optimal_bands_more': _optimal_bands,
+  'tail_at_its_limit': _tail_at_its_limit,
   'dp_cgd_table4_unamplified': _calibrated_rmse,
   'bifr_table6_unamplified': _calibrated_rmse,
   'dp_cgd_table4_amplified': _sampled_rmse,
+  'dp_cgd_table4_poisson': _cyclic_poisson_rmse,
   'bifr_table6_amplified': _sampled_rmse,
   'bifr_table7_cyclic_poisson': _cyclic_poisson_rmse,
   'bifr_table7_b_min_sep': _sampled_rmse,
@@ -410,6 +472,7 @@ TABLES: dict[str, Callable[[Mapping[str, _files.Json]], Iterator[Row]]] = {
 
 # Tables that take many minutes.
 SLOW = (
+  'optimal_bands_more',
   'dp_cgd_table4_amplified',
   'bifr_table6_amplified',
   'bifr_table7_b_min_sep',

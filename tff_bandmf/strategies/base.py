@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 
 import attrs
 import numpy as np
+import scipy.linalg
 
 from tff_bandmf import _checks, _files, errors, workloads
 from tff_bandmf.strategies import per_query
@@ -347,6 +348,33 @@ class Strategy(abc.ABC):
     """
     check_dense(self.rounds)
     return self.part(0, self.rounds, 0)
+
+  def noising_matrix(self) -> np.ndarray:
+    """Returns C^-1 as a dense [n, n] float64 array.
+
+    Row t has the weights of Z in the noise of round t.
+
+    Raises:
+      ValueError: n is so large that the matrix would not fit in memory.
+    """
+    return scipy.linalg.solve_triangular(
+      self.matrix(), np.eye(self.rounds), lower=True
+    )
+
+  def decoder_matrix(
+    self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
+    """Returns B = A C^-1 as a dense [n, n] float64 array.
+
+    A = B C, and e_t is the squared L2 norm of row t of B.
+
+    Args:
+      workload: A.
+
+    Raises:
+      ValueError: n is so large that the matrix would not fit in memory.
+    """
+    return workload.matrix(self.rounds) @ self.noising_matrix()
 
   def digest(self) -> str:
     """Returns the SHA-256 of C's definition, 64 hexadecimal digits."""
