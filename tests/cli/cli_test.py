@@ -489,8 +489,7 @@ def test_commands_import_nothing_heavy_that_they_do_not_use():
   assert not _HEAVY & _imported(
     *(f'{name} --help' for name in commands.COMMANDS)
   )
-  # The error of a Toeplitz C takes scipy.signal, which imports scipy.stats.
-  assert not (_HEAVY - {'scipy.stats'}) & _imported(
+  assert not _HEAVY & _imported(
     'optimize --family identity --rounds 9 --min-sep 4 --out i.json',
     'evaluate i.json --min-sep 3',
     'account i.json --noise-multiplier 1 --delta 1e-6',

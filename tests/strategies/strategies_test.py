@@ -1,9 +1,11 @@
 """Tests of strategies, their errors and their files."""
 
+import importlib
 import json
 import pathlib
 import pickle
 import re
+import sys
 
 import hypothesis
 import hypothesis.extra.numpy as hypothesis_numpy
@@ -87,6 +89,16 @@ def test_errors_of_toeplitz_with_closed_tail_against_every_term(
     (errors.mean(), errors.max()),
     rtol=1e-11,
   )
+
+
+def test_errors_of_few_rounds_have_the_bits_of_the_filter_of_scipy(monkeypatch):
+  importlib.import_module('scipy.signal')
+  few = [
+    strategies.BandedToeplitz(200, _square_root(bands)) for bands in (2, 9, 70)
+  ]
+  filtered = [strategy.errors() for strategy in few]
+  monkeypatch.delitem(sys.modules, 'scipy.signal')
+  assert [strategy.errors() for strategy in few] == filtered
 
 
 @pytest.mark.parametrize('coefficients', [[1, -1], [1, 1], [1, -2], [2, 1, -4]])

@@ -20,6 +20,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
+import sys
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
@@ -32,6 +33,8 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 # Terms of the first block of a series; each next block is twice as long.
 _FIRST_BLOCK = 4096
+# Most terms that NumPy filters in less time than the import of scipy.signal.
+_FEW = 256
 # Relative distance from the limit at which a series counts as converged.
 _CONVERGED = 1e-12
 # Size of the filter's state below which the rest of a series counts as 0.
@@ -387,7 +390,31 @@ def _series(top: np.ndarray, bottom: np.ndarray, terms: int) -> np.ndarray:
   """Returns the first coefficients of top(x) / bottom(x), [terms]."""
   impulse = np.zeros(terms)
   impulse[:1] = 1.0
-  return scipy.signal.lfilter(top, bottom, impulse)
+  if len(bottom) > 1:
+    return scipy.signal.lfilter(top, bottom, impulse)
+  impulse[: len(top)] = top[:terms] / bottom
+  return impulse
+
+
+def _filtered(
+  top: np.ndarray, bottom: np.ndarray, signal: np.ndarray, state: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns scipy.signal.lfilter(top, bottom, signal, zi=state), bit by bit.
+
+  The import of scipy.signal, which also imports scipy.stats, takes longer than
+  all the rest of a plan of few rounds.
+  """
+  few = len(signal) <= _FEW and len(bottom) > 1
+  if not few or 'scipy.signal' in sys.modules:
+    return scipy.signal.lfilter(top, bottom, signal, zi=state)
+  b, a = np.zeros((2, len(state) + 1))
+  b[: len(top)], a[: len(bottom)] = top / bottom[0], bottom / bottom[0]
+  z, series = np.append(state, 0.0), np.empty(len(signal))
+  with np.errstate(over='ignore', invalid='ignore'):
+    for i, x in enumerate(signal):
+      series[i] = z[0] + b[0] * x
+      z[:-1] = z[1:] + b[1:] * x - a[1:] * series[i]
+  return series, z[:-1]
 
 
 def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
@@ -451,7 +478,7 @@ def _errors_to_the_limit(
   while done < rounds:
     _check_done(done, rounds)
     terms = min(max(block, memory), rounds - done)
-    w, state = scipy.signal.lfilter(top, bottom, np.ones(terms), zi=state)
+    w, state = _filtered(top, bottom, np.ones(terms), state)
     with np.errstate(over='ignore', invalid='ignore'):
       squared = w * w
       squares += squared.sum()
