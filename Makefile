@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo people test quick browser fuzz noise races mutants mutants-flower kills docs bench seeds lint dist test-wheel test-names test-flower clean
+.PHONY: help env demo people test quick browser fuzz noise races mutants mutants-flower kills docs bench seeds lint dist test-wheel test-extras test-names test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -78,6 +78,10 @@ lint: env  ## checks format, style and types
 test-wheel:  ## tests the core from the wheel, on any Python (PYTHON=...)
 	@$(MAKE) --no-print-directory dist PYTHON=
 	requirements/test_wheel.sh
+
+test-extras:  ## installs the wheel with each extra, on Python 3.9 to 3.13
+	@$(MAKE) --no-print-directory dist PYTHON=
+	requirements/test_wheel.sh extras
 
 test-names:  ## tests TFF's names without TFF (PYTHON=python3.12)
 	@$(MAKE) --no-print-directory dist PYTHON=

@@ -2,10 +2,35 @@
 # Installs the wheel in an environment of its own and runs its tests there:
 # `test_wheel.sh [test files]`, by default all of the core. PYTHON=... chooses the
 # Python, WHEEL=... a wheel that is not in dist/. What is installed is the lock of
-# the Python, or with WITH='tensorflow numpy<2' the newest that agrees with that.
+# the Python, or with WITH='tensorflow numpy<2' the newest that agrees with that,
+# or with EXTRA=... the wheel with this extra, by the lines of the README.
+# `test_wheel.sh extras` checks the core on Python 3.9 to 3.13, and each extra.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+if [[ ${1:-} == extras ]]; then
+  while read -r version extra; do
+    python=
+    # A name on PATH may be a broken shim.
+    for each in $(type -aP "python$version") \
+        $(compgen -G "$HOME/.pyenv/versions/$version.*/bin/python"); do
+      "$each" -c 'import venv' 2>/dev/null && python=$each && break
+    done
+    echo "Python $version, extra ${extra:-none}: ${python:-is not installed}"
+    EXTRA=$extra PYTHON=${python:?} "$0" wheel_check.py
+  done <<END
+3.9
+3.10
+3.11
+3.12
+3.13
+3.11 tff,simulations
+3.11 optimizer
+3.13 optimizer
+3.12 flower
+END
+  exit
+fi
 wheel=$(realpath "${WHEEL:-$(ls dist/*.whl)}")
 venv=$(mktemp -d)
 trap 'rm -rf "$venv"' EXIT
@@ -20,7 +45,13 @@ install() {
       --no-compile "$@"
   fi
 }
-if [[ -e $lock && -z ${WITH:-} ]]; then
+if [[ -v EXTRA ]]; then
+  install "$wheel${EXTRA:+[$EXTRA]}" hypothesis jsonschema pytest
+  if [[ $EXTRA == *tff* ]]; then
+    read -ra second < <(sed -n 's/^ *pip install --no-deps //p' README.md)
+    install --no-deps "${second[@]}"
+  fi
+elif [[ -e $lock && -z ${WITH:-} ]]; then
   install --no-deps --only-binary :all: --require-hashes -r "$lock"
   install --no-deps "$wheel"
 else

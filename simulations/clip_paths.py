@@ -73,7 +73,8 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
   strategy = run_json.read_plan(directory).strategy
   first = clips.norm(privacy['l2_norm_clip'])
   with run_ledger.open_ledger(directory) as ledger:
-    attempts, result = ledger.all_attempts(), ledger.ended()
+    attempts = ledger.contents().attempts
+  result = run_ledger.results(directory)
   released = [clip for _, clip in metrics.clips(attempts)]
   path = [first, *released[:-1]] if released else [first] * strategy.rounds
   return {

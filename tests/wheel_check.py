@@ -1,5 +1,6 @@
 """Checks of an installed wheel; `requirements/test_wheel.sh` runs them."""
 
+import importlib.metadata
 import pathlib
 import re
 import subprocess
@@ -9,7 +10,23 @@ import pytest
 
 import tff_bandmf
 
-_README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_README = _ROOT / 'README.md'
+_INSTALLED = {
+  each.metadata['Name'] for each in importlib.metadata.distributions()
+}
+
+
+def _with(package):
+  """Marks a test that needs a package, which an extra installs."""
+  return pytest.mark.skipif(
+    package not in _INSTALLED, reason=f'without {package}'
+  )
+
+
+def _without(package):
+  """Marks a test of an installation without a package."""
+  return pytest.mark.skipif(package in _INSTALLED, reason=f'with {package}')
 
 
 def first_example():
@@ -34,26 +51,61 @@ def test_package_is_the_installed_one():
   assert 'site-packages' in tff_bandmf.__file__
 
 
-def test_command_works():
-  result = subprocess.run(
-    [
-      'bandmf',
-      'optimize',
-      '--family',
-      'dp-cgd',
-      '--rounds',
-      '9',
-      '--min-sep',
-      '3',
-      '--json',
-    ],
-    capture_output=True,
-    text=True,
-  )
+def _printed(*command, folder=None):
+  """Returns what a command prints that ends without an error."""
+  result = subprocess.run(command, capture_output=True, text=True, cwd=folder)
   assert result.returncode == 0, result.stderr
-  assert '"family": "dp-cgd"' in result.stdout
+  return result.stdout
 
 
+@pytest.mark.parametrize(
+  'family',
+  ['dp-cgd', pytest.param('dense', marks=_with('tensorflow'))],
+)
+def test_command_works(family):
+  """The extra `optimizer` has the TensorFlow that `dense` needs."""
+  schema = '--rounds', '9', '--min-sep', '3'
+  printed = _printed(
+    'bandmf', 'optimize', '--family', family, *schema, '--json'
+  )
+  assert f'"family": "{family}"' in printed
+
+
+@_with('tensorflow-federated')
+def test_learning_process_of_the_tutorial_is_trained():
+  printed = _printed(sys.executable, _ROOT / 'examples' / 'fed_avg_after.py')
+  assert 'epsilon' in printed
+
+
+@_with('dacite')
+@_with('tensorflow-federated')
+def test_checkout_has_the_simulations(tmp_path):
+  module = '-m', 'simulations.run_stackoverflow', '--config=configs/demo.toml'
+  few = {
+    'training.rounds': 4,
+    'training.clients_per_round': 2,
+    'training.server_cooldown_rounds': 0,
+    'training.evaluation_sentences': 10,
+    'privacy.min_sep': 2,
+    'compare': {},
+  }
+  keys = [f'--set={key}={value}' for key, value in few.items()]
+  _printed(
+    sys.executable, *module, *keys, f'--output_dir={tmp_path}', folder=_ROOT
+  )
+  assert (tmp_path / 'report.md').exists()
+
+
+@_with('flwr')
+def test_strategy_for_flower_is_one_of_flowers():
+  from flwr.serverapp import strategy
+
+  from tff_bandmf import flower
+
+  assert issubclass(flower.CorrelatedNoise, strategy.Strategy)
+
+
+@_without('tensorflow-federated')
 @pytest.mark.parametrize('module', ['aggregator', 'tff.runtime'])
 def test_one_line_says_how_to_get_tensorflow_federated(module):
   result = subprocess.run(
@@ -65,6 +117,7 @@ def test_one_line_says_how_to_get_tensorflow_federated(module):
   assert 'make env' in result.stderr.splitlines()[-1]
 
 
+@_without('tensorflow')
 def test_one_line_says_what_the_query_of_a_graph_needs():
   result = subprocess.run(
     [sys.executable, '-c', 'from tff_bandmf.query import GraphClipping'],

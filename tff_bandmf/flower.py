@@ -43,7 +43,7 @@ from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.query import clip_bounds
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run import run as run_lib
-from tff_bandmf.run_files import run_json
+from tff_bandmf.run_files import folder, run_json, run_ledger
 from tff_bandmf.strategies import identity
 
 try:
@@ -393,10 +393,12 @@ class CorrelatedNoise(strategies.Strategy):
 
   def _check_number(self) -> None:
     """Raises ValueError if a run in the folder drew from another number."""
-    path = self._folder / run_json.RUN_FILE
-    if not isinstance(self._clients, int) or not path.exists():
+    begun = (self._folder / run_json.RUN_FILE).exists() and (
+      folder.has_begun(self._folder)
+    )
+    if not isinstance(self._clients, int) or not begun:
       return
-    number = run_json.RunRecord.read(self._folder).population
+    number = run_ledger.statements(self._folder).population
     # PRIVACY: Flower deals out the data anew among another number of
     # partitions, and the partitions are the names of the clients. So a client
     # would get another name and could take part more often than the plan
@@ -571,13 +573,10 @@ class CorrelatedNoise(strategies.Strategy):
       )
     if not self._untrained:
       return
-    sentence = (
+    run.note_not_covered(
       'arrays that no client changes, with the values of the first model: '
       + ', '.join(self._untrained)
     )
-    stated = run_json.RunRecord.read(self._folder).not_covered
-    if sentence not in stated:
-      run.note(not_covered=[*stated, sentence])
 
   def _evaluate(
     self,

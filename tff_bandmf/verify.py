@@ -28,9 +28,8 @@ was noted elsewhere while the run went on.'''
 FILES = ('run.json', 'plan.json')
 MOST_ROUNDS = 4096  # C is a dense array of at most this size.
 SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Two tolerances; rounding of float64.
-NOTES = '''unit_of_privacy data not_covered side_releases population process
-  clients_left tuning model_selection pre_training key_after owner contact date
-  model intended_use region sector highest_client title'''.split()  # Editable.
+# Statements of a ledger that has no others.
+NOTHING = {'data': 'not stated', 'not_covered': [], 'side_releases': []}
 def require(condition, line, kind=AssertionError):
   if not condition:
     raise kind(line)
@@ -221,6 +220,16 @@ def guarantee(mus, delta, profile=None):  # Epsilon of runs together.
     return profile(e) + stops * (1 + math.exp(e)) <= delta
   epsilon = smallest(lambda e: e >= end or holds(e))
   return epsilon if holds(min(epsilon, 700)) else math.inf
+def joint(mus, delta, others):
+  """Returns an epsilon of runs and other releases; exact if all Gaussian."""
+  mus = (*mus, *(1 / x['noise_multiplier'] for x in others if x[
+    'noise_multiplier']))
+  rho = sum(x['rho'] or 0 for x in others)
+  left = (delta - sum(x['delta'] for x in others)) / (1 + bool(rho))
+  if left <= 0:
+    return math.inf
+  return sum(x['epsilon'] or 0 for x in others) + guarantee(mus, left) + (
+    rho + 2 * math.sqrt(rho * math.log(1 / left)))
 def claimed(mu, delta, rho=None):
   """Returns the range of an epsilon that was stated with rho, or with mu."""
   close = 1e-3 if rho is None else CLOSE
@@ -378,7 +387,7 @@ class Document:
 def read_json(path, *names):
   content = json.loads(path.read_bytes(), parse_constant=int)  # Refuses NaN.
   report = 'report' in content['format']
-  version = 1 if report else 2 if 'strategy' in content['format'] else 3
+  version = {'strategy': 2, 'plan': 3, 'run': 4}.get(content['format'][11:], 1)
   if content['format'] not in names or content['version'] != version:
     raise ValueError(f'{path.name}: is of another format or version')
   if report:
@@ -403,16 +412,21 @@ def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
     for name, table in zip(LEDGER, tables)})
   [about], rows, stored = map(sorted, tables)
   database.close()  # about: row, format, run, noise key, name key, events, head
-  require(about[:4] == (0, 4, *ids), 'ledger: is of another run than run.json')
-  head, events = sha(['bandmf ledger', *about[1:5]]), {e[1]: [] for e in rows}
-  heads = {head}
+  require(about[:4] == (0, 5, *ids), 'ledger: is of another run than run.json')
+  head, events = sha(['bandmf ledger', *about[1:5]]), {
+    e[1]: [] for e in rows if e[2] != 'noted'}
+  heads, end, notes = {head}, None, dict(NOTHING)
   for i, (_, t, kind, digest, z, tested, text, _) in enumerate(rows):
     texts = [value if value is None else value.hex() for value in (digest, z)]
     head = sha([head.hex(), i, t, kind, *texts, bool(tested), text])
     row = (i, t, kind, digest, z, bool(tested), text, head)
     require(rows[i] == row, f'ledger: event {i} was changed')
-    events[t].append(row[2:7])
+    if kind == 'noted':
+      notes.update(json.loads(text))
+    else:
+      events[t].append(row[2:7])
     heads.add(head)
+    end = head.hex() if kind == 'ended' else end
   require(about[5:] == (len(rows), head), 'ledger: lacks its last events')
   good = [t for t, *_ in stored] == sorted(events) == list(range(len(events)))
   require(good, 'ledger: lacks a round')
@@ -424,7 +438,7 @@ def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
   document.left = {place for place in document.left if place[-1] in CHAINED}
   return types.SimpleNamespace(
     events=events, cohorts=cohorts, head=head.hex(), document=document,
-    heads=heads,
+    heads=heads, end=end, notes=notes,
     kinds=[each[0] for each in sum(events.values(), [])],
     last_client=max([highest for _, highest, _ in stored], default=-1))
 def check_cohorts(cohorts, c, kind, gap, most):
@@ -477,7 +491,7 @@ def check_exports(folder, plan, ledger, schema):
   if path.exists():
     result = Document(path.name, json.loads(path.read_bytes()))
     require(ledger.ended is not None and sha(result.content) == sha(
-      {**ledger.ended, 'ledger_head': ledger.head}),
+      {**ledger.ended, 'ledger_head': ledger.end}),
       'result.json: the ledger ends with other results, or with another head')
     result.left.clear()
     documents.append(result)
@@ -504,8 +518,8 @@ def check_ledger(folder, run, claim, say):  # Each round must follow the plan.
     ledger.ended = json.loads(last[4])
     require('budget' in claim.values() or len(events) == claim['rounds'],
             f'rounds={len(events)}: it ended before the last of them')
-  fixed = [{name: run[name] for name in {*run.content} - {*NOTES}},
-           sha((folder / 'plan.json').read_bytes()).hex()]
+  fixed = [dict(run.content), sha((folder / 'plan.json').read_bytes()).hex()]
+  run.content.update(ledger.notes)
   ledger.released = []
   for t, each in events.items():
     digests = collections.defaultdict(list)
@@ -594,10 +608,13 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
           f'{folder}: the run added no noise: there is no claim to check')
   ledger = check_ledger(folder, run, claim, say)
   cohorts = ledger.cohorts
+  head = report.get('ledger_head')
+  require(head in (None, ledger.head), f'ledger_head={head}: the ledger has '
+          'another; if the run went on, or got a note, run bandmf report again')
   for name, digest in (report.get('files_sha256') or {}).items():
     require(sha((folder / name).read_bytes()).hex() == digest,
             f'{name}={digest[:16]}...: it was edited after report.json was '
-            'written; if the run went on, run bandmf report again')
+            'written')
   n, own, upper = len(cohorts), {'delta': delta}, math.inf
   require(0 < n <= len(whole), f'rounds={n}: 1 to {len(whole)}', ValueError)
   gaps = filter(planned.__contains__, ('apart', 'groups', 'bins', 'min_sep'))
@@ -696,8 +713,9 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     facts.together.update(known[identity])
   known[run['run_id']].update(
     {x: y for x, y in facts.together.items() if x != run['run_id']})
-  own['together'] = own['epsilon'] if len(facts.together) < 2 else guarantee(
-    tuple(facts.together.values()), delta)
+  others = report.get('other_releases') or []
+  own['together'] = own['epsilon'] if len(facts.together) < 2 and not (
+    others) else joint(tuple(facts.together.values()), delta, others)
   if report.content:
     check_report(report, run, plan, facts)
     if report['epsilon'] is not None:
@@ -730,7 +748,7 @@ def add_noise(claim, ledger, strategy, whole, bounds):
     f'{z * claim["l2_norm_clip"]}, or all rounds have more')
   return sens
 def check_claim(run, plan, facts):
-  """Checks the population of run.json, and the bound of plan.json."""
+  """Checks the population of the ledger, and the bound of plan.json."""
   claim, population, n = facts.claim, run.get('population'), len(facts.whole)
   if population is not None:
     require(facts.clients <= population, f'population={population}: the ledger '
@@ -1032,7 +1050,7 @@ def check_report(report, run, plan, facts):
     if run.get(name):
       report.agree(place, run, (name,))
     else:
-      report.hold(place, Text((), (default,)), 'run.json states nothing:')
+      report.hold(place, Text((), (default,)), 'the run states nothing:')
   if request['stands_for']:
     both = (request['clients_per_round'], *[request['stands_for']] * 2)
     report.hold(('setting',), Text((*both, Range(
@@ -1081,26 +1099,35 @@ def check_report(report, run, plan, facts):
     report.hold(('runs',), [], 'a run without results has')
   check_curve(report, this, delta, amplified)
   before, together = len(facts.together) - 1, report['together']
+  others = report['other_releases']
+  counts = [x for x in (before, len(others)) if x]
   if together:
     exact = together['composition'] == 'exact'
-    total = sum(x**2 for x in facts.together.values()) / 2
+    mus = [*facts.together.values(), *(1 / x['noise_multiplier'] for x in (
+      others) if x['noise_multiplier'])]
+    total = sum(x**2 for x in mus) / 2
+    require(not exact or not any(x['rho'] or x['epsilon'] for x in others),
+            'together: is exact, but not all releases are Gaussian')
+    low = guarantee(tuple(mus), delta)
     report.hold(('together',), {
       'delta': delta, 'adjacency': claim['adjacency'], **({
-        'rho': Range(total * (1 - CLOSE), math.inf), 'epsilon': Range(
-          facts.own['together'] * (1 - CLOSE), math.inf)} if exact else {})},
-      'the runs make')
+        'rho': Range(total * (1 - CLOSE), math.inf)} if exact else {}),
+      'epsilon': Range(low * (1 - CLOSE), math.inf)}, 'the runs make')
+    if exact and others:
+      report.hold(('together', 'epsilon'), claimed(
+        math.sqrt(2 * total), delta, together['rho']), 'all of them make')
     require(len(together['runs']) == before + 1, 'together: lacks runs')
   else:
-    require(not before or 'no guarantee' in report['summary'] or report[
+    require(not counts or 'no guarantee' in report['summary'] or report[
       'epsilon'] is None, 'together: is left out')
     report.hold(('together',), None, 'no run was before this:')
   quoted = [unit, *['SIMULATED'] * bool(
     request['stands_for']), *['Not checked'] * (examined is False and done > 0)]
   last = [report['epsilon'], delta, n, claim['clients_per_round'],
           *([epsilon] if amplified and epsilon else [])]
-  if before:
-    last = [before, together['epsilon'], delta, *last] if together else (
-      [*last, before])
+  if counts:
+    last = [*counts, together['epsilon'], delta, *last] if together else (
+      [*last, *counts])
   if report['epsilon'] is None:  # 'Too little noise'.
     last, quoted = [], quoted[1:]
   report.hold(('summary',), Text(last, quoted), 'its figures are')
@@ -1201,6 +1228,7 @@ def check_row(report, i, row, place):
 def check_figures(report, alone=False):  # alone: its run is not read.
   """Checks the figures of a report against each other; returns its claim."""
   public = 'once_in' in report.content
+  others = report['other_releases']
   rows = report['runs'] if public else [report.content]
   page, delta = report.get('check'), report['delta']
   mus = check_page(report, public) if page else []
@@ -1242,7 +1270,7 @@ def check_figures(report, alone=False):  # alone: its run is not read.
     seen = run['observed_epsilon']
     require(seen is None or 0 < seen <= run['epsilon'] and not chance or not (
       run['kept']), f'observed_epsilon={seen}: is above epsilon, or by chance')
-  require(page or not public or report['named_before'] or not all(
+  require(page or not public or report['named_before'] or others or not all(
     x['kept'] and x['epsilon_unamplified'] for x in rows),
     'check: is left out, and all runs are kept to their plan')
   together = report['together']
@@ -1271,7 +1299,7 @@ def check_figures(report, alone=False):  # alone: its run is not read.
     require(discloses == any(x['observed_epsilon'] for x in rows),
             'told: does not fit observed_epsilon')
   mixed = chance or bool(together) and together['composition'] != 'exact'
-  if page and together:
+  if page and together and not others:
     first = page['claims'][j]
     report.hold(('together',), {
       'epsilon': near(first['amplified'] or first['epsilon'], SAME),
@@ -1291,13 +1319,21 @@ def check_figures(report, alone=False):  # alone: its run is not read.
     report.left.discard((*(('runs', 0) if public else ()), 'l2_norm_clip'))
   if not public and page and not chance:
     report.hold(('epsilon',), near(page['claims'][0]['epsilon']), 'check has')
-  exact = sum(mus[i] ** 2 for i in members)
+  exact = sum(mus[i] ** 2 for i in members) * (not others)
   high = exact or 2 * (rho or 0)
   check_attack(report, (epsilon * (1 - rough), delta, rho and math.sqrt(
     high if exact else high * (1 - rough))), (
       epsilon, delta, rho and math.sqrt(high)))
   report.left |= {*leaves(report.content)} & {
     *copies, *[('together', 'epsilon'), *[('epsilon',)] * public] * mixed}
+  if others:  # Their own figures are stated, and nothing shows them.
+    total = max(total, sum(mus[i] ** 2 for i in members) / 2)
+    pure = [x for x in others if x['noise_multiplier']]
+    mu = math.sqrt(2 * total * (1 - SAME))
+    if not chance:
+      at_least('together', epsilon, joint((mu,), delta, pure))
+    sure = joint((mu,), delta, others) if mixed else epsilon
+    return {'epsilon': max(epsilon, sure), 'delta': delta}
   if mixed:  # Without chance.
     return {'epsilon': page['claims'][j]['epsilon'] if page else sure,
             'delta': delta if page else min(1, delta * len(rows))}

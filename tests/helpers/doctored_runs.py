@@ -78,7 +78,6 @@ def rechained(folder, kinds=None):
   """
   shutil.rmtree(folder / 'private' / 'checkpoints', ignore_errors=True)
   run = json.loads((folder / 'run.json').read_text())
-  fixed = {name: run[name] for name in {*run} - {*verify_lib.NOTES}}
   plan = _digest(folder / 'plan.json').hex()
   result = json.loads((folder / 'result.json').read_text())
   result.pop('ledger_head', None)
@@ -94,7 +93,7 @@ def rechained(folder, kinds=None):
     for i, (_, t, kind, digest, z, tested, payload, _) in enumerate(rows):
       kind, z = (kinds or {}).get(kind, (kind, z))
       if kind == 'enforced':
-        digest = verify_lib.sha([fixed, plan])
+        digest = verify_lib.sha([run, plan])
       elif kind == 'ended':
         payload = json.dumps(result)
       elif kind == 'row':
@@ -103,6 +102,8 @@ def rechained(folder, kinds=None):
       head = verify_lib.sha(
         [head.hex(), i, t, kind, *texts, bool(tested), payload]
       )
+      if kind == 'ended':
+        result['ledger_head'] = head.hex()
       database.execute(
         'update bandmf_events set kind=?, digest=?, z_stddev=?, payload=?, '
         'head=? where place=?',
@@ -112,7 +113,6 @@ def rechained(folder, kinds=None):
       'update bandmf_ledger set events=?, head=?', [len(rows), head]
     )
   database.close()
-  result['ledger_head'] = head.hex()
   (folder / 'result.json').write_text(json.dumps(result))
   path = folder / 'report.json'
   if path.exists():

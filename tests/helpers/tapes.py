@@ -79,14 +79,15 @@ def release_in_a_graph(
 
   dimension = sum(shard.count for shard in tape.shards)
   total = np.zeros(dimension) if total is None else total
-  return graph_reader.release(
+  released, _ = graph_reader.release(
     tape,
     tf.constant(total, tf.int32),
     tape_id=tf.constant(tape.tape_id if tape_id is None else tape_id, tf.int64),
     round_index=tf.constant(t, tf.int64),
     run=tf.constant(run, tf.int64),
     timeout_seconds=timeout,
-  ).numpy()
+  )
+  return released.numpy()
 
 
 def expected(c=None, dimension=DIMENSION, key=KEY):

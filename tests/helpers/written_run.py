@@ -42,7 +42,7 @@ class Written:
 def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   """Writes the files of a run by hand; returns the spec.
 
-  `changes` are of `Written`, or of `run.json`.
+  `changes` are of `Written`, or of `RunRecord`.
   """
   changes['noise_multiplier'] = noise_multiplier
   plan_changes = {
@@ -82,14 +82,18 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
       name: f'{value:016x}'
       for name, value in zip(run_json.IDENTITY_KEYS, identity)
     },
+    'released': 'the model',
+    **changes,
+  }
+  notes = {
     'unit_of_privacy': 'one client',
     'population': 12,
     'data': 'some text',
-    'released': 'the model',
     'not_covered': ['tuning'],
     'side_releases': ['a count'],
-    **changes,
   }
+  for name in {*run} & {*run_json.STATEMENTS}:
+    notes[name] = run.pop(name)
   directory.mkdir(parents=True, exist_ok=True)
   (directory / report.RUN_FILE).write_text(json.dumps(run))
   plan.save(directory / run_json.PLAN_FILE)
@@ -119,6 +123,7 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   (directory / report.METRICS_FILE).write_text(''.join([header, *lines]))
   with ledger_lib.Ledger(directory / report.LEDGER_FILE) as ledger:
     ledger.bind(run=identity[0], noise_key=identity[1])
+    ledger.note(notes)
     for t, cohort in enumerate(cohorts):
       row = metrics.digest(rows[t])
       ledger.start_round(

@@ -126,10 +126,11 @@ _LETTERS = {
   'z': chain.ENDED,
   'd': chain.DRAWN,
   'n': chain.NOT_DRAWN,
+  'N': chain.NOTED,
   **dict(zip('012', chain.FLAGS)),
 }
-_ATTEMPT = r's[e012]*[FL][rdnz012]*|a[rdnz012]*'
-_ROUND = re.compile(rf'(?=s)({_ATTEMPT})*(s[e012]*)?')
+_ATTEMPT = r's[e012N]*[FL][rdnz012N]*|a[rdnz012N]*'
+_ROUND = re.compile(rf'(?=s)({_ATTEMPT})*(s[e012N]*)?')
 
 
 def _parts(letters):
@@ -183,7 +184,7 @@ def test_random_events_are_attempts_or_are_refused():
       heads = [
         head
         for x, (_, head) in zip(letters[start:stop], events[start:stop])
-        if x not in 'dnz'
+        if x not in 'dnzN'
       ]
       outcome = 's' if letters[start] == 's' else 'a'
       expected.append(
@@ -198,7 +199,8 @@ def test_random_events_are_attempts_or_are_refused():
           enforced=digest.get('e'),
           drawn='n' not in last if {'d', 'n'} & set(last) else None,
           flags=frozenset(_LETTERS[x] for x in last if x in '012'),
-          ended=numbers.get('z'),
+          ended=last.get('z')
+          and chain.End(last['z'][0].numbers, last['z'][1].hex()),
         )
       )
     assert chain.attempts(events) == expected, letters
@@ -352,7 +354,7 @@ def test_older_part_of_a_ledger_has_another_head(path, tmp_path):
 def test_ledger_changed_while_it_is_open_is_refused_when_counted(path):
   with ledger_lib.Ledger(path) as ledger:
     _execute(path, 'UPDATE bandmf_events SET noise_checked = 0')
-    for call in ledger.observed, ledger.all_attempts:
+    for call in ledger.observed, ledger.contents:
       with pytest.raises(ValueError, match='ledger=round 0: contradicts'):
         call()
 

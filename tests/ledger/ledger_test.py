@@ -21,6 +21,7 @@ from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity
+from tff_bandmf.ledger import chain
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -307,8 +308,8 @@ def test_attempts_and_their_outcomes_are_recorded(ledger):
   # What was started counts.
   assert (observed.rounds, observed.finished, observed.clients) == (2, 1, 3)
   assert (observed.burnt, observed.failed, observed.open) == (1, 3, ())
-  assert list(ledger.all_attempts()) == [0, 1]
-  assert ledger.all_attempts()[0] == ledger.attempts(0)
+  assert list(ledger.contents().attempts) == [0, 1]
+  assert ledger.contents().attempts[0] == ledger.attempts(0)
 
 
 def test_round_cannot_finish_with_two_results(ledger):
@@ -512,7 +513,8 @@ def test_last_results_of_a_run_count(ledger):
     ledger.record_end({'x': float('nan')})
   ledger.record_end({'x': 0.0})
   ledger.record_end({'x': 1.5, 'y': 2})
-  assert ledger.observed().ended == {'x': 1.5, 'y': 2} == ledger.ended()
+  ended = chain.End({'x': 1.5, 'y': 2}, ledger.head())
+  assert ledger.observed().ended == ended == ledger.ended()
   assert ledger.head() != head == ledger.attempts(0)[-1].head
 
 

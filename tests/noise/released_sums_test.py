@@ -67,10 +67,10 @@ def test_noise_of_a_round_meets_one_sum_in_any_order(tmp_path, seed):
       counts[f'{t:08d}-{latest}-{name}'] = updates
       outcomes[call, len(sums) == 1] += 1
       if len(sums) == 1:
-        position.mark(released, updates, t)
+        position.mark(name, updates, t)
       else:
         with pytest.raises(ValueError, match='released another sum'):
-          position.mark(released, updates, t)
+          position.mark(name, updates, t)
       marked[t] = position.released(t)
       assert {other for _, other in marked[t]} == sums
       assert (

@@ -1,9 +1,11 @@
 """Tests of runs that come after others on the same clients."""
 
+import dataclasses
 import json
 import os
 import shutil
 
+import dp_accounting
 import pytest
 import written_run
 
@@ -30,6 +32,42 @@ def _run(folder, after=(), key=None, cohorts=written_run.KEPT, **changes):
     **({'after': named} if named else {}),
     **changes,
   )
+
+
+def test_other_releases_are_composed_and_listed(tmp_path, run_json):
+  first = _run(tmp_path / 'first', noise_multiplier=1.0)
+  second = _run(tmp_path / 'second', [tmp_path / 'first'])
+  flags = ['--release', 'counts:noise_multiplier=3', '--release', 'x:rho=0.01']
+  releases = [
+    accounting.Release(noise_multiplier=3.0),
+    accounting.Release(rho=0.01),
+  ]
+  written = run_json('report', tmp_path / 'second', *flags)
+  expected = accounting.compose([first, second, *releases]).claim(1e-5)
+  assert written['together']['epsilon'] == expected.epsilon
+  assert written['together']['composition'] == 'upper_bound'
+  listed = [(x['name'], x['rho']) for x in written['other_releases']]
+  assert listed == [('counts', None), ('x', 0.01)]
+  assert written['summary'].startswith(
+    'Together with 1 earlier run and 2 other releases'
+  )
+  for name in 'report.md', 'report.html':
+    text = (tmp_path / 'second' / name).read_text()
+    assert 'noise multiplier 3.0' in text and 'rho 0.01' in text
+  # The page recomputes the runs alone.
+  claims = written['check']['claims']
+  assert [claim['runs'] for claim in claims] == [[0], [0, 1]]
+  public = run_json('report', tmp_path / 'second', '--public', *flags)
+  assert public['epsilon'] >= expected.epsilon > public['runs'][0]['epsilon']
+  assert public['other_releases'] == written['other_releases']
+  assert public['check'] is None
+  assert 'counts' in (tmp_path / 'second' / 'public.md').read_text()
+  event = dataclasses.replace(
+    report.of_run(tmp_path / 'second'),
+    releases=[accounting.Release(event=dp_accounting.GaussianDpEvent(1.0))],
+  )
+  with pytest.raises(ValueError, match='release=.*event'):
+    report.from_source(event)
 
 
 def test_report_claims_the_composition(tmp_path, run_json):

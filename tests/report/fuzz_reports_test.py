@@ -26,9 +26,7 @@ _OPTIONAL = {
 @pytest.fixture(scope='module')
 def run_directory(tmp_path_factory):
   directory = tmp_path_factory.mktemp('fuzz') / 'run'
-  make_run(directory, KEPT)
-  run = json.loads((directory / report.RUN_FILE).read_text())
-  (directory / report.RUN_FILE).write_text(json.dumps({**run, **_OPTIONAL}))
+  make_run(directory, KEPT, **_OPTIONAL)
   # Fonts and imports, once.
   report.build(directory).html()
   return directory

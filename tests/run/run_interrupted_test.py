@@ -94,7 +94,7 @@ def _check(directory, releases):
     by_round[t].add(mean)
   assert all(len(means) == 1 for means in by_round.values())
   with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
-    for t, attempts in ledger.all_attempts().items():
+    for t, attempts in ledger.contents().attempts.items():
       assert len({each.result for each in attempts} - {None}) <= 1, t
   return content['observed']['rounds_burnt']
 
@@ -216,6 +216,6 @@ def test_rows_of_a_run_are_compared_in_one_read(tmp_path):
     ledger_lib.Ledger, 'attempts', side_effect=AssertionError
   ):
     with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
-      attempts = ledger.all_attempts()
+      attempts = ledger.contents().attempts
     metrics.Metrics(tmp_path, attempts, ('round', 'clients'), small_run.ROUNDS)
   assert len(metrics.exported(tmp_path)) == small_run.ROUNDS

@@ -13,11 +13,13 @@ import pytest
 import small_run
 
 from tff_bandmf import ledger as ledger_lib
-from tff_bandmf import (
-  run,
-)
+from tff_bandmf import run
 from tff_bandmf.noise import exact, generator, released_sums
+from tff_bandmf.run import journal
 from tff_bandmf.run_files import checkpoints, metrics, run_json
+
+# Fingerprints of two released sums.
+_SUMS = '0000000001-0000000002', '0000000001-0000000003'
 
 
 def test_killed_run_ends_as_an_undisturbed_one(
@@ -128,10 +130,11 @@ def test_mark_of_another_sum_than_the_ledgers_burns_a_round(tmp_path):
   with run.Run(tmp_path, small_run.small_plan()) as mine:
     shutil.rmtree(marks)
     attempts = mine._journal.ledger.attempts(0)
-    assert not mine._journal._is_burnt(0, attempts)
+    position = mine._journal._position
+    assert not journal._is_burnt(attempts, position.released(0))
     marks.mkdir()
     (marks / '00000000-2-0000000000-0000000001').touch()
-    assert mine._journal._is_burnt(0, attempts)
+    assert journal._is_burnt(attempts, position.released(0))
 
 
 def test_mark_is_on_the_disk_before_the_mean(tmp_path):
@@ -323,12 +326,11 @@ def test_position_of_another_run_is_refused_in_a_graph(tmp_path):
 
 def test_second_sum_of_a_round_is_refused(tmp_path):
   mine = released_sums.Position(pathlib.Path(tmp_path), 1)
-  released = np.array([1, 2], np.int32)
   for attempt in 1, 2:
     mine.open(3, attempt, 5)
-    mine.mark(released, (4, 1), 3)
+    mine.mark(_SUMS[0], (4, 1), 3)
   with pytest.raises(ValueError, match='another sum'):
-    mine.mark(released + np.int32(1), (4, 1), 3)
+    mine.mark(_SUMS[1], (4, 1), 3)
   _has_met_two_sums(mine)
 
 
@@ -342,13 +344,14 @@ def test_second_sum_of_a_round_is_refused_in_a_graph(tmp_path):
   graph = graph_released_sums.GraphPosition(mine)
   now = tf.constant(3, tf.int64)
   counts = tf.constant([4, 1])
-  released = tf.constant([1, 2], tf.int32)
   mine.open(3, 1, 5)
-  mine.mark(released.numpy(), (4, 1), 3)
+  mine.mark(_SUMS[0], (4, 1), 3)
   mine.open(3, 2, 5)
-  np.testing.assert_array_equal(graph.mark(released, counts, now), released)
+  released = tf.constant([1, 2], tf.int32)
+  passed = graph.mark(released, _SUMS[0], counts, now)
+  np.testing.assert_array_equal(passed, released)
   with pytest.raises(tf.errors.InvalidArgumentError, match='another sum'):
-    graph.mark(released + 1, counts, now)
+    graph.mark(released + 1, _SUMS[1], counts, now)
   _has_met_two_sums(mine)
 
 

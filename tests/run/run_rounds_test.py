@@ -435,7 +435,6 @@ def _train(directory, ids, plan):
 def test_run_of_any_ids_is_reported(tmp_path, ids):
   """An honest run was refused where an index was not below their number."""
   assert _train(tmp_path, ids, _plan()).content['population'] == 12
-  record = run_json.RunRecord.read(tmp_path)
   # A list that lacks the highest one, or any, is not that of the ledger.
   with _ledger(tmp_path) as ledger:
     observed = ledger.observed()
@@ -443,7 +442,8 @@ def test_run_of_any_ids_is_reported(tmp_path, ids):
     ({'population': observed.clients - 1}, 'clients='),
     ({'highest_client': observed.last_client - 1}, 'client='),
   ):
-    record.with_statements(notes).write(tmp_path)
+    with _ledger(tmp_path) as ledger:
+      ledger.note({**observed.statements, **notes})
     with pytest.raises(ValueError, match=match):
       report.build(tmp_path)
 

@@ -81,11 +81,6 @@ def described(small):
 def _open(directory, described, moved=False):
   """What a run does before its first round."""
   record, plan = described
-  if (directory / report.RUN_FILE).exists():
-    # As a start does: notes are what the run says by now.
-    record = record.with_statements(
-      run_json.RunRecord.read(directory).statements()
-    )
   with folder.locked(directory):
     keys = folder.keys(directory, draws=False)
     if not (directory / run_json.PLAN_FILE).exists():
@@ -261,7 +256,7 @@ def test_metrics_of_a_run_that_goes_on_are_checked(run_copy):
   lines = path.read_text().splitlines(keepends=True)
   columns = lines[0].strip().split(',')
   with ledger_lib.Ledger(run_copy / report.LEDGER_FILE) as ledger:
-    attempts = ledger.all_attempts()
+    attempts = ledger.contents().attempts
     others = lines[2].replace('1,4,', '1,5,', 1)
     path.write_text(''.join([*lines[:2], others, *lines[3:]]))
     with pytest.raises(
@@ -315,7 +310,7 @@ def test_ledger_that_was_rolled_back_is_refused(small, run_copy, export):
       with pytest.raises(
         ValueError, match='ledger.sqlite: lacks round 2, which'
       ) as caught:
-        metrics.Metrics(run_copy, ledger.all_attempts(), [*row], start)
+        metrics.Metrics(run_copy, ledger.contents().attempts, [*row], start)
       assert '\n' not in str(caught.value)
 
 

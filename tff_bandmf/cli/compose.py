@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument('runs', nargs=-1, required=True, metavar='RUN-OR-PLAN ...')
 @options.delta
-@click.option(
-  '--release',
-  'releases',
-  multiple=True,
-  metavar='NAME:KEY=VALUE,...',
-  help='Release of another program on the same clients, such as '
-  'histogram:epsilon=1,delta=1e-9 or counts:noise_multiplier=3 or x:rho=0.1.',
-)
+@options.releases
 @options.as_json
 def compose(runs, delta, releases, as_json):
   """Shows the joint guarantee of several runs on the same clients.
@@ -47,8 +40,7 @@ def compose(runs, delta, releases, as_json):
     plan_lib.Plan.load(run).guarantee if claim is None else claim.composed
     for run, claim in zip(runs, claims)
   ]
-  others = list(map(_release, releases))
-  together = accounting.compose([*guarantees, *others]).to_dict(delta)
+  together = accounting.compose([*guarantees, *releases]).to_dict(delta)
   output.warn_of_weak(together['epsilon'], delta)
   rows = [
     {
@@ -78,7 +70,7 @@ def compose(runs, delta, releases, as_json):
       'rho': each.zcdp_rho,
       'epsilon': each.epsilon,
     }
-    for each in others
+    for each in releases
   ]
   if not as_json:
     click.echo(output.table(rows))
@@ -91,27 +83,6 @@ def compose(runs, delta, releases, as_json):
     as_json,
   )
   return output.DONE
-
-
-def _release(text: str) -> accounting.Release:
-  """Returns the release that a flag describes."""
-  name, colon, rest = text.partition(':')
-  pairs = [part.partition('=') for part in rest.split(',')]
-  keys = [key.strip() for key, _, _ in pairs]
-  try:
-    values = {key: float(value) for key, (_, _, value) in zip(keys, pairs)}
-  except ValueError:
-    values = {}
-  known = {'epsilon', 'delta', 'rho', 'noise_multiplier'}
-  if (
-    not colon or not name or not set(values) <= known or len(keys) > len(values)
-  ):
-    raise errors.value_error(
-      f'release={text}: must be a name and numbers, such as '
-      'histogram:epsilon=1,delta=1e-9; the keys are epsilon, delta, rho and '
-      'noise_multiplier'
-    )
-  return accounting.Release(name=name, **values)
 
 
 def _check_listed(runs: Sequence[str]) -> None:

@@ -56,6 +56,34 @@ class _Clip(click.ParamType):
     return norms if len(norms) > 1 else norms[0]
 
 
+class _Release(click.ParamType):
+  """A release of another program: a name, and the numbers of its guarantee."""
+
+  name = 'name:key=value,...'
+
+  def convert(self, value, param, ctx):
+    name, colon, rest = value.partition(':')
+    pairs = [part.partition('=') for part in rest.split(',')]
+    keys = [key.strip() for key, _, _ in pairs]
+    try:
+      values = {key: float(text) for key, (_, _, text) in zip(keys, pairs)}
+    except ValueError:
+      values = {}
+    known = {'epsilon', 'delta', 'rho', 'noise_multiplier'}
+    if (
+      not colon
+      or not name
+      or not set(values) <= known
+      or len(keys) > len(values)
+    ):
+      raise errors.value_error(
+        f'release={value}: must be a name and numbers, such as '
+        'histogram:epsilon=1,delta=1e-9; the keys are epsilon, delta, rho and '
+        'noise_multiplier'
+      )
+    return accounting.Release(name=name, **values)
+
+
 # If at most this number of families take a parameter, --help names them.
 _FEW_FAMILIES = 3
 FAMILY = click.Choice(tuple(strategies.FAMILIES))
@@ -89,6 +117,14 @@ delta = click.option(
   required=True,
   type=NUMBER,
   help='delta of the (epsilon, delta) guarantee.',
+)
+releases = click.option(
+  '--release',
+  'releases',
+  type=_Release(),
+  multiple=True,
+  help='Release of another program on the same clients, such as '
+  'histogram:epsilon=1,delta=1e-9 or counts:noise_multiplier=3 or x:rho=0.1.',
 )
 rounds = click.option(
   '--rounds',

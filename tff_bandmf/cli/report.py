@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Optional
 
@@ -82,6 +83,7 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'RUN_DIR and --public: a statement that replaces the statement of the run, '
   'other than unit_of_privacy. May be repeated.',
 )
+@options.releases
 @click.option(
   '--public',
   is_flag=True,
@@ -107,18 +109,21 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'several runs, the current folder]',
 )
 @options.as_json
-def report(run_dirs, what_if, plan, log, notes, out, as_json, **more):
+def report(run_dirs, what_if, plan, log, notes, releases, as_json, **more):
   """Writes the privacy report of a run into its directory.
 
   With --plan, the report is on training that ran without tff_bandmf.Run: on the
   rounds in --log or, without a log, on the numbers in the plan. Exit status 1:
   clients took part more often, or in closer rounds, than planned; the epsilon
-  of the report holds for their actual participation.
+  of the report holds for their actual participation. With --release, the report
+  lists releases of other programs on the same clients, and states the guarantee
+  of all of them together; this run alone is stated too.
   """
   # Imported here, since matplotlib is slow to import.
   from tff_bandmf import report as report_lib
   from tff_bandmf.report import participation_log
 
+  out = more.pop('out')
   elsewhere = {'plan': plan, 'log': log, 'note': notes or None}
   kinds = {name: more.pop(name) for name in ('public', 'registry', 'card')}
   public = kinds['public']
@@ -145,6 +150,7 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **more):
     if log is not None:
       log = participation_log.ParticipationLog(log, **more)
     sources = [report_lib.of_plan(plan, log, notes)]
+  sources[-1] = dataclasses.replace(sources[-1], releases=releases)
   for source in sources:
     if source.alike is not None:
       output.warn(source.alike)

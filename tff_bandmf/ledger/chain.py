@@ -2,7 +2,8 @@
 
 | symbol | name here | meaning                                                 |
 |--------|-----------|---------------------------------------------------------|
-| e_i    | `event`   | i-th event: a start, an end, released values, results   |
+| e_i    | `event`   | i-th event: a start, an end, released values, a         |
+|        |           | statement, results                                      |
 | h_i    | `head`    | 32 bytes: hash of all events up to e_i                  |
 
     h_i = SHA-256(h_{i-1}, i, e_i)    h_{-1} = SHA-256(format, run, both keys)
@@ -20,7 +21,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -37,6 +38,8 @@ ROW = 'row'
 ENFORCED = 'enforced'
 # Event at the end of the run; the payload has its results.
 ENDED = 'ended'
+# Event whose payload has new values of statements on the run.
+NOTED = 'noted'
 # Events that state whether all earlier cohorts are equal to the cohorts that
 # the sampling key gives.
 DRAWN = 'drawn'
@@ -52,7 +55,7 @@ EXAMINED = 'examined'
 DIRECT = 'direct'
 FLAGS = (INCOMPLETE, EXAMINED, DIRECT)
 
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Event:
   Attributes:
     round: index of the round, integer >= 0.
     kind: 'started', 'enforced', 'finished', 'failed', 'abandoned', 'row',
-      'drawn', 'not drawn', 'ended', or a flag of `FLAGS`.
+      'drawn', 'not drawn', 'ended', 'noted', or a flag of `FLAGS`.
     digest: digest of the cohort, the files, the released sum or the row,
       depending on the kind; None if the kind has no digest, or if the digest is
       not known.
@@ -70,7 +73,7 @@ class Event:
       multiplies it, in the unit of the sum, as the aggregator measured it, >=
       0; None if it is not known.
     noise_checked: whether the program that added the noise tested the noise.
-    payload: {name: number} as JSON text; None if the event has no numbers.
+    payload: {name: value} as JSON text; None if the event has no values.
   """
 
   round: int
@@ -87,12 +90,24 @@ class Event:
     Raises:
       ValueError: the payload is not a JSON object of finite numbers.
     """
-    content = _files.parse_json((self.payload or '{}').encode())
-    if not isinstance(content, dict) or not all(
+    content = self.content
+    if not all(
       type(value) in (int, float) and abs(value) <= sys.float_info.max
       for value in content.values()
     ):
-      raise ValueError('a payload that is not a JSON object of finite numbers')
+      raise ValueError('a payload with a value that is no finite number')
+    return content
+
+  @property
+  def content(self) -> dict[str, Any]:
+    """The values of the payload; {} without a payload.
+
+    Raises:
+      ValueError: the payload is not a JSON object.
+    """
+    content = _files.parse_json((self.payload or '{}').encode())
+    if not isinstance(content, dict):
+      raise ValueError('a payload that is not a JSON object')
     return content
 
   def is_possible(self) -> bool:
@@ -103,7 +118,7 @@ class Event:
       and self.kind
       in (
         *(STARTED, ENFORCED, FINISHED, FAILED, ABANDONED, ROW),
-        *(DRAWN, NOT_DRAWN, ENDED, *FLAGS),
+        *(DRAWN, NOT_DRAWN, ENDED, NOTED, *FLAGS),
       )
       and isinstance(self.digest, (bytes, type(None)))
       and (
@@ -117,6 +132,19 @@ class Event:
       and isinstance(self.noise_checked, bool)
       and isinstance(self.payload, (str, type(None)))
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+  """The end of a run.
+
+  Attributes:
+    results: {name: number}, the measured results of the last model.
+    head: head of the chain after the event of the end, in hexadecimal.
+  """
+
+  results: Mapping[str, float]
+  head: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +169,7 @@ class Attempt:
       the sampling key gives; None if nobody compared the cohorts after this
       attempt.
     flags: the flags of the attempt, from `FLAGS`.
-    ended: {name: number}, the results of the run, if the run ended after this
-      attempt; else None.
+    ended: the end of the run, if the run ended after this attempt; else None.
   """
 
   outcome: str
@@ -155,16 +182,16 @@ class Attempt:
   enforced: Optional[bytes] = None
   drawn: Optional[bool] = None
   flags: frozenset[str] = frozenset()
-  ended: Optional[Mapping[str, float]] = None
+  ended: Optional[End] = None
 
 
-def payload(numbers: Mapping[str, float]) -> str:
+def payload(values: Mapping[str, Any]) -> str:
   """Returns the payload of an event.
 
   Raises:
     ValueError: a number is not finite.
   """
-  return json.dumps(dict(numbers), allow_nan=False)
+  return json.dumps(dict(values), allow_nan=False)
 
 
 def genesis(
@@ -258,7 +285,11 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
         result[-1], drawn=event.kind == DRAWN and result[-1].drawn is not False
       )
     elif event.kind == ENDED and result and not is_open:
-      result[-1] = dataclasses.replace(result[-1], ended=event.numbers)
+      result[-1] = dataclasses.replace(
+        result[-1], ended=End(event.numbers, head.hex())
+      )
+    elif event.kind == NOTED:
+      continue
     elif event.kind in (FINISHED, FAILED) and is_open:
       result[-1] = Attempt(
         event.kind,

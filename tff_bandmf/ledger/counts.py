@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from tff_bandmf import sensitivity
 from tff_bandmf.ledger import chain
@@ -51,8 +51,8 @@ class Observed:
     examined: whether the learning process was checked in all finished attempts
       that had one, see `chain.EXAMINED`; None if the finished attempts had no
       learning process. Without finished attempts, the value is False.
-    ended: {name: number}, the results at the end of the run; None before the
-      end.
+    ended: the end of the run; None before the end.
+    statements: {name: value}, the last value of each statement on the run.
     attempts: dict from the index of a round to the attempts at it, rounds
       ascending.
   """
@@ -77,7 +77,8 @@ class Observed:
   head: Optional[str] = None
   incomplete: tuple[int, ...] = ()
   examined: Optional[bool] = False
-  ended: Optional[Mapping[str, float]] = None
+  ended: Optional[chain.End] = None
+  statements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   attempts: Mapping[int, Sequence[chain.Attempt]] = dataclasses.field(
     default_factory=dict, compare=False, repr=False
   )
@@ -221,8 +222,8 @@ def from_attempts(
 
 def ended(
   attempts: Mapping[int, Sequence[chain.Attempt]],
-) -> Optional[Mapping[str, float]]:
-  """Returns the results at the end of a run; None if it has not ended.
+) -> Optional[chain.End]:
+  """Returns the end of a run; None if it has not ended.
 
   Args:
     attempts: dict from the index of a round to the attempts at it.

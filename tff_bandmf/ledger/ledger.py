@@ -23,7 +23,7 @@ import operator
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Callable, Optional, TypeVar, Union
+from typing import Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
 import sqlalchemy as sa
@@ -50,6 +50,7 @@ class Ledger:
     url: Union[str, os.PathLike],
     create: bool = True,
     key_file: Optional[Union[str, os.PathLike]] = None,
+    check: bool = True,
   ):
     """Opens the ledger.
 
@@ -61,6 +62,8 @@ class Ledger:
         the key when it first hashes clients. If None, the file is
         private/ledger.key next to the SQLite file, and a ledger in a database
         server has no key. Counts can be read without the key.
+      check: whether to check the chain of hashes. If False, call `contents` or
+        `observed` first, which check it.
 
     Raises:
       ValueError: the ledger is missing, and `create` is False; or the database
@@ -79,6 +82,12 @@ class Ledger:
     self._writer, self._reader = database.engines(address)
     try:
       self._open(path or address.render_as_string(hide_password=True), create)
+      if check:
+        # PRIVACY: a ledger from which somebody removed a client understates
+        # the participation. This line checks the chain of hashes, and raises
+        # ValueError if a hash is wrong.
+        # Guard: chain_test.test_any_change_of_a_row_is_refused.
+        self.contents()
     except BaseException:
       self.close()
       raise
@@ -113,11 +122,6 @@ class Ledger:
       with database.transaction(self._writer) as connection:
         database.wait_to_create(connection)
         tables.create(connection)
-    # PRIVACY: a ledger from which somebody removed a client understates the
-    # participation. This line checks the chain of hashes, and raises ValueError
-    # if a hash is wrong.
-    # Guard: chain_test.test_any_change_of_a_row_is_refused.
-    self._read(tables.verify)
 
   def __enter__(self) -> Ledger:
     return self
@@ -182,13 +186,13 @@ class Ledger:
     """Returns the attempts at a round, in order; [] for a round not started."""
     return self._read(tables.attempts, _round(round_index))
 
-  def all_attempts(self) -> dict[int, list[chain.Attempt]]:
-    """Returns the attempts at every started round, rounds ascending.
+  def contents(self) -> tables.Contents:
+    """Returns the attempts at every started round, and the statements.
 
     Raises:
       ValueError: the ledger was changed or is damaged.
     """
-    return self._read(tables.verify)[1]
+    return self._read(tables.verify)
 
   def cohort(
     self,
@@ -361,17 +365,19 @@ class Ledger:
         last round of C.
     """
     with database.transaction(self._reader) as connection:
-      sizes, attempts = tables.verify(connection)
+      contents = tables.verify(connection)
       log = sensitivity.observed(
         lambda: tables.cohorts(connection),
-        sum(sizes.values()),
+        sum(contents.sizes.values()),
         strategy,
         costs=costs,
       )
       last_client = tables.last_client(connection)
       head = tables.row(connection).head.hex()
     return dataclasses.replace(
-      counts.from_attempts(sizes, attempts, log, last_client), head=head
+      counts.from_attempts(contents.sizes, contents.attempts, log, last_client),
+      head=head,
+      statements=contents.statements,
     )
 
   def bind(self, *, run: int, noise_key: int) -> None:
@@ -668,6 +674,20 @@ class Ledger:
     """
     self._append_verdict(chain.DRAWN if as_drawn else chain.NOT_DRAWN)
 
+  def note(self, statements: Mapping[str, Any]) -> None:
+    """Records new values of statements on the run, for its report.
+
+    Args:
+      statements: {name: JSON value}; None takes a statement back.
+    """
+    if self._read(tables.row).key is None:
+      # The head before the first event depends on this key.
+      self._hash()
+    payload = chain.payload(statements)
+    with self._write() as connection:
+      t = max(tables.last_round(connection), 0)
+      tables.append(connection, chain.Event(t, chain.NOTED, payload=payload))
+
   def record_end(self, results: Mapping[str, float]) -> None:
     """Records the end of the run, and its results.
 
@@ -679,8 +699,8 @@ class Ledger:
     """
     self._append_verdict(chain.ENDED, chain.payload(results))
 
-  def ended(self) -> Optional[Mapping[str, float]]:
-    """Returns the results at the end of the run; None before the end."""
+  def ended(self) -> Optional[chain.End]:
+    """Returns the end of the run; None before the end."""
     with database.transaction(self._reader) as connection:
       last = tables.last_round(connection)
       return counts.ended({last: tables.attempts(connection, last)})

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import sqlalchemy as sa
@@ -93,6 +93,23 @@ class Row:
   key: Optional[int]
   events: int
   head: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+  """The rounds, attempts and statements of a ledger.
+
+  Attributes:
+    sizes: dict from the index of a round to its number of clients, rounds
+      ascending.
+    attempts: dict from the index of a round to the attempts at it, rounds
+      ascending.
+    statements: {name: value}, the last value of each statement on the run.
+  """
+
+  sizes: dict[int, int]
+  attempts: dict[int, list[chain.Attempt]]
+  statements: dict[str, Any]
 
 
 def create(connection: sa.engine.Connection) -> None:
@@ -328,19 +345,13 @@ def _events(
     yield place, event, _content(head, 'event')
 
 
-def verify(
-  connection: sa.engine.Connection,
-) -> tuple[dict[int, int], dict[int, list[chain.Attempt]]]:
-  """Checks the chain of the ledger, and returns its rounds and attempts.
+def verify(connection: sa.engine.Connection) -> Contents:
+  """Checks the chain of the ledger, and returns the contents of the ledger.
 
   **Formal guarantee.** Assumption: nobody can find collisions of SHA-256.
   Statement: if this function returns, and a reader knows that the chain had its
   present head at an earlier time, then no event and no cohort was changed,
   added or removed since then.
-
-  Returns:
-    Two dicts whose keys are the indices of rounds, ascending: the number of
-    clients of each round, and the attempts at it.
 
   Raises:
     ValueError: the ledger was changed or is damaged. The message names the
@@ -352,6 +363,7 @@ def verify(
     sizes[round_index] = len(cohort)
     digests[round_index] = chain.cohort_digest(cohort, highest)
   events: dict[int, list[tuple[chain.Event, bytes]]] = {}
+  statements: dict[str, Any] = {}
   count = last_event = 0
   head = chain.genesis(ledger.run, ledger.noise_key, ledger.key)
   for place, event, recorded in _events(connection):
@@ -370,7 +382,10 @@ def verify(
       )
     ):
       raise _broken(event.round)
-    events.setdefault(event.round, []).append((event, head))
+    if event.kind == chain.NOTED:
+      statements.update(_statements(event))
+    else:
+      events.setdefault(event.round, []).append((event, head))
     count, last_event = count + 1, event.round
   # PRIVACY: if somebody removed the last events, the ledger would understate
   # the participation. The number of events and the last head must be equal to
@@ -385,7 +400,15 @@ def verify(
   unmatched = sizes.keys() ^ attempts.keys()
   if unmatched:
     raise _broken(min(unmatched))
-  return sizes, attempts
+  return Contents(sizes, attempts, statements)
+
+
+def _statements(event: chain.Event) -> dict[str, Any]:
+  """Returns the statements of an event."""
+  try:
+    return event.content
+  except ValueError:
+    raise _broken(event.round) from None
 
 
 def cohort(

@@ -71,7 +71,11 @@ class GraphPosition:
     )
 
   def mark(
-    self, released: tf.Tensor, counts: tf.Tensor, round_index: tf.Tensor
+    self,
+    released: tf.Tensor,
+    released_sum: tf.Tensor,
+    counts: tf.Tensor,
+    round_index: tf.Tensor,
   ) -> tf.Tensor:
     """Returns a release after it is marked as the only one of its round.
 
@@ -81,17 +85,14 @@ class GraphPosition:
 
     Args:
       released: [dimension] int32, S_t + y_t, in lattice steps.
+      released_sum: scalar string, fingerprint of the release.
       counts: [2] integers: the number of updates in S_t, and the number of
         all-zero updates among them.
       round_index: round t, scalar int64.
     """
-    high, low = tf.unstack(graph_reader.fingerprint(released))
-    owner = tf.strings.join(
-      [graph_reader.digits(high, 10), graph_reader.digits(low, 10)], '-'
-    )
     attempt = tf.strings.as_string(self._numbers(round_index)[2])
     round_name = graph_reader.digits(round_index, 8)
-    name = tf.strings.join([round_name, attempt, owner], '-')
+    name = tf.strings.join([round_name, attempt, released_sum], '-')
     path = graph_reader.path(self.position.marks, name, round_index)
     # PRIVACY: The difference of two releases with the same y_t has no noise.
     # The graph writes the mark of its sum before it returns the sum, and fails
@@ -105,9 +106,9 @@ class GraphPosition:
       marks = tf.io.matching_files(
         graph_reader.path(self.position.marks, others, round_index)
       )
-    owners = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
+    sums = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
     same = tf.debugging.Assert(
-      tf.reduce_all(tf.equal(owners, owner)),
+      tf.reduce_all(tf.equal(sums, released_sum)),
       ['round=', tf.strings.as_string(round_index), released_sums.OTHER_SUM],
     )
     with tf.control_dependencies([same]):

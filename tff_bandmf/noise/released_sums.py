@@ -21,10 +21,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable
 
-import numpy as np
-
 from tff_bandmf import _files, errors
-from tff_bandmf.noise import fingerprint as fingerprints
 
 _CLOSED = -1
 # The reasons for which a release is refused.
@@ -159,7 +156,7 @@ class Position:
       raise errors.value_error(f'updates={updates}: {MORE_UPDATES} {clients}')
 
   def mark(
-    self, released: np.ndarray, counts: tuple[int, int], round_index: int
+    self, released_sum: str, counts: tuple[int, int], round_index: int
   ) -> None:
     """Marks a release as the only one of its round.
 
@@ -173,7 +170,7 @@ class Position:
     sees the mark of the other call and fails.
 
     Args:
-      released: [dimension] int32, S_t + y_t, in lattice steps.
+      released_sum: fingerprint of S_t + y_t as text, see `tape.reader.release`.
       counts: the number of updates in S_t, and the number of all-zero updates
         among them.
       round_index: round t, >= 0.
@@ -181,16 +178,15 @@ class Position:
     Raises:
       ValueError: another sum of this round has a mark.
     """
-    high, low = fingerprints.fingerprint(released)
-    owner = f'{high:010d}-{low:010d}'
     attempt = self._numbers()[2]
     # PRIVACY: The difference of two releases with the same y_t has no noise.
     # This method writes the mark of its sum before it returns, and fails if
     # this or another process has marked another sum of the round.
     # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
-    mark = self.marks / f'{round_index:08d}-{attempt}-{owner}'
+    mark = self.marks / f'{round_index:08d}-{attempt}-{released_sum}'
     mark.write_text('{} {}'.format(*counts))
-    if {sum_ for _, sum_ in self.released(round_index)} != {owner.encode()}:
+    sums = {each for _, each in self.released(round_index)}
+    if sums != {released_sum.encode()}:
       raise errors.value_error(f'round={round_index}: {OTHER_SUM}')
 
   def _numbers(self) -> tuple[int, ...]:

@@ -138,7 +138,7 @@ class NoiseSource:
       checked = self._position.check_updates(counts[0], round_index)
       with tf.control_dependencies([checked]):
         total = tf.identity(total)
-    released = graph_reader.release(
+    released, released_sum = graph_reader.release(
       self._opened.tape,
       total,
       tape_id=state['tape_id'],
@@ -147,7 +147,9 @@ class NoiseSource:
       timeout_seconds=opened.TIMEOUT_SECONDS,
     )
     if self._position is not None:
-      released = self._position.mark(released, counts, round_index)
+      released = self._position.mark(
+        released, released_sum, counts, round_index
+      )
     return released, state
 
   def metrics(

@@ -245,7 +245,7 @@ class NoisyMean:
     position = self._opened.position
     if position is not None:
       position.check(t, counts[0])
-    reader.release(
+    released_sum = reader.release(
       self._opened.tape,
       total,
       round_index=t,
@@ -253,7 +253,7 @@ class NoisyMean:
       timeout_seconds=opened.TIMEOUT_SECONDS,
     )
     if position is not None:
-      position.mark(total, counts, t)
+      position.mark(released_sum, counts, t)
 
   def _mean(self, released: np.ndarray, unit: float) -> object:
     """Returns a release in the unit and types of an update.

@@ -380,12 +380,31 @@ class Observed(Guarantee):
   noise_multiplier: Optional[Amount]
 
 
+class OtherRelease(TypedDict):
+  """Guarantee of a release of another program on the same clients.
+
+  Attributes:
+    name: Name of the release.
+    epsilon: Epsilon of its guarantee; null: another kind of guarantee.
+    delta: delta of this epsilon; 0 for another kind of guarantee.
+    rho: rho of zCDP; null: another kind of guarantee.
+    noise_multiplier: Standard deviation / sensitivity of a Gaussian query;
+      null: another kind of guarantee.
+  """
+
+  name: str
+  epsilon: Optional[Amount]
+  delta: Share
+  rho: Optional[Amount]
+  noise_multiplier: Optional[Positive]
+
+
 class Together(Guarantee):
-  """Guarantee of the run together with earlier runs on the same clients.
+  """Guarantee of the run together with others on the same clients.
 
   Attributes:
     runs: Names of the runs.
-    composition: Whether the composition of the runs is exact or an upper bound.
+    composition: Whether the composition is exact or an upper bound.
     rho: rho of zCDP, rounded up; null: no rho is proved.
     epsilon: Epsilon at delta, rounded up.
   """
@@ -572,8 +591,10 @@ class Report(Statement, Mechanism, Guarantee, RunFacts):
     planned: Planned participation, and its guarantee.
     enforced: Enforced participation, from run.json; null: not stated.
     observed: Observed participation in the ledger or log, and its guarantee.
-    together: Guarantee of the run together with earlier runs on the same
-      clients; null: no earlier run is named, or nothing is guaranteed.
+    together: Guarantee of the run together with earlier runs and other releases
+      on the same clients; null: none is named, or nothing is guaranteed.
+    other_releases: Releases of other programs on the same clients, as the
+      operator states them; `together` counts them.
     epsilons: Epsilon of the claim at several deltas.
     epsilon_curve: Points (epsilon, delta) that hold at the same time, from
       large to small delta; empty without noise.
@@ -626,6 +647,7 @@ class Report(Statement, Mechanism, Guarantee, RunFacts):
   enforced: Optional[Enforced]
   observed: Observed
   together: Optional[Together]
+  other_releases: list[OtherRelease]
   epsilons: list[Point]
   epsilon_curve: list[Point]
   sampling: Optional[Sampling]
@@ -645,7 +667,7 @@ class Report(Statement, Mechanism, Guarantee, RunFacts):
 
 
 class PublicTogether(TypedDict):
-  """Guarantee of all runs together.
+  """Guarantee of all runs and other releases together.
 
   Attributes:
     epsilon: Epsilon at delta, three digits, rounded up.
@@ -711,8 +733,10 @@ class Public(Statement):
     once_in: 1 / delta, rounded down.
     factor: e^epsilon as text, rounded up; null: no guarantee.
     runs: The runs.
-    together: Guarantee of all runs together; null: there is one run, or nothing
-      is guaranteed.
+    together: Guarantee of all runs and other releases together; null: there is
+      one run alone, or nothing is guaranteed.
+    other_releases: Releases of other programs on the same clients, as the
+      operator states them; the claim counts them.
     named_before: Names of earlier runs on the same clients that the claim
       counts.
     told: Sentences that name the facts that the report states without noise.
@@ -727,6 +751,7 @@ class Public(Statement):
   factor: Optional[str]
   runs: list[PublicRun]
   together: Optional[PublicTogether]
+  other_releases: list[OtherRelease]
   named_before: list[str]
   told: list[str]
 

@@ -8,8 +8,8 @@
 | digests of rows, cohort sizes  | every row of metrics                        |
 | finished rounds                | started rounds; the record that the noise   |
 |                                | of each round was verified                  |
-| digest of the fixed files,     | plan, and the fields of `run.json` that may |
-| recorded in each round         | not change                                  |
+| digest of the fixed files,     | plan and `run.json`                         |
+| recorded in each round         |                                             |
 | C, rows, results, last head    | exports, as far as they exist               |
 | attempts of each round         | files with fingerprints of released sums    |
 
@@ -58,7 +58,7 @@ def verified_ledger(
   """
   strategy = plan.strategy
   costs = (plan.unamplified or plan.guarantee).cohorts.schema.costs
-  with run_ledger.open_ledger(directory) as ledger:
+  with run_ledger.open_ledger(directory, check=False) as ledger:
     bound = ledger.bound()
     last_round = ledger.last_round()
     # PRIVACY: a round after the last row of C has no noise, and its release
@@ -80,6 +80,7 @@ def verified_ledger(
     f'ledger={directory / run_json.LEDGER_FILE}: belongs to another run or key '
     f'than {run_json.RUN_FILE} names',
   )
+  run = run.with_statements(observed.statements)
   if run.population is not None:
     highest = run.highest_client
     if highest is None:
@@ -134,7 +135,7 @@ def verified_ledger(
     )
   folder.check_releases(directory, attempts)
   _check_checkpoints(directory, attempts)
-  exports.check(directory, plan, observed.ended, str(observed.head))
+  exports.check(directory, plan, observed.ended)
   metrics.check(directory, attempts)
   for row in metrics.rows(directory, attempts):
     t, clients = int(row['round']), row.get('clients')

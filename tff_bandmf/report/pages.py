@@ -136,6 +136,9 @@ def _template(name: str, form: str) -> jinja2.Template:
   )
   environment.filters['cell'] = _cell
   environment.globals.update(
-    number=number, accesses=statement.ACCESSES, sha256=_sha256
+    number=number,
+    accesses=statement.ACCESSES,
+    known=statement.known,
+    sha256=_sha256,
   )
   return environment.get_template(name)

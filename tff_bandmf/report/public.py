@@ -74,7 +74,8 @@ def publish(
   _check(sources, notes or {})
   last = sources[-1]
   delta = max(source.claim.delta for source in sources)
-  several = len(sources) > 1 or bool(last.before)
+  several = len(sources) > 1 or last.composes
+  releases = [each for source in sources for each in source.releases]
   together = report_lib.composed(sources, delta) if several else None
   rows = [_row(source) for source in sources]
   claimed = together or dict.fromkeys(('epsilon', 'rho'))
@@ -123,7 +124,7 @@ def publish(
     'adjacency': last.claim.held.cohorts.adjacency,
     'runs': rows,
     'check': None
-    if broken or several and not together
+    if broken or releases or several and not together
     else browser_check.of_runs(
       [(name, claim) for name, (_, claim) in zip(names, runs)],
       len(sources),
@@ -132,6 +133,7 @@ def publish(
     ),
     'together': together and document.select(document.PublicTogether, together),
     'named_before': sorted(earlier),
+    'other_releases': statement.other_releases(releases),
     'not_covered': list(
       dict.fromkeys(item for each in sources for item in each.run.not_covered)
     ),

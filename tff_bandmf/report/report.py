@@ -97,7 +97,11 @@ def from_source(source: source_lib.Source) -> Report:
   warning_pairs = caveats.warnings(
     claim, run, source.completed, source.elsewhere
   )
-  together = composed([source], claim.delta) if source.before else None
+  together = composed([source], claim.delta) if source.composes else None
+  alone = dataclasses.replace(source, releases=())
+  of_runs = (
+    composed([alone], claim.delta) if together and source.before else None
+  )
   content = {
     **statement.common(claim, run, claim.held.clients_per_unit),
     **vars(source),
@@ -112,6 +116,7 @@ def from_source(source: source_lib.Source) -> Report:
     'simulated': claim.plan.simulated is not None,
     'enforced': claim.enforced,
     'together': together,
+    'other_releases': statement.other_releases(source.releases),
     'attack': statement.attack(together or numbers),
     'adaptive_clip': adaptive,
     'epsilons': [
@@ -123,7 +128,7 @@ def from_source(source: source_lib.Source) -> Report:
     ],
     'epsilon_curve': curve,
     'check': browser_check.of_runs(
-      all_runs([source])[: None if together else 1], 1, together
+      all_runs([source])[: None if of_runs else 1], 1, of_runs
     ),
     'accounting': statement.AMPLIFIED
     if claim.amplified
@@ -154,7 +159,7 @@ def from_source(source: source_lib.Source) -> Report:
 def composed(
   sources: Sequence[source_lib.Source], delta: float
 ) -> Optional[_files.JsonObject]:
-  """Returns the guarantee of runs composed with their predecessors.
+  """Returns the guarantee of runs, their predecessors and other releases.
 
   Predecessors are the earlier runs on the same clients. The result is None if
   one of all these runs has no noise, or nothing is proved about them together.
@@ -375,9 +380,16 @@ def _summary(
         else f'epsilon is {pages.number(other)}.'
       )
     )
-  if not source.before:
+  if not source.composes:
     return leads + text
-  before = statement.count(len(source.before), 'earlier run')
+  before = ' and '.join(
+    statement.count(len(each), noun)
+    for each, noun in (
+      (source.before, 'earlier run'),
+      (source.releases, 'other release'),
+    )
+    if each
+  )
   if together is None:
     return f'{leads}{text} Together with {before}: no guarantee.'
   return (

@@ -35,7 +35,7 @@ class Source:
   Attributes:
     name: name of the run's folder; for training elsewhere, name of the log file
       or, if there is no log, of the plan file.
-    run: content of `run.json`.
+    run: statements on the run.
     claim: claim of the run.
     completed: whether the end of the run was recorded; for training elsewhere,
       whether the claim is for all planned rounds.
@@ -44,6 +44,7 @@ class Source:
     side_releases: releases without noise: objects with `where` and `what`.
     files_sha256: maps the name of a file to its SHA-256.
     before: earlier runs on the same clients: maps run ID to (name, claim).
+    releases: releases of other programs on the same clients.
     result: maps the name of a metric to its value for the last model.
     accuracy: pairs (rounds done, validation accuracy in [0, 1]).
     clips: pairs (rounds done, clip) of an adaptive clip.
@@ -63,6 +64,7 @@ class Source:
   before: Mapping[str, tuple[str, claim_lib.Claim]] = dataclasses.field(
     default_factory=dict
   )
+  releases: Sequence[accounting.Release] = ()
   result: Mapping[str, float] = dataclasses.field(default_factory=dict)
   accuracy: Sequence[tuple[int, float]] = ()
   clips: Sequence[tuple[int, float]] = ()
@@ -71,25 +73,33 @@ class Source:
 
   @property
   def guarantee(self) -> accounting.Composition:
-    """The guarantee of the run, composed with the earlier runs.
+    """The guarantee of the run, composed with earlier runs and other releases.
 
     Each run counts with all its planned rounds, started or not.
     """
     claims = {self.run.run_id: self.claim}
     claims.update({name: claim for name, (_, claim) in self.before.items()})
-    # PRIVACY: earlier runs on the same clients add to the privacy loss, so the
-    # epsilon of this run alone would be too small. The guarantees of all these
-    # runs are composed.
-    # Guard: after_test.test_guarantee_of_a_run_has_those_before_it.
+    # PRIVACY: earlier runs and other releases on the same clients add to the
+    # privacy loss, so the epsilon of this run alone would be too small. The
+    # guarantees of all of them are composed.
+    # Guards: after_test.test_guarantee_of_a_run_has_those_before_it and
+    # after_test.test_other_releases_are_composed_and_listed.
     return accounting.Composition(
-      tuple(claim.composed for claim in claims.values()), tuple(claims)
+      tuple(claim.composed for claim in claims.values()),
+      tuple(claims),
+      tuple(self.releases),
     )
 
   @property
+  def composes(self) -> bool:
+    """Whether the claim counts more than the releases of this run."""
+    return bool(self.before or self.releases)
+
+  @property
   def warned_before(self) -> list[str]:
-    """Warnings about the composition with the earlier runs."""
+    """Warnings about the composition with earlier runs and releases."""
     claims = [self.claim, *(claim for _, claim in self.before.values())]
-    if not self.before or not any(claim.may_grow for claim in claims):
+    if not self.composes or not any(claim.may_grow for claim in claims):
       return []
     return [caveats.WHOLE_RUNS]
 
@@ -110,6 +120,7 @@ def of_run(directory: Path) -> Source:
   claim = claim_lib.from_run(directory)
   observed = claim.observed
   rows = metrics_lib.rows(directory, observed.attempts)
+  run = run.with_statements(observed.statements)
   run = attrs.evolve(
     run, unit_of_privacy=run.unit_of_privacy or claim.plan.unit
   )
@@ -127,10 +138,10 @@ def of_run(directory: Path) -> Source:
     ),
     transparency.file_digests(directory),
     _before(directory, run),
-    observed.ended or {},
-    metrics_lib.accuracy(rows),
-    metrics_lib.clips(observed.attempts),
-    tuple(
+    result={} if observed.ended is None else observed.ended.results,
+    accuracy=metrics_lib.accuracy(rows),
+    clips=metrics_lib.clips(observed.attempts),
+    compared=tuple(
       of_run(path)
       for path in sorted((directory / COMPARE_DIRECTORY).glob('*'))
       if run_ledger.results(path) is not None

@@ -7,14 +7,15 @@ is an example.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import attrs
 import scipy.special
 
-from tff_bandmf import _files, errors, participation
+from tff_bandmf import _files, accounting, errors, participation
 from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import document
 from tff_bandmf.run_files import run_json
 
 NOT_STATED = 'not stated'
@@ -182,6 +183,36 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
       f'whose data was used.'
     ),
   }
+
+
+def other_releases(
+  releases: Sequence[accounting.Release],
+) -> list[document.OtherRelease]:
+  """Returns the guarantees of releases of other programs.
+
+  Raises:
+    ValueError: a release is an event of dp-accounting, of which a report has no
+      numbers that a reader could compose.
+  """
+  for each in releases:
+    if each.event is not None:
+      raise errors.value_error(
+        f'release={each.name}: is an event, and a report lists numbers; give '
+        'its epsilon and delta, its rho, or the noise_multiplier of each query'
+      )
+  return [
+    document.select(document.OtherRelease, attrs.asdict(each, recurse=False))
+    for each in releases
+  ]
+
+
+def known(release: document.OtherRelease) -> str:
+  """Returns the guarantee of a release of another program in words."""
+  if release['epsilon'] is not None:
+    return f'epsilon {release["epsilon"]}, delta {release["delta"]}'
+  if release['rho'] is not None:
+    return f'rho {release["rho"]}'
+  return f'Gaussian noise, noise multiplier {release["noise_multiplier"]}'
 
 
 def generator(run: run_json.RunRecord) -> _files.JsonObject:

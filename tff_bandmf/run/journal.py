@@ -102,7 +102,7 @@ class Journal:
 
     Args:
       directory: folder of the run; this process has its lock.
-      record: content of `run.json`.
+      record: statements on the run.
       ledger: open ledger of the run.
       attempts: attempts at each round in the ledger.
       position: files that state the open round of the run, and the fingerprint
@@ -270,25 +270,24 @@ class Journal:
 
   @contextlib.contextmanager
   def attempting(self, entry: Entry) -> Iterator[None]:
-    """Burns the round if the `with` block has a second, different sum.
+    """Burns the round if the `with` block fails with a second, different sum.
 
-    An earlier attempt released the first sum. If the round is burnt, an error
+    An earlier attempt released the first sum. If the round is burnt, the error
     of the block is dropped; otherwise the error is raised.
     """
     self.check_open(entry)
-    failure: Optional[Exception] = None
     try:
       yield
     except Exception as error:
-      failure = error
-    if self._is_burnt(entry.index, entry.attempts):
-      self.burn(entry.index)
-      entry.burnt = True
-    elif failure is not None:
-      refused = errors.from_assertion(failure)
+      marks = self._position.released(entry.index)
+      if _is_burnt(entry.attempts, marks):
+        self.burn(entry.index)
+        entry.burnt = True
+        return
+      refused = errors.from_assertion(error)
       if refused is None:
-        raise failure
-      raise refused from failure
+        raise
+      raise refused from error
 
   def sync(self) -> None:
     """Waits until the file with the fingerprint of the sum is on the disk."""
@@ -325,7 +324,8 @@ class Journal:
     self.check_open(entry)
     checkpoints.arrays(state)
     attempt = len(entry.attempts)
-    result = dict(self._position.released(t)).get(attempt)
+    marks = self._position.released(t)
+    result = dict(marks).get(attempt)
     # PRIVACY: if the round released no sum with noise, the state after the
     # round may contain updates without noise. The end of a round without a
     # released sum is refused.
@@ -340,7 +340,7 @@ class Journal:
     # difference has no noise. The first sum may have been released, and the
     # state may follow from the second sum. The end of such a round is refused.
     # Guard: run_replay_test.test_round_that_met_two_sums_is_not_finished.
-    if self._is_burnt(t, entry.attempts):
+    if _is_burnt(entry.attempts, marks):
       raise errors.value_error(
         f'round={t}: had two different sums; do not finish it: the round is '
         'burnt, and the run continues with the next round'
@@ -366,9 +366,8 @@ class Journal:
       **cells,
     }
     clients = len(entry.cohort)
-    entry.updates, entry.without_effect = self._position.updates(t).get(
-      attempt, (None, None)
-    )
+    updates = self._position.updates(t)
+    entry.updates, entry.without_effect = updates.get(attempt, (None, None))
     rows = self._open_rows
     row = rows.row({'round': t, 'clients': clients, **cells})
     rows.write(row, {name: repr(value) for name, value in numbers.items()})
@@ -387,7 +386,7 @@ class Journal:
       row=metrics.digest(row),
       released=released,
       flags=[
-        *self._incomplete(t, clients, [attempt] * bool(z_stddev)),
+        *_incomplete(updates, clients, [attempt] * bool(z_stddev)),
         *([] if flag is None else [flag]),
       ],
     )
@@ -421,15 +420,19 @@ class Journal:
     return self._rows
 
   def set_statements(self, **statements: Any) -> None:
-    """Changes statements of `run.json`; see `run_json.RunRecord`."""
-    self.check_folder()
+    """Changes statements on the run; see `run_json.RunRecord`."""
     record = self._record.with_statements(statements)
-    if record != self._record:
-      record.write(self._directory)
+    changed = {
+      name: value
+      for name, value in statements.items()
+      if value != getattr(self._record, name)
+    }
+    if changed:
+      self.ledger.note(changed)
       self._record = record
 
   def append_statement(self, name: str, sentence: str) -> None:
-    """Adds a sentence to a list of `run.json`, unless the list has it."""
+    """Adds a sentence to a list of statements, unless the list has it."""
     sentences = getattr(self._record, name)
     if sentence not in sentences:
       self.set_statements(**{name: [*sentences, sentence]})
@@ -437,11 +440,8 @@ class Journal:
   def end(self, results: Mapping[str, float], plan: plan_lib.Plan) -> None:
     """Records the results of a run whose rounds are over, and exports them."""
     ledger = self.ledger
-    numbers = {name: float(value) for name, value in results.items()}
-    ledger.record_end(numbers)
-    for path, content in exports.check(
-      self._directory, plan, numbers, ledger.head()
-    ):
+    ledger.record_end({name: float(results[name]) for name in results})
+    for path, content in exports.check(self._directory, plan, ledger.ended()):
       _files.write_json(path, content)
 
   def fail_open_round(self) -> None:
@@ -454,46 +454,6 @@ class Journal:
       if self.ledger.attempts(t)[-1].outcome == 'started':
         self.ledger.fail_round(t)
 
-  def _is_burnt(self, t: int, attempts: Sequence[ledger_lib.Attempt]) -> bool:
-    """Returns whether a round is burnt; a burnt round may not run again.
-
-    Args:
-      t: index of the round.
-      attempts: attempts at the round in the ledger.
-    """
-    abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
-    # PRIVACY: if two different sums get the same noise, the difference of the
-    # two releases has no noise. The noise source writes a file with the
-    # fingerprint of each sum that it releases, and the ledger has the
-    # fingerprint of the sum of each finished attempt. A round with two
-    # different fingerprints is burnt.
-    # Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
-    # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
-    released = {sum_ for _, sum_ in self._position.released(t)}
-    released |= {each.result for each in attempts if each.result is not None}
-    return abandoned or len(released) > 1
-
-  def _incomplete(
-    self, t: int, clients: int, attempts: Iterable[int]
-  ) -> list[str]:
-    """Returns [] if each sum has as many updates as its cohort has clients.
-
-    Otherwise the result is [INCOMPLETE].
-
-    PRIVACY: amplification holds only for cohorts that are sampled at random. If
-    a program leaves clients out of a sampled cohort, the amplified epsilon is
-    too small. The ledger flags each round with a sum that had another number of
-    updates than its cohort has clients, and the report then claims no
-    amplification. The number itself stays in `private/`: it has no noise.
-    Guards: report_sampling_test.test_cut_cohort_has_no_amplified_claim and
-    test_cut_cohort_of_a_burnt_round_counts.
-    """
-    updates = self._position.updates(t)
-    complete = all(
-      updates.get(attempt, (-1, 0))[0] == clients for attempt in attempts
-    )
-    return [] if complete else [chain.INCOMPLETE]
-
   def settle(self, replays: bool = True) -> None:
     """Burns the rounds from `next` on that were started and cannot be replayed.
 
@@ -503,14 +463,15 @@ class Journal:
     """
     # PRIVACY: the clients of a round of `Run.round` do not check in again, so a
     # replay would add the same noise to the sum of other clients. `Run.round`
-    # removes the population from run.json before it starts a round, and
+    # takes the population back before it starts a round, and
     # `history` states it before a drawn round, so an interrupted round without
     # a population is burnt, whatever runs next.
     # Guard:
     # run_interrupted_test.test_undrawn_round_is_burnt_by_every_way.
     replays = replays and self._record.population is not None
     while attempts := self.ledger.attempts(self.next):
-      if replays and not self._is_burnt(self.next, attempts):
+      marks = self._position.released(self.next)
+      if replays and not _is_burnt(attempts, marks):
         break
       self.burn(self.next)
 
@@ -526,10 +487,59 @@ class Journal:
       released = [attempt for attempt, _ in self._position.released(t)]
       rows.write(row, {})
       self.ledger.abandon_round(
-        t, metrics.digest(row), self._incomplete(t, clients, released)
+        t,
+        metrics.digest(row),
+        _incomplete(self._position.updates(t), clients, released),
       )
       rows.export(row)
     self.next = t + 1
+
+
+def _is_burnt(
+  attempts: Sequence[ledger_lib.Attempt], marks: Iterable[tuple[int, bytes]]
+) -> bool:
+  """Returns whether a round is burnt; a burnt round may not run again.
+
+  Args:
+    attempts: attempts at the round in the ledger.
+    marks: (attempt, fingerprint) of each sum that the round released.
+  """
+  abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
+  # PRIVACY: if two different sums get the same noise, the difference of the two
+  # releases has no noise. The noise source writes a file with the fingerprint
+  # of each sum that it releases, and the ledger has the fingerprint of the sum
+  # of each finished attempt. A round with two different fingerprints is burnt.
+  # Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
+  # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
+  released = {fingerprint for _, fingerprint in marks}
+  released |= {each.result for each in attempts if each.result is not None}
+  return abandoned or len(released) > 1
+
+
+def _incomplete(
+  updates: Mapping[int, tuple[int, int]], clients: int, attempts: Iterable[int]
+) -> list[str]:
+  """Returns [] if each sum has as many updates as its cohort has clients.
+
+  Otherwise the result is [INCOMPLETE].
+
+  PRIVACY: amplification holds only for cohorts that are sampled at random. If a
+  program leaves clients out of a sampled cohort, the amplified epsilon is too
+  small. The ledger flags each round with a sum that had another number of
+  updates than its cohort has clients, and the report then claims no
+  amplification. The number itself stays in `private/`: it has no noise.
+  Guards: report_sampling_test.test_cut_cohort_has_no_amplified_claim and
+  test_cut_cohort_of_a_burnt_round_counts.
+
+  Args:
+    updates: result of `released_sums.Position.updates`.
+    clients: number of clients in the cohort.
+    attempts: numbers of the attempts that released a sum.
+  """
+  complete = all(
+    updates.get(attempt, (-1, 0))[0] == clients for attempt in attempts
+  )
+  return [] if complete else [chain.INCOMPLETE]
 
 
 class _States:

@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 import attrs
 
 from tff_bandmf import _files, clips, errors, participation, report
+from tff_bandmf.ledger import counts
 from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements, released_sums
@@ -90,18 +91,19 @@ def open_folder(
   options: RunOptions,
 ) -> Iterator[OpenFolder]:
   """Yields the folder of a new, a resumed or an ended run; see `Run`."""
-  with folder.locked(directory):
+  with folder.locked(directory), contextlib.ExitStack() as stack:
     rounds, plan = plan.rounds, _load_or_save_plan(directory, plan)
     if ledger is not None:
       run_ledger.set_location(directory, ledger)
-    stored = None
+    stored, open_ledger, contents, ended = None, None, None, False
     if (directory / run_json.RUN_FILE).exists():
       stored = run_json.RunRecord.read(directory)
-    ended = (
-      stored is not None
-      and folder.has_begun(directory)
-      and run_ledger.results(directory) is not None
-    )
+      if folder.has_begun(directory):
+        open_ledger = stack.enter_context(
+          run_ledger.open_ledger(directory, check=False)
+        )
+        contents = open_ledger.contents()
+        ended = counts.ended(contents.attempts) is not None
     # An ended run adds no noise and draws no cohort, and its keys may be
     # destroyed. It gets a random noise key, which nothing uses.
     keys = (
@@ -114,14 +116,22 @@ def open_folder(
       after=_predecessors(directory, after, plan),
       **options.statements,
     )
-    if stored is not None:
-      record = attrs.evolve(record, **stored.statements())
     if stored is not None and ended:
       record = attrs.evolve(record, sampling_key_id=stored.sampling_key_id)
       stored.check_same(record, ended)
       record = stored
     else:
-      record = folder.open_run(directory, record, keys, moved)
+      record = folder.open_run(directory, record, keys, moved, open_ledger)
+    if open_ledger is None or contents is None:
+      open_ledger = stack.enter_context(run_ledger.open_ledger(directory))
+      contents = open_ledger.contents()
+    if contents.attempts or contents.statements:
+      record = run_json.RunRecord.read(directory).with_statements(
+        contents.statements
+      )
+    elif statements := record.statements():
+      run_json.check_visible(statements)
+      open_ledger.note(statements)
     run_id, _ = record.bound()
     position = released_sums.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
@@ -141,31 +151,29 @@ def open_folder(
       *metrics.RELEASED * clips.indicator_count(plan.l2_norm_clip),
       *options.columns,
     )
-    with run_ledger.open_ledger(directory) as open_ledger:
-      attempts = open_ledger.all_attempts()
-      folder.check_releases(directory, attempts)
-      _check_head(open_ledger, ledger_head)
-      journal = journal_lib.Journal(
-        directory, record, open_ledger, attempts, position, columns
-      )
-      for path, content in exports.check(
-        directory, plan, open_ledger.ended(), open_ledger.head()
-      ):
-        _files.write_json(path, content)
-      if not ended:
-        journal.settle()
-      noise_adder = noise_adder_lib.NoiseAdder(
-        plan,
-        lambda: placements.Tape(
-          key=keys.noise,
-          start_round=journal.next,
-          position=position,
-          max_memory_bytes=options.max_memory_bytes,
-          memory_copies=plan.copies,
-          definition=None if ended else directory / run_json.DEFINITION,
-        ),
-      )
-      yield OpenFolder(plan, rounds, ended, keys.sampling, journal, noise_adder)
+    folder.check_releases(directory, contents.attempts)
+    _check_head(open_ledger, ledger_head)
+    journal = journal_lib.Journal(
+      directory, record, open_ledger, contents.attempts, position, columns
+    )
+    for path, content in exports.check(
+      directory, plan, counts.ended(contents.attempts)
+    ):
+      _files.write_json(path, content)
+    if not ended:
+      journal.settle()
+    noise_adder = noise_adder_lib.NoiseAdder(
+      plan,
+      lambda: placements.Tape(
+        key=keys.noise,
+        start_round=journal.next,
+        position=position,
+        max_memory_bytes=options.max_memory_bytes,
+        memory_copies=plan.copies,
+        definition=None if ended else directory / run_json.DEFINITION,
+      ),
+    )
+    yield OpenFolder(plan, rounds, ended, keys.sampling, journal, noise_adder)
 
 
 def _check_head(ledger: ledger_lib.Ledger, head: Optional[str]) -> None:
@@ -196,7 +204,7 @@ def _check_head(ledger: ledger_lib.Ledger, head: Optional[str]) -> None:
 def run_record(
   sampling_key: Optional[key_lib.Key] = None,
 ) -> run_json.RunRecord:
-  """Returns the content of `run.json` before the first round.
+  """Returns the statements on a run before the first round.
 
   Args:
     sampling_key: key by which cohorts are sampled; None if the plan's cohorts

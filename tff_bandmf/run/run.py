@@ -36,7 +36,7 @@ if TYPE_CHECKING:
   from tff_bandmf.tff import names as tff
 
 _Process = TypeVar('_Process')
-# Statements of `run.json` about the managers that get numbers without noise.
+# Statements about the managers that get numbers without noise.
 _UNNOISED_MANAGERS = {
   'train_metrics_manager': 'metrics of training rounds, without noise',
   'evaluation_manager': 'evaluations of the model on clients, without noise',
@@ -345,9 +345,9 @@ class Run:
         'cannot come by themselves; use run.rounds or run.train, or a plan '
         'with MinSep'
       )
-    # PRIVACY: an event after the end of a run would change the ledger's head,
-    # which the results name, and no report would accept the run. A round of an
-    # ended run is refused before anything is written.
+    # PRIVACY: the claim of an ended run covers its rounds up to the end, so the
+    # clients of a later round would not be counted. A round of an ended run is
+    # refused before anything is written.
     # Guard: run_interrupted_test.test_ended_run_is_as_it_was_after_every_call.
     if self._ended:
       raise errors.value_error(
@@ -616,6 +616,15 @@ class Run:
     """
     self._journal.append_statement('side_releases', sentence)
 
+  def note_not_covered(self, sentence: str) -> None:
+    """Adds a sentence to `not_covered`, which the report shows.
+
+    Args:
+      sentence: a few words that name an access to data that the guarantee does
+        not cover.
+    """
+    self._journal.append_statement('not_covered', sentence)
+
   def record(self, **results: float) -> None:
     """Writes the measured results of the last model, and ends the run.
 
@@ -668,7 +677,8 @@ class Run:
   @property
   def results(self) -> Optional[Mapping[str, float]]:
     """The results that ended the run; None if the run has not ended."""
-    return self._journal.ledger.ended()
+    ended = self._journal.ledger.ended()
+    return None if ended is None else ended.results
 
   def erase_identifiers(self) -> None:
     """Destroys the key of the identifiers in the ledger.

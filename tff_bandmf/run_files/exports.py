@@ -3,7 +3,7 @@
 | file            | repeats                                              |
 |-----------------|------------------------------------------------------|
 | `strategy.json` | the strategy matrix C and the schema of `plan.json`  |
-| `result.json`   | the results in the ledger, and the head of its chain |
+| `result.json`   | the results in the ledger, and the chain's head then |
 
 `metrics` has a third export, `metrics.csv`. No program of a run reads a value
 from an export. A missing export is written again when the run is opened.
@@ -13,27 +13,27 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from tff_bandmf import _files, errors, strategies
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run_files import run_json
 
+if TYPE_CHECKING:
+  from tff_bandmf.ledger import chain
+
 
 def check(
   directory: pathlib.Path,
   plan: plan_lib.Plan,
-  ended: Optional[Mapping[str, float]],
-  head: str,
+  ended: Optional[chain.End],
 ) -> list[tuple[pathlib.Path, _files.JsonObject]]:
   """Returns the missing exports, as pairs (path, content).
 
   Args:
     directory: folder of the run.
     plan: plan of the run.
-    ended: results in the ledger; None if the run has not ended.
-    head: present head of the ledger's chain.
+    ended: the end of the run in the ledger; None if the run has not ended.
 
   Raises:
     ValueError: an export differs from the plan or the ledger.
@@ -48,7 +48,9 @@ def check(
     (
       run_json.RESULT_FILE,
       'the ledger',
-      None if ended is None else {**ended, run_json.LEDGER_HEAD: head},
+      None
+      if ended is None
+      else {**ended.results, run_json.LEDGER_HEAD: ended.head},
     ),
   ):
     path = directory / name

@@ -179,6 +179,7 @@ def open_run(
   record: run_json.RunRecord,
   run_keys: Keys,
   moved: bool = False,
+  ledger: Optional[ledger_lib.Ledger] = None,
 ) -> run_json.RunRecord:
   """Makes the files of a new run, or checks that the folder holds this run.
 
@@ -191,14 +192,16 @@ def open_run(
 
   Args:
     directory: folder of the run; this process has its lock.
-    record: content of `run.json` that this program gives the run, without the
-      IDs of run and key.
+    record: statements that this program gives the run, without the IDs of run
+      and key.
     run_keys: result of `keys`.
     moved: whether the folder was moved or restored, and the original folder is
       gone.
+    ledger: open ledger of a run that has begun; if None, this function opens or
+      makes the ledger.
 
   Returns:
-    The content of `run.json` in the folder, with the IDs.
+    The statements with the IDs.
 
   Raises:
     ValueError: the folder holds another run or remains of a run, or is a copy.
@@ -208,7 +211,8 @@ def open_run(
     record.with_key(run_keys.noise, directory).write(directory)
   stored = run_json.RunRecord.read(directory)
   stored.check_same(record, ended=False)
-  bound = record.with_key(run_keys.noise, directory).bound()
+  record = record.with_key(run_keys.noise, directory)
+  bound = record.bound()
   if stored.bound() != bound:
     raise errors.value_error(
       f'noise.key={directory / run_json.NOISE_KEY}: is the key of another run '
@@ -220,7 +224,11 @@ def open_run(
   _check_place(directory, begun, moved)
   # A run that has begun needs its own ledger, since a new ledger would lack the
   # clients that took part.
-  with run_ledger.open_ledger(directory, create=not begun) as ledger:
+  with contextlib.ExitStack() as stack:
+    if ledger is None:
+      ledger = stack.enter_context(
+        run_ledger.open_ledger(directory, create=not begun)
+      )
     if begun and ledger.bound() == (None, None):
       raise errors.value_error(
         f'ledger={directory / run_json.LEDGER_FILE}: is not the ledger that '
@@ -234,7 +242,7 @@ def open_run(
         os.rename(_new(directory, name), directory / name)
   if moved or not begun:
     bind(directory)
-  return stored
+  return record
 
 
 def check_releases(

@@ -1,11 +1,11 @@
 """Names of the files in a run's folder; `run.json` and `result.json`.
 
 plan.json       the plan: the user's request, the strategy matrix C, the noise
-run.json        statements on the run, see `RunRecord`
+run.json        the fixed statements on the run, see `RunRecord`
 ledger.sqlite   for each round: keyed hashes of its clients, the digest of its
                 released sum, the released clip, and the digest of its row of
-                metrics; at the end of the run, the measured results of the last
-                model
+                metrics; statements that may change; at the end of the run, the
+                measured results of the last model
 strategy.json   exports, from which no program of a run reads a value, see
 metrics.csv       `exports`: C; one row for each round; the results and the head
 result.json       of the ledger's chain at the end of the run
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
   from tff_bandmf.noise import key as key_lib
 
 RUN_FORMAT = 'tff_bandmf.run'
-RUN_VERSION = 3
+RUN_VERSION = 4
 
 RUN_FILE = 'run.json'
 PLAN_FILE = 'plan.json'
@@ -94,7 +94,8 @@ def _field(
     kind: type of the value in JSON.
     default: default value; NOTHING for a required value.
     changes: whether the program may change the value after the first round. A
-      value that may change describes the training and does not control it.
+      value that may change describes the training and does not control it. It
+      is in the ledger, and not in `run.json`.
   """
   return attrs.field(
     default=default, metadata={'kind': kind, 'changes': changes}
@@ -103,7 +104,10 @@ def _field(
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-  """The content of `run.json`, which is written before the first round.
+  """The statements on a run.
+
+  `run.json`, which is written before the first round, has the statements that
+  are fixed. The ledger has the statements that may change.
 
   An attribute of type 'text' is a few words. The report shows 'not stated' for
   None.
@@ -226,9 +230,7 @@ class RunRecord:
     return {
       'format': RUN_FORMAT,
       'version': RUN_VERSION,
-      **{
-        name: value for name, value in values.items() if value not in (None, '')
-      },
+      **{name: values[name] for name in _FIXED if values[name] is not None},
     }
 
   def with_key(self, key: key_lib.Key, directory: pathlib.Path) -> RunRecord:
@@ -253,14 +255,6 @@ class RunRecord:
       noise_key_id=f'{key.identify(b""):016x}',
     )
 
-  def _fixed(self) -> _files.JsonObject:
-    """Returns the values of `run.json` that may not change."""
-    return {
-      name: value
-      for name, value in self.to_dict().items()
-      if name not in _STATEMENTS
-    }
-
   def with_statements(self, statements: Mapping[str, Any]) -> RunRecord:
     """Returns the record with new values of attributes that may change.
 
@@ -270,18 +264,23 @@ class RunRecord:
     Raises:
       ValueError: an attribute is not known, is fixed, or has a wrong type.
     """
-    fixed = sorted({*statements} - {*_STATEMENTS})
+    fixed = sorted({*statements} - {*STATEMENTS})
     if fixed:
       raise errors.value_error(
         f'{fixed[0]}={statements[fixed[0]]}: is not a statement that a run '
-        f'may change; use one of {", ".join(_STATEMENTS)}'
+        f'may change; use one of {", ".join(STATEMENTS)}'
       )
     check_visible(statements)
     return attrs.evolve(self, **statements)
 
   def statements(self) -> dict[str, Any]:
-    """Returns the statements that may change, for `with_statements`."""
-    return {name: getattr(self, name) for name in _STATEMENTS}
+    """Returns the statements that may change and differ from the default."""
+    default = RunRecord()
+    return {
+      name: getattr(self, name)
+      for name in STATEMENTS
+      if getattr(self, name) not in (getattr(default, name), '')
+    }
 
   def bound(self) -> tuple[int, int]:
     """Returns the IDs of the run and noise key to which the ledger is bound."""
@@ -301,7 +300,7 @@ class RunRecord:
     # with the digest of the present files and refuses a difference.
     # Guard: forgery_test.test_forged_run_is_refused_by_report_and_verifier.
     return _files.json_digest(
-      [self._fixed(), _files.sha256(directory / PLAN_FILE)]
+      [self.to_dict(), _files.sha256(directory / PLAN_FILE)]
     )
 
   def write(self, directory: pathlib.Path) -> None:
@@ -315,7 +314,7 @@ class RunRecord:
 
   @classmethod
   def read(cls, directory: pathlib.Path) -> RunRecord:
-    """Returns the record in a folder.
+    """Returns the record of `run.json`, without the statements in the ledger.
 
     Raises:
       ValueError: `run.json` is missing, or has another format or version, or a
@@ -342,7 +341,7 @@ class RunRecord:
         'the release that began it, or train again'
       )
     try:
-      names = {*content} & {field.name for field in attrs.fields(cls)}
+      names = {*content} & {*_FIXED}
       record = cls(**{name: content.pop(name) for name in names})
       record.bound()
       lost = sorted({*record.to_dict()} - names - {'format', 'version'})
@@ -399,9 +398,14 @@ def read_plan(directory: pathlib.Path) -> plan_lib.Plan:
   return plan_lib.Plan.load(path)
 
 
-# Attributes that may change after the first round.
-_STATEMENTS = tuple(
-  field.name for field in attrs.fields(RunRecord) if field.metadata['changes']
+# Attributes that may change after the first round, and all others.
+STATEMENTS, _FIXED = (
+  tuple(
+    field.name
+    for field in attrs.fields(RunRecord)
+    if field.metadata['changes'] == changes
+  )
+  for changes in (True, False)
 )
 
 

@@ -46,13 +46,14 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
 
 
 def open_ledger(
-  directory: pathlib.Path, create: bool = False
+  directory: pathlib.Path, create: bool = False, check: bool = True
 ) -> ledger_lib.Ledger:
   """Returns the open ledger of a run.
 
   Args:
     directory: folder of the run.
     create: whether to make a missing ledger.
+    check: whether to check the chain of hashes; see `Ledger`.
 
   Raises:
     ValueError: the ledger is missing or damaged; see `Ledger`.
@@ -66,6 +67,7 @@ def open_ledger(
     path.read_text() if path.exists() else directory / run_json.LEDGER_FILE,
     create,
     directory / run_json.LEDGER_KEY,
+    check,
   )
 
 
@@ -76,4 +78,15 @@ def results(directory: pathlib.Path) -> Optional[Mapping[str, float]]:
     ValueError: the ledger is missing or damaged; see `Ledger`.
   """
   with open_ledger(directory) as ledger:
-    return ledger.ended()
+    ended = ledger.ended()
+  return None if ended is None else ended.results
+
+
+def statements(directory: pathlib.Path) -> run_json.RunRecord:
+  """Returns the statements of a run in the fields of `RunRecord`.
+
+  Raises:
+    ValueError: the ledger is missing or damaged; see `Ledger`.
+  """
+  with open_ledger(directory, check=False) as ledger:
+    return run_json.RunRecord().with_statements(ledger.contents().statements)

@@ -28,8 +28,8 @@ def release(
   round_index: tf.Tensor,
   run: tf.Tensor,
   timeout_seconds: float,
-) -> tf.Tensor:
-  """Returns S_t + y_t in a graph that never outputs y_t alone.
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns S_t + y_t and its fingerprint; no graph outputs y_t alone.
 
   The graph waits for the producers if the noise is not on the tape yet. If a
   check fails, the round fails, so noise is never silently zero, stale, damaged
@@ -59,6 +59,10 @@ def release(
     timeout_seconds: seconds to wait for the producers, > 0. Only the pauses
       between two polls of the folder count.
 
+  Returns:
+    S_t + y_t, [coordinates of all shards] int32; and the upper and the lower
+    32 bits of its fingerprint as text, scalar string.
+
   Raises:
     tf.errors.InvalidArgumentError: when the graph runs, if a check fails.
   """
@@ -75,16 +79,15 @@ def release(
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = tf.unstack(fingerprint(released))
-  owner = tf.strings.join(
-    [tf.strings.as_string(run), digits(high, 10), digits(low, 10)], '-'
-  )
+  released_sum = tf.strings.join([digits(high, 10), digits(low, 10)], '-')
+  owner = tf.strings.join([tf.strings.as_string(run), released_sum], '-')
   checks = [each for folder in folders for each in folder.unused(high, owner)]
   with tf.control_dependencies(checks):
     marked = [folder.mark(owner) for folder in folders]
   with tf.control_dependencies(marked):
     checks = [each for folder in folders for each in folder.unused(low, owner)]
   with tf.control_dependencies(checks):
-    return tf.identity(released)
+    return tf.identity(released), released_sum
 
 
 def fingerprint(released: tf.Tensor) -> tf.Tensor:

@@ -29,8 +29,8 @@ def release(
   round_index: int,
   run: int,
   timeout_seconds: float,
-) -> None:
-  """Adds y_t to the sum S_t of round t in place.
+) -> str:
+  """Adds y_t to the sum S_t of round t in place; returns its fingerprint.
 
   The call waits for the producers if the noise is not on the tape yet. If a
   check fails, the call raises, so noise is never silently zero, stale, damaged
@@ -50,6 +50,9 @@ def release(
       read the round.
     timeout_seconds: seconds to wait for the producers, > 0. Only the pauses
       between two polls of the folder count.
+
+  Returns:
+    The upper and the lower 32 bits of the fingerprint of S_t + y_t, as text.
 
   Raises:
     ValueError: a check fails.
@@ -73,13 +76,15 @@ def release(
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = fingerprint.fingerprint(total)
-  owner = f'{run}-{high:010d}-{low:010d}'
+  released_sum = f'{high:010d}-{low:010d}'
+  owner = f'{run}-{released_sum}'
   for folder in folders:
     folder.check_unused(owner)
   for folder in folders:
     folder.mark(owner)
   for folder in folders:
     folder.check_unused(owner)
+  return released_sum
 
 
 class _Mark(NamedTuple):
