@@ -10,7 +10,10 @@ import numpy as np
 import sqlalchemy as sa
 
 import tff_bandmf
-from tff_bandmf import run, strategies
+from tff_bandmf import report, run, strategies
+from tff_bandmf.ledger import tables
+from tff_bandmf.noise import fingerprint
+from tff_bandmf.run import journal
 from tff_bandmf.run_files import run_json
 
 _EXPORTS = {
@@ -158,8 +161,50 @@ def test_a_fact_stands_in_one_file(tmp_path):
   assert len(_REASONS) <= 5
 
 
-def test_round_has_few_transactions(tmp_path):
+def _counted(monkeypatch, module, name):
+  """Returns a list that gets an entry at each call of a function."""
+  calls, function = [], getattr(module, name)
+
+  def counted(*arguments):
+    calls.append(1)
+    return function(*arguments)
+
+  monkeypatch.setattr(module, name, counted)
+  return calls
+
+
+def test_chain_is_verified_once_when_a_run_is_opened(tmp_path, monkeypatch):
+  like = np.zeros(3, np.float32)
+  with run.Run(tmp_path, _plan()) as mine:
+    opened = next(mine.rounds(clients=40))
+    opened.finish(opened.release([like] * _COHORT, like))
+  verified = _counted(monkeypatch, tables, 'verify')
+  with run.Run(tmp_path, _plan()):
+    assert len(verified) == 1
+  report.build(tmp_path)
+  assert len(verified) == 2
+
+
+def test_statements_are_in_the_ledger_alone(tmp_path):
+  with run.Run(tmp_path, _plan()) as mine:
+    before = (tmp_path / run_json.RUN_FILE).read_bytes()
+    mine.note(title='A model', owner='Somebody')
+    mine.note(owner=None)
+  with run.Run(tmp_path, _plan()) as mine:
+    mine.note_side_release('a picture')
+    assert (tmp_path / run_json.RUN_FILE).read_bytes() == before
+    noted = mine._journal.ledger.contents().statements
+  assert noted == {
+    'title': 'A model',
+    'owner': None,
+    'side_releases': ['a picture'],
+  }
+
+
+def test_round_has_few_transactions(tmp_path, monkeypatch):
   like, begun = np.zeros(3, np.float32), []
+  burnt = _counted(monkeypatch, journal, '_is_burnt')
+  hashed = _counted(monkeypatch, fingerprint, 'fingerprint')
   counts = []
   with run.Run(tmp_path, _plan()) as mine:
     sa.event.listen(
@@ -172,5 +217,6 @@ def test_round_has_few_transactions(tmp_path):
     mine.record(test_accuracy=0.5)
   # Before the first round, the history of the clients is read.
   assert max(np.diff(counts)) <= 5, counts
+  assert len(burnt) == len(hashed) == _ROUNDS
   with open(tmp_path / run_json.METRICS_FILE) as file:
     assert len(list(csv.DictReader(file))) == _ROUNDS
