@@ -338,10 +338,12 @@ def test_other_releases_are_composed_or_named(
   claimed = json.loads(path.read_text())['together']['epsilon']
   for each in folder, path:
     found = verify_lib.verify(each)
-    bound = pytest.approx(claimed, rel=1e-5) if exact else found['epsilon']
-    assert found['epsilon'] == bound >= claimed * (1 - 1e-5)
+    assert found['epsilon'] >= claimed * (1 - 1e-5)
+    if exact:
+      assert found['epsilon'] <= claimed * (1 + 1e-5)
     left = found['not_checked']['report.json']
-    assert ('together.epsilon' in left) != exact
+    # The run shows its own noise to the last bit, and its report does not.
+    assert ('together.epsilon' in left) == (each == path or not exact)
     assert 'other_releases.name' in left
   run('report', folder, '--public', '--release', release)
   found = verify_lib.verify(folder / 'public.json')

@@ -98,11 +98,11 @@ def test_checkout_has_the_simulations(tmp_path):
 
 @_with('flwr')
 def test_strategy_for_flower_is_one_of_flowers():
-  from flwr.serverapp import strategy
-
-  from tff_bandmf import flower
-
-  assert issubclass(flower.CorrelatedNoise, strategy.Strategy)
+  code = (
+    'from flwr.serverapp import strategy; from tff_bandmf import flower; '
+    'print(issubclass(flower.CorrelatedNoise, strategy.Strategy))'
+  )
+  assert _printed(sys.executable, '-c', code) == 'True\n'
 
 
 @_without('tensorflow-federated')

@@ -95,7 +95,7 @@ class Event:
       type(value) in (int, float) and abs(value) <= sys.float_info.max
       for value in content.values()
     ):
-      raise ValueError('a payload with a value that is no finite number')
+      raise ValueError('a payload with a value that is not a finite number')
     return content
 
   @property
