@@ -1076,10 +1076,11 @@ def check_report(report, run, plan, facts):
   shown = [x['where'] for x in report['side_releases']]
   columns = facts.metrics.content if facts.metrics else [
     x[13:] for x in shown if x.startswith('metrics.csv, ')]
-  places = ['run.json'] * (1 + bool(run.get('train_sha256'))) + [
+  places = ['run.json'] * bool(run.get('train_sha256')) + [
     f'metrics.csv, {x}' for x in columns if x not in ('round', *noisy)]
   places += ['tensorboard/'] * ('tensorboard/' in shown) + ['result.json'] * (
-    result is not None) + ['ledger.sqlite'] + ['this report'] * (not amplified)
+    result is not None) + ['ledger.sqlite'] * (
+    2 - (run.get('population') is None)) + ['this report'] * (not amplified)
   stated = run['side_releases']
   report.hold(('side_releases',), [{'where': x} for x in places] + [
     {'where': 'stated by the run', 'what': x} for x in stated], 'the run has')

@@ -16,7 +16,7 @@ def rows(
 
   Args:
     claim: claim of the run.
-    run: content of `run.json`.
+    run: statements on the run.
     elsewhere: whether training ran outside this library, without a ledger.
   """
   enforced = (claim.enforced or {}).get('by', statement.NOT_STATED)

@@ -79,7 +79,7 @@ def warnings(
 
   Args:
     claim: claim of the run.
-    run: content of `run.json`.
+    run: statements on the run.
     completed: whether the end of the run was recorded.
     elsewhere: whether training ran outside this library, without a ledger.
   """

@@ -43,12 +43,12 @@ def rows(
 
   Args:
     directory: folder of the run.
-    run: content of `run.json`.
+    run: statements on the run.
     columns: columns of `metrics.csv`; unknown columns count as without noise.
     claim: claim of the run. The report of an amplified claim does not state the
       counts `COUNTS`, and the result leaves them out.
   """
-  table = [(run_json.RUN_FILE, 'exact number of clients that may be drawn')]
+  table = []
   if run.train_sha256:
     table.append((run_json.RUN_FILE, 'a digest of the training data'))
   # PRIVACY: the columns in `metrics.RELEASED` have noise only if the clip is
@@ -72,6 +72,10 @@ def rows(
         run_json.RESULT_FILE,
         'measured results of the last model',
       )
+    )
+  if run.population is not None:
+    table.append(
+      (run_json.LEDGER_FILE, 'exact number of clients that may be drawn')
     )
   table.append(
     (

@@ -85,7 +85,7 @@ _GENERATOR = {
   ),
 }
 
-# Attributes of `run.json` for uses of data outside training, and their titles.
+# Statements on uses of data outside training, and their titles.
 ACCESSES = {
   'tuning': 'hyperparameter tuning',
   'model_selection': 'model selection',
@@ -101,13 +101,11 @@ def count(number: int, noun: str) -> str:
 def common(
   claim: claim_lib.Claim, run: run_json.RunRecord, clients: int
 ) -> _files.JsonObject:
-  """Returns the fields of `document.Statement` that follow from `run.json`.
-
-  The result also has the other values of `run.json`.
+  """Returns the fields of `document.Statement`, and all statements on a run.
 
   Args:
     claim: claim of the run.
-    run: content of `run.json`.
+    run: statements on the run.
     clients: largest number of clients of a unit of privacy, >= 1.
   """
   most = f', with at most {clients} clients' if clients > 1 else ''
@@ -273,7 +271,7 @@ def formal(
   Args:
     claim: claim of the run.
     guarantee: result of `claim.to_dict()`.
-    run: content of `run.json`.
+    run: statements on the run.
   """
   if guarantee['rho'] is None:
     return 'None. No noise was added; this run guarantees nothing.'
