@@ -18,6 +18,7 @@ _FLOORS = {
     '_blas': 'the number of threads of BLAS',
     '_checks': 'checks of arguments that many packages use',
     '_files': 'atomic writes, locks, and files that hold secrets',
+    '_figures': 'pictures of strategies, plans, runs and reports',
     'workloads': 'the workload matrix A: prefix sums, momentum, learning rates',
     'participation': 'schemas: the rounds in which one client may take part',
     'clips': 'the norm to which updates are clipped, constant or adaptive',
@@ -58,6 +59,7 @@ _WITHOUT_TENSORFLOW = [
   '_blas',
   '_checks',
   '_files',
+  '_figures',
   'workloads',
   'participation',
   'clips',
@@ -233,6 +235,15 @@ def test_tensorflow_federated_is_imported_where_it_is_needed(path):
     ('run', 'train_model.py'),
   ):
     assert 'tff_bandmf.tff.names' not in imported
+
+
+@pytest.mark.parametrize('path', _FILES, ids=str)
+def test_matplotlib_is_imported_when_something_is_drawn(path):
+  if path.parts[0] == 'simulations':
+    return
+  if _package(path) not in ('_figures', 'reproduction'):
+    assert not _of(_imports_at_run_time(path), ['matplotlib'])
+  assert 'tff_bandmf._figures' not in _imports_at_module_level(path)
 
 
 @pytest.mark.parametrize('path', _FILES, ids=str)

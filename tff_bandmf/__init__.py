@@ -8,6 +8,7 @@ Core: the mechanism and its guarantee
   _blas          the number of threads of BLAS
   _checks        checks of arguments that many packages use
   _files         atomic writes, locks, and files that hold secrets
+  _figures       pictures of strategies, plans, runs and reports
   workloads      the workload matrix A: prefix sums, momentum, learning rates
   participation  schemas: the rounds in which one client may take part
   clips          the norm to which updates are clipped, constant or adaptive

@@ -21,7 +21,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterable
-from typing import Callable, Optional, Union
+from typing import TYPE_CHECKING, Callable, Optional, Union
 
 from tff_bandmf import (
   accounting,
@@ -32,6 +32,9 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 # For sampled cohorts, a strategy whose estimated error is not the least one is
 # calibrated with 1 / `_FEWER` of the samples. Its claim holds as well, but its
@@ -98,6 +101,25 @@ class Ranking:
 
   choices: tuple[Choice, ...]
   left_out: dict[str, str]
+
+  def plot(self) -> Figure:
+    """Returns a Matplotlib figure: error by family, and by copies in memory.
+
+    The error is the one by which the choices are ranked.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+    """
+    with errors.importing('a plot'):
+      from tff_bandmf import _figures
+
+    best = self.choices[0]
+    return _figures.errors(
+      [(each.strategy.family, each.ranked) for each in self.choices],
+      [(each.copies, each.ranked) for each in self.choices],
+      (best.copies, best.ranked),
+      'error for a clip of 1',
+    )
 
 
 def choose(

@@ -163,9 +163,9 @@ def test_bad_input_is_one_line(tmp_path, run, names, flags, message):
 
 def test_two_evaluations_are_told_apart(tmp_path):
   """The axis is that of the values, which stand beside their points."""
-  from tff_bandmf.report import plot
+  from tff_bandmf import _figures
 
-  figure = plot.accuracy({'run': [(10, 0.2301), (20, 0.2405)]})
+  figure = _figures.accuracy({'run': [(10, 0.2301), (20, 0.2405)]})
   (axes,) = figure.axes
   low, high = axes.get_ylim()
   assert 20 < low < 23.01 and 24.05 < high < 26

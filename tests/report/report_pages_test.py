@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import written_run
 
+import tff_bandmf
 from tff_bandmf import accounting, noise, report
 from tff_bandmf.report import pages
 
@@ -391,6 +392,8 @@ def test_secrets_of_a_run_are_in_no_report(tmp_path):
 
 def test_report_without_matplotlib_has_no_plots(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  monkeypatch.delitem(sys.modules, 'tff_bandmf._figures', raising=False)
+  monkeypatch.delattr(tff_bandmf, '_figures', raising=False)
   _make_run(tmp_path / 'run')
   assert report.write(tmp_path / 'run')['plots'] == []
   markdown, page, _ = _texts(tmp_path / 'run')

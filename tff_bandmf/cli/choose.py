@@ -57,6 +57,13 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
   help='Families and strategy files to compare, separated by commas.  '
   '[default: all families]',
 )
+@click.option(
+  '--plot',
+  metavar='FILE',
+  type=click.Path(dir_okay=False),
+  help='Also draw the errors, by family and by memory, into FILE, such as '
+  'errors.png or errors.svg.',
+)
 @options.as_json
 def choose(
   rounds,
@@ -66,6 +73,7 @@ def choose(
   workload,
   objective,
   families,
+  plot,
   as_json,
   **flags,
 ):
@@ -95,6 +103,8 @@ def choose(
       families=families,
       progress=step,
     )
+  if plot is not None:
+    _draw(ranking, plot)
   output.warn_of_weak(**flags)
   records = [
     _record(choice, choice.guarantee.cohorts.schema, workload, **flags)
@@ -126,6 +136,22 @@ def choose(
     for family, reason in ranking.left_out.items():
       click.echo(f'left out: {family}: {reason}')
   return output.DONE
+
+
+def _draw(ranking: choosing.Ranking, path: str) -> None:
+  """Draws a ranking into a file.
+
+  Raises:
+    ValueError: Matplotlib writes no files with this ending.
+  """
+  figure = ranking.plot()
+  endings = figure.canvas.get_supported_filetypes()
+  if pathlib.Path(path).suffix[1:] not in endings:
+    raise errors.value_error(
+      f'plot={path}: must end in one of .{", .".join(sorted(endings))}; name '
+      'the file such as errors.png'
+    )
+  figure.savefig(path)
 
 
 def _sampled(

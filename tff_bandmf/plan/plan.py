@@ -20,11 +20,12 @@ search or from a file. The file of a plan has the request and the result, see
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 import attrs
 
@@ -48,6 +49,9 @@ from tff_bandmf.plan import (
 )
 from tff_bandmf.plan import request as request_lib
 from tff_bandmf.plan import result as result_lib
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 # Ratio of noise to signal above which a plan warns. All runs of
 # docs/reference/comparison.md and docs/reference/people.md learned, with ratios
@@ -341,6 +345,40 @@ class Plan(request_lib.Request):
           )
         )
     return trade_off.TradeOff(tuple(points), self.delta)
+
+  def plot(self, memory_copies: Sequence[int] = (0, 1, 2, 4, 8)) -> Figure:
+    """Returns a Matplotlib figure: error by family, and by copies in memory.
+
+    The families are those that the search of the plan compared, and the error
+    is `rmse`. The points by memory are plans with other limits. Each takes a
+    search, as long as that of this plan.
+
+    Args:
+      memory_copies: limits to compare, each >= 0. If the plan names its
+        mechanism, a limit in which this mechanism does not fit is left out.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+    """
+    with errors.importing('a plot'):
+      from tff_bandmf import _figures
+
+    points = []
+    for copies in memory_copies:
+      other = attrs.evolve(self, memory_copies=copies)
+      # A mechanism that is given may not fit in the limit.
+      with contextlib.suppress(ValueError):
+        points.append((other.copies, other.rmse))
+    scale = clips.record_factor(self.l2_norm_clip)
+    return _figures.errors(
+      [
+        (self.strategy.family, self.rmse),
+        *((family, scale * rmse) for family, rmse in self.result.runners_up),
+      ],
+      points,
+      (self.copies, self.rmse),
+      'rmse for a clip of 1',
+    )
 
   def _short_of(self, clients: int) -> Optional[feasibility.Demand]:
     """Returns the wanted cohorts if a population cannot fill them, else None.

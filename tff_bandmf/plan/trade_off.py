@@ -84,10 +84,11 @@ class TradeOff:
       ImportError: matplotlib is not installed.
     """
     with errors.importing('a plot'):
-      from matplotlib import figure as figure_lib
+      from tff_bandmf import _figures
 
-    drawing = figure_lib.Figure(figsize=(5.6, 3.6), layout='constrained')
-    axes = drawing.subplots()
+    drawing, axes = _figures.empty(
+      'epsilon of the whole run', 'error by the noise'
+    )
     for clients, points in self._by_clients():
       axes.plot(
         sorted(points),
@@ -100,10 +101,6 @@ class TradeOff:
     ticks = sorted({point.epsilon for point in self.points})
     axes.set_xticks(ticks, [f'{each:g}' for each in ticks])
     axes.minorticks_off()
-    axes.set_xlabel('epsilon of the whole run', fontsize=13)
-    axes.set_ylabel('error by the noise', fontsize=13)
-    axes.tick_params(labelsize=12)
-    axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=12)
     return drawing
 

@@ -10,13 +10,16 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import ClassVar, Optional, Union
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 
 import jinja2
 
 from tff_bandmf import _files
-from tff_bandmf.report import plot, statement
+from tff_bandmf.report import statement
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Pages:
   NAME: ClassVar[str]
 
   content: Mapping[str, _files.Json]
-  figures: dict[str, plot.Figure]
+  figures: dict[str, Figure]
 
   def json(self) -> str:
     """Returns the text of the JSON file."""
@@ -45,10 +48,18 @@ class Pages:
 
   def html(self) -> str:
     """Returns the text of the HTML page, which needs no other file."""
-    plots = {
-      name: plot.data_uri(figure) for name, figure in self.figures.items()
-    }
-    return _render(f'{self.NAME}.j2', 'form.html.j2', self.content, plots)
+    return _render(
+      f'{self.NAME}.j2', 'form.html.j2', self.content, self._images('data_uri')
+    )
+
+  def _images(self, form: str) -> dict[str, Any]:
+    """Returns {name of a plot: its image}, by a function of `_figures`."""
+    if not self.figures:
+      return {}
+    from tff_bandmf import _figures
+
+    image = getattr(_figures, form)
+    return {name: image(figure) for name, figure in self.figures.items()}
 
   def files(self) -> dict[str, bytes]:
     """Returns {name of the file: its content} for the files of the report."""
@@ -66,6 +77,36 @@ class Pages:
     for name, content in self.files().items():
       _files.write(directory / name, content)
     return dict(self.content)
+
+
+def figures(
+  accuracies: Mapping[str, Sequence[tuple[int, float]]],
+  curve: list[dict[str, float]],
+  stated: tuple[float, float],
+  planned: Optional[list[dict[str, float]]] = None,
+  path: Sequence[tuple[int, float]] = (),
+) -> dict[str, Figure]:
+  """Returns {name: figure} of a report; {} without Matplotlib.
+
+  Args:
+    accuracies: maps a label to pairs (rounds done, accuracy in [0, 1]).
+    curve: points with `epsilon` and `delta`; if empty, they are not drawn.
+    stated: (epsilon, delta) of the claim, which the figure marks.
+    planned: points of the planned curve; None if `curve` is the planned curve.
+    path: pairs (rounds done, clip); if empty, they are not drawn.
+  """
+  try:
+    from tff_bandmf import _figures
+  except ImportError:
+    return {}
+  drawn: dict[str, Figure] = {}
+  if any(accuracies.values()):
+    drawn['accuracy'] = _figures.accuracy(accuracies)
+  if path:
+    drawn['clip'] = _figures.clip(path)
+  if curve:
+    drawn['epsilon'] = _figures.epsilon(curve, stated, planned)
+  return drawn
 
 
 def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:

@@ -24,7 +24,6 @@ from tff_bandmf.report import (
   caveats,
   document,
   pages,
-  plot,
   statement,
 )
 from tff_bandmf.report import claim as claim_lib
@@ -89,12 +88,9 @@ def publish(
   accuracies = {
     row['name']: source.accuracy for row, source in zip(rows, sources)
   }
-  figures = {
-    'accuracy': plot.accuracy(accuracies),
-    'epsilon': plot.epsilon(curve, (epsilon, delta))
-    if epsilon and curve
-    else None,
-  }
+  figures = pages.figures(
+    accuracies, curve if epsilon else [], (epsilon or 0.0, delta)
+  )
   run, runs = last.run, report_lib.all_runs(sources)
   # PRIVACY: if clients broke the plan, the claim follows from their actual
   # rounds, and its exact numbers could show the rounds of one client. The
@@ -146,12 +142,12 @@ def publish(
         if any(row['observed_epsilon'] is not None for row in rows)
         else []
       ),
-      *(['Accuracy on validation clients.'] if figures['accuracy'] else []),
+      *(['Accuracy on validation clients.'] if 'accuracy' in figures else []),
     ],
   }
   return Public(
     document.signed(document.Public, content),
-    {name: figure for name, figure in figures.items() if figure},
+    figures,
   )
 
 

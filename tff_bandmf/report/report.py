@@ -21,7 +21,6 @@ from tff_bandmf.report import (
   caveats,
   document,
   pages,
-  plot,
   statement,
   transparency,
 )
@@ -51,8 +50,7 @@ class Report(pages.Pages):
 
   def files(self) -> dict[str, bytes]:
     """Returns {name of the file: its content} for all files, plots included."""
-    images = {name: plot.png(figure) for name, figure in self.figures.items()}
-    return {**images, **super().files()}
+    return {**self._images('png'), **super().files()}
 
 
 def build(directory: Union[str, os.PathLike]) -> Report:
@@ -80,18 +78,16 @@ def from_source(source: source_lib.Source) -> Report:
   # An amplified claim has no curve: each point could need many random samples.
   curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
   adaptive = _adaptive(source)
-  plots = {'accuracy.png': plot.accuracy(accuracies)}
-  if adaptive:
-    plots['clip.png'] = plot.clip(
-      [(each['rounds'], each['l2_norm_clip']) for each in adaptive['path']]
-    )
-  if curve:
-    plots['epsilon.png'] = plot.epsilon(
-      curve,
-      (numbers['epsilon'], claim.delta),
-      epsilon_curve(claim.planned, claim.delta) if claim.violated else None,
-    )
-  figures = {name: figure for name, figure in plots.items() if figure}
+  figures = pages.figures(
+    accuracies,
+    curve,
+    (numbers['epsilon'], claim.delta),
+    epsilon_curve(claim.planned, claim.delta) if claim.violated else None,
+    [(each['rounds'], each['l2_norm_clip']) for each in adaptive['path']]
+    if adaptive
+    else (),
+  )
+  figures = {f'{name}.png': figure for name, figure in figures.items()}
   code_sha256 = _files.code_digest()
   other_code = (run.code_sha256 or code_sha256) != code_sha256
   warning_pairs = caveats.warnings(

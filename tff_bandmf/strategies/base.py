@@ -12,9 +12,12 @@ import attrs
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import _checks, _files, errors, workloads
+from tff_bandmf import _checks, _files, errors, participation, workloads
 from tff_bandmf.strategies import per_query
 from tff_bandmf.strategies import recursion as recursion_lib
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 # Most rounds for which an n x n matrix is allocated.
 MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
@@ -37,7 +40,9 @@ TOEPLITZ = 'toeplitz'
 NORMALIZED_TOEPLITZ = 'normalized-toeplitz'
 TREE = 'tree-nodes'
 DECODED_TREE = 'decoded-tree-nodes'
-# Most entries of C in memory at one time in `column_norms_squared`.
+# Most rounds of C in a picture.
+_ROUNDS_SHOWN = 1024
+# Most entries of C in memory at one time in `column_norms_squared` and `plot`.
 _ENTRIES = 2**22
 
 
@@ -375,6 +380,37 @@ class Strategy(abc.ABC):
       ValueError: n is so large that the matrix would not fit in memory.
     """
     return workload.matrix(self.rounds) @ self.noising_matrix()
+
+  def plot(
+    self, schema: Optional[participation.Participation] = None
+  ) -> Figure:
+    """Returns a Matplotlib figure: C, C^-1, and the pattern of a client.
+
+    The pattern is that of a client that takes part as early and as often as a
+    schema allows. The third panel has the sum of the columns of C for these
+    rounds, and its norm. If C has many rounds, all panels have the first ones.
+
+    Args:
+      schema: participation schema of the client; None for `Single`.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+    """
+    with errors.importing('a plot'):
+      from tff_bandmf import _figures
+
+    schema = schema or participation.Single()
+    rounds = min(self.rounds, _ROUNDS_SHOWN)
+    first = self.of_rounds(rounds)
+    rounds = min(rounds, max(1, _ENTRIES // first.bands))
+    matrix = first.part(0, rounds, 0)
+    step, most = schema.separation(rounds), schema.participations(rounds)
+    return _figures.matrices(
+      matrix,
+      scipy.linalg.solve_triangular(matrix, np.eye(rounds), lower=True),
+      range(0, rounds, step)[:most],
+      f'{self.family}, {rounds} of {self.rounds} rounds',
+    )
 
   def digest(self) -> str:
     """Returns the SHA-256 of C's definition, 64 hexadecimal digits."""
