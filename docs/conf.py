@@ -14,6 +14,7 @@ sys.path[:0] = [str(_ROOT), str(_DOCS)]
 import docstrings  # noqa: E402
 import docutils.nodes  # noqa: E402
 import kernels  # noqa: E402
+import sphinx.addnodes  # noqa: E402
 
 import tff_bandmf  # noqa: E402
 
@@ -96,8 +97,28 @@ def _relative(app, doctree):
       block += docutils.nodes.Text(text)
 
 
+def _download(app, doctree):
+  """Links a page of the guide or the tutorials that is a notebook to its file.
+
+  myst-nb writes the file when it runs the notebook.
+  """
+  page = pathlib.PurePath(app.env.docname)
+  folder = pathlib.Path(app.outdir).parent / 'jupyter_execute'
+  path = (folder / page).with_suffix('.ipynb')
+  if page.parts[0] not in ('guide', 'tutorials') or not path.exists():
+    return
+  link = sphinx.addnodes.download_reference(
+    '', path.name, reftarget=f'/{os.path.relpath(path, app.srcdir)}'
+  )
+  link += docutils.nodes.Text(path.name)
+  text = 'This page is a notebook: '
+  doctree[0].insert(1, docutils.nodes.paragraph('', text, link))
+
+
 def setup(app):
   app.connect('doctree-read', _relative)
+  # The file is collected by Sphinx's listener, which has priority 500.
+  app.connect('doctree-read', _download, priority=400)
   # The priority of napoleon is 500; smaller priorities come first.
   app.connect('autodoc-process-docstring', docstrings.process, priority=400)
   app.connect('autodoc-process-signature', docstrings.with_defaults)

@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 
+import nbclient
+import nbformat
 import processes
 import pytest
 
@@ -186,6 +188,32 @@ def test_notebooks_show_what_they_printed(site):
     assert '<img' in (site / f'{name}.html').read_text()
   for page in site.rglob('*.html'):
     assert 'Traceback (most recent' not in page.read_text(), page
+
+
+def test_pages_that_are_notebooks_can_be_downloaded(site):
+  for page in _DOCS.glob('[gt]*/*.md'):
+    if 'file_format: mystnb' in page.read_text():
+      _downloaded(site, page.relative_to(_DOCS).with_suffix(''))
+
+
+def _downloaded(site, page):
+  """Returns the notebook to which a page of the site links."""
+  text = (site / page.with_suffix('.html')).read_text()
+  (link,) = re.findall(r'href="([^"]+/([^"/]+)\.ipynb)"', text)
+  assert link[1] == page.name
+  return nbformat.read((site / page).parent / link[0], as_version=4)
+
+
+@pytest.mark.parametrize('page', ['tutorials/inspect', 'tutorials/port'])
+def test_downloaded_notebook_runs(site, tmp_path, monkeypatch, page):
+  notebook = _downloaded(site, pathlib.PurePath(page))
+  monkeypatch.setenv(
+    'PATH', f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
+  )
+  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
+  nbclient.NotebookClient(
+    notebook, timeout=600, resources={'metadata': {'path': str(tmp_path)}}
+  ).execute()
 
 
 def test_every_public_name_has_its_place(site):

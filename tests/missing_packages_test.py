@@ -23,6 +23,10 @@ import sys
 status = main.main({!r}.split())
 sys.exit(status)
 """
+_CHOOSE = (
+  'choose --rounds 9 --min-sep 3 --epsilon 4 --delta 1e-6 --families identity '
+  '--plot errors.png'
+)
 _DRIVER = f"""
 from simulations import run_stackoverflow
 sys.argv[1:] = ['--config={_ROOT}/configs/demo.toml', '--output_dir=run']
@@ -64,6 +68,7 @@ _URL = 'postgresql+psycopg2://localhost/none'
     ),
     ('tensorflow_privacy', 'tff', 'from tff_bandmf.query import GraphClipping'),
     ('matplotlib', 'plots', _PLAN + 'plan.sweep().plot()'),
+    ('matplotlib', 'plots', _COMMAND.format(_CHOOSE)),
     ('psycopg2', 'postgresql', f'{_PLAN}tff_bandmf.Run("r", plan, ledger="X")'),
     ('flwr', 'flower', 'import tff_bandmf.flower'),
     ('pyarrow', 'logs', _COMMAND.format('observe log.csv c.json')),

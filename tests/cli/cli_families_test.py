@@ -292,3 +292,18 @@ def test_reproduce_prints_rows_and_whether_they_pass(
   status, out, _ = run('reproduce', 'gboard_report')
   assert status == expected
   assert out.splitlines()[2].split()[-2:] == ['NO' if expected else 'yes', '-']
+
+
+def test_ranking_is_drawn_into_a_file(run, tmp_path):
+  flags = '--rounds 9 --min-sep 3 --epsilon 4 --delta 1e-6 --families identity'
+  path = tmp_path / 'errors.svg'
+  status, out, _ = run('choose', *flags.split(), '--plot', path)
+  assert status == 0 and 'identity' in out
+  assert 'identity' in path.read_text() and '</svg>' in path.read_text()
+  wrong = tmp_path / 'errors.doc'
+  status, out, error = run('choose', *flags.split(), '--plot', wrong)
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert (
+    error.startswith(f'plot={wrong}: must end in one of') and '.png' in error
+  )
+  assert not wrong.exists()

@@ -41,6 +41,28 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
   )
 
 
+def _picture(ctx, param, value: Optional[str]) -> Optional[str]:
+  """Returns the name of a file that Matplotlib can write, before the search.
+
+  Raises:
+    ImportError: Matplotlib is not installed.
+    ValueError: Matplotlib writes no files with this ending.
+  """
+  del ctx, param
+  if value is None:
+    return None
+  with errors.importing('a plot'):
+    from tff_bandmf import _figures
+
+  endings = _figures.Figure().canvas.get_supported_filetypes()
+  if pathlib.Path(value).suffix[1:] not in endings:
+    raise errors.value_error(
+      f'plot={value}: must end in one of .{", .".join(sorted(endings))}; name '
+      'it such as errors.png'
+    )
+  return value
+
+
 @click.command()
 @options.rounds
 @options.participation
@@ -60,7 +82,7 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
 @click.option(
   '--plot',
   metavar='FILE',
-  type=click.Path(dir_okay=False),
+  callback=_picture,
   help='Also draw the errors, by family and by memory, into FILE, such as '
   'errors.png or errors.svg.',
 )
@@ -104,7 +126,7 @@ def choose(
       progress=step,
     )
   if plot is not None:
-    _draw(ranking, plot)
+    ranking.plot().savefig(plot)
   output.warn_of_weak(**flags)
   records = [
     _record(choice, choice.guarantee.cohorts.schema, workload, **flags)
@@ -136,22 +158,6 @@ def choose(
     for family, reason in ranking.left_out.items():
       click.echo(f'left out: {family}: {reason}')
   return output.DONE
-
-
-def _draw(ranking: choosing.Ranking, path: str) -> None:
-  """Draws a ranking into a file.
-
-  Raises:
-    ValueError: Matplotlib writes no files with this ending.
-  """
-  figure = ranking.plot()
-  endings = figure.canvas.get_supported_filetypes()
-  if pathlib.Path(path).suffix[1:] not in endings:
-    raise errors.value_error(
-      f'plot={path}: must end in one of .{", .".join(sorted(endings))}; name '
-      'the file such as errors.png'
-    )
-  figure.savefig(path)
 
 
 def _sampled(
