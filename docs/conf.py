@@ -110,9 +110,9 @@ def _download(app, doctree):
   link = sphinx.addnodes.download_reference(
     '', path.name, reftarget=f'/{os.path.relpath(path, app.srcdir)}'
   )
-  link += docutils.nodes.Text(path.name)
-  text = 'This page is a notebook: '
-  doctree[0].insert(1, docutils.nodes.paragraph('', text, link))
+  text = docutils.nodes.paragraph('', 'This page is a notebook: ', link)
+  # The first node of a section is its title.
+  next(doctree.findall(docutils.nodes.section)).insert(1, text)
 
 
 def setup(app):
