@@ -95,7 +95,6 @@ def choose(
   workload,
   objective,
   families,
-  plot,
   as_json,
   **flags,
 ):
@@ -108,6 +107,7 @@ def choose(
   the number of normals that the noise draws for a coordinate in a round: more
   than 1 where it keeps no past normals.
   """
+  plot = flags.pop('plot')
   target = choosing.Target(**flags)
   cohorts = (
     who.schema()
