@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
 import typing
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional, Union
 
 from tff_bandmf import accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
@@ -126,6 +127,12 @@ class Training:
       which the server's learning rate rises linearly from 5 % to 100 %.
     server_cooldown_rounds: number of rounds, >= 0, at the end of the run in
       which the server's learning rate falls linearly from 100 % to 5 %.
+    server_learning_rates: list with one number >= 0 for each round, in place of
+      warm-up and cooldown; the learning rate of a round is its number times
+      server_learning_rate. If None, the rate is constant in between.
+    server_weight_decay: fraction of the model, in [0, 1], that the server
+      removes in a round whose learning rate is server_learning_rate; in another
+      round the fraction is proportional to the learning rate.
     client_groups: number of groups into which the clients of a round are
       divided, >= 1. The clients of a group train one after the other, in one
       call of TFF. More groups train in parallel and need more memory; a few
@@ -155,6 +162,8 @@ class Training:
   server_epsilon: float = 1e-3
   server_warmup_rounds: int = 0
   server_cooldown_rounds: int = 0
+  server_learning_rates: Optional[list[float]] = None
+  server_weight_decay: float = 0.0
   client_groups: int = 8
   evaluate_every: int = 10
   evaluation_sentences: int = 10_000
@@ -169,7 +178,11 @@ class Training:
     warmup = min(1.0, self.server_warmup_rounds / self.rounds)
     cooldown = self.server_cooldown_rounds / self.rounds
     return workloads.Workload(
-      self.server_momentum, warmup, min(1.0 - warmup, cooldown)
+      self.server_momentum,
+      warmup,
+      min(1.0 - warmup, cooldown),
+      self.server_weight_decay,
+      self.server_learning_rates,
     )
 
 
@@ -184,10 +197,10 @@ class Privacy:
       [privacy]. The optimiser chooses the parameters that are not given.
     workload: 'prefix' to minimise the error of prefix sums of updates, or
       'momentum' to minimise the error of the models that the server's SGD
-      computes with its momentum and its learning rates.
+      computes with its momentum, its learning rates and its weight decay.
     objective: 'mean' to minimise the mean over the rounds of the squared error,
       'max' to minimise its maximum, or 'last' to minimise that of the last
-      round.
+      round; or a list with the weight >= 0 of each round.
     min_sep: integer >= 1. With participation = 'min-sep', two rounds r1 < r2 of
       a client have r2 - r1 >= min_sep. With 'budget', min_sep and
       max_participations define the largest sensitivity of a client. With
@@ -261,7 +274,7 @@ class Privacy:
   horizon: Optional[int] = None
   parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
   workload: str = PREFIX
-  objective: str = 'mean'
+  objective: Union[str, list[float]] = workloads.MEAN
   amplification: Optional[str] = None
   sampling_prob: Optional[float] = None
 
@@ -326,11 +339,10 @@ class Config:
       )
     if not privacy.is_file:
       _check_one_of('privacy.family', privacy.family, FAMILIES)
-    _check_one_of(
-      'privacy.objective',
-      privacy.objective,
-      (workloads.MEAN, workloads.MAX, workloads.LAST),
-    )
+    with _prefixed('privacy.'):
+      workloads.check_objective(privacy.objective, training.rounds)
+    with _prefixed('training.server_'):
+      training.server_schedule.learning_rates(training.rounds)
     if privacy.delta >= 1:
       raise errors.value_error(
         f'privacy.delta={privacy.delta}: must be below 1; use less than 1 / '
@@ -403,10 +415,8 @@ class Config:
         f'privacy.sampling_prob={privacy.sampling_prob}: is for sampled '
         'cohorts; leave it out, or give privacy.amplification'
       )
-    try:
+    with _prefixed('privacy.'):
       self.cohorts(self.training.clients_per_round)
-    except ValueError as error:
-      raise ValueError(f'privacy.{error}') from None
 
   def _check_parameters(self) -> None:
     """Raises ValueError if the family does not take one of the parameters."""
@@ -420,10 +430,8 @@ class Config:
           f'privacy.family={self.privacy.family} is complete; leave it out'
         )
       return
-    try:
+    with _prefixed('privacy.'):
       strategies.families.get(self.privacy.family).checked(given)
-    except (TypeError, ValueError) as error:
-      raise ValueError(f'privacy.{error}') from None
 
 
 # Maps the name of each table with a fixed set of keys to its class. The table
@@ -443,8 +451,18 @@ _MAY_BE_ZERO = (
   'training.server_beta_2',
   'training.server_warmup_rounds',
   'training.server_cooldown_rounds',
+  'training.server_weight_decay',
   'privacy.memory_copies',
 )
+
+
+@contextlib.contextmanager
+def _prefixed(prefix: str) -> Iterator[None]:
+  """Adds the table of a key to the messages of errors of the library."""
+  try:
+    yield
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'{prefix}{error}') from None
 
 
 def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:

@@ -128,7 +128,7 @@ def strategy_request(config: config_lib.Config) -> dict[str, Any]:
     'workload': training.server_schedule
     if privacy.workload == config_lib.MOMENTUM
     else workloads.PREFIX,
-    'objective': privacy.objective,
+    'objective': workloads.check_objective(privacy.objective),
     'memory_copies': privacy.memory_copies,
     **({} if without else privacy.parameters),
   }

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bandmf import (
+  accounting,
   optimize,
   participation,
   sensitivity,
@@ -263,4 +264,62 @@ def test_wrong_function_gets_one_line(build, start, match):
   problem = solver.Problem(_N, participation.MinSep(6))
   with pytest.raises((TypeError, ValueError), match=match) as error:
     optimize.minimize(build, start, problem)
+  assert '\n' not in str(error.value)
+
+
+def _sampled(cohorts):
+  """Returns the problem of a search for sampled cohorts."""
+  return solver.Problem(
+    _N,
+    cohorts.schema.reference_schema,
+    noise=accounting.needed_noise(cohorts, _N, 1.0, 1e-5),
+  )
+
+
+_SAMPLED = [accounting.BallsInBins(6), accounting.BMinSep(6, 0.2)]
+
+
+@pytest.mark.parametrize('cohorts', _SAMPLED, ids=repr)
+def test_noise_of_sampled_cohorts_is_minimised(cohorts):
+  own = optimize.minimize(
+    lambda x: optimize.Toeplitz(tf.concat([[1.0], x], 0)),
+    np.full(3, 0.3),
+    _sampled(cohorts),
+    bounds=[(0, 1)] * 3,
+  )
+  family = ('banded-toeplitz', _N, cohorts.schema.reference_schema)
+  problem = _sampled(cohorts)
+  best = optimize.optimize(*family, bands=4, noise=problem.noise)
+  assert own.converged
+  assert own.loss == pytest.approx(best.loss, rel=2e-3)
+  # The noise of the best C without amplification is larger.
+  other = problem.evaluated(optimize.optimize(*family, bands=4).strategy)
+  assert own.loss < other.loss * (1 - 1e-2)
+
+
+@pytest.mark.parametrize('cohorts', _SAMPLED, ids=repr)
+def test_gradient_of_the_noise_is_that_of_differences(cohorts):
+  rng = np.random.default_rng(7)
+  for build, size in (
+    (lambda x: optimize.Toeplitz(tf.concat([[1.0], x], 0)), 3),
+    (lambda x: optimize.Columns(tf.reshape(x, [_N, 3]) + [[1, 0, 0]]), 3 * _N),
+  ):
+    loss, x = in_tensorflow.Loss(build, _sampled(cohorts)), np.full(size, 0.3)
+    direction = rng.uniform(-1, 1, size)
+    gradient = loss(x)[1] @ direction
+    ends = [loss(x + h * direction)[0] for h in (1e-3, -1e-3)]
+    assert gradient == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+  'build, match',
+  [
+    (lambda x: optimize.Toeplitz([1.0, -x[0]]), 'negative'),
+    (lambda x: optimize.Gram(x * np.eye(_N)), 'Columns'),
+    (lambda x: optimize.Toeplitz(tf.fill([7], x[0])), 'bands=7'),
+  ],
+)
+def test_c_without_proved_amplification_gets_one_line(build, match):
+  with pytest.raises(ValueError, match=match) as error:
+    optimize.minimize(build, [0.5], _sampled(_SAMPLED[1]))
   assert '\n' not in str(error.value)

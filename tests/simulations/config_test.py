@@ -5,8 +5,9 @@ import pathlib
 import families
 import pytest
 
-from simulations import config_keys
+from simulations import config_keys, training
 from simulations.sweeps import grid
+from tff_bandmf import workloads
 
 _DEMO = str(
   pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'demo.toml'
@@ -79,6 +80,10 @@ def test_set_takes_toml_values_and_bare_words():
     ('privacy.noise_placement=tape', 'noise_placement'),
     ('privacy.secure_noise=true', 'secure_noise'),
     ('privacy.objective=median', 'privacy.objective'),
+    ('privacy.objective=[1, 2]', 'privacy.objective=2 rounds'),
+    ('privacy.objective=[]', 'privacy.objective: must be a list'),
+    ('training.server_learning_rates=[1]', 'server_learning_rates: do not go'),
+    ('training.server_weight_decay=2', 'training.server_weight_decay=2'),
     ('privacy.delta=2', 'privacy.delta'),
     ('privacy.epsilon=true', 'privacy.epsilon'),
     ('training.seed=-1', 'at least 0'),
@@ -127,6 +132,31 @@ def test_momentum_is_that_of_the_run():
   assert (rates < 1).sum() == falling == 40
   with pytest.raises(ValueError, match='privacy.workload=momentum'):
     config_keys.changed(found, {'training.server_optimizer': 'adam'})
+
+
+def test_workload_by_numbers_reaches_the_search():
+  rates, weights = [2.0, 0, 1], [1, 0.5, 2]
+  loaded = _load(
+    _DEMO,
+    (
+      'training.rounds=3',
+      'privacy.bands=2',
+      'training.server_cooldown_rounds=0',
+      f'training.server_learning_rates={rates}',
+      'training.server_weight_decay=0.25',
+      'privacy.workload=momentum',
+      f'privacy.objective={weights}',
+    ),
+  )
+  assert config_keys.from_tree(config_keys.to_tree(loaded)) == loaded
+  request = training.strategy_request(loaded)
+  assert request['objective'] == tuple(weights)
+  assert request['workload'] == workloads.Workload(
+    momentum=0.9, weight_decay=0.25, learning_rates=rates
+  )
+  changes = {'training.rounds': 4, 'privacy.objective': 'last'}
+  with pytest.raises(ValueError, match='server_learning_rates=3 rounds'):
+    config_keys.changed(loaded, changes)
 
 
 def test_file_that_is_no_toml_is_named(tmp_path):

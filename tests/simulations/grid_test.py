@@ -10,7 +10,7 @@ from click import testing
 
 from simulations import config as config_lib
 from simulations import config_keys, run_stackoverflow
-from simulations.sweeps import grid
+from simulations.sweeps import cell, grid
 from tff_bandmf import accounting, optimize, participation, strategies
 from tff_bandmf import cohorts as cohorts_lib
 
@@ -67,6 +67,22 @@ def test_printed_text_is_toml(tmp_path):
   assert row.config().data.corpus == 'it\'s "a" \\ file\n\x7f.sqlite'
   assert grid.one(str(path)).config() == row.config()
   assert 'Changed with --set: data.corpus.' in row.toml()
+
+
+def test_row_of_a_strategy_file_takes_its_strategy(tmp_path):
+  mine = strategies.custom(8, inverse_coefficients=[1.0, -0.4])
+  strategies.save(mine, tmp_path / 'mine.npz')
+  table = f"[mechanisms.mine]\nprivacy.family = '{tmp_path / 'mine.npz'}'\n"
+  (row,) = [
+    row
+    for row in _load(tmp_path, _GRID + table).rows
+    if row.epsilon == 2 and row.series == 'mine'
+  ]
+  config = cell.Cell(row, None, 1).config()
+  cached = cell._cached_strategy(config, tmp_path / 'sweep')
+  assert cached.digest() == mine.digest()
+  with pytest.raises(ValueError, match='privacy.bands=3'):
+    _load(tmp_path, _GRID + table + 'privacy.bands = 3\n')
 
 
 @pytest.fixture

@@ -79,3 +79,22 @@ def test_momentum_remembers(name):
   state, weights = optimizer.next(state, weights, (tf.constant([1.0]),))
   _, after = optimizer.next(state, weights, (tf.constant([0.0]),))
   assert float(after[0]) < float(weights[0])
+
+
+def test_models_are_those_of_the_workload():
+  training = _training(
+    server_learning_rate=0.5,
+    server_learning_rates=np.linspace(1, 0.1, 20).tolist(),
+    server_weight_decay=0.2,
+  )
+  optimizer = server_optimizer.build(training)
+  gradients = np.random.default_rng(0).normal(size=20)
+  state = optimizer.initialize((tf.TensorSpec([1]),))
+  weights, models = (tf.constant([0.0]),), []
+  for gradient in gradients:
+    state, weights = optimizer.next(
+      state, weights, (tf.constant([gradient], tf.float32),)
+    )
+    models.append(float(weights[0][0]))
+  workload = training.server_schedule.matrix(20)
+  np.testing.assert_allclose(models, -0.5 * workload @ gradients, atol=1e-5)

@@ -11,7 +11,7 @@ A program gives a function `build` from parameters to C, in one of four forms:
 
 and `minimize` finds the parameters of the least
 
-  loss = log error + log noise,   noise = sens^2 by default
+  loss = log error + log noise,   noise = sens^2, or `Problem.noise`^2
 
 in float64: TensorFlow computes the loss and its gradient, and SciPy's L-BFGS-B
 minimises it. Every form has its per-query errors, and a sensitivity that is
@@ -49,7 +49,7 @@ import tensorflow as tf  # noqa: E402
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf.optimize import banded as banded_lib
-from tff_bandmf.optimize import solver
+from tff_bandmf.optimize import series, solver
 
 # Least number of rounds in a block; in smaller blocks the overhead of the loop
 # dominates.
@@ -86,6 +86,28 @@ class Form(abc.ABC):
     """Returns sens^2, or an upper bound of it."""
 
   @abc.abstractmethod
+  def _sampled(self, noise: solver.Noise, rounds: int) -> tuple:
+    """Returns numbers of C, and the function from them to noise^2."""
+
+  def squared_noise(self, problem: solver.Problem) -> tf.Tensor:
+    """Returns sens^2, or for sampled cohorts the square of their noise.
+
+    The value and the gradient for sampled cohorts come from NumPy, by the
+    implicit function theorem on samples that are fixed for the whole search.
+    """
+    if problem.noise is None:
+      return self.squared_sensitivity(problem)
+    numbers, function = self._sampled(problem.noise, problem.rounds)
+
+    @tf.custom_gradient
+    def squared(numbers):
+      value, slopes = tf.numpy_function(function, [numbers], [tf.float64] * 2)
+      slopes = tf.ensure_shape(slopes, numbers.shape)
+      return tf.ensure_shape(value, []), lambda by: by * slopes
+
+    return squared(numbers)
+
+  @abc.abstractmethod
   def strategy(self, rounds: int) -> strategies.Strategy:
     """Returns the strategy of family `custom`; the values must be known."""
 
@@ -114,6 +136,9 @@ class _Series(Form):
       return tf.cumsum(w**2)
     product = tf.constant(workload.matrix(n)) @ _toeplitz(self._inverse(n), n)
     return tf.reduce_sum(product**2, 1)
+
+  def _sampled(self, noise, rounds):
+    return self._column(rounds), noise.squared_of_column
 
   def squared_sensitivity(self, problem):
     """Returns what `series.squared_sensitivity` returns."""
@@ -202,6 +227,9 @@ class Columns(Form):
     ]
     return banded_errors(tf.add_n(terms))
 
+  def _sampled(self, noise, rounds):
+    return self._inside, noise.squared_of_columns
+
   def squared_sensitivity(self, problem):
     schema, columns = problem.participation, self._inside
     if schema.participations(problem.rounds) > 1 and (
@@ -226,6 +254,12 @@ class Gram(Form):
   def errors(self, problem):
     return _gram_errors(
       self.values, tf.constant(problem.workload.matrix(problem.rounds).T)
+    )
+
+  def _sampled(self, noise, rounds):
+    raise errors.value_error(
+      'build=Gram: does not show that C >= 0, and sampled cohorts need it; '
+      'return Columns'
     )
 
   def squared_sensitivity(self, problem):
@@ -435,27 +469,13 @@ def _gram_errors(x: tf.Tensor, a: tf.Tensor) -> tf.Tensor:
 
 # Function from parameters, [parameters] float64, to C.
 Build = Callable[[tf.Tensor], Form]
-# Function from C to the square of the noise for unit error.
-Noise = Callable[[Form], tf.Tensor]
 
 
 class Loss(solver.Loss):
   """The log loss and its gradient, as functions of the parameters."""
 
-  def __init__(
-    self,
-    build: Build,
-    problem: solver.Problem,
-    squared_noise: Optional[Noise] = None,
-  ):
-    """Makes the loss.
-
-    Args:
-      build: function from parameters to C.
-      problem: error to minimise.
-      squared_noise: function from C to the square of its noise; by default, to
-        the square of its sensitivity.
-    """
+  def __init__(self, build: Build, problem: solver.Problem):
+    """Makes the loss of the C that `build` makes."""
     super().__init__(problem)
     self._problem = problem
 
@@ -466,11 +486,7 @@ class Loss(solver.Loss):
       if not isinstance(c, Gram):
         # Without a positive diagonal, there is no C: the loss is NaN.
         e = tf.where(tf.reduce_all(c.values[..., 0] > 0), e, np.nan)
-      noise = tf.math.log(
-        c.squared_sensitivity(problem)
-        if squared_noise is None
-        else squared_noise(c)
-      )
+      noise = tf.math.log(c.squared_noise(problem))
       if callable(problem.objective):
         error = tf.cast(problem.objective(e), tf.float64)
         return tf.math.log(error) + noise, tf.math.log(e) + noise
@@ -536,7 +552,6 @@ def minimize(
   problem: solver.Problem,
   *,
   bounds: Optional[solver.Bounds] = None,
-  squared_noise: Optional[Noise] = None,
 ) -> solver.Optimized[strategies.Strategy]:
   """Returns the C of least loss among those that `build` makes.
 
@@ -545,18 +560,17 @@ def minimize(
       `Inverse`, `Columns` or `Gram`, by operations of TensorFlow.
     start: [parameters], where the search starts; C must exist for it.
     problem: rounds, schema, workload and objective. The objective may be a
-      function of TensorFlow from the errors of the rounds, [n], to a number.
+      function of TensorFlow from the errors of the rounds, [n], to a number. If
+      cohorts are sampled, `noise` is `accounting.needed_noise`.
     bounds: (low, high) of each parameter; None means no bounds.
-    squared_noise: function from C to the square of the noise that it needs; by
-      default, the square of its sensitivity.
 
   Returns:
     A strategy of the family `custom`. Its loss is computed from its numbers.
 
   Raises:
     TypeError: `build` does not return a form of C, or `start` is not an array.
-    ValueError: C does not fit the rounds or has no gradient, or the loss is not
-      finite at the start.
+    ValueError: C does not fit the rounds or has no gradient, the loss is not
+      finite at the start, or no amplification is proved for C.
 
   >>> from tff_bandmf import participation
   >>> problem = solver.Problem(64, participation.MinSep(16))
@@ -566,8 +580,17 @@ def minimize(
   ('custom', True)
   """
   x = _checks.real_array('start', start).reshape(-1)
-  loss = Loss(build, problem, squared_noise)
-  minimum = search(loss, x, problem, bounds)
+  if problem.noise:
+    first = build(tf.constant(x))
+    check(first, problem.rounds)
+    problem.noise(first.strategy(problem.rounds))
+  minimum = search(
+    Loss(build, problem),
+    x,
+    problem,
+    bounds,
+    series.SAMPLED_TOLERANCE if problem.noise else _TOLERANCE,
+  )
   strategy = build(tf.constant(minimum.x)).strategy(problem.rounds)
   return problem.evaluated(strategy, minimum)
 
