@@ -291,31 +291,35 @@ class Workload:
       return self._matrix
     lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
     m = np.where(lags >= 0, self.column(rounds)[np.maximum(lags, 0)], 0.0)
-    return self.summed(self.learning_rates(rounds)[:, None] * m)
+    return self.summed(m)
 
   def summed(self, steps: np.ndarray) -> np.ndarray:
-    """Returns the models of steps: row t is d_t times row t - 1, plus steps_t.
+    """Returns A M^-1 applied to steps, the rows of M x: [rounds, any] float64.
 
     Args:
-      steps: [rounds, ...] float64.
+      steps: [rounds, any] float64.
     """
+    if self._matrix is not None:
+      return self.matrix(len(steps)) @ steps
+    models = self.learning_rates(len(steps))[:, None] * steps
     if not self.weight_decay:
-      return np.cumsum(steps, axis=0)
-    models = np.array(steps)
-    for t, decay in enumerate(self.decays(len(models))[1:], 1):
-      models[t] += decay * models[t - 1]
+      return np.cumsum(models, axis=0, out=models)
+    decays = self.decays(len(steps))
+    for model, before, decay in zip(models[1:], models, decays[1:]):
+      model += decay * before
     return models
 
   def summed_back(self, by_models: np.ndarray) -> np.ndarray:
     """Returns the gradient by the argument of `summed`, of the same shape."""
+    if self._matrix is not None:
+      return self.matrix(len(by_models)).T @ by_models
     if not self.weight_decay:
-      return np.cumsum(by_models[::-1], axis=0)[::-1]
-    by_steps = np.array(by_models)
-    for t, decay in reversed(
-      list(enumerate(self.decays(len(by_steps))[1:], 1))
-    ):
-      by_steps[t - 1] += decay * by_steps[t]
-    return by_steps
+      by_models = np.cumsum(by_models[::-1], axis=0)[::-1]
+    else:
+      by_models, decays = by_models.copy(), self.decays(len(by_models))
+      for t in range(len(by_models) - 1, 0, -1):
+        by_models[t - 1] += decays[t] * by_models[t]
+    return self.learning_rates(len(by_models))[:, None] * by_models
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the workload as a JSON object; `from_dict` reads it back."""

@@ -9,7 +9,7 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf.optimize import series, solver, toeplitz
+from tff_bandmf.optimize import solver, toeplitz
 
 pytestmark = pytest.mark.slow
 

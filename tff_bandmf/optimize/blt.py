@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Optional
 
 import attrs
 import numpy as np
@@ -59,144 +58,44 @@ _SLOWEST = 1e-6
 _FASTEST = 10.0
 # A relative decrease of the loss below this value counts as 0.
 NO_GAIN = 1e-10
+# Imaginary part of a parameter, for the derivatives by it.
+_STEP = 1e-30
 # Number of values that are tried for a new pair of decays.
 _STARTS = 8
 
 
-def _differences(rates: np.ndarray, others: np.ndarray) -> np.ndarray:
-  """Returns exp(-rates_i) - exp(-others_j), also accurate for close rates."""
-  gap = rates[:, None] - others
-  nearer = np.exp(-np.minimum(rates[:, None], others))
-  return np.sign(gap) * nearer * np.expm1(-np.abs(gap))
+def _differences(rates: np.ndarray) -> np.ndarray:
+  """Returns exp(-rates_i) - exp(-rates_j), also accurate for close rates."""
+  these, others = rates[..., :, None], rates[..., None, :]
+  faster = these.real > others.real
+  sign = np.where(faster, 1.0, -1.0)
+  nearer = np.exp(-np.where(faster, others, these))
+  return sign * nearer * np.expm1(sign * (others - these))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Decays:
-  """The decays and scales of C and C^-1 for parameters x.
+def _decays(x: np.ndarray) -> list[np.ndarray]:
+  """Returns omega, theta, omega_hat and theta_hat, [..., d] each.
 
-  Attributes:
-    rates: [d] float64, lambda.
-    others: [d - 1] float64, lambda_hat.
-    last: theta_hat_d, in (-1, 1).
-    scales: [d] float64, omega.
-    other_scales: [d] float64, omega_hat.
-    between: [d, d] float64, theta_i - theta_hat_j.
-    among: [d, d] float64, theta_i - theta_j, 1 where i = j.
-    other_among: [d, d] float64, theta_hat_i - theta_hat_j, 1 where i = j.
+  Args:
+    x: [..., 2 d] float64 or complex128.
   """
-
-  rates: np.ndarray
-  others: np.ndarray
-  last: float
-  scales: np.ndarray
-  other_scales: np.ndarray
-  between: np.ndarray
-  among: np.ndarray
-  other_among: np.ndarray
-
-  def back(
-    self,
-    by_scales: np.ndarray,
-    by_rates: np.ndarray,
-    by_other_scales: np.ndarray,
-    by_others: np.ndarray,
-  ) -> np.ndarray:
-    """Returns the gradient by x, [2 d] float64.
-
-    With d for a differential,
-
-      d log omega_i = sum_j d(theta_i - theta_hat_j) / (theta_i - theta_hat_j)
-        - sum_{j!=i} d(theta_i - theta_j) / (theta_i - theta_j)
-
-    Args:
-      by_scales: [d] float64, gradient by omega.
-      by_rates: [d] float64, gradient by lambda.
-      by_other_scales: [d] float64, gradient by omega_hat.
-      by_others: [d] float64, gradient by lambda_hat; the last entry is the
-        gradient by theta_hat_d.
-    """
-    by_logs = by_scales * self.scales
-    by_other_logs = by_other_scales * self.other_scales
-    # Two decays are equal in float64 only if both are 0; the gradient by such
-    # decays is 0.
-    by_between = np.divide(
-      by_logs[:, None] + by_other_logs,
-      self.between,
-      out=np.zeros_like(self.between),
-      where=self.between != 0,
-    )
-    by_among = by_logs[:, None] / self.among
-    by_other_among = by_other_logs[:, None] / self.other_among
-    # In sum(1) - sum(0) of a matrix, the diagonal terms cancel.
-    by_theta = by_between.sum(1) - by_among.sum(1) + by_among.sum(0)
-    by_other = (
-      -by_between.sum(0) - by_other_among.sum(1) + by_other_among.sum(0)
-    )
-    by_last = by_others[-1] + by_other[-1]
-    by_theta[-1] += by_last  # theta_hat_d is theta_d minus the last entry of x.
-    by_l = np.empty(2 * len(self.rates) - 1)
-    by_l[::2] = self.rates * (by_rates - np.exp(-self.rates) * by_theta)
-    by_l[1::2] = self.others * (
-      by_others[:-1] - np.exp(-self.others) * by_other[:-1]
-    )
-    return np.append(np.cumsum(by_l[::-1])[::-1], -by_last)
-
-
-def _decays(x: np.ndarray) -> _Decays:
-  """Returns the decays and scales of x, [2 d] float64."""
-  rates = np.exp(np.cumsum(x[:-1]))
-  rates, others, gap = rates[::2], rates[1::2], x[-1]
+  rates, gap = np.exp(np.cumsum(x[..., :-1], -1)), x[..., -1]
+  decays = np.exp(-rates)
+  # The order of all decays is theta_1, theta_hat_1, ..., theta_hat_d.
+  number = x.shape[-1]
+  differences = np.zeros((*x.shape, number), x.dtype)
+  differences[..., :-1, :-1] = _differences(rates)
   # Differences to theta_hat_d are sums of positive numbers.
-  from_last = _differences(np.concatenate([rates, others]), rates[-1:]) + gap
-  buffers = len(rates)
-  between = np.empty((buffers, buffers))
-  between[:, :-1] = _differences(rates, others)
-  between[:, -1:] = from_last[:buffers]
-  among = _differences(rates, rates)
-  other_among = np.ones((buffers, buffers))
-  other_among[:-1, :-1] = _differences(others, others)
-  other_among[:-1, -1:] = from_last[buffers:]
-  other_among[-1:, :-1] = -from_last[buffers:].T
-  np.fill_diagonal(among, 1.0)
-  np.fill_diagonal(other_among, 1.0)
-  return _Decays(
-    rates,
-    others,
-    math.exp(-rates[-1]) - gap,
-    between.prod(1) / among.prod(1),
-    (-between).prod(0) / other_among.prod(1),
-    between,
-    among,
-    other_among,
-  )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Powers:
-  """Powers of d decays and their derivatives.
-
-  Attributes:
-    values: [d, exponents] float64, the powers of the decays.
-    slopes: [d, exponents] float64, derivatives of the powers by lambda. Only
-      theta_hat_d has no lambda, because it may be 0 or negative; its row has
-      the derivatives by theta_hat_d.
-  """
-
-  values: np.ndarray
-  slopes: np.ndarray
-
-
-def _powers(
-  rates: np.ndarray, exponents: np.ndarray, last: Optional[float] = None
-) -> _Powers:
-  """Returns powers of exp(-rates), and of `last` if it is given."""
-  values = np.exp(-np.outer(rates, exponents))
-  slopes = -exponents * values
-  if last is not None:
-    lower = np.power(last, np.maximum(exponents - 1, 0))
-    values = np.vstack([values, np.power(last, exponents)])
-    slopes = np.vstack([slopes, exponents * lower])
-  return _Powers(values, slopes)
+  differences[..., :-1, -1] = differences[..., :-1, -2] + gap[..., None]
+  differences[..., -1, :-1] = -differences[..., :-1, -1]
+  differences[..., np.arange(number), np.arange(number)] = 1.0
+  ours, hats = differences[..., ::2, :], differences[..., 1::2, :]
+  return [
+    ours[..., 1::2].prod(-1) / ours[..., ::2].prod(-1),
+    decays[..., ::2],
+    hats[..., ::2].prod(-1) / hats[..., 1::2].prod(-1),
+    np.concatenate([decays[..., 1::2], decays[..., -1:] - x[..., -1:]], -1),
+  ]
 
 
 class _Series:
@@ -207,48 +106,31 @@ class _Series:
   about sqrt(n) columns.
   """
 
-  def __init__(
-    self,
-    rounds: int,
-    scales: np.ndarray,
-    rates: np.ndarray,
-    last: Optional[float] = None,
-  ):
-    """Makes the series.
-
-    Args:
-      rounds: n.
-      scales: [d] float64.
-      rates: [d] float64, lambda of the decays; [d - 1] if `last` is given.
-      last: the last decay, if it has no lambda; None if all decays have one.
-    """
-    self._scales = scales
-    self._rounds = rounds
+  def __init__(self, rounds: int, scales: np.ndarray, decays: np.ndarray):
+    """Makes the series of scales and decays, [d] float64 each."""
+    self._scales, self._rounds = scales, rounds
     self._block = math.isqrt(rounds - 1) + 1
-    exponents = np.arange(self._block, dtype=float)
-    self._fine = _powers(rates, exponents, last)
-    self._coarse = _powers(rates, self._block * exponents, last)
+    exponents, base = np.arange(self._block), decays[:, None]
+    # Powers, and their derivatives by the decays.
+    self._fine, self._coarse = (
+      (base**each, each * base ** np.maximum(each - 1.0, 0.0))
+      for each in (exponents * 1.0, exponents * float(self._block))
+    )
 
   def terms(self) -> np.ndarray:
     """Returns c, [n] float64."""
-    weighted = self._scales[:, None] * self._coarse.values
-    powers = (weighted.T @ self._fine.values).reshape(-1)
-    return np.concatenate([[1.0], powers[: self._rounds - 1]])
+    powers = (self._scales[:, None] * self._coarse[0]).T @ self._fine[0]
+    return np.concatenate([[1.0], powers.reshape(-1)[: self._rounds - 1]])
 
   def back(self, by_terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the gradients by the scales and by the decays, [d] each.
-
-    Gradients by decays are by lambda, or by `last` for the last decay.
-    """
+    """Returns the gradients by the scales and by the decays, [d] each."""
     grid = np.zeros(self._block**2)
     grid[: self._rounds - 1] = by_terms[1:]
     grid = grid.reshape(self._block, self._block)
-    fine, coarse = self._fine, self._coarse
-    by_fine = coarse.values @ grid
-    by_powers = np.sum(by_fine * fine.slopes, 1) + np.sum(
-      (coarse.slopes @ grid) * fine.values, 1
-    )
-    return np.sum(by_fine * fine.values, 1), self._scales * by_powers
+    (fine, fine_slopes), (coarse, coarse_slopes) = self._fine, self._coarse
+    by_fine = coarse @ grid
+    by_powers = by_fine * fine_slopes + (coarse_slopes @ grid) * fine
+    return np.sum(by_fine * fine, 1), self._scales * by_powers.sum(1)
 
 
 def _columns(
@@ -258,12 +140,16 @@ def _columns(
 
   See `series.Build`.
   """
-  decays = _decays(x)
-  column = _Series(rounds, decays.scales, decays.rates)
-  inverse = _Series(rounds, decays.other_scales, decays.others, decays.last)
+  # The imaginary parts are derivatives, without cancellation.
+  moved = _decays(x + _STEP * 1j * np.eye(len(x)))
+  slopes = np.concatenate(moved, -1).imag / _STEP
+  scales, decays, other_scales, others = (each[0].real for each in moved)
+  column = _Series(rounds, scales, decays)
+  inverse = _Series(rounds, other_scales, others)
 
   def pullback(by_column, by_inverse):
-    return decays.back(*column.back(by_column), *inverse.back(by_inverse))
+    by_decays = *column.back(by_column), *inverse.back(by_inverse)
+    return slopes @ np.concatenate(by_decays)
 
   return column.terms(), inverse.terms(), pullback
 
@@ -383,8 +269,6 @@ def _bounds(rounds: int, buffers: int) -> list[tuple[float, float]]:
 
 def _strategy(rounds: int, x: np.ndarray) -> strategies.Blt:
   """Returns the strategy with parameters x, without buffers of scale 0."""
-  decays = _decays(x)
-  used = decays.scales > 0
-  return strategies.Blt(
-    rounds, decays.scales[used], np.exp(-decays.rates[used])
-  )
+  scales, decays, *_ = _decays(x)
+  used = scales > 0
+  return strategies.Blt(rounds, scales[used], decays[used])

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Callable, Optional
 
 import numpy as np
@@ -322,21 +321,22 @@ def minimize(
       start,
       bounds,
       max_evaluations - evaluations,
-      None if callback is None else lambda log: callback(float(np.exp(log))),
+      callback and (lambda log: callback(float(np.exp(log)))),
       tolerance,
     )
     evaluations += minimum.evaluations
-    if evaluations < max_evaluations and not minimum.interrupted:
-      gained = previous - minimum.value
-      minimum = dataclasses.replace(
-        minimum,
-        converged=minimum.converged or gained <= max(tolerance, _NO_GAIN),
-      )
-    if (
-      minimum.converged or minimum.interrupted or evaluations >= max_evaluations
-    ):
-      return dataclasses.replace(
-        minimum, value=float(np.exp(minimum.value)), evaluations=evaluations
+    ended = minimum.interrupted or evaluations >= max_evaluations
+    gained = previous - minimum.value
+    converged = minimum.converged or (
+      not ended and gained <= max(tolerance, _NO_GAIN)
+    )
+    if ended or converged:
+      return solver.Minimum(
+        minimum.x,
+        float(np.exp(minimum.value)),
+        evaluations,
+        converged,
+        minimum.interrupted,
       )
     start, previous = minimum.x, minimum.value
 
@@ -384,26 +384,19 @@ def _scheduled_max(
     norm: p.
     workload: A.
   """
-  n = len(inverse)
-  given, steps = workload.name == 'matrix', workload.polynomial
+  n, steps = len(inverse), workload.polynomial
   v = divide(inverse, steps)
   # Row t of `windows` is v_t, ..., v_0, 0, ..., a part of the reversed v.
   reversed_v = np.concatenate([v[::-1], np.zeros(n - 1)])
   windows = np.lib.stride_tricks.sliding_window_view(reversed_v, n)[::-1]
-  rates = workload.learning_rates(n)[:, None]
-  b = (
-    workload.matrix(n) @ windows if given else workload.summed(rates * windows)
-  )
+  b = workload.summed(windows)
   log_e = np.log(np.einsum('ij,ij->i', b, b))
   log_error = scipy.special.logsumexp(norm * log_e) / norm
   by_e = np.exp((norm - 1) * log_e - (norm - 1) * log_error)
   b *= 2 * by_e[:, None]
-  by_rows = (
-    workload.matrix(n).T @ b if given else rates * workload.summed_back(b)
-  )
-  # Entry l of `by_v` is the sum of the entries [s, s - l] of `by_rows`.
+  # Entry l of `by_v` is the sum of the entries [s, s - l] of the gradient.
   padded = np.zeros((n, 2 * n))
-  padded[:, n:] = by_rows
+  padded[:, n:] = workload.summed_back(b)
   row, entry = padded.strides
   by_v = np.lib.stride_tricks.as_strided(
     padded.reshape(-1)[n:], (n, n), (row + entry, -entry)
@@ -414,36 +407,14 @@ def _scheduled_max(
 def _mean_form(problem: solver.Problem) -> np.ndarray:
   """Returns Q, [n, n] float64.
 
-    Q[a, a - l] = sum_{s>=a} eta_s eta_{s-l} d_s ... d_{s-l+1} N_s
-    N_s = a_s + d_{s+1}^2 N_{s+1}
+    Q[a, b] = G[a, b] + Q[a + 1, b + 1],   G = M^-T A^T diag(a) A M^-1
 
-  where a_s is the weight of the error of round s. If A is given as a matrix,
-
-    Q[a, a - l] = sum_{s>=a} (A^T diag(a) A)[s, s - l]
+  where a_s is the weight of the error of round s.
   """
-  n, workload = problem.rounds, problem.workload
-  left, form = problem.weights, np.zeros((n, n))
-  if workload.name == 'matrix':
-    matrix = workload.matrix(n)
-    gram = matrix.T @ (left[:, None] * matrix)
-    products = iter([np.diagonal(gram, -lag) for lag in range(n)])
-  else:
-    rates, decays = workload.learning_rates(n), workload.decays(n)
-    for s in range(n - 2, -1, -1):
-      left[s] += decays[s + 1] ** 2 * left[s + 1]
-    products = _lagged(left * rates, rates, decays)
-  for lag, product in enumerate(products):
-    a = np.arange(lag, n)
-    form[a, a - lag] = np.cumsum(product[::-1])[::-1]
-  return np.tril(form) + np.tril(form, -1).T
-
-
-def _lagged(
-  left: np.ndarray, rates: np.ndarray, decays: np.ndarray
-) -> Iterator[np.ndarray]:
-  """Yields left_s eta_{s-l} d_s ... d_{s-l+1} for s >= l, for l = 0, 1, ...."""
-  for lag in range(len(rates)):
-    yield left[lag:] * rates[: len(rates) - lag]
-    left = left * np.concatenate(
-      [decays[: lag + 1] * 0, decays[1 : len(decays) - lag]]
-    )
+  workload = problem.workload
+  form = workload.summed_back(
+    problem.weights[:, None] * workload.summed(np.eye(problem.rounds))
+  )
+  for row, below in zip(form[-2::-1], form[:0:-1]):
+    row[:-1] += below[1:]
+  return form

@@ -26,8 +26,8 @@ import numpy as np
 from tff_bandmf import participation, strategies
 from tff_bandmf.optimize import series, solver
 
-# Number of terms of w at the start, in multiples of b. It is doubled while one of
-# the last terms is further than this from its limit; w_0 is 1.
+# Number of terms of w at the start, in multiples of b. The number is doubled
+# while one of the last terms is further than this from its limit; w_0 is 1.
 _TERMS_PER_BAND = 8
 _CONVERGED = 1e-12
 
