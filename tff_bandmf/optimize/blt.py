@@ -227,7 +227,7 @@ def _search(
         return dataclasses.replace(
           best, evaluations=evaluations, converged=False, interrupted=True
         )
-    if best.value > before.value * (1 - worth):
+    if best.value > before.value + math.log1p(-worth):
       # One more buffer decreased the loss too little from every start.
       best = before
       break

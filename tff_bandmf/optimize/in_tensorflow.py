@@ -54,6 +54,9 @@ from tff_bandmf.optimize import series, solver
 # Least number of rounds in a block; in smaller blocks the overhead of the loop
 # dominates.
 _SHORTEST_BLOCK = 16
+# Longest loop that becomes a sequence of operations. An iteration of a loop of
+# TensorFlow takes as long as many operations on small matrices.
+_UNROLLED = 128
 # Least number of terms of a power series that are computed together.
 _TERMS = 128
 # The search ends if an iteration decreases the log loss by less than this.
@@ -322,7 +325,8 @@ def _falling(m: tf.Tensor) -> tf.Tensor:
 def _heaviest(weights: tf.Tensor, problem: solver.Problem) -> tf.Tensor:
   """Returns the largest sum of weights over the rounds of one client.
 
-  See `sensitivity.patterns`.
+  NumPy finds the rounds, whose weights TensorFlow adds up: the derivative of a
+  maximum is that of the largest argument.
 
   Args:
     weights: [n], >= 0.
@@ -330,20 +334,27 @@ def _heaviest(weights: tf.Tensor, problem: solver.Problem) -> tf.Tensor:
   """
   n, schema = problem.rounds, problem.participation
   b, k = schema.separation(n), schema.participations(n)
-  if schema.evenly_spaced and k > 1:
-    rows = -(-n // b)
-    sums = tf.cumsum(tf.reshape(_padded(weights, rows * b), [rows, b]))
-    if k < rows:
-      sums -= tf.pad(sums[:-k], [[k, 0], [0, 0]])
-    return tf.reduce_max(sums)
-  if b == 1:
-    return tf.reduce_sum(tf.math.top_k(weights, min(k, n)).values)
-  best = tf.foldl(
-    lambda best, _: _falling(weights + _padded(best[min(b, n) :], n)),
-    tf.range(k),
-    tf.zeros_like(weights),
-  )
-  return best[0]
+
+  def rounds(weights):
+    padded = np.pad(weights, (0, k * b))
+    if schema.evenly_spaced:
+      sums = np.sum([padded[a * b : a * b + n] for a in range(k)], 0)
+      return np.arange(np.argmax(sums), n, b)[:k]
+    if b == 1:
+      return np.argsort(weights)[-k:]
+    # Row m of `sums` is the largest sum of m + 1 rounds, by the first of them.
+    best, sums = np.zeros_like(padded), list[np.ndarray]()
+    for _ in range(k):
+      sums.append(weights + best[b : b + n])
+      best[:n] = np.maximum.accumulate(sums[-1][::-1])[::-1]
+    chosen = [-b]
+    for each in sums[::-1]:
+      if chosen[-1] + b < n:
+        chosen.append(chosen[-1] + b + int(np.argmax(each[chosen[-1] + b :])))
+    return np.array(chosen[1:])
+
+  chosen = tf.numpy_function(rounds, [weights], tf.int64, stateful=False)
+  return tf.reduce_sum(tf.gather(weights, tf.ensure_shape(chosen, [None])))
 
 
 def _toeplitz(c: tf.Tensor, n: int) -> tf.Tensor:
@@ -395,38 +406,56 @@ def _divide(q: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   parts = tf.reshape(_padded(x, count * size), [count, size, 1])
   parts = tf.linalg.triangular_solve(tf.repeat(block[None], count, 0), parts)
   step = tf.linalg.triangular_solve(block, tf.gather(q, lag + size))
-  later = tf.scan(
-    lambda before, part: part - step @ before, parts[1:], parts[0]
+  later = _scan(
+    lambda before, part: part[0] - step @ before, parts[0], (parts[1:],)
   )
-  return tf.reshape(tf.concat([parts[:1], later], 0), [-1])[:terms]
+  return tf.reshape(later, [-1])[:terms]
 
 
-def _scan(terms: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-  """Returns S of the recursion S_k = N_k S_{k-1} N_k^T + terms_k."""
-  later = tf.scan(
-    lambda s, each: each[1] @ tf.matmul(s, each[1], transpose_b=True) + each[0],
-    (terms[1:], steps),
-    terms[0],
-  )
-  return tf.concat([terms[:1], later], 0)
+def _scan(
+  function: Callable, first: tf.Tensor, later: tuple[tf.Tensor, ...]
+) -> tf.Tensor:
+  """Returns S_0 = first and S_k = function(S_{k-1}, row k - 1 of `later`)."""
+  if later[0].shape[0] > _UNROLLED:
+    return tf.concat([first[None], tf.scan(function, later, first)], 0)
+  states = [first]
+  for each in zip(*map(tf.unstack, later)):
+    states.append(function(states[-1], each))
+  return tf.stack(states)
+
+
+def _accumulate(terms: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+  """Returns S of S_0 = terms_0, S_k = N_k S_{k-1} N_k^T + terms_k."""
+
+  def following(s, each):
+    return each[1] @ tf.matmul(s, each[1], transpose_b=True) + each[0]
+
+  return _scan(following, terms[0], (terms[1:], steps))
 
 
 @tf.custom_gradient
-def _accumulate(terms: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-  """Returns S of `_scan`; its gradient is a loop like it, backwards.
+def _block_errors(t: tf.Tensor, h: tf.Tensor) -> tf.Tensor:
+  """Returns e of all blocks, [count, M], see the module `covariance`.
 
-  G_k = by_S_k + N_{k+1}^T G_{k+1} N_{k+1}
-  by_N_k = (G_k + G_k^T) N_k S_{k-1}
+  Args:
+    t: T_k, [count, M, M].
+    h: H_k for k > 0, [count - 1, M, M].
   """
-  s = _scan(terms, steps)
+  count, size, _ = t.shape
+  inverse = tf.linalg.triangular_solve(
+    t, tf.eye(size, batch_shape=[count], dtype=tf.float64)
+  )
+  step = inverse[1:] @ h
+  p = _accumulate(tf.matmul(inverse, inverse, transpose_b=True), step)
 
-  def gradient(by_s):
-    back = tf.transpose(tf.reverse(steps, [0]), [0, 2, 1])
-    g = tf.reverse(_scan(tf.reverse(by_s, [0]), back), [0])
-    both = g + tf.transpose(g, [0, 2, 1])
-    return g, both[1:] @ (steps @ s[:-1])
+  def gradient(by_e):
+    back = tf.transpose(step[::-1], [0, 2, 1])
+    g = _accumulate(tf.linalg.diag(by_e)[::-1], back)[::-1]
+    by_t = -2 * tf.matmul(inverse, g @ p, transpose_a=True)
+    by_h = 2 * tf.matmul(inverse[1:], g[1:] @ (step @ p[:-1]), transpose_a=True)
+    return by_t, by_h
 
-  return s, gradient
+  return tf.linalg.diag_part(p), gradient
 
 
 def banded_errors(columns: tf.Tensor) -> tf.Tensor:
@@ -446,12 +475,7 @@ def banded_errors(columns: tf.Tensor) -> tf.Tensor:
   skewed = tf.reshape(rows, [count, -1])[:, : 2 * size * size]
   skewed = tf.reshape(skewed, [count, size, 2 * size])
   t, h = (tf.transpose(each, [0, 2, 1]) for each in tf.split(skewed, 2, 2))
-  inverse = tf.linalg.triangular_solve(
-    t, tf.eye(size, batch_shape=[count], dtype=tf.float64)
-  )
-  own = tf.matmul(inverse, inverse, transpose_b=True)
-  covariance = _accumulate(own, inverse[1:] @ h[:-1])
-  return tf.reshape(tf.linalg.diag_part(covariance), [-1])[:n]
+  return tf.reshape(_block_errors(t, h[:-1]), [-1])[:n]
 
 
 @tf.custom_gradient

@@ -55,8 +55,6 @@ _MOST_SCHEDULED_ROUNDS = 4096
 # The search for the large p starts at the result for the small p, because it
 # converges slowly from other starts.
 _NORMS = (100.0, 1e4)
-# A decrease of the log loss below this value counts as 0.
-_NO_GAIN = 1e-10
 # A relative decrease of the log loss that ends a search for sampled cohorts.
 # More steps would fit C to the samples of the noise.
 SAMPLED_TOLERANCE = 2e-5
@@ -263,7 +261,7 @@ class Objective:
     bounds: Optional[list] = None,
     evaluations: int = 0,
   ) -> solver.Minimum:
-    """Returns the best point that the function `minimize` finds.
+    """Returns the best point that `solver.restarted` finds.
 
     Args:
       start: [parameters] float64, start of the search.
@@ -273,7 +271,7 @@ class Objective:
     """
     problem = self._problem
     for norm in self._norms:
-      minimum = minimize(
+      minimum = solver.restarted(
         functools.partial(self, norm=norm),
         start,
         bounds,
@@ -285,60 +283,6 @@ class Objective:
       if minimum.interrupted or evaluations >= problem.max_evaluations:
         break
     return dataclasses.replace(minimum, evaluations=evaluations)
-
-
-def minimize(
-  function: Callable[[np.ndarray], tuple[float, np.ndarray]],
-  start: np.ndarray,
-  bounds: Optional[list] = None,
-  max_evaluations: int = solver.MAX_EVALUATIONS,
-  callback: Optional[solver.Callback] = None,
-  tolerance: float = solver.TOLERANCE,
-) -> solver.Minimum:
-  """Returns the best point of `solver.minimize` for a log loss.
-
-  L-BFGS-B may stop before a minimum, at a kink or because of rounding errors.
-  So it is started again from its last point until it converges, or until it
-  does not decrease the loss any more, which counts as convergence.
-
-  Args:
-    function: function from [parameters] float64 to log loss and gradient.
-    start: [parameters] float64, start of the search.
-    bounds: (low, high) of each parameter; None means no bounds.
-    max_evaluations: largest number of evaluations of the function, >= 1.
-    callback: function that is called after every iteration with the least loss
-      so far.
-    tolerance: relative decrease of the log loss by an iteration that ends the
-      search.
-
-  Returns:
-    The minimum; its `value` is the loss and not the log loss.
-  """
-  evaluations, previous = 0, np.inf
-  while True:
-    minimum = solver.minimize(
-      function,
-      start,
-      bounds,
-      max_evaluations - evaluations,
-      callback and (lambda log: callback(float(np.exp(log)))),
-      tolerance,
-    )
-    evaluations += minimum.evaluations
-    ended = minimum.interrupted or evaluations >= max_evaluations
-    gained = previous - minimum.value
-    converged = minimum.converged or (
-      not ended and gained <= max(tolerance, _NO_GAIN)
-    )
-    if ended or converged:
-      return solver.Minimum(
-        minimum.x,
-        float(np.exp(minimum.value)),
-        evaluations,
-        converged,
-        minimum.interrupted,
-      )
-    start, previous = minimum.x, minimum.value
 
 
 def _toeplitz_error(

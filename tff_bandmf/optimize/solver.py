@@ -30,6 +30,8 @@ MAX = workloads.MAX
 LAST = workloads.LAST
 MAX_EVALUATIONS = 2000
 TOLERANCE = 1e-15
+# A decrease of the log loss below this value counts as 0.
+_NO_GAIN = 1e-10
 # Powers p of the first stages of a search for the largest error, and the power
 # of all later stages; largest numbers of evaluations of these stages. A stage
 # is a minimisation with the same w and p.
@@ -265,6 +267,60 @@ def minimize(
   )
 
 
+def restarted(
+  function: Callable[[np.ndarray], tuple[float, np.ndarray]],
+  start: np.ndarray,
+  bounds: Optional[Bounds] = None,
+  max_evaluations: int = MAX_EVALUATIONS,
+  callback: Optional[Callback] = None,
+  tolerance: float = TOLERANCE,
+  corrections: int = 20,
+) -> Minimum:
+  """Returns the best point of `minimize` for a log loss.
+
+  L-BFGS-B may stop before a minimum, at a kink or because of rounding errors.
+  So it is started again from its last point until it converges, or until it
+  does not decrease the loss any more, which counts as convergence.
+
+  Args:
+    function: function from [parameters] float64 to log loss and gradient.
+    start: [parameters] float64, start of the search.
+    bounds: (low, high) of each parameter; None means no bounds.
+    max_evaluations: largest number of evaluations of the function, >= 1.
+    callback: function that is called after every iteration with the least loss
+      so far.
+    tolerance: relative decrease of the log loss by an iteration that ends the
+      search.
+    corrections: see `minimize`.
+  """
+  evaluations, previous = 0, np.inf
+  while True:
+    minimum = minimize(
+      function,
+      start,
+      bounds,
+      max_evaluations - evaluations,
+      callback and (lambda log: callback(math.exp(log))),
+      tolerance,
+      corrections,
+    )
+    evaluations += minimum.evaluations
+    ended = minimum.interrupted or evaluations >= max_evaluations
+    gained = previous - minimum.value
+    converged = minimum.converged or (
+      not ended and gained <= max(tolerance, _NO_GAIN)
+    )
+    if ended or converged:
+      return Minimum(
+        minimum.x,
+        minimum.value,
+        evaluations,
+        converged,
+        minimum.interrupted,
+      )
+    start, previous = minimum.x, minimum.value
+
+
 class Loss(abc.ABC):
   """log (sum_t w_t e_t^p)^(1/p) of the errors e_t of C, scaled to sens(C) = 1.
 
@@ -348,13 +404,14 @@ def search(
     minimize,
     loss,
     bounds=bounds,
-    callback=callback
-    and (lambda value: callback(math.exp(loss.least if is_max else value))),
+    callback=callback and (lambda _: callback(math.exp(loss.least))),
     tolerance=tolerance,
     corrections=corrections,
   )
   if not is_max:
-    return run(start, max_evaluations=most)
+    return restarted(
+      loss, start, bounds, most, callback, tolerance, corrections
+    )
   x, evaluations, least = start, 1, _LEAST_WEIGHT
   converged = interrupted = False
   try:

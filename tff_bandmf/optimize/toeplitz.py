@@ -68,7 +68,7 @@ def optimize_banded_toeplitz(
     start, evaluations = _best_start(problem.rounds, bands, loss)
   minimum = solver.Minimum(start[1:], np.nan, 0, True)
   if bands > 1:
-    minimum = series.minimize(
+    minimum = solver.restarted(
       loss,
       start[1:],
       [(0, 1)] * (bands - 1),
