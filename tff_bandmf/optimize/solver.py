@@ -274,7 +274,6 @@ def restarted(
   max_evaluations: int = MAX_EVALUATIONS,
   callback: Optional[Callback] = None,
   tolerance: float = TOLERANCE,
-  corrections: int = 20,
 ) -> Minimum:
   """Returns the best point of `minimize` for a log loss.
 
@@ -291,7 +290,6 @@ def restarted(
       so far.
     tolerance: relative decrease of the log loss by an iteration that ends the
       search.
-    corrections: see `minimize`.
   """
   evaluations, previous = 0, np.inf
   while True:
@@ -302,7 +300,6 @@ def restarted(
       max_evaluations - evaluations,
       callback and (lambda log: callback(math.exp(log))),
       tolerance,
-      corrections,
     )
     evaluations += minimum.evaluations
     ended = minimum.interrupted or evaluations >= max_evaluations
@@ -404,14 +401,13 @@ def search(
     minimize,
     loss,
     bounds=bounds,
-    callback=callback and (lambda _: callback(math.exp(loss.least))),
+    callback=callback
+    and (lambda value: callback(math.exp(loss.least if is_max else value))),
     tolerance=tolerance,
     corrections=corrections,
   )
   if not is_max:
-    return restarted(
-      loss, start, bounds, most, callback, tolerance, corrections
-    )
+    return run(start, max_evaluations=most)
   x, evaluations, least = start, 1, _LEAST_WEIGHT
   converged = interrupted = False
   try:

@@ -20,7 +20,7 @@ import numpy as np
 from tff_bandmf import _files, accounting, errors, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.optimize import series
+from tff_bandmf.optimize import series, solver
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _tail_at_its_limit(table) -> Iterator[Row]:
   )
   start = strategies.BandedSqrt(rounds, bands).coefficients[1:]
   for terms, published in table['rows']:
-    minimum = series.minimize(
+    minimum = solver.restarted(
       functools.partial(log_loss, terms=terms), start, [(0, 1)] * len(start)
     )
     yield _row(
