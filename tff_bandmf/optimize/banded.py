@@ -41,7 +41,7 @@ _GAP = 1e-4
 _LEAST_CURVATURE = 1e-4
 # Number of past gradients that L-BFGS stores. Each of them takes 2 n b numbers,
 # and with more of them the search is hardly faster.
-_CORRECTIONS = 5
+CORRECTIONS = 5
 # Least diagonal entry for sampled cohorts, relative to the first.
 _LEAST_DIAGONAL = 1e-3
 
@@ -450,6 +450,6 @@ def _search(
     problem,
     bounds,
     tolerance=series.SAMPLED_TOLERANCE if problem.noise else _TOLERANCE,
-    corrections=_CORRECTIONS,
+    corrections=CORRECTIONS,
     gap=_GAP,
   )

@@ -625,6 +625,7 @@ def search(
   problem: solver.Problem,
   bounds: Optional[solver.Bounds] = None,
   tolerance: float = _TOLERANCE,
+  corrections: int = 20,
 ) -> solver.Minimum:
   """Returns the point of least `loss`; see `minimize`."""
   if not len(start):
@@ -635,7 +636,7 @@ def search(
     problem,
     bounds,
     tolerance=tolerance,
-    corrections=20,
+    corrections=corrections,
     gap=_GAP,
   )
 
@@ -662,7 +663,11 @@ def banded(
 
   start = coordinates.start(problem.weights)
   minimum = search(
-    Loss(build, problem), start, problem, tolerance=_BANDED_TOLERANCE
+    Loss(build, problem),
+    start,
+    problem,
+    tolerance=_BANDED_TOLERANCE,
+    corrections=banded_lib.CORRECTIONS,
   )
   rows = build(tf.constant(minimum.x)).strategy(n).band_rows(0, n)
   return problem.evaluated(strategies.Banded(rows), minimum)
