@@ -74,8 +74,8 @@ from tff_bandmf.accounting.methods import importance
 
 _WORDS = 2**64
 # Largest number of entries of a table of `b_min_sep_copies`, for two copies and
-# for more, whose table takes more time.
-_MOST_OF_TWO, _MOST_OF_SEVERAL = 2**23, 2**21
+# for more, whose table takes more time; and largest number of states of more.
+_MOST_OF_TWO, _MOST_OF_SEVERAL, _MOST_STATES = 2**23, 2**21, 2**10
 # Number of `Copies` that a mixture stores. `importance.removes` uses the last
 # four again.
 _MOST_STORED = 4
@@ -331,8 +331,11 @@ class BMinSepMixture(importance.Mixture):
   def log_normalizer(self, tilt):
     if tilt.copies == 1:
       return float(self._log_mean_of(self._log_ratios(self._log_tilts(tilt))))
-    entries = len(self._squares) * b_min_sep_copies.states(self._b, tilt.copies)
-    if entries > (_MOST_OF_TWO if tilt.copies == 2 else _MOST_OF_SEVERAL):
+    states = b_min_sep_copies.states(self._b, tilt.copies)
+    most, entries = _MOST_OF_TWO, len(self._squares) * states
+    if tilt.copies > 2:
+      most = _MOST_OF_SEVERAL if states <= _MOST_STATES else 0
+    if entries > most:
       return math.inf
     return self._copies(tilt).log_normalizer
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -43,6 +44,54 @@ import scipy.special
 def states(min_sep: int, copies: int) -> int:
   """Returns the number of states of each round."""
   return math.comb(min_sep + copies - 2, copies - 1)
+
+
+class _States(NamedTuple):
+  """The states of several copies: their ages, of which the least is 0.
+
+  Attributes:
+    ages: [states, r - 1] int64, sorted, without the least one.
+    eligible: [states], number of eligible copies.
+    orders: [states], number of orders of the ages of all copies.
+    after: [r + 1, states]. `after[m]` is the state after m copies took part, as
+      an offset in the table of V from the start of the row of the round.
+  """
+
+  ages: np.ndarray
+  eligible: np.ndarray
+  orders: np.ndarray
+  after: np.ndarray
+
+  @classmethod
+  @functools.lru_cache(maxsize=8)
+  def for_copies(cls, min_sep: int, copies: int) -> _States:
+    """Returns the states of a number of copies."""
+    ages = np.array(
+      list(itertools.combinations_with_replacement(range(min_sep), copies - 1)),
+      np.int64,
+    )
+    all_ages = np.pad(ages, ((0, 0), (1, 0)))
+    eligible = (all_ages == 0).sum(axis=1)
+    orders = np.full(len(ages), math.factorial(copies), float)
+    run = np.ones(len(ages))
+    for before, age in zip(all_ages.T, ages.T):
+      run = np.where(age == before, run + 1, 1)
+      orders /= run
+    # Weights of sorted ages in the code of a state.
+    places = min_sep ** np.arange(copies - 2, -1, -1)
+    codes, order = ages @ places, np.arange(copies)
+    after = []
+    for joined in range(copies + 1):
+      # The least ages are 0. The last of them belong to the copies that join.
+      joins = (order < eligible[:, None]) & (
+        order >= eligible[:, None] - joined
+      )
+      later = np.where(joins, min_sep - 1, np.maximum(all_ages - 1, 0))
+      later.sort(axis=1)
+      passed = later[:, :1]
+      state = np.searchsorted(codes, (later - passed)[:, 1:] @ places)
+      after.append(state + (1 + passed[:, 0]) * len(ages))
+    return cls(ages, eligible, orders, np.stack(after))
 
 
 class Copies:
@@ -73,24 +122,14 @@ class Copies:
   ):
     self._rounds, bands = gram.shape
     self._log_out = math.log1p(-sampling_prob)
-    # Row s has the sorted ages of state s, without the least one, which is 0.
-    self._ages = np.array(
-      list(itertools.combinations_with_replacement(range(min_sep), copies - 1)),
-      np.int64,
-    )
-    self._codes = self._ages @ self._places(min_sep)
-    eligible = 1 + (self._ages == 0).sum(axis=1)
+    self._states = _States.for_copies(min_sep, copies)
+    ages = self._states.ages
     joined = np.arange(copies + 1)[:, None]
+    self._joined, self._pairs = joined, joined * (joined - 1) / 2
     self._probs = (
-      scipy.special.comb(eligible, joined)
+      scipy.special.comb(self._states.eligible, joined)
       * sampling_prob**joined
-      * np.exp(self._log_out * np.maximum(eligible - joined, 0))
-    )
-    self._eligible = eligible
-    # `_after[m, s]` is the state after m copies of s took part, as an offset in
-    # the table of V from the start of the row of the round.
-    self._after = np.stack(
-      [self._state_after(min_sep, eligible, m) for m in range(copies + 1)]
+      * np.exp(self._log_out * np.maximum(self._states.eligible - joined, 0))
     )
     # PRIVACY: If inner products of columns were left out of t, A would be too
     # small, and so would each weighted value and the bound of delta. Row i has
@@ -99,21 +138,24 @@ class Copies:
     products = np.zeros((self._rounds, min_sep + 1))
     for d in range(1, min(bands, self._rounds)):
       products[d:, min_sep - d] = gram[: self._rounds - d, d]
-    self._products = factor**2 * products[:, :min_sep]
-    self._products[:, 0] = 0.0
-    self._single = factor * (factor - 1) / 2 * gram[:, 0]
+    products = factor**2 * products[:, :min_sep]
+    products[:, 0] = 0.0
+    # h, [n, states], and a^2 |c|^2, [n].
+    self._gains = (factor * (factor - 1) / 2 * gram[:, :1]) + sum(
+      products[:, age] for age in ages.T
+    )
     self._twice = factor**2 * gram[:, 0]
-    values = np.ones((self._rounds + min_sep, len(self._ages)))
+    values = np.ones((self._rounds + min_sep, len(ages)))
     with np.errstate(over='ignore', invalid='ignore'):
       for i in range(self._rounds - 1, -1, -1):
         values[i] = self._joins(values, i, slice(None)).sum(axis=0)
       # The first ages are those of a state, all later by the same `first`.
       first = np.arange(len(starts))
       padded = np.concatenate([starts, np.zeros(min_sep)])
-      law = np.tile(starts, (len(self._ages), 1))
-      for ages in self._ages.T:
-        law *= padded[first + ages[:, None]]
-      law *= self._orders(copies)[:, None]
+      law = np.tile(starts, (len(ages), 1))
+      for age in ages.T:
+        law *= padded[first + age[:, None]]
+      law *= self._states.orders[:, None]
       law *= values[: len(starts)].T
       total = law.sum()
       self.log_normalizer = math.log(total) if total < math.inf else math.inf
@@ -123,40 +165,6 @@ class Copies:
     self._starts = len(starts)
     self._values = values
 
-  def _places(self, min_sep: int) -> np.ndarray:
-    """Returns the weights of sorted ages in the code of a state."""
-    return min_sep ** np.arange(self._ages.shape[1] - 1, -1, -1)
-
-  def _state_after(
-    self, min_sep: int, eligible: np.ndarray, joined: int
-  ) -> np.ndarray:
-    """Returns a row of `_after`, [states]."""
-    ages = np.pad(self._ages, ((0, 0), (1, 0)))
-    places = np.arange(ages.shape[1])
-    # The least ages are 0. The last of them belong to the copies that join.
-    joins = (places < eligible[:, None]) & (
-      places >= eligible[:, None] - joined
-    )
-    ages = np.sort(
-      np.where(joins, min_sep - 1, np.maximum(ages - 1, 0)), axis=1
-    )
-    passed = ages[:, :1]
-    after = np.searchsorted(
-      self._codes, (ages - passed)[:, 1:] @ self._places(min_sep)
-    )
-    return after + (1 + passed[:, 0]) * len(self._ages)
-
-  def _orders(self, copies: int) -> np.ndarray:
-    """Returns the number of orders of the ages of each state, [states]."""
-    orders = np.full(len(self._ages), math.factorial(copies), float)
-    run = np.ones(len(self._ages))
-    for before, ages in zip(
-      np.pad(self._ages, ((0, 0), (1, 0))).T, self._ages.T
-    ):
-      run = np.where(ages == before, run + 1, 1)
-      orders /= run
-    return orders
-
   def _joins(self, values, rounds, at) -> np.ndarray:
     """Returns the terms of V_i(s), [r + 1, states].
 
@@ -165,18 +173,11 @@ class Copies:
       rounds: i, one round or a round for each state.
       at: the states s.
     """
-    ages = self._ages[at]
-    products = self._products[rounds]
-    if products.ndim == 1:
-      gain = products[ages].sum(axis=1)
-    else:
-      gain = np.take_along_axis(products, ages, axis=1).sum(axis=1)
-    gain = gain + self._single[rounds]
-    terms = self._probs[:, at].copy()
-    offsets = rounds * values.shape[1] + self._after[:, at]
+    exponents = self._joined * self._gains[rounds, at]
+    exponents += self._pairs * self._twice[rounds]
+    offsets = rounds * values.shape[1] + self._states.after[:, at]
+    terms = self._probs[:, at] * np.exp(exponents)
     terms *= values.ravel().take(offsets, mode='clip')
-    for m in range(1, len(terms)):
-      terms[m] *= np.exp(m * gain + m * (m - 1) / 2 * self._twice[rounds])
     return terms
 
   @functools.cached_property
@@ -190,7 +191,8 @@ class Copies:
     The result is the state after these rounds, [states], and the sum of the
     numbers of eligible copies of these rounds, [states].
     """
-    after, eligible = self._after[0] - len(self._ages), self._eligible
+    eligible = self._states.eligible
+    after = self._states.after[0] - len(eligible)
     waits = [(after, eligible)]
     while len(waits) < self._rounds.bit_length():
       eligible = eligible + eligible[after]
@@ -205,7 +207,7 @@ class Copies:
     drawn = np.searchsorted(self._first, rng.random(count), side='right')
     state, at = np.divmod(drawn, self._starts)
     who = np.arange(count)
-    size = len(self._ages)
+    size = len(self._states.ages)
     entries = []
     while True:
       inside = at < self._rounds
@@ -229,7 +231,7 @@ class Copies:
       ends = np.cumsum(self._joins(self._values, at, state)[1:], axis=0)
       joined = 1 + (ends <= rng.random(len(who)) * ends[-1]).sum(axis=0)
       entries.append(np.stack([joined, at, who]))
-      passed, state = np.divmod(self._after[joined, state], size)
+      passed, state = np.divmod(self._states.after[joined, state], size)
       at = at + passed
     joined, rows, who = np.concatenate(
       entries or [np.zeros((3, 0), np.int64)], axis=1
