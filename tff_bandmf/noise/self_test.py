@@ -18,6 +18,7 @@ import scipy.optimize
 
 from tff_bandmf import errors
 from tff_bandmf.accounting.methods import stops
+from tff_bandmf.strategies import recursion as recursion_lib
 
 if TYPE_CHECKING:
   import tensorflow as tf
@@ -49,7 +50,7 @@ def check(
     for start in range(0, len(part), _PIECE):
       piece = part[start : start + _PIECE].astype(np.float64)
       squares += float(piece @ piece)
-  low, high = limits(tape)[:, round_index]
+  low, high = limits(tape, round_index)
   # PRIVACY: If the standard deviation of y_t were smaller than planned, the
   # stated epsilon would be too small. If the sample deviation does not fit, the
   # round fails. A person who knows the sample deviation could tell S_t from
@@ -74,15 +75,18 @@ def graph_check(
   """
   import tensorflow as tf
 
+  of_rounds = limits(tape, np.arange(tape.recursion.rounds))
   with tf.control_dependencies([y]):
-    low, high = tf.unstack(tf.gather(limits(tape), round_index, axis=1))
+    low, high = tf.unstack(tf.gather(of_rounds, round_index, axis=1))
   rms = tf.sqrt(2.0 * tf.nn.l2_loss(tf.cast(y, tf.float64)) / tape.dimension)
   sound = tf.debugging.Assert((low <= rms) & (rms <= high), [_UNSOUND])
   with tf.control_dependencies([sound]):
     return tf.identity(y)
 
 
-def limits(tape: tape_folder.ReadableTape) -> np.ndarray:
+def limits(
+  tape: tape_folder.ReadableTape, t: recursion_lib.Index
+) -> np.ndarray:
   """Returns limits on the sample deviation of y_t in lattice steps.
 
   The sample deviation is |y_t|_2 / sqrt(d), with d coordinates. With sigma =
@@ -97,15 +101,18 @@ def limits(tape: tape_folder.ReadableTape) -> np.ndarray:
   The limits are sigma sqrt(low) and sigma sqrt(high), less and more this bound;
   `interval` returns (low, high).
 
+  Args:
+    tape: the tape that holds y_t.
+    t: round, or [m] rounds.
+
   Returns:
-    [2, rounds] float64, the smallest and the largest sample deviation. Each
+    [2] or [2, m] float64, the smallest and the largest sample deviation. Each
     round may have a false alarm with probability `stops.SELF_TEST` / rounds.
   """
   recursion = tape.recursion
   low, high = np.sqrt(interval(tape.dimension, recursion.rounds))
-  sums = np.sqrt(1.0 + np.arange(recursion.rounds))
-  moved = 0.5 * recursion.max_diagonal * sums
-  return recursion.row_norms * np.stack(
+  moved = 0.5 * recursion.max_diagonal * np.sqrt(1.0 + t)
+  return recursion.row_norms[t] * np.stack(
     [low * tape.z_steps - moved, high * tape.z_steps + moved]
   )
 
