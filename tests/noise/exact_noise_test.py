@@ -391,6 +391,7 @@ def test_bounds_of_zero_are_wrong(monkeypatch, capsys, fast, backend, name):
   if _MANY:
     with capsys.disabled():
       print(f'\n{name}, {backend}, {fast}: bounds of 1 / 2^{low} suffice')
+      print(f'in piece {wrong[0]}, where bounds of 0 are wrong')
 
 
 @pytest.mark.parametrize('kind', _KINDS)
