@@ -156,9 +156,8 @@ class Stream:
       OverflowError: a value of y does not fit in 32 bits.
       ValueError: the host has too little free memory for past noise.
       OSError: the disk has too little space for past noise.
-      RuntimeError: a device of JAX fails the tests of `jax_devices.check`.
-      tf.errors.ResourceExhaustedError: TensorFlow's devices have too little
-        memory.
+      RuntimeError: a device of JAX fails the tests of `jax_devices.check`, or
+        has too little memory.
     """
     y = np.empty(len(self.coordinates), np.int32)
     with self._maker() as maker:
