@@ -102,7 +102,7 @@ def _sum(mean, updates):
 def test_second_mean_of_a_round_is_refused(tmp_path, runtime):
   with run.Run(tmp_path / 'run', small_run.small_plan()) as mine:
     with pytest.raises(ValueError, match='federated_mean=called twice'):
-      _process(lambda x: (mine.federated_mean(x), mine.federated_mean(x))[0])
+      _process(lambda x: (mine.federated_mean([x, x]), mine.federated_mean(x)))
 
 
 def test_weights_of_clients_are_refused(tmp_path, runtime):

@@ -158,7 +158,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     open round.
 
     Args:
-      value: updates at clients, with float leaves.
+      value: updates at clients, with float leaves, or a structure of them.
       weight: must be None. TFF's `federated_mean` has this argument.
 
     Raises:
@@ -196,7 +196,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         'run; put all updates into one structure, average metrics with '
         'tff.federated_mean'
       )
-    if isinstance(value.type_signature, tff.StructType):
+    kind = getattr(value, 'type_signature', None)
+    if not isinstance(kind, tff.FederatedType):
       value = tff.federated_zip(value)
     process = self.create(value.type_signature.member)
     query = self._query

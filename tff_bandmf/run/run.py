@@ -189,7 +189,7 @@ class Run:
     other element.
 
     Args:
-      value: updates at clients, with float leaves.
+      value: updates at clients, with float leaves, or a structure of them.
       weight: must be None. TFF's `federated_mean` has this argument.
 
     Raises:
