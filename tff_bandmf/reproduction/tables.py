@@ -237,6 +237,8 @@ def _optimal_bands(table) -> Iterator[Row]:
         if each * epochs <= rounds
       }
       best = min(total, key=lambda each: total[each])
+      if total[bands] <= total[best] * (1 + table.get('tie', 0)):
+        best = bands
       yield _row(f'epsilon {epsilon}, {epochs} epochs', bands, best, 0)
 
 

@@ -19,6 +19,9 @@ from tff_bandmf.accounting.methods import importance, monte_carlo
 
 # Numbers of pilot samples for each x: at the start, and close to the result.
 _FEW, _MANY = 500, 5_000
+# Distance of ln x from the result at which the slope is estimated. At a smaller
+# distance, errors of the pilot samples would be a large part of the difference.
+_ASIDE = 0.1
 
 
 # Maps x to (mixture, epsilon). x is an epsilon or a noise multiplier, and delta
@@ -128,11 +131,11 @@ def least(
     if near is None:
       return None
   log_excess, log_x = _log_excess(problem, delta, options), math.log(near)
-  # x is refined with more pilot samples than in `guess`, the same at each step.
+  # More pilot samples than in `guess` refine x, the same at both steps.
   many = max(_MANY, options.samples // 100)
-  excess = log_excess(log_x, many)
-  slope = min(-1.0, (log_excess(log_x + 0.03, many) - excess) / 0.03)
-  log_x += max(-0.1, min(0.1, -excess / slope))
+  above, below = log_excess(log_x + _ASIDE), log_excess(log_x - _ASIDE)
+  slope = min(-1.0, (above - below) / (2 * _ASIDE))
+  log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope))
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope)) + 3e-3
   for attempt in options.seeds()[1:]:
     if log_x >= math.log(start):
