@@ -257,7 +257,8 @@ def test_unfinished_run_counts_as_planned_in_a_composition(tmp_path):
   found = verify_lib.verify(tmp_path / 'after')['epsilon']
   planned = report.of_run(tmp_path / 'after').guarantee.epsilon(1e-3)
   alone = verify_lib.verify(tmp_path / 'open')['epsilon']
-  assert found == pytest.approx(planned, rel=2e-6) and alone < 6 < planned
+  assert found == pytest.approx(planned, rel=2e-6)
+  assert alone == pytest.approx(8, rel=1e-3) and planned > 12
 
 
 def _public(runs, tmp_path, *names):
@@ -754,9 +755,10 @@ def test_files_that_contradict_each_other_do_not_hold(name, runs, tmp_path):
 
 
 @pytest.mark.parametrize('name', ['first', 'poisson'])
-def test_run_that_ended_has_all_its_rounds(name, runs, tmp_path):
+def test_run_that_ended_early_has_no_smaller_epsilon(name, runs, tmp_path):
   """Fewer rounds have a smaller epsilon: 6.1 for 8 of a run of six."""
   folder = tmp_path / 'run'
+  whole = verify_lib.verify(runs / name)['epsilon']
   shutil.copytree(runs / name, folder)
   (folder / 'report.json').unlink()
   for statement in (
@@ -771,8 +773,7 @@ def test_run_that_ended_has_all_its_rounds(name, runs, tmp_path):
   lines = (folder / 'metrics.csv').read_text().splitlines(keepends=True)
   (folder / 'metrics.csv').write_text(''.join(lines[:5]))
   doctored_runs.rechained(folder)
-  with pytest.raises(AssertionError, match='rounds=4: it ended'):
-    verify_lib.verify(folder)
+  assert verify_lib.verify(folder)['epsilon'] == whole
 
 
 @pytest.mark.parametrize(

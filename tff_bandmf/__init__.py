@@ -50,7 +50,7 @@ if TYPE_CHECKING:
   from tff_bandmf.clips import AdaptiveClip
   from tff_bandmf.participation import Budget, FixedEpoch, MinSep, Single
   from tff_bandmf.plan import Mechanism, Plan
-  from tff_bandmf.run import Run
+  from tff_bandmf.run import Epsilon, Run
   from tff_bandmf.workloads import Workload
 
 __version__ = '0.1.0'
@@ -61,6 +61,7 @@ _MODULES = {
   'BallsInBins': 'accounting',
   'Budget': 'participation',
   'CyclicPoisson': 'accounting',
+  'Epsilon': 'run',
   'FixedEpoch': 'participation',
   'Mechanism': 'plan',
   'MinSep': 'participation',

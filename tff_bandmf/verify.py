@@ -516,8 +516,12 @@ def check_ledger(folder, run, claim, say):  # Each round must follow the plan.
   events, ledger.ended = ledger.events, None
   if events and (last := events[max(events)][-1])[0] == 'ended':
     ledger.ended = json.loads(last[4])
-    require('budget' in claim.values() or len(events) == claim['rounds'],
-            f'rounds={len(events)}: it ended before the last of them')
+  stated = {
+    x[4] for each in events.values() for x in each if x[0] == 'enforced'}
+  ledger.most = None  # A smaller number that all rounds stated at their start.
+  if len(stated) == 1 and (text := stated.pop()):
+    most = json.loads(text)['rounds']
+    ledger.most = most if len(events) <= most <= claim['rounds'] else None
   fixed = [dict(run.content), sha((folder / 'plan.json').read_bytes()).hex()]
   run.content.update(ledger.notes)
   ledger.released = []
@@ -617,6 +621,8 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
             'written')
   n, own, upper = len(cohorts), {'delta': delta}, math.inf
   require(0 < n <= len(whole), f'rounds={n}: 1 to {len(whole)}', ValueError)
+  # Releases may have decided when it stopped: they are a part of all releases.
+  n = min(ledger.most or math.inf, len(whole))
   gaps = filter(planned.__contains__, ('apart', 'groups', 'bins', 'min_sep'))
   gap = next(filter(None, map(claim.get, gaps)), strategy['rounds'])
   units = claim['clients_per_unit']
@@ -699,7 +705,8 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     key: schema.get(key) for key in keys})
   facts.metrics = ledger.metrics
   # Together with other runs, a run counts with all its planned rounds.
-  composed = this if kind == 'budget' or n == len(whole) else mu_of(
+  still = ledger.ended is None and n < len(whole)  # It may state more rounds.
+  composed = this if kind == 'budget' or not still else mu_of(
     parts[len(whole)], top, fits(len(whole)), claim)
   known[run['run_id']] = {run['run_id']: composed}
   facts.together, left = {run['run_id']: composed}, {}
@@ -768,6 +775,7 @@ def check_claim(run, plan, facts):
               'nothing is sampled, so')
 # 9. Reports: each figure from the others, and from the run if it is there.
 DELTAS = 1e-5, 1e-6, 1e-8, 1e-10, 1e-12  # At which a page states epsilon.
+FIXED = 'a number that was fixed before its first round'  # Fewer than planned.
 def three(x, up=True):  # Three digits, as in a public report.
   rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
   return float(decimal.Context(3, rounding).create_decimal(repr(float(x))))
@@ -861,7 +869,7 @@ def check_report(report, run, plan, facts):
   n, all_rounds, kind = facts.rounds, len(facts.whole), facts.kind
   amplified, result = report['amplification'] != 'none', facts.ended
   adaptive = claim.get('adaptive_clip')
-  stopped = n < strategy['rounds'] and kind not in ('single', 'budget')
+  stopped = facts.fits(n) < facts.fits(all_rounds)
   spread = 'min-sep' if facts.chance or stopped or kind == 'fixed-epoch' else (
     kind)
   most = claim['participations'] if kind == 'budget' else facts.fits(all_rounds)
@@ -905,7 +913,8 @@ def check_report(report, run, plan, facts):
       del led['epsilon']
     led['sensitivity'], led['noise_multiplier'] = (
       claim[x] for x in ('sensitivity', 'noise_multiplier'))
-  kinds = [each[0] for each in facts.events[n - 1]]
+  done = len(facts.cohorts)
+  kinds = [each[0] for each in facts.events[done - 1]]
   verdict = False if 'not drawn' in facts.kinds else (
     True if 'drawn' in kinds[kinds.index('started'):] else None)
   attempts, flags = [], set()
@@ -919,7 +928,8 @@ def check_report(report, run, plan, facts):
   sizes = list(map(len, facts.cohorts))
   burnt = sum(any(y[0] == 'abandoned' for y in x)
               for x in facts.events.values())
-  done = sum(any(y[0] == 'finished' for y in x) for x in facts.events.values())
+  finished = sum(
+    any(y[0] == 'finished' for y in x) for x in facts.events.values())
   counts = {'clients': facts.clients, 'min_cohort': min(sizes),
             'max_cohort': max(sizes), 'min_sep': facts.apart,
             'participations': facts.often}
@@ -982,7 +992,7 @@ def check_report(report, run, plan, facts):
       **figures(of_plan, planned, 'planned'),
       'rounds': claim['rounds'], 'participations': most,
       'min_sep': None if kind == 'single' else facts.gap},
-    'observed': {**seen, 'rounds': n, 'rounds_finished': done,
+    'observed': {**seen, 'rounds': done, 'rounds_finished': finished,
                  'rounds_burnt': burnt},
     'ledger_head': facts.head,
     **({'mean_error': near(errors.errors[0], 1e-8),
@@ -1124,8 +1134,9 @@ def check_report(report, run, plan, facts):
       'epsilon'] is None, 'together: is left out')
     report.hold(('together',), None, 'no run was before this:')
   quoted = [unit, *['SIMULATED'] * bool(
-    request['stands_for']), *['Not checked'] * (examined is False and done > 0)]
-  last = [report['epsilon'], delta, n, claim['clients_per_round'],
+    request['stands_for']), *['Not checked'] * (
+      examined is False and finished > 0)]
+  last = [report['epsilon'], delta, done, claim['clients_per_round'],
           *([epsilon] if amplified and epsilon else [])]
   if counts:
     last = [*counts, together['epsilon'], delta, *last] if together else (
@@ -1142,7 +1153,8 @@ def check_report(report, run, plan, facts):
       [epsilon] if epsilon else [])]
   quoted = [*quoted[1:], run['released'], unit, *(
     [report['sampling']['rule']] if amplified else [])]
-  statement = Text([n, units, *last, 4e-39, report['rho']], quoted)
+  statement = Text([done if kind == 'budget' else n, units, *last, 4e-39,
+                    report['rho']], quoted)
   report.hold(('formal_statement',), Text([], []) if report[
     'epsilon'] is None else statement, 'its figures are')
   if page:
@@ -1225,8 +1237,9 @@ def check_row(report, i, row, place):
     for key in ('rounds', 'min_sep'):
       report.agree((*at, key), report, ('check', 'runs', place, key))
     fit = min(stated['max_participations'] or fit, fit)
-    report.hold((*at, 'participations'), fit if run['completed'] else Range(
-      fit, math.inf), 'check has')
+    few = any(FIXED in x['assumption'] for x in report['assumptions'])
+    report.hold((*at, 'participations'), fit if run['completed'] and not (
+      few) else Range(fit, math.inf), 'check has')
 def check_figures(report, alone=False):  # alone: its run is not read.
   """Checks the figures of a report against each other; returns its claim."""
   public = 'once_in' in report.content
@@ -1238,6 +1251,7 @@ def check_figures(report, alone=False):  # alone: its run is not read.
     public) else 0)  # The claim of all runs.
   members = page['claims'][j]['runs'] if page else []
   total, sure, several = 0.0, 0.0, bool(report['together'])
+  few = any(FIXED in x['assumption'] for x in report['assumptions'])
   rough, copies = 0.01 if public else CLOSE, []  # Compared with copies alone.
   for i, run in enumerate(rows):
     at, rho = ('runs', i) if public else (), run['rho']
@@ -1265,7 +1279,7 @@ def check_figures(report, alone=False):  # alone: its run is not read.
       continue
     if page:
       check_row(report, i, row, place)
-    done = run['completed'] and run['kept']
+    done = run['completed'] and run['kept'] and not few
     if run['planned_epsilon'] is not None:
       report.hold((*at, 'planned_epsilon'), run['epsilon'] if (
         done or chance) else Range(run['epsilon'], math.inf), 'epsilon is')

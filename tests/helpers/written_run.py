@@ -5,6 +5,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Collection
+from typing import Optional
 
 import numpy as np
 
@@ -22,7 +23,8 @@ class Written:
   """What `make_run` writes, beside who took part and the keys of `run.json`.
 
   The noise of `verified` rounds was checked, by default of all; what was
-  enforced is signed in those that are `held`.
+  enforced is signed in those that are `held`, with their `stated` number of
+  rounds.
   """
 
   noise_multiplier: float = 0.6
@@ -35,6 +37,7 @@ class Written:
   measured: bool = True
   ended: bool = True
   held: Collection[int] = ()
+  stated: Optional[int] = None
   verified: Collection[int] = range(ROUNDS + 1)
   burnt: Collection[int] = ()
 
@@ -127,7 +130,10 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
     for t, cohort in enumerate(cohorts):
       row = metrics.digest(rows[t])
       ledger.start_round(
-        t, np.array(cohort), enforced if t in written.held else None
+        t,
+        np.array(cohort),
+        enforced if t in written.held else None,
+        written.stated,
       )
       ledger.finish_round(
         t,

@@ -194,7 +194,7 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
     without_cohort(ledger)
   _refused(plain, f'ledger=round {gone}: contradicts the chain')
   forge(forged, without_round)
-  ended = 'rounds=5: the run has ended|result.json: differs|lacks round 5'
+  ended = 'result.json: differs|lacks round'
   _refused(forged, ended)
   forge(blind, without_round)
   (blind / report.RESULT_FILE).unlink()

@@ -195,8 +195,8 @@ def test_unit_of_several_clients_is_claimed(tmp_path):
     report.write(tmp_path)
 
 
-def test_stopped_run_claims_the_rounds_it_started(tmp_path):
-  make_run(tmp_path, KEPT[:3], ended=False)
+def test_stopped_run_claims_the_rounds_it_stated(tmp_path):
+  make_run(tmp_path, KEPT[:2], ended=False, held=range(6), stated=3)
   written = report.write(tmp_path)
   assert not written['violated']
   assert written['participations'] == 1
@@ -204,12 +204,16 @@ def test_stopped_run_claims_the_rounds_it_started(tmp_path):
     accounting.gaussian_epsilon(0.6 * math.sqrt(2), 1e-5), rel=1e-3
   )
   assert written['planned']['epsilon'] > written['epsilon']
-  assert 'the releases of 3 rounds of this run' in written['formal_statement']
-  assert 'did not depend on released values' in str(written['assumptions'])
-  # With the fourth round a client may have come twice.
-  make_run(tmp_path / 'more', KEPT[:4], ended=False)
-  more = report.write(tmp_path / 'more')
-  assert more['epsilon'] == more['planned']['epsilon']
+  assert 'the releases of at most 3 rounds' in written['formal_statement']
+  assert 'at most 3 rounds, a number that was' in str(written['assumptions'])
+  # In a fourth round a client may come twice, and no number was stated here.
+  for name, rounds, stated in ('more', 4, 4), ('none', 3, None), ('past', 4, 3):
+    held = range(6)
+    make_run(
+      tmp_path / name, KEPT[:rounds], ended=False, held=held, stated=stated
+    )
+    more = report.write(tmp_path / name)
+    assert more['epsilon'] == more['planned']['epsilon'] > written['epsilon']
 
 
 @pytest.mark.parametrize('public', [[], ['--public']], ids=str)

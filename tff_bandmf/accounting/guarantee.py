@@ -195,6 +195,44 @@ class Guarantee:
       other, noise_multiplier=self.z_stddev_per_clip / other.sensitivity.value
     )
 
+  def for_first_rounds(self, rounds: int) -> Guarantee:
+    """Returns the guarantee of the same noise for the first rounds of a run.
+
+    **Formal guarantee.** Assumption: the number t of these rounds was fixed
+    before the first round. Statement: the releases of the first t rounds have
+    the guarantee of the result. Proof: C is lower triangular, so the first t
+    rows of C^-1 (C G + Z) are a function of the first t rows of C G + Z. With a
+    min_sep b, a client takes part in at most m = min(k, ceil(t / b)) of these
+    rounds, which are at least b apart, so it moves the t rows by at most
+    sens(C; b, m), the sensitivity of all rows. Under `Single`, a `Budget` and
+    sampled cohorts, nothing is proved for fewer rounds, and the result is this
+    guarantee: the first t rounds are a function of all rounds.
+
+    A number T that depends on releases is another mechanism: the program stops
+    at the worst moment, and delta at the epsilon of T rounds exceeds the delta
+    of every fixed number of rounds. The releases of T rounds are a function of
+    the releases of the largest number that T can be, so only the guarantee of
+    this largest number holds.
+
+    Args:
+      rounds: t, >= 1.
+    """
+    schema, whole = self.cohorts.schema, self.strategy.rounds
+    if (
+      not self.cohorts.is_enforced
+      or schema.min_sep is None
+      or isinstance(schema, participation_lib.Budget)
+    ):
+      return self
+    # PRIVACY: A client may have taken part as often as the schema allows. An
+    # epsilon for fewer participations would be too small. `participations`
+    # returns the largest number that the schema allows in these rounds.
+    # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
+    most = schema.participations(min(rounds, whole))
+    if most == schema.participations(whole) and not schema.evenly_spaced:
+      return self
+    return self.for_cohorts(participation_lib.MinSep(schema.min_sep, most))
+
   def epsilon(self, delta: float) -> float:
     """Returns epsilon at `delta`, rounded up; infinite if none is proved.
 

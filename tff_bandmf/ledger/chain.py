@@ -34,7 +34,8 @@ ABANDONED = 'abandoned'
 # Event with the digest of the round's row of metrics. The payload has the
 # released values of an adaptive clip, which have noise.
 ROW = 'row'
-# Event with the digest of the plan and other files that an attempt follows.
+# Event with the digest of the plan and other files that an attempt follows. The
+# payload has the stated number of rounds, if it is not that of the plan.
 ENFORCED = 'enforced'
 # Event at the end of the run; the payload has its results.
 ENDED = 'ended'
@@ -165,6 +166,8 @@ class Attempt:
     head: head of the chain after the last event of the attempt, in hexadecimal.
     enforced: digest of the plan and other files that the attempt followed, see
       `RunRecord.enforced_digest`; None if it is not known.
+    rounds: number of rounds of the whole run, as the program stated it when the
+      attempt started; None if it is the number of the plan.
     drawn: whether all cohorts up to this round are equal to the cohorts that
       the sampling key gives; None if nobody compared the cohorts after this
       attempt.
@@ -180,6 +183,7 @@ class Attempt:
   released: Mapping[str, float] = dataclasses.field(default_factory=dict)
   head: str = ''
   enforced: Optional[bytes] = None
+  rounds: Optional[float] = None
   drawn: Optional[bool] = None
   flags: frozenset[str] = frozenset()
   ended: Optional[End] = None
@@ -272,7 +276,10 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
       )
     elif event.kind == ENFORCED and is_open:
       result[-1] = dataclasses.replace(
-        result[-1], enforced=event.digest, head=head.hex()
+        result[-1],
+        enforced=event.digest,
+        rounds=event.numbers.get('rounds'),
+        head=head.hex(),
       )
     elif event.kind in FLAGS and result and event.kind not in result[-1].flags:
       result[-1] = dataclasses.replace(
@@ -297,6 +304,7 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
         event.digest,
         event.noise_checked,
         enforced=result[-1].enforced,
+        rounds=result[-1].rounds,
         head=head.hex(),
         flags=result[-1].flags,
       )

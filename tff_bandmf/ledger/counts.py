@@ -43,6 +43,9 @@ class Observed:
       digests of the sum differ or are not known.
     enforced: the different values of `Attempt.enforced`, which include None if
       an attempt has no digest. Entries 'abandoned' do not count.
+    stated_rounds: the number of rounds that every attempt stated, see
+      `Attempt.rounds`; None if it is the number of the plan, or if two attempts
+      stated different numbers. Entries 'abandoned' do not count.
     drawn: whether all cohorts are equal to the cohorts that the sampling key
       gives; None if nobody compared the cohorts since the last attempt.
     head: head of the ledger's chain, in hexadecimal; None without a ledger.
@@ -73,6 +76,7 @@ class Observed:
   unchecked: tuple[int, ...]
   finished_twice: tuple[int, ...]
   enforced: frozenset[Optional[bytes]] = frozenset()
+  stated_rounds: Optional[float] = None
   drawn: Optional[bool] = None
   head: Optional[str] = None
   incomplete: tuple[int, ...] = ()
@@ -140,6 +144,13 @@ def from_attempts(
   }
   finished = [attempt for done in finishes.values() for attempt in done]
   verdicts = [attempt.drawn for tried in attempts.values() for attempt in tried]
+  starts = [
+    attempt
+    for tried in attempts.values()
+    for attempt in tried
+    if attempt.outcome != chain.ABANDONED
+  ]
+  stated = {attempt.rounds for attempt in starts}
 
   def rounds(condition) -> tuple[int, ...]:
     return tuple(t for t, done in finishes.items() if condition(t, done))
@@ -192,12 +203,12 @@ def from_attempts(
     # is left out.
     # Guard:
     # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
-    enforced=frozenset(
-      attempt.enforced
-      for tried in attempts.values()
-      for attempt in tried
-      if attempt.outcome != chain.ABANDONED
-    ),
+    enforced=frozenset(attempt.enforced for attempt in starts),
+    # PRIVACY: a program that stated another number of rounds later may have
+    # chosen it by looking at releases, and the epsilon of the rounds that were
+    # done would be too small. A number counts only if all attempts stated it.
+    # Guard: run_until_test.test_stop_that_was_moved_claims_all_planned_rounds.
+    stated_rounds=stated.pop() if len(stated) == 1 else None,
     # PRIVACY: the amplified guarantee holds only if every cohort was sampled. A
     # comparison with the sampling key does not cover later rounds, and a later
     # comparison must not hide an earlier failure. The value is False if one

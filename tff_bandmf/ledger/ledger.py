@@ -404,6 +404,7 @@ class Ledger:
     round_index: int,
     cohort: _Clients,
     enforced: Optional[bytes] = None,
+    rounds: Optional[int] = None,
   ) -> list[chain.Attempt]:
     """Records durably that a round starts with a cohort.
 
@@ -422,6 +423,8 @@ class Ledger:
       cohort: all selected clients, also clients that drop out later.
       enforced: digest of the plan and other files that this round follows; see
         `RunRecord.enforced_digest`. If None, no digest is recorded.
+      rounds: number of rounds of the whole run, recorded with `enforced`; None
+        if it is the number of the plan.
 
     Returns:
       The attempts at the round; the last one is the attempt that starts.
@@ -509,7 +512,12 @@ class Ledger:
         connection,
         *_failure(round_index, attempts),
         chain.Event(round_index, chain.STARTED, digest),
-        *_digest(round_index, chain.ENFORCED, enforced),
+        *_event(
+          round_index,
+          chain.ENFORCED,
+          enforced,
+          {} if rounds is None else {'rounds': rounds},
+        ),
       )
       return tables.attempts(connection, round_index)
 
@@ -573,7 +581,7 @@ class Ledger:
         None if z_stddev is None else abs(z_stddev),
         bool(noise_checked),
       ),
-      *_row(round_index, row, released),
+      *_event(round_index, chain.ROW, row, released),
     )
 
   def fail_round(self, round_index: int) -> None:
@@ -632,7 +640,7 @@ class Ledger:
       attempts = tables.attempts(connection, round_index)
       if not attempts:
         raise _not_started(round_index)
-      events = _row(round_index, row, None)
+      events = _event(round_index, chain.ROW, row)
       if not _abandoned(attempts):
         events = [
           *_failure(round_index, attempts),
@@ -793,25 +801,17 @@ def _abandoned(attempts: list[chain.Attempt]) -> bool:
   return any(attempt.outcome == chain.ABANDONED for attempt in attempts)
 
 
-def _digest(
-  round_index: int, kind: str, digest: Optional[bytes]
+def _event(
+  round_index: int,
+  kind: str,
+  digest: Optional[bytes],
+  numbers: Optional[Mapping[str, float]] = None,
 ) -> list[chain.Event]:
   """Returns a list with the event of a digest; [] if the digest is None."""
-  return (
-    [] if digest is None else [chain.Event(round_index, kind, bytes(digest))]
-  )
-
-
-def _row(
-  round_index: int,
-  row: Optional[bytes],
-  released: Optional[Mapping[str, float]],
-) -> list[chain.Event]:
-  """Returns a list with the event of a row; [] if the digest is None."""
-  if row is None:
+  if digest is None:
     return []
-  payload = chain.payload(released) if released else None
-  return [chain.Event(round_index, chain.ROW, bytes(row), payload=payload)]
+  payload = chain.payload(numbers) if numbers else None
+  return [chain.Event(round_index, kind, bytes(digest), payload=payload)]
 
 
 def _failure(

@@ -255,7 +255,9 @@ class Plan(request_lib.Request):
 
     For 0 rounds, the result is 0. Otherwise, for sampled cohorts, a `Budget`
     and `Single`, it is the epsilon of the whole run. It is None if the plan has
-    no delta or no noise, or if no epsilon is proved.
+    no delta or no noise, or if no epsilon is proved. The bound holds for a
+    number of rounds that does not depend on releases, see
+    `Guarantee.for_first_rounds`.
 
     Args:
       rounds: number of rounds that are over, >= 0.
@@ -263,29 +265,52 @@ class Plan(request_lib.Request):
     rounds = _checks.count('rounds', rounds, 'rounds that are over', least=0)
     if not rounds:
       return 0.0
-    schema, guarantee = self.schema, self.guarantee
-    if (
-      self.sampled is None
-      and schema.min_sep is not None
-      and not isinstance(schema, participation_lib.Budget)
-    ):
-      # PRIVACY: A client may have taken part as often as the schema allows. An
-      # epsilon for fewer participations would be too small. `participations`
-      # returns the largest number that the schema allows in these rounds.
-      # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
-      most = schema.participations(min(rounds, self.rounds))
-      if most < schema.participations(self.rounds):
-        if most not in self._shorter:
-          self._shorter[most] = guarantee.for_cohorts(
-            participation_lib.MinSep(schema.min_sep, most)
-          )
-        guarantee = self._shorter[most]
-    return guarantee.proved_epsilon(self.delta)
+    # The epsilon changes only with the participations that fit in the rounds.
+    most = self.schema.participations(min(rounds, self.strategy.rounds))
+    if most not in self._spent:
+      self._spent[most] = self.guarantee.for_first_rounds(
+        rounds
+      ).proved_epsilon(self.delta)
+    return self._spent[most]
 
   @functools.cached_property
-  def _shorter(self) -> dict[int, accounting.Guarantee]:
-    """Cache of `spent`: maps a number of participations to the guarantee."""
+  def _spent(self) -> dict[int, Optional[float]]:
+    """Cache of `spent`: maps a number of participations to epsilon."""
     return {}
+
+  def rounds_within(self, epsilon: float) -> int:
+    """Returns the largest number of rounds whose `spent` is at most `epsilon`.
+
+    The number follows from the plan alone. So a run that stops there has the
+    epsilon of these rounds, see `Guarantee.for_first_rounds`.
+
+    Raises:
+      ValueError: `epsilon` is not a positive number, the plan has no delta or
+        no noise, or the first round has a larger epsilon.
+    """
+    _checks.positive('epsilon', epsilon, 'it is the epsilon at which to stop')
+    least = self.spent(1)
+    if least is None or least > epsilon:
+      kind = type(self.cohorts).__name__
+      raise errors.value_error(
+        f'epsilon={epsilon}: is below '
+        + (
+          'any epsilon: this plan has no delta, or too little noise for a '
+          'claim; make a plan with a delta and with noise'
+          if least is None
+          else f'{least}, which the first round of this plan has with {kind}; '
+          'give at least this epsilon, or plan for a smaller one'
+        )
+      )
+    low, high = 1, self.rounds
+    while low < high:
+      middle = (low + high + 1) // 2
+      spent = self.spent(middle)
+      if spent is not None and spent <= epsilon:
+        low = middle
+      else:
+        high = middle - 1
+    return low
 
   def sweep(
     self,

@@ -124,17 +124,17 @@ def rows(
       _UNCHECKED,
       True,
     ),
-    # PRIVACY: if the number of rounds or the noise depended on releases, the
-    # claim could be false, and no file shows how they were chosen. So the
-    # report lists their independence as an assumption that nobody checked.
-    # Guards: after_test.test_report_claims_the_composition,
-    # report_test.test_stopped_run_claims_the_rounds_it_started.
     (
-      'The decision to start no more rounds did not depend on released values.',
-      trainer,
-      _UNCHECKED,
-      claim.may_grow,
+      f'The run has at most {statement.count(claim.most_rounds, "round")}, a '
+      'number that was fixed before its first round.',
+      'the run: it states the number when a round starts',
+      "the ledger's chain: it has this number for every started round",
+      claim.most_rounds < claim.held.strategy.rounds,
     ),
+    # PRIVACY: if the noise or the number of rounds depended on releases of
+    # earlier runs, the claim could be false, and no file shows how they were
+    # chosen. So the report lists this as an assumption that nobody checked.
+    # Guard: after_test.test_report_claims_the_composition.
     (
       'The choice of the noise and the number of rounds of this run did not '
       'depend on releases of earlier runs.',

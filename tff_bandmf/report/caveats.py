@@ -34,8 +34,8 @@ _NOBODY_ENDED_PUBLIC = (
   'the key of its noise may still exist. The claim is for all these rounds.'
 )
 WHOLE_RUNS = (
-  'This run or an earlier run has not started all its planned rounds: the '
-  'epsilon of all runs together counts these rounds too.'
+  'This run or an earlier run may still state more rounds than it did: the '
+  'epsilon of all runs together counts all planned rounds.'
 )
 _SIMULATED = (
   'SIMULATED: a small cohort stands for a larger cohort. No privacy claim '
@@ -97,6 +97,11 @@ def warnings(
     )
   away = _STATED if claim.stated else _ELSEWHERE
   over = seen.rounds >= rounds and not seen.open
+  covered = f'{statement.count(claim.most_rounds, "round")}, ' + (
+    'a number that was fixed before round 0'
+    if claim.most_rounds < claim.held.strategy.rounds
+    else 'since no smaller number was fixed before round 0'
+  )
   # PRIVACY: exact counts of clients have no noise, and would reveal
   # participation to the public. The second texts, for the public report, leave
   # counts out.
@@ -159,9 +164,15 @@ def warnings(
     (nothing, _NO_NOISE, ''),
     (
       not completed and not over,
-      f'This run has not ended: {started} started. The claim is for these '
-      f'rounds{", and epsilon grows with later rounds" * claim.may_grow}.',
-      'Training has not ended. The claim is for the rounds so far.',
+      f'This run has not ended: {started} started. The claim is for {covered}.',
+      'Training has not ended. The claim is for the rounds that were fixed '
+      'before the first round.',
+    ),
+    (
+      completed and seen.rounds < rounds and claim.budget is None,
+      f'This run ended early: {started} started. The claim is for {covered}.',
+      'Training ended early. The claim is for the rounds that were fixed '
+      'before the first round.',
     ),
     (
       not completed and over,

@@ -15,7 +15,8 @@
 The noise of a finished run is fixed. So if clients took part more often or in
 closer rounds than planned, the sensitivity is larger, the noise multiplier
 smaller, and epsilon larger than planned. If a run stopped early, the claim is
-for the rounds that it started.
+for the number of rounds that it fixed before its first round: the number in the
+ledger that all its rounds stated, or else all planned rounds.
 
 For sampled cohorts, this noise multiplier gives the guarantee without
 amplification. The report also makes the amplified claim if a sampling key drew
@@ -56,9 +57,11 @@ class Claim:
     plan: plan of the run.
     planned: guarantee for the planned schema or, for sampled cohorts, for the
       schema that every draw satisfies.
+    most_rounds: number of rounds that the claim covers, fixed before the first
+      round, >= 1.
     held: guarantee that may be claimed without amplification, with the noise of
-      `planned`. It is for the planned participation in the rounds that were
-      started or, if `violated`, for planned and observed participation.
+      `planned`. It is for the planned participation in `most_rounds` rounds or,
+      if `violated`, for planned and observed participation.
     amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
       or if cohorts in the ledger have only the guarantee `held`.
     seen: guarantee for exactly the participation in the ledger or log; None if
@@ -73,6 +76,7 @@ class Claim:
 
   plan: plan_lib.Plan
   planned: accounting.Guarantee
+  most_rounds: int
   held: accounting.Guarantee
   amplified: Optional[accounting.Guarantee]
   seen: Optional[accounting.Guarantee]
@@ -153,7 +157,11 @@ class Claim:
   @property
   def may_grow(self) -> bool:
     """Whether epsilon may grow if the run goes on to its last round."""
-    return self.budget is None and self.rounds < self.held.strategy.rounds
+    return (
+      self.observed.ended is None
+      and not self.violated
+      and self.held is not self.planned
+    )
 
   @property
   def claimed(self) -> accounting.Guarantee:
@@ -166,11 +174,11 @@ class Claim:
 
     Its epsilon is never below the epsilon of `held`.
     """
-    # PRIVACY: if a stopped run resumes, its later rounds make epsilon larger. A
-    # composition that counted only its started rounds would give too small an
-    # epsilon. So this guarantee counts all planned rounds of the run.
-    # Guard: after_test.test_unfinished_run_counts_as_planned.
-    return self.held if self.violated else self.planned
+    # PRIVACY: if a run that has not ended states more rounds later, these make
+    # its epsilon larger, and a composition that counted fewer rounds would give
+    # too small an epsilon. So this guarantee counts all planned rounds.
+    # Guard: run_until_test.test_open_run_counts_as_planned_in_a_composition.
+    return self.planned if self.may_grow else self.held
 
   @property
   def composed(self) -> accounting.Guarantee:
@@ -204,7 +212,7 @@ class Claim:
 
   @property
   def rounds(self) -> int:
-    """The number of rounds in the claim: all up to the last started round."""
+    """The number of rounds up to the last started round."""
     return self.observed.last_round + 1
 
   @property
@@ -395,10 +403,12 @@ def from_evidence(
   holds = (
     not violated and observed.drawn is not False and not observed.incomplete
   )
+  most_rounds = _most_rounds(observed, rounds)
   return Claim(
     plan,
     planned,
-    _held(planned, observed, violated),
+    most_rounds,
+    _held(planned, observed, most_rounds, violated),
     plan.guarantee if plan.sampled is not None and holds else None,
     planned.for_observed(observed.log) if observed.clients else None,
     observed,
@@ -407,30 +417,40 @@ def from_evidence(
   )
 
 
+def _most_rounds(observed: ledger.Observed, planned: int) -> int:
+  """Returns the number of rounds of a run that was fixed before round 0.
+
+  Args:
+    observed: participation in the ledger or log.
+    planned: number of rounds of C.
+  """
+  stated = observed.stated_rounds
+  # PRIVACY: a program that looked at its model may have decided when to stop,
+  # and then the epsilon of the rounds that it did is too small: see
+  # `Guarantee.for_first_rounds`. Fewer rounds than planned count only if every
+  # round stated their number when it started, round 0 too, and no round is
+  # past it. Otherwise the claim is for all planned rounds.
+  # Guards: run_until_test.test_run_that_stops_by_its_model_claims_all_rounds
+  # and report_test.test_stopped_run_claims_the_rounds_it_stated.
+  if stated is None or not observed.last_round < stated <= planned:
+    return planned
+  return math.ceil(stated)
+
+
 def _held(
-  planned: accounting.Guarantee, observed: ledger.Observed, violated: bool
+  planned: accounting.Guarantee,
+  observed: ledger.Observed,
+  most_rounds: int,
+  violated: bool,
 ) -> accounting.Guarantee:
-  """Returns the guarantee for the planned participation in started rounds.
+  """Returns the guarantee for the planned participation in `most_rounds`.
 
   If the observed participation is worse, the guarantee takes the smaller of the
   planned and the observed min_sep, and the larger number of participations.
   """
+  if not violated:
+    return planned.for_first_rounds(most_rounds)
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
-  started = observed.last_round + 1
-  if violated:
-    min_sep = min(
-      b for b in (schema.min_sep, observed.min_sep) if b is not None
-    )
-    most = max(schema.participations(rounds), observed.max_participations)
-  elif isinstance(schema, participation_lib.Budget):
-    # The guarantee of a budget holds for all rounds up to its horizon.
-    return planned
-  elif schema.min_sep is not None and 0 < started < rounds:
-    # PRIVACY: too small a number of participations would understate epsilon.
-    # This line takes min(k, ceil(t / b)), the largest number that a client can
-    # have in the t rounds that were started.
-    # Guard: report_test.test_stopped_run_claims_the_rounds_it_started.
-    min_sep, most = schema.min_sep, schema.participations(started)
-  else:
-    return planned
+  min_sep = min(b for b in (schema.min_sep, observed.min_sep) if b is not None)
+  most = max(schema.participations(rounds), observed.max_participations)
   return planned.for_cohorts(participation_lib.MinSep(min_sep, most))

@@ -346,7 +346,8 @@ class Observed(Guarantee):
   """Observed participation in the ledger or log, and its guarantee.
 
   Attributes:
-    rounds: Number of started rounds; the claim counts all of them.
+    rounds: Number of started rounds; the claim counts all of them, and more
+      rounds if no number of rounds was fixed before the first round.
     rounds_finished: Number of finished rounds.
     rounds_burnt: Number of burnt rounds: the claim counts these rounds, and
       they did not change the model.
@@ -557,7 +558,7 @@ class Report(Statement, Mechanism, Guarantee, RunFacts):
       log was read.
     violated: Whether clients took part more often, or closer together, than was
       planned; the claim is then for the observed participation.
-    rounds: n: number of planned rounds; the claim counts the started rounds.
+    rounds: n: number of planned rounds.
     bands: Number of non-zero diagonals of C, with the main diagonal.
     buffers: Number of buffers of a BLT; null: another family.
     parameters: Parameters of the family, by name.

@@ -123,12 +123,6 @@ def verified_ledger(
   attempts = observed.attempts
   if observed.ended is not None:
     _require(
-      # With a `Budget`, a run may end after any number of rounds.
-      observed.rounds == strategy.rounds or costs is not None,
-      f'rounds={observed.rounds}: the run has ended, but its ledger lacks some '
-      f'of {strategy.rounds} rounds',
-    )
-    _require(
       not observed.open,
       f'round={min(observed.open, default=None)}: was started and neither '
       'finished nor burnt, but the run has ended',

@@ -287,6 +287,15 @@ def formal(
   rounds = claim.held.strategy.rounds
   most = count(schema.participations(rounds), 'round')
   started = count(claim.rounds, 'round')
+  # PRIVACY: the number of rounds of a run that stopped may depend on releases.
+  # A statement about that number of rounds would be about another mechanism,
+  # so it is about the number that was fixed before the first round.
+  # Guard: run_until_test.test_run_that_stops_by_its_model_claims_all_rounds.
+  if claim.budget is None and claim.rounds < claim.most_rounds:
+    started = (
+      f'at most {count(claim.most_rounds, "round")}, a number that may depend '
+      'on what was released before,'
+    )
   together = (
     ''
     if schema.min_sep is None

@@ -228,8 +228,14 @@ class Journal:
     self.set_statements(population=len(ids) + missing, highest_client=highest)
     return history
 
-  def start(self, entry: _Entry) -> _Entry:
-    """Opens a round after the ledger has its cohort, and returns the round."""
+  def start(self, entry: _Entry, rounds: Optional[int] = None) -> _Entry:
+    """Opens a round after the ledger has its cohort, and returns the round.
+
+    Args:
+      entry: the round.
+      rounds: number of rounds of the whole run, for the ledger; None if it is
+        the number of the plan.
+    """
     if not self._has_state:
       raise errors.value_error(
         f'round={entry.index}: continues from the state after {self.next} '
@@ -241,7 +247,7 @@ class Journal:
     # would not count these clients. The ledger gets the cohort first.
     # Guard: run_replay_test.test_round_is_in_the_ledger_before_it_runs.
     entry.attempts = self.ledger.start_round(
-      entry.index, entry.cohort, self._enforced
+      entry.index, entry.cohort, self._enforced, rounds
     )
     self._position.open(
       entry.index,

@@ -6,14 +6,35 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, TypeVar
 
+import attrs
 import numpy as np
 
+from tff_bandmf import _checks
 from tff_bandmf.run import journal as journal_lib
 from tff_bandmf.run import noise_adder as noise_adder_lib
 
 _Output = TypeVar('_Output')
 _State = TypeVar('_State')
 _Update = TypeVar('_Update')
+
+
+@attrs.frozen
+class Epsilon:
+  """The epsilon at which a run stops, see `Run.rounds`.
+
+  Attributes:
+    value: largest epsilon of the rounds of the run, at the delta of its plan, >
+      0.
+
+  >>> Epsilon(4.0)
+  Epsilon(value=4.0)
+  """
+
+  value: float = attrs.field(
+    converter=lambda value: _checks.positive(
+      'epsilon', value, 'it is the epsilon at which a run stops'
+    )
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,8 @@ class Run:
     self._warned: set[str] = set()
     self._spellings = names_lib.Spellings()
     self._budget_left: Optional[float] = None
-    self._as_drawn: Optional[Callable[[], bool]] = None
+    self._stopped = False
+    self._as_drawn: Optional[Callable[[int], bool]] = None
     self._stack = contextlib.ExitStack()
     opened = self._stack.enter_context(
       opening.open_folder(
@@ -236,11 +237,19 @@ class Run:
     seed: int = 0,
     prepare: Optional[Callable[[int, np.ndarray], Any]] = None,
     rounds: Optional[int] = None,
+    until: Optional[rounds_lib.Epsilon] = None,
   ) -> Iterator[rounds_lib.Round]:
     """Yields the remaining rounds, each after the ledger has its cohort.
 
     Finish a round before you take the next one. A round that is given up
     (burnt) is not yielded.
+
+    **Formal guarantee.** Each round states in the ledger, before it runs, the
+    number of rounds of the whole run, which `rounds` or `until` gives. If all
+    rounds stated the same number, the claim of the report is for this number of
+    rounds: it was fixed before the first release. Otherwise, the claim is for
+    all planned rounds. So a loop may stop at any time, by any rule: what it
+    releases is a part of what the stated rounds release.
 
     Args:
       clients: number of clients; or a list of different integers or strings; or
@@ -256,13 +265,17 @@ class Run:
       rounds: number of rounds of the whole run, at most the number of rounds of
         the plan or, for a `Budget`, its `horizon`. If None, it is the number
         of rounds of the plan.
+      until: epsilon at the delta of the plan, instead of `rounds`: the run has
+        `plan.rounds_within(epsilon)` rounds. Give it whenever the program is
+        started.
 
     Raises:
       ValueError: too few clients may take part to fill a cohort, a round was
-        not finished, or a client of an earlier round is not in the population.
+        not finished, a client of an earlier round is not in the population, or
+        `until` is below the epsilon of the first round.
     """
     plan, journal = self._plan, self._journal
-    last = self._last(rounds)
+    last = self._last(rounds, until)
     if not self._ended:
       journal.settle()
     if self._ended or journal.next >= last:
@@ -283,17 +296,16 @@ class Run:
         self.directory / run_json.POPULATION, not journal.ledger.attempts(0)
       )
       source.check_last(journal.ledger, journal.next)
-      self._as_drawn = functools.partial(
-        source.as_drawn, journal.ledger, plan.rounds
-      )
+      self._as_drawn = functools.partial(source.as_drawn, journal.ledger)
     with clients_lib.Cohorts(
       journal, source, ids, last, prepare, plan.schema
     ) as cohorts:
-      while journal.next < last:
+      while journal.next < last and not self._stopped:
         t = journal.next
         cohort, data = cohorts.draw(t)
         open_round = journal.start(
-          rounds_lib.Round(journal, self._noise_adder, t, cohort, data=data)
+          rounds_lib.Round(journal, self._noise_adder, t, cohort, data=data),
+          self._stated(last),
         )
         cohorts.started()
         self._budget_left = cohorts.budget_left
@@ -315,7 +327,10 @@ class Run:
 
   @contextlib.contextmanager
   def round(
-    self, *, cohort: Sequence[Union[int, str]]
+    self,
+    *,
+    cohort: Sequence[Union[int, str]],
+    until: Optional[rounds_lib.Epsilon] = None,
   ) -> Iterator[rounds_lib.Round]:
     """Yields the next round, for clients that checked in.
 
@@ -330,6 +345,8 @@ class Run:
         the first `plan.most_clients` admitted clients. A client that checks in
         under a new ID counts as a new client, since the run has no list of all
         clients for a comparison.
+      until: epsilon at which the run stops, the same in every round, see
+        `rounds`.
 
     Raises:
       ValueError: the run has no rounds left, or its cohorts are sampled.
@@ -361,11 +378,11 @@ class Run:
     # run_interrupted_test.test_drawn_round_is_burnt_by_clients_that_come.
     journal.settle(replays=False)
     t = journal.next
-    if t >= plan.strategy.rounds:
+    last = plan.strategy.rounds if until is None else self._last(None, until)
+    if t >= last:
       raise errors.value_error(
-        f'round={t}: is past the last round of the plan, '
-        f'{plan.strategy.rounds - 1}; end the run with run.record(...); '
-        f'{opening.MORE_ROUNDS}'
+        f'round={t}: is past the last round of the run, {last - 1}; end the '
+        f'run with run.record(...); {opening.MORE_ROUNDS}'
       )
     ids = np.asarray(names_lib.names(cohort))
     if ids.dtype.kind == 'U':
@@ -392,7 +409,10 @@ class Run:
     # run_interrupted_test.test_undrawn_round_is_not_taken_for_a_drawn_one.
     self.note(population=None, highest_client=None)
     open_round = journal.start(
-      rounds_lib.Round(journal, self._noise_adder, t, admitted, refused=refused)
+      rounds_lib.Round(
+        journal, self._noise_adder, t, admitted, refused=refused
+      ),
+      self._stated(last),
     )
     try:
       yield open_round
@@ -409,6 +429,7 @@ class Run:
     clients: clients_lib.Clients,
     seed: int = 0,
     rounds: Optional[int] = None,
+    until: Optional[rounds_lib.Epsilon] = None,
   ) -> Iterator[rounds_lib.Done]:
     """Trains the process, and yields each remaining round when it is over.
 
@@ -425,18 +446,23 @@ class Run:
       clients: population, see `Run.rounds`.
       seed: seed by which cohorts are drawn, see `Run.rounds`.
       rounds: number of rounds of the whole run, see `Run.rounds`.
+      until: epsilon at which the run stops, see `Run.rounds`.
 
     Raises:
       ValueError: the next state depends on values of clients that bypass the
-        aggregator; or `rounds` is out of range.
+        aggregator; or `rounds` or `until` is out of range.
     """
     self.check(process)
     self._noise_adder.check_context()
     self._warn()
     journal = self._journal
     state = self.restore(process.initialize)
-    with tqdm.tqdm(initial=journal.next, total=self._last(rounds)) as bar:
-      for open_round in self.rounds(clients=clients, seed=seed, rounds=rounds):
+    with tqdm.tqdm(
+      initial=journal.next, total=self._last(rounds, until)
+    ) as bar:
+      for open_round in self.rounds(
+        clients=clients, seed=seed, rounds=rounds, until=until
+      ):
         t = open_round.index
         data = [dataset(client, t) for client in open_round.cohort.tolist()]
         spent = self._plan.spent(t + 1)
@@ -510,22 +536,63 @@ class Run:
 
   @property
   def rounds_left(self) -> int:
-    """Number of remaining rounds; 0 if the run has ended.
+    """Number of remaining rounds; 0 if the run has ended or was stopped.
 
     An interrupted round that can be replayed counts as remaining.
     """
-    return 0 if self._ended else max(self._rounds - self._journal.next, 0)
+    if self._ended or self._stopped:
+      return 0
+    return max(self._rounds - self._journal.next, 0)
 
-  def _last(self, rounds: Optional[int]) -> int:
+  def stop(self) -> None:
+    """Ends the rounds of the run here: no further round starts.
+
+    Afterwards, `record` ends the run. The claim does not become smaller, since
+    the moment may depend on the model: see `rounds`.
+    """
+    self._stopped = True
+
+  def _stated(self, last: int) -> Optional[int]:
+    """Returns the number of rounds that a round states in the ledger.
+
+    Args:
+      last: number of rounds of the whole run.
+
+    Returns:
+      `last`, or None if it is the number of the plan, or if the cohorts are a
+      `Budget`, whose claim does not depend on the number of rounds.
+    """
+    plan = self._plan
+    by_budget = isinstance(plan.schema, participation.Budget)
+    return None if by_budget or last >= plan.rounds else last
+
+  def _last(
+    self, rounds: Optional[int], until: Optional[rounds_lib.Epsilon]
+  ) -> int:
     """Returns the number of rounds of the whole run.
 
     Args:
       rounds: argument of `Run.rounds`.
+      until: argument of `Run.rounds`. The run then ends at this number.
 
     Raises:
-      ValueError: `rounds` is below 1, or exceeds the rounds of the strategy.
+      TypeError: `until` is not an `Epsilon`.
+      ValueError: `rounds` is below 1, or exceeds the rounds of the strategy; or
+        `until` is too small, or is given together with `rounds`.
     """
     plan = self._plan
+    if until is not None:
+      if not isinstance(until, rounds_lib.Epsilon):
+        raise errors.type_error(
+          f'until={until!r}: must be an epsilon; give tff_bandmf.Epsilon(4.0), '
+          'or rounds= for a number of rounds'
+        )
+      if rounds is not None:
+        raise errors.value_error(
+          f'rounds={rounds}: cannot be given together with until={until}; give '
+          'one of them'
+        )
+      self._rounds = plan.rounds_within(until.value)
     if rounds is None:
       return self._rounds
     rounds = _checks.count('rounds', rounds, 'rounds of the whole run')
@@ -549,6 +616,7 @@ class Run:
     clients: clients_lib.Clients,
     seed: int = 0,
     rounds: Optional[int] = None,
+    until: Optional[rounds_lib.Epsilon] = None,
     **program: Any,
   ) -> None:
     """Runs the remaining rounds in TFF's own program loop.
@@ -566,6 +634,7 @@ class Run:
       clients: population, see `Run.rounds`.
       seed: seed by which cohorts are drawn, see `Run.rounds`.
       rounds: number of rounds of the whole run, see `Run.rounds`.
+      until: epsilon at which the run stops, see `Run.rounds`.
       **program: any of four arguments of TFF's `train_model`:
         `model_output_manager`, which gets the weights, `train_metrics_manager`,
         `evaluation_manager` and `evaluation_periodicity`. The run sets the
@@ -588,12 +657,13 @@ class Run:
     for name, sentence in _UNNOISED_MANAGERS.items():
       if program.get(name) is not None and not self._ended:
         self.note_side_release(sentence)
-    remaining = self.rounds(clients=clients, seed=seed, rounds=rounds)
+    last = self._last(rounds, until)
+    remaining = self.rounds(
+      clients=clients, seed=seed, rounds=rounds, until=until
+    )
     source = train_model.RoundSource(process, remaining, dataset, self._journal)
     runtime.run_coroutine(
-      train_model.train_model(
-        process, source, self._journal, self._last(rounds), **program
-      )
+      train_model.train_model(process, source, self._journal, last, **program)
     )
 
   def note(self, **statements: Any) -> None:
@@ -632,8 +702,8 @@ class Run:
       **results: finite numbers under names that you choose.
 
     Raises:
-      ValueError: rounds are left, a result is not a finite number, or the run
-        has ended with other results.
+      ValueError: rounds are left and `stop` was not called, a result is not a
+        finite number, or the run has ended with other results.
     """
     values: dict[str, Any] = results
     for name, value in values.items():
@@ -649,11 +719,13 @@ class Run:
     # A run with a `Budget` may end after any round, since its claim covers any
     # number of rounds up to the horizon.
     by_budget = isinstance(self._plan.schema, participation.Budget)
-    least = 1 if by_budget else self._plan.rounds
-    if self._journal.next < least:
+    least = min(self._rounds, self._plan.rounds)
+    least = 1 if by_budget or self._stopped else least
+    if self._journal.next < least and not self._ended:
       raise errors.value_error(
         f'record=round {self._journal.next}: comes before the last of '
-        f'{least} rounds; call run.record when all rounds are done'
+        f'{least} rounds; call run.record when all rounds are done, or '
+        'run.stop() before it to stop here'
       )
     if self._ended:
       recorded = self.results or {}
@@ -667,9 +739,12 @@ class Run:
             'once'
           )
     else:
+      journal = self._journal
+      if journal.open_round is None:
+        journal.settle(replays=False)
       if self._as_drawn is not None:
-        self._journal.ledger.record_drawn(self._as_drawn())
-      self._journal.end(results, self._plan)
+        journal.ledger.record_drawn(self._as_drawn(journal.next))
+      journal.end(results, self._plan)
       self.note(key_after='kept when the run ended')
       self._ended = True
       self._end_noise()
