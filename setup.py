@@ -39,6 +39,7 @@ _FLOWER = ['flwr>=1.41,<2']
 _LOGS = ['pyarrow>=14']
 _POSTGRESQL = ['psycopg2-binary>=2.9']
 _PLOTS = ['matplotlib>=3.7']
+_TENSORBOARD = ['tensorboard>=2.14']
 # A file that is read, and no code.
 _PEOPLE = ['chitchat-dataset==0.9.0']
 # Requirements of the folder simulations/ of a checkout, besides TFF.
@@ -127,6 +128,7 @@ setuptools.setup(
     'people': _PEOPLE,
     'postgresql': _POSTGRESQL,
     'simulations': _SIMULATIONS,
+    'tensorboard': _TENSORBOARD,
     'docs': _DOCS,
     'dev': _DEV + _DOCS + _POSTGRESQL + _SIMULATIONS + _TFF,
   },

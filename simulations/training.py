@@ -279,10 +279,9 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
   left = started.rounds_left
   stop = left - min(left, stop_after or left)
 
-  # PRIVACY: Amplification needs cohorts that stay secret. The duration of a
-  # round reveals the size of its cohort, and TensorBoard stores the time of
-  # each event. So runs with sampled cohorts write neither durations nor cohort
-  # sizes nor TensorBoard events.
+  # PRIVACY: Amplification needs cohorts that stay secret, and the duration of a
+  # round reveals the size of its cohort. So the public rows of runs with
+  # sampled cohorts have neither durations nor cohort sizes.
   # Guard: training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
   tells_time = config.privacy.amplification is None
 
@@ -291,15 +290,13 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
       corpus.train, cohort, training.client_groups, training.seed, t
     )
 
-  with (
-    tqdm.tqdm(
-      initial=training.rounds - left,
-      total=training.rounds,
-      desc=started.directory.name,
-      unit='round',
-    ) as progress,
-    metrics.TensorBoard(started.directory) as board,
-  ):
+  started.tensorboard()
+  with tqdm.tqdm(
+    initial=training.rounds - left,
+    total=training.rounds,
+    desc=started.directory.name,
+    unit='round',
+  ) as progress:
     for opened in started.rounds(
       clients=corpus.train.num_clients, seed=training.seed, prepare=prepare
     ):
@@ -329,8 +326,6 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
         row.update(validate(weights))
         progress.set_postfix(loss=f'{row["loss"]:.4f}')
       state = opened.finish(output.state, shown=row)
-      if tells_time:
-        board.write(opened.index, row)
       progress.update()
       if started.rounds_left == stop:
         break

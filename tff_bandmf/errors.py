@@ -8,12 +8,16 @@
 | `importing`                       | raises them for imports that fail        |
 | `invalid`                         | text of an error, in one line            |
 | `from_assertion`                  | error for a failed TensorFlow assertion  |
-| `notice`                          | writes a line during a long wait         |
+| `notice`                          | writes a line, through the logger        |
+
+Lines go to the logger 'tff_bandmf' of Python's logging. Its own handler writes
+those of `notice` to standard error, as a program without logging needs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -28,6 +32,7 @@ EXTRAS = {
   'matplotlib': ('Matplotlib', 'plots'),
   'psycopg2': ('psycopg2', 'postgresql'),
   'pyarrow': ('PyArrow', 'logs'),
+  'tensorboard': ('TensorBoard', 'tensorboard'),
   'tensorflow': ('TensorFlow', 'tff'),
   'tensorflow_privacy': ('TensorFlow Privacy 0.9.0', 'tff'),
 }
@@ -75,13 +80,27 @@ def type_error(message: str) -> TypeError:
   return TypeError(invalid(message))
 
 
-def notice(line: str) -> None:
-  """Writes a line to standard error, above any progress bars."""
-  import tqdm  # A late import keeps `bandmf --help` fast.
+class _Terminal(logging.Handler):
+  """Writes the lines of `notice` to standard error, above progress bars."""
 
-  # If standard error is closed, the calling thread must continue.
-  with contextlib.suppress(OSError, ValueError):
-    tqdm.tqdm.write(line, file=sys.stderr)
+  def emit(self, record: logging.LogRecord) -> None:
+    if not hasattr(record, 'notice'):
+      return
+    import tqdm  # A late import keeps `bandmf --help` fast.
+
+    # If standard error is closed, the calling thread must continue.
+    with contextlib.suppress(OSError, ValueError):
+      tqdm.tqdm.write(record.getMessage(), file=sys.stderr)
+
+
+LOGGER = logging.getLogger('tff_bandmf')
+LOGGER.addHandler(_Terminal())
+LOGGER.setLevel(logging.INFO)
+
+
+def notice(line: str, level: int = logging.WARNING) -> None:
+  """Writes a line to standard error and to the handlers of the logger."""
+  LOGGER.log(level, '%s', line, extra={'notice': True})
 
 
 def install(extra: str) -> str:

@@ -1087,9 +1087,9 @@ def check_report(report, run, plan, facts):
   columns = facts.metrics.content if facts.metrics else [
     x[13:] for x in shown if x.startswith('metrics.csv, ')]
   places = ['run.json'] * bool(run.get('train_sha256')) + [
-    f'metrics.csv, {x}' for x in columns if x not in ('round', *noisy)]
-  places += ['tensorboard/'] * ('tensorboard/' in shown) + ['result.json'] * (
-    result is not None) + ['ledger.sqlite'] * (
+    f'metrics.csv, {x}' for x in columns if x not in (
+      'round', 'epsilon', 'planned_epsilon', 'clip', 'noise_stddev', *noisy)]
+  places += ['result.json'] * (result is not None) + ['ledger.sqlite'] * (
     2 - (run.get('population') is None)) + ['this report'] * (not amplified)
   stated = run['side_releases']
   report.hold(('side_releases',), [{'where': x} for x in places] + [

@@ -80,7 +80,8 @@ def test_run_claims_what_it_and_those_before_it_guarantee(tmp_path):
     assert mine.guarantee.epsilon(1e-5) == together['epsilon']
   planned = small_run.small_plan().guarantee.epsilon(1e-5)
   assert found.guarantees[0].epsilon(1e-5) == planned
-  assert planned > second.content['epsilon']
+  # Whoever did one round may have chosen to stop there.
+  assert planned == second.content['epsilon']
   assert len(found.guarantees) == 3
   # One round each: its chain says what the run held to.
   assert 'digest of this setting' in second.content['assumptions'][0]['checked']

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import decimal
 import json
+import logging
 import math
 import os
 import pathlib
@@ -100,7 +101,9 @@ def _print_lines(
     count = f'{len(steps)} of {total}' if total else f'{len(steps)}'
     latest = f', {steps[-1]}' if steps else ''
     seconds = time.monotonic() - began
-    errors.notice(f'{phase}: {count} steps, {seconds:.0f} s{latest}')
+    errors.notice(
+      f'{phase}: {count} steps, {seconds:.0f} s{latest}', logging.INFO
+    )
     wait = _NEXT_LINES
 
 

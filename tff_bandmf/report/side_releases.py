@@ -9,6 +9,7 @@ from tff_bandmf.run_files import metrics, run_json
 
 _COLUMNS = {
   'seconds': 'duration of every round',
+  'memory_mib': 'memory of the program after every round',
   'clients': 'cohort size of every round, exact',
   'non_finite': (
     'exact number of clients of every round whose update was not finite and '
@@ -62,10 +63,8 @@ def rows(
       _COLUMNS.get(column, 'a column that this report does not know'),
     )
     for column in columns
-    if column not in ('round', *with_noise)
+    if column not in ('round', *metrics.PLANNED, *with_noise)
   ]
-  if (directory / 'tensorboard').exists():
-    table.append(('tensorboard/', f'the values of {run_json.METRICS_FILE}'))
   if claim.observed.ended is not None:
     table.append(
       (

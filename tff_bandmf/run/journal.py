@@ -25,6 +25,7 @@ from tff_bandmf import _files, cohorts, errors, participation
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.ledger import chain, counts
 from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.run import measurements as measurements_lib
 from tff_bandmf.run_files import checkpoints, exports, metrics, run_json
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ class Journal:
       the first release, or if the clip is constant.
     closed: whether this process has released the lock of the folder.
     ledger: ledger of the run.
+    observe: function of (index of a round, {name: number}) that is called when
+      the round is over, with all numbers of the round, also those without
+      noise.
   """
 
   def __init__(
@@ -94,6 +98,7 @@ class Journal:
     attempts: Mapping[int, Sequence[ledger_lib.Attempt]],
     position: released_sums.Position,
     columns: Sequence[str],
+    measurements: measurements_lib.Measurements,
   ):
     """Initializes the journal at the latest checkpoint in the folder.
 
@@ -108,8 +113,13 @@ class Journal:
       position: files that state the open round of the run, and the fingerprint
         of each released sum.
       columns: names of the columns of the rows of metrics.
+      measurements: measures each round, for its row.
     """
     self._ledger = ledger
+    self._measurements = measurements
+    self.observe: Callable[[int, Mapping[str, float]], None] = lambda t, row: (
+      None
+    )
     self.closed = False
     self.open_round: Optional[Entry] = None
     self._directory = directory
@@ -122,6 +132,7 @@ class Journal:
     latest = self._checkpoints.latest()
     ended = counts.ended(attempts) is not None
     self.next = ledger.next_round() if ended else latest
+    self._first = self.next
     self._has_state = not latest
     self._states = _States()
     self._rows: Optional[metrics.Metrics] = None
@@ -147,6 +158,8 @@ class Journal:
 
   def close(self) -> None:
     """Makes later calls fail, since another process may lock the folder."""
+    if self._rows is not None and self.next > self._first:
+      metrics.export_table(self._directory, self._ledger.all_attempts())
     self.closed = True
 
   def check_folder(self) -> None:
@@ -260,6 +273,8 @@ class Journal:
       ],
     )
     self.open_round = entry
+    self._measurements.start()
+    errors.LOGGER.debug('%s: round %d starts', self._directory, entry.index)
     return entry
 
   def check_open(self, entry: Entry) -> None:
@@ -363,20 +378,29 @@ class Journal:
       for path, value in tree.flatten_with_path(measured)
       if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
     }
+    rows, clients = self._open_rows, len(entry.cohort)
+    own = self._measurements.cells(t, self.l2_norm_clip)
     # The released values of an adaptive clip have noise, so they may be public.
     cells = {
+      **own,
       **{
         name: numbers.pop(f'aggregator/released/{name}', '')
         for name in self._released
       },
       **cells,
     }
-    clients = len(entry.cohort)
     updates = self._position.updates(t)
     entry.updates, entry.without_effect = updates.get(attempt, (None, None))
-    rows = self._open_rows
     row = rows.row({'round': t, 'clients': clients, **cells})
-    rows.write(row, {name: repr(value) for name, value in numbers.items()})
+    private = {
+      **{
+        name: value
+        for name, value in own.items()
+        if name not in row and value != ''
+      },
+      **numbers,
+    }
+    rows.write(row, {name: repr(value) for name, value in private.items()})
     released = {
       name: float(cells[name]) for name in self._released if cells[name] != ''
     }
@@ -403,7 +427,9 @@ class Journal:
     names = sorted(name for name in numbers if not name.startswith(_DATA_FREE))
     if names:
       self.append_statement(
-        'not_covered', f'metrics of rounds, without noise: {", ".join(names)}'
+        'not_covered',
+        f'metrics of rounds, without noise: {", ".join(names)} '
+        f'({run_json.TABLE})',
       )
     if entry.without_effect:
       all_zero = entry.without_effect == entry.updates
@@ -418,6 +444,8 @@ class Journal:
     self.next = t + 1
     self._position.close()
     self._position.forget(t)
+    errors.LOGGER.info('%s: round %d is over', self._directory, t)
+    self.observe(t, {**metrics.numbers(row), **private})
 
   @property
   def _open_rows(self) -> metrics.Metrics:
@@ -498,6 +526,7 @@ class Journal:
         _incomplete(self._position.updates(t), clients, released),
       )
       rows.export(row)
+      errors.LOGGER.warning('%s: round %d is burnt', self._directory, t)
     self.next = t + 1
 
 

@@ -19,6 +19,7 @@ from tff_bandmf.noise import placements, released_sums
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
 from tff_bandmf.run import journal as journal_lib
+from tff_bandmf.run import measurements
 from tff_bandmf.run import noise_adder as noise_adder_lib
 from tff_bandmf.run_files import (
   exports,
@@ -149,12 +150,19 @@ def open_folder(
     columns = (
       *(('round', 'clients') if plan.sampled is None else ('round',)),
       *metrics.RELEASED * clips.indicator_count(plan.l2_norm_clip),
+      *(measured := measurements.Measurements(plan)).columns,
       *options.columns,
     )
     folder.check_releases(directory, contents.attempts)
     _check_head(open_ledger, ledger_head)
     journal = journal_lib.Journal(
-      directory, record, open_ledger, contents.attempts, position, columns
+      directory,
+      record,
+      open_ledger,
+      contents.attempts,
+      position,
+      columns,
+      measured,
     )
     for path, content in exports.check(
       directory, plan, counts.ended(contents.attempts)

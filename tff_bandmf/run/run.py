@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 
@@ -27,9 +27,9 @@ from tff_bandmf.cohorts import names as names_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_text
 from tff_bandmf.run import clients as clients_lib
-from tff_bandmf.run import drawn_cohorts, opening
+from tff_bandmf.run import drawn_cohorts, opening, tensorboard
 from tff_bandmf.run import rounds as rounds_lib
-from tff_bandmf.run_files import run_json
+from tff_bandmf.run_files import metrics, run_json
 
 if TYPE_CHECKING:
   from tff_bandmf.aggregator import factory
@@ -282,7 +282,7 @@ class Run:
       remedy = opening.MORE_ROUNDS
       if last < plan.strategy.rounds and not self._ended:
         remedy = f'for more, give rounds=, at most {plan.strategy.rounds}'
-      tqdm.tqdm.write(f'All {last} rounds are done; {remedy}.', sys.stderr)
+      errors.notice(f'All {last} rounds are done; {remedy}.', logging.INFO)
     if self._ended:
       return
     ids = clients_lib.population(clients)
@@ -533,6 +533,30 @@ class Run:
     backups; see the argument `ledger_head` of `Run`.
     """
     return self._journal.ledger.head()
+
+  def tensorboard(self) -> None:
+    """Writes the numbers of each later round for TensorBoard.
+
+    Call this method once, before the rounds, whatever way drives them. The
+    folder is `private/tensorboard`, since metrics of a process have no noise.
+
+    Raises:
+      ImportError: TensorBoard is not installed.
+    """
+    writer = tensorboard.Writer(self.directory / run_json.TENSORBOARD)
+    self._stack.callback(writer.close)
+    self._journal.observe = writer.write
+
+  @property
+  def metrics(self) -> list[dict[str, float]]:
+    """A table: all numbers of each round that is over, by name.
+
+    The table has the columns of `metrics.csv`, which the module
+    `run.measurements` lists, and the metrics of the learning process, such as
+    the loss of the clients. These have no noise: the run writes the table to
+    `private/metrics.csv` when it is closed, and nobody may publish it.
+    """
+    return metrics.table(self.directory, self._journal.ledger.all_attempts())
 
   @property
   def rounds_left(self) -> int:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # Columns of the noisy values that a round with an adaptive clip releases in
 # addition to the model.
 RELEASED = ('l2_norm_clip', 'fraction')
+# Columns whose values follow from the plan and from releases.
+PLANNED = ('epsilon', 'planned_epsilon', 'clip', 'noise_stddev')
 _REMEDY = 'restore the file, or remove it'
 
 # A row: {name of the column: cell}; 'round' is the first column.
@@ -115,6 +117,16 @@ def digest(row: Row) -> bytes:
 def rows(directory: pathlib.Path, attempts: _Attempts) -> list[Row]:
   """Returns the rows of rounds, ascending; none up to a row that was lost.
 
+  Args and Raises: see `table`.
+  """
+  return [row for row, _ in _contents(directory, attempts)]
+
+
+def table(
+  directory: pathlib.Path, attempts: _Attempts
+) -> list[dict[str, float]]:
+  """Returns all numbers of each round, also those without noise.
+
   Args:
     directory: folder of the run.
     attempts: attempts at each round in the ledger.
@@ -122,7 +134,34 @@ def rows(directory: pathlib.Path, attempts: _Attempts) -> list[Row]:
   Raises:
     ValueError: a row differs from its digest in the ledger.
   """
-  result: list[Row] = []
+  return [
+    numbers({**row, **measured})
+    for row, measured in _contents(directory, attempts)
+  ]
+
+
+def numbers(row: Row) -> dict[str, float]:
+  """Returns {name: number} of the cells of a row that have a number."""
+  return {name: float(cell) for name, cell in row.items() if cell}
+
+
+def export_table(directory: pathlib.Path, attempts: _Attempts) -> None:
+  """Writes `table` to `private/metrics.csv`; see `rows` for the arguments."""
+  content = table(directory, attempts)
+  columns = dict.fromkeys(name for row in content for name in row)
+  lines = [_line(columns)] + [
+    _line(f'{row[name]:.17g}' if name in row else '' for name in columns)
+    for row in content
+  ]
+  path = directory / run_json.TABLE
+  _files.write(path, ''.join(lines).encode(), mode=0o600, durable=False)
+
+
+def _contents(
+  directory: pathlib.Path, attempts: _Attempts
+) -> list[tuple[Row, Row]]:
+  """Returns the row of each round, and its numbers that are not in the row."""
+  result: list[tuple[Row, Row]] = []
   for t, tried in attempts.items():
     if tried[-1].row is None:
       continue
@@ -137,7 +176,7 @@ def rows(directory: pathlib.Path, attempts: _Attempts) -> list[Row]:
         f'metrics={path}: has a row of round {t} that differs from its digest '
         f'in the ledger; {_REMEDY}'
       )
-    result.append(row)
+    result.append((row, content.get('measured') or {}))
   return result
 
 

@@ -17,6 +17,8 @@ private/        files that are never published; mode 0700:
                   the run has begun
   metrics/        one file for each round: its row of metrics, and numbers
                   without noise
+  metrics.csv     export of the files of metrics/, in one table
+  tensorboard/    numbers of rounds for TensorBoard, see `Run.tensorboard`
   definition.npz  the numbers of C and of the noise's size, to the last bit
   ledger.key      the key by which the ledger hashes clients
   ledger.url      the location of a ledger outside of the folder
@@ -49,6 +51,8 @@ PLAN_FILE = 'plan.json'
 STRATEGY_FILE = 'strategy.json'
 LEDGER_FILE = 'ledger.sqlite'
 METRICS_FILE = 'metrics.csv'
+TABLE = 'private/metrics.csv'
+TENSORBOARD = 'private/tensorboard'
 RESULT_FILE = 'result.json'
 PRIVATE = 'private'
 NOISE_KEY = 'private/noise.key'

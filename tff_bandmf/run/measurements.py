@@ -1,0 +1,90 @@
+"""The columns of `metrics.csv` that follow from the plan and the process.
+
+| column             | value after round t                                   |
+|--------------------|-------------------------------------------------------|
+| `epsilon`          | epsilon of the first t + 1 rounds at the delta of the |
+|                    | plan, see `Plan.spent`                                |
+| `planned_epsilon`  | sampled cohorts have this column instead: epsilon of  |
+|                    | all planned rounds                                    |
+| `clip`             | L2 norm to which the updates of round t were clipped  |
+| `noise_stddev`     | standard deviation of the noise in one coordinate of  |
+|                    | the model, for the workload of the plan; no column if |
+|                    | the clip adapts                                       |
+| `seconds`          | duration of round t                                   |
+| `memory_mib`       | largest memory that the process has used, in MiB      |
+
+The first four columns are functions of the plan and of releases, and cost no
+privacy. The last two depend on the clients, and the report lists them.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+import time
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_bandmf import clips
+from tff_bandmf.plan import plan as plan_lib
+
+# Columns that the size of a cohort changes.
+_BY_COHORT = ('seconds', 'memory_mib')
+
+
+class Measurements:
+  """Measures the rounds of a run.
+
+  Attributes:
+    columns: names of the columns of `metrics.csv`.
+  """
+
+  def __init__(self, plan: plan_lib.Plan):
+    self._plan = plan
+    self._adaptive = clips.indicator_count(plan.l2_norm_clip) > 0
+    self._began = time.perf_counter()
+    # PRIVACY: amplification assumes that nobody knows the size of a sampled
+    # cohort, and the duration and the memory of a round grow with this size.
+    # `metrics.csv` of a run with sampled cohorts has neither.
+    # Guard: run_metrics_test.test_sampled_run_shows_no_time_and_no_memory.
+    self.columns = (
+      'epsilon' if plan.sampled is None else 'planned_epsilon',
+      'clip',
+      *(() if self._adaptive else ('noise_stddev',)),
+      *(_BY_COHORT if plan.sampled is None else ()),
+    )
+
+  @functools.cached_property
+  def _noise(self) -> np.ndarray:
+    """Standard deviation of the noise in the model, [planned rounds]."""
+    plan = self._plan
+    errors = plan.planned_strategy.per_query_errors(plan.workload)
+    return plan.z_stddev / plan.clients_per_round * np.sqrt(errors)
+
+  def start(self) -> None:
+    """Notes that a round starts."""
+    self._began = time.perf_counter()
+
+  def cells(self, t: int, clip: Optional[float]) -> dict[str, Any]:
+    """Returns {column: value} of a round; '' for an unknown value.
+
+    Args:
+      t: index of the round that `start` noted.
+      clip: clip that the previous round released; None if the clip is constant,
+        or in the first round.
+    """
+    plan, epsilon = self._plan, self._plan.spent(t + 1)
+    seconds = time.perf_counter() - self._began
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+      'clip': clips.norm(clips.layers(plan.l2_norm_clip))
+      if clip is None
+      else clip,
+      'seconds': seconds,
+      'memory_mib': used,
+      self.columns[0]: '' if epsilon is None else epsilon,
+      'noise_stddev': ''
+      if self._adaptive or t >= plan.rounds
+      else self._noise[t],
+    }
