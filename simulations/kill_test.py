@@ -246,7 +246,11 @@ def _rows(directory: pathlib.Path) -> list[dict[str, str]]:
   from tff_bandmf.run_files import metrics
 
   return [
-    {name: value for name, value in row.items() if name != 'seconds'}
+    {
+      name: value
+      for name, value in row.items()
+      if name not in ('seconds', 'memory_mib')
+    }
     for row in metrics.exported(directory)
   ]
 

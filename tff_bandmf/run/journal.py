@@ -379,7 +379,7 @@ class Journal:
       if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
     }
     rows, clients = self._open_rows, len(entry.cohort)
-    own = self._measurements.cells(t, self.l2_norm_clip)
+    own = self._measurements.cells(t)
     # The released values of an adaptive clip have noise, so they may be public.
     cells = {
       **own,
@@ -393,11 +393,7 @@ class Journal:
     entry.updates, entry.without_effect = updates.get(attempt, (None, None))
     row = rows.row({'round': t, 'clients': clients, **cells})
     private = {
-      **{
-        name: value
-        for name, value in own.items()
-        if name not in row and value != ''
-      },
+      **{name: value for name, value in own.items() if name not in row},
       **numbers,
     }
     rows.write(row, {name: repr(value) for name, value in private.items()})

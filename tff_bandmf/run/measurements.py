@@ -6,15 +6,15 @@
 |                    | plan, see `Plan.spent`                                |
 | `planned_epsilon`  | sampled cohorts have this column instead: epsilon of  |
 |                    | all planned rounds                                    |
-| `clip`             | L2 norm to which the updates of round t were clipped  |
+| `clip`             | L2 norm to which updates are clipped                  |
 | `noise_stddev`     | standard deviation of the noise in one coordinate of  |
-|                    | the model, for the workload of the plan; no column if |
-|                    | the clip adapts                                       |
+|                    | the model, for the workload of the plan               |
 | `seconds`          | duration of round t                                   |
 | `memory_mib`       | largest memory that the process has used, in MiB      |
 
-The first four columns are functions of the plan and of releases, and cost no
-privacy. The last two depend on the clients, and the report lists them.
+The first four columns follow from the plan, and cost no privacy. The last two
+depend on the clients, and the report lists them. If the clip adapts, there is
+no `clip` and no `noise_stddev`: `l2_norm_clip` has the clip of the next round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import resource
 import time
-from typing import Any, Optional
 
 import numpy as np
 
@@ -50,8 +49,7 @@ class Measurements:
     # Guard: run_metrics_test.test_sampled_run_shows_no_time_and_no_memory.
     self.columns = (
       'epsilon' if plan.sampled is None else 'planned_epsilon',
-      'clip',
-      *(() if self._adaptive else ('noise_stddev',)),
+      *(() if self._adaptive else ('clip', 'noise_stddev')),
       *(_BY_COHORT if plan.sampled is None else ()),
     )
 
@@ -66,25 +64,17 @@ class Measurements:
     """Notes that a round starts."""
     self._began = time.perf_counter()
 
-  def cells(self, t: int, clip: Optional[float]) -> dict[str, Any]:
-    """Returns {column: value} of a round; '' for an unknown value.
-
-    Args:
-      t: index of the round that `start` noted.
-      clip: clip that the previous round released; None if the clip is constant,
-        or in the first round.
-    """
+  def cells(self, t: int) -> dict[str, float]:
+    """Returns {column: number} of the round that `start` noted, of index t."""
     plan, epsilon = self._plan, self._plan.spent(t + 1)
-    seconds = time.perf_counter() - self._began
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {
-      'clip': clips.norm(clips.layers(plan.l2_norm_clip))
-      if clip is None
-      else clip,
-      'seconds': seconds,
-      'memory_mib': used,
-      self.columns[0]: '' if epsilon is None else epsilon,
-      'noise_stddev': ''
-      if self._adaptive or t >= plan.rounds
-      else self._noise[t],
+    cells = {
+      'seconds': time.perf_counter() - self._began,
+      'memory_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+    if epsilon is not None:
+      cells[self.columns[0]] = epsilon
+    if not self._adaptive:
+      cells['clip'] = plan.clip
+      if t < plan.rounds:
+        cells['noise_stddev'] = float(self._noise[t])
+    return cells

@@ -1,7 +1,7 @@
 """Writes the numbers of the rounds of a run for TensorBoard.
 
-The files are those of `tf.summary`. The package of TensorBoard writes them, so
-TensorFlow is not needed.
+The files are like the summaries of TensorFlow. The package of TensorBoard
+writes them, so TensorFlow is not needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ class Writer:
     # Guard: run_metrics_test.test_tensorboard_gets_the_numbers_of_each_round.
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = f'events.out.tfevents.{time.time_ns()}.{os.getpid()}'
-    self._file = open(directory / name, 'xb')
+    self._file = open(
+      directory / name,
+      'xb',
+      opener=lambda path, flags: os.open(path, flags, 0o600),
+    )
     self._records = record_writer.RecordWriter(self._file)
     self._write(file_version='brain.Event:2')
 
