@@ -159,7 +159,7 @@ class Journal:
   def close(self) -> None:
     """Makes later calls fail, since another process may lock the folder."""
     if self._rows is not None and self.next > self._first:
-      metrics.export_table(self._directory, self._ledger.all_attempts())
+      metrics.export_table(self._directory, self._ledger.contents().attempts)
     self.closed = True
 
   def check_folder(self) -> None:

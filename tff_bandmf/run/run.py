@@ -556,7 +556,9 @@ class Run:
     the loss of the clients. These have no noise: the run writes the table to
     `private/metrics.csv` when it is closed, and nobody may publish it.
     """
-    return metrics.table(self.directory, self._journal.ledger.all_attempts())
+    return metrics.table(
+      self.directory, self._journal.ledger.contents().attempts
+    )
 
   @property
   def rounds_left(self) -> int:
