@@ -81,6 +81,24 @@ def test_ranking_shows_each_family_at_its_memory():
   assert chosen.get_xydata().tolist() == [[best.copies, best.ranked]]
 
 
+def test_run_shows_what_changes_by_round(tmp_path):
+  plan = tff_bandmf.Plan(**_PLAN, mechanism='banded-sqrt')
+  with tff_bandmf.Run(tmp_path / 'run', plan) as run:
+    run.restore(lambda: np.zeros(2))
+    with pytest.raises(ValueError, match='names=round: is not in the metrics'):
+      run.plot()
+    for current in run.rounds(clients=40, rounds=3):
+      mean = current.release([], np.zeros(2))
+      current.finish(mean, {'loss': 1 / (1 + current.index), 'constant': 1})
+    titles = [axes.get_ylabel() for axes in run.plot().axes]
+    assert 'loss' in titles and not {'round', 'constant'} & set(titles)
+    (axes,) = run.plot('loss').axes
+    (line,) = axes.lines
+    assert line.get_xydata().tolist() == [[0, 1], [1, 1 / 2], [2, 1 / 3]]
+    with pytest.raises(ValueError, match='names=accuracy: is not in.*loss'):
+      run.plot('accuracy')
+
+
 @pytest.mark.slow
 def test_plan_shows_runners_up_and_other_limits_of_memory():
   plan = tff_bandmf.Plan(**_PLAN, mechanism=tff_bandmf.Mechanism('blt'))

@@ -32,6 +32,8 @@ from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run_files import metrics, run_json
 
 if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
   from tff_bandmf.aggregator import factory
   from tff_bandmf.tff import names as tff
 
@@ -780,6 +782,41 @@ class Run:
     """The results that ended the run; None if the run has not ended."""
     ended = self._journal.ledger.ended()
     return None if ended is None else ended.results
+
+  def plot(self, *names: str) -> Figure:
+    """Returns a Matplotlib figure of `metrics`, with a panel for each name.
+
+    Metrics of the learning process have no noise, so only the operator may see
+    a figure with them.
+
+    Args:
+      *names: names in `metrics`. Without names, the figure has all numbers that
+        differ between rounds.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      ValueError: no round is over, or no round has a number of this name.
+    """
+    with errors.importing('a plot'):
+      from tff_bandmf import _figures
+
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in self.metrics:
+      for name, value in row.items():
+        curves.setdefault(name, []).append((int(row['round']), value))
+    rounds = curves.pop('round', [])
+    shown = names or tuple(
+      name
+      for name, points in curves.items()
+      if len({value for _, value in points}) > 1 or len(rounds) == 1
+    )
+    for name in shown or ('round',):
+      if name not in curves:
+        raise errors.value_error(
+          f'names={name}: is not in the metrics of {len(rounds)} rounds, '
+          f'{", ".join(curves) or "none"}; finish a round, or name one of them'
+        )
+    return _figures.by_round({name: curves[name] for name in shown})
 
   def erase_identifiers(self) -> None:
     """Destroys the key of the identifiers in the ledger.
