@@ -278,7 +278,10 @@ def test_metrics_stay_private_and_are_named(tmp_path, runtime):
     found = mine.report().content
   # What is the same whatever the updates are is no access to data.
   assert not any('free' in item for item in found['not_covered'])
-  assert 'metrics of rounds, without noise: train/loss' in found['not_covered']
+  assert (
+    'metrics of rounds, without noise: train/loss (private/metrics.csv)'
+    in found['not_covered']
+  )
   metrics = (directory / 'private/metrics/00000000.json').read_text()
   assert '0.2578125' in metrics
   public = [path for path in directory.iterdir() if path.is_file()]
