@@ -36,7 +36,11 @@ _OPTIMIZER = [
 ]
 # Flower's simulation engine is its extra: flwr[simulation].
 _FLOWER = ['flwr>=1.41,<2']
-_LOGS = ['pyarrow>=14']
+# Later versions need NumPy 2, which TFF does not take, and do not say so.
+_LOGS = [
+  'pyarrow>=14,<21; python_version < "3.12"',
+  'pyarrow>=14; python_version >= "3.12"',
+]
 _POSTGRESQL = ['psycopg2-binary>=2.9']
 _PLOTS = ['matplotlib>=3.7']
 _TENSORBOARD = ['tensorboard>=2.14']
