@@ -116,11 +116,10 @@ def test_loss_is_never_above_that_of_the_square_root(rounds, bands, objective):
   [[1.0, 0.45, 0.4, 0.25, 0.1], [1.0, 0.6, 0.3, 0.0, 0.2]],
   ids=str,
 )
-def test_limit_stands_for_the_later_terms(coefficients, momentum, objective):
+def test_closed_form_is_the_sum_of_all_terms(coefficients, momentum, objective):
   rounds, free = 5_000, np.array(coefficients[1:])
   workload = workloads.Workload(momentum)
-  problem = solver.Problem(rounds, participation.Single(), workload, objective)
-  loss = toeplitz._loss(problem, 5)
+  loss = toeplitz._Settled(rounds, objective, workload.polynomial)
   value, gradient = loss(free)
   strategy = strategies.BandedToeplitz(rounds, coefficients)
   errors = strategy.errors(workload)
@@ -130,6 +129,33 @@ def test_limit_stands_for_the_later_terms(coefficients, momentum, objective):
   for i, unit in enumerate(np.eye(len(free))):
     difference = loss(free + step * unit)[0] - loss(free - step * unit)[0]
     assert gradient[i] == pytest.approx(difference / (2 * step), rel=1e-6)
+
+
+def test_closed_form_is_infinite_where_a_root_is_in_the_unit_disc():
+  value, gradient = toeplitz._Settled(1000, 'mean', 0.0)(np.array([0.1, 1.2]))
+  assert value == np.inf and np.all(gradient == 0)
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+@pytest.mark.parametrize('rounds', [130, 3_000])
+def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(
+  rounds, objective
+):
+  schema = participation.Single()
+  *_, all_terms = toeplitz._losses(
+    solver.Problem(rounds, schema, workloads.PREFIX, objective),
+    2,
+  )
+  start = np.array([0.5])
+  slow = series.minimize(all_terms, start, [(0, 1)])
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(rounds, participation.Single(), objective=objective), 2
+  )
+  assert found.converged and slow.converged
+  assert found.loss == pytest.approx(slow.value, rel=1e-9)
+  norm = sensitivity.sensitivity(found.strategy, schema).value
+  error = found.strategy.errors()[objective == 'max']
+  assert found.loss == pytest.approx(error * norm**2, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -172,13 +172,6 @@ def _last_maxima(m: np.ndarray) -> np.ndarray:
   return len(m) - 1 - last[::-1]
 
 
-def square_weights(problem: solver.Problem) -> np.ndarray:
-  """Returns the weights a_j of w_j^2 in the error, [n] float64."""
-  if problem.objective == solver.MAX:
-    return np.ones(problem.rounds)
-  return np.cumsum(problem.weights[::-1])[::-1]
-
-
 class Objective:
   """The log loss of a Toeplitz strategy as a function of its parameters."""
 
@@ -211,7 +204,10 @@ class Objective:
     self._norms: tuple[float, ...] = (1.0,)
     self._error: _Error
     if workload.is_toeplitz:
-      weights, steps = square_weights(problem), workload.steps
+      weights = np.ones(rounds)
+      if problem.objective != solver.MAX:
+        weights = np.cumsum(problem.weights[::-1])[::-1]
+      steps = workload.steps
       self._error = lambda inverse, norm: _toeplitz_error(
         inverse, weights, steps
       )
