@@ -230,6 +230,7 @@ _CASES: dict[str, Callable[[], Any]] = {
   'in_tensorflow': bench_optimize.in_tensorflow,
   'largest_error': bench_optimize.largest_error,
   'loss': bench_optimize.losses,
+  'many_rounds': bench_run.many_rounds,
   'normals': bench_noise.normals,
   'observe': bench_logs.observe,
   'optimisation': bench_optimize.optimisations,

@@ -1,4 +1,4 @@
-"""The peak memory of a process."""
+"""The memory of a process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,20 @@ def peak_bytes(process: Union[int, str] = 'self') -> int:
   Args:
     process: process ID, or 'self' for this process.
   """
+  return resident_bytes(process, 'VmHWM')
+
+
+def resident_bytes(
+  process: Union[int, str] = 'self', name: str = 'VmRSS'
+) -> int:
+  """Returns the resident memory of a process, in bytes.
+
+  Args:
+    process: process ID, or 'self' for this process.
+    name: name of the kind of memory in /proc, such as 'RssShmem'.
+  """
   status = pathlib.Path(f'/proc/{process}/status').read_text()
-  return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])
+  return 1024 * int(re.findall(rf'{name}:\s+(\d+) kB', status)[0])
 
 
 def reset() -> int:

@@ -1,4 +1,4 @@
-"""Benchmarks of a run: its overhead in a round, and admission of clients."""
+"""Benchmarks of a run: its overhead, many rounds, and admission of clients."""
 
 from __future__ import annotations
 
@@ -184,6 +184,131 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
     'noise_bytes': 8 * strategy.memory_copies * parameters,
     'peak_memory_bytes': memory.peak_bytes(),
   }
+
+
+def many_rounds() -> list[dict[str, Any]]:
+  """Returns what a process and TFF's workers hold early and late in a run.
+
+  Each case has its own process. `tff` is TFF's federated averaging with TFF's
+  `gaussian_fixed` and without a run: it shows what grows in TFF itself. The
+  early figures are of the first `_SPAN` rounds after as many, and the late ones
+  of the last `_SPAN`. `mib` is the resident memory of the program,
+  `worker_mib` of its child processes, `shared_mib` the shared part of `mib`,
+  and `files` the number of open files.
+  """
+  return [
+    _in_a_process(_many, 'run.rounds', 5_000),
+    _in_a_process(_many, 'run.train', 1_000),
+    _in_a_process(_many, 'tff', 1_000),
+  ]
+
+
+_SPAN = 50
+
+
+def _many(way: str, rounds: int) -> dict[str, Any]:
+  """Returns the result of `many_rounds` for one way of driving rounds."""
+  import tff_bandmf
+
+  plan = tff_bandmf.Plan(
+    rounds=rounds,
+    clients_per_round=_CLIENTS,
+    cohorts=tff_bandmf.MinSep(_MIN_SEP),
+    delta=1e-6,
+    l2_norm_clip=1.0,
+    noise_multiplier=1.0,
+    mechanism='banded-sqrt',
+  )
+  drive = {
+    'run.rounds': _releases, 'run.train': _trains, 'tff': _averages
+  }[way]  # fmt: skip
+  seconds, figures = [], {}
+  with tempfile.TemporaryDirectory() as folder:
+    began = time.perf_counter()
+    for t, _ in enumerate(drive(pathlib.Path(folder, 'run'), plan), 1):
+      seconds.append(time.perf_counter() - began)
+      if t in (2 * _SPAN, rounds):
+        figures[t] = {'seconds': statistics.median(seconds[-_SPAN:]), **_held()}
+      began = time.perf_counter()
+  return {
+    'way': way,
+    'rounds': rounds,
+    **{f'early_{name}': value for name, value in figures[2 * _SPAN].items()},
+    **{f'late_{name}': value for name, value in figures[rounds].items()},
+  }
+
+
+def _held() -> dict[str, float]:
+  """Returns memory and open files of this process and its children."""
+  tasks = pathlib.Path('/proc/self/task').glob('*/children')
+  workers = ' '.join(each.read_text() for each in tasks).split()
+  return {
+    'mib': memory.resident_bytes() / 2**20,
+    'worker_mib': sum(map(memory.resident_bytes, workers)) / 2**20,
+    'shared_mib': memory.resident_bytes('self', 'RssShmem') / 2**20,
+    'files': len(os.listdir('/proc/self/fd')),
+  }
+
+
+def _releases(folder, plan) -> Iterator[None]:
+  import tff_bandmf
+
+  like = np.zeros(200, np.float32)
+  updates = [np.full(200, 1e-2, np.float32)] * _CLIENTS
+  with tff_bandmf.Run(folder, plan) as run:
+    for opened in run.rounds(clients=_CLIENTS * _MIN_SEP):
+      opened.finish(opened.release(updates, like=like))
+      yield
+
+
+def _process(aggregator):
+  """Returns federated averaging of a linear model, and data of a client."""
+  import tensorflow as tf
+  import tensorflow_federated as tff
+
+  inputs = np.random.default_rng(0).normal(size=[10, 1]).astype('f')
+  data = tf.data.Dataset.from_tensor_slices((inputs, 3 * inputs - 1)).batch(5)
+  model = tff.learning.models.functional_model_from_keras(
+    tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[1])]),
+    tf.keras.losses.MeanSquaredError(),
+    data.element_spec,
+  )
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+    model,
+    tff.learning.optimizers.build_sgdm(0.2),
+    model_aggregator=aggregator,
+  )
+  return process, data
+
+
+def _trains(folder, plan) -> Iterator[None]:
+  import tff_bandmf
+  from tff_bandmf.tff import runtime
+
+  with runtime.local_runtime(), tff_bandmf.Run(folder, plan) as run:
+    process, data = _process(run.aggregator)
+    for _ in run.train(
+      process, lambda client, t: data, clients=_CLIENTS * _MIN_SEP
+    ):
+      yield
+
+
+def _averages(folder, plan) -> Iterator[None]:
+  import tensorflow_federated as tff
+
+  from tff_bandmf.tff import runtime
+
+  del folder
+  with runtime.local_runtime():
+    process, data = _process(
+      tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+        1.0, _CLIENTS, clip=1.0
+      )
+    )
+    state = process.initialize()
+    for _ in range(plan.rounds):
+      state = process.next(state, [data] * _CLIENTS).state
+      yield
 
 
 def admission(

@@ -184,9 +184,10 @@ def _observed(ledger) -> Any:
   """Returns the part of a ledger's content that must not depend on kills.
 
   An interrupted attempt of a round is an event of the ledger's hash chain, so
-  the number of failed attempts and the last hash (`head`) are left out.
+  the number of failed attempts and the hashes at the end are left out. The
+  results at the end are compared by `_result`.
   """
-  return dataclasses.replace(ledger.observed(), failed=0, head='')
+  return dataclasses.replace(ledger.observed(), failed=0, head='', ended=None)
 
 
 def differences(

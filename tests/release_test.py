@@ -33,6 +33,7 @@ _OPTIONAL = {
   'matplotlib',
   'psycopg2',
   'pyarrow',
+  'tensorboard',
   'tensorflow',
   'tensorflow_privacy',
 }

@@ -14,7 +14,7 @@ from tff_bandmf import ledger as ledger_lib
 from tff_bandmf import report, run, strategies
 from tff_bandmf.accounting.kinds import samplers
 from tff_bandmf.run import opening
-from tff_bandmf.run_files import folder, run_json
+from tff_bandmf.run_files import folder, metrics, run_json
 
 pytestmark = pytest.mark.slow
 
@@ -113,8 +113,9 @@ def test_report_keeps_what_was_drawn_to_itself(whole):
   assert row['observed_epsilon'] is None and not made.content['told']
   assert row['epsilon'] == row['planned_epsilon'] < row['epsilon_unamplified']
   assert 'drawn in secret' in made.markdown() and 'drawn in' in made.html()
-  columns = (directory / run_json.METRICS_FILE).read_text().split()
-  assert columns == ['round', *map(str, sizes)]
+  rows = metrics.exported(directory)
+  assert [row.pop('round') for row in rows] == [*map(str, sizes)]
+  assert {*rows[0]} == {*metrics.PLANNED} - {'epsilon'}
 
 
 def test_what_amplification_rests_on_is_said(whole):

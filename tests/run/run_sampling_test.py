@@ -12,7 +12,7 @@ from tff_bandmf import ledger as ledger_lib
 from tff_bandmf import run, strategies
 from tff_bandmf.accounting.kinds import samplers
 from tff_bandmf.noise import generator, key
-from tff_bandmf.run_files import run_json
+from tff_bandmf.run_files import metrics, run_json
 
 _ROUNDS, _CLIENTS = 6, 60
 _KINDS = [
@@ -193,8 +193,9 @@ def test_clients_that_come_by_themselves_are_refused(tmp_path):
 
 def test_sizes_of_sampled_cohorts_are_not_released(tmp_path):
   _train(tmp_path, _plan())
-  text = (tmp_path / run_json.METRICS_FILE).read_text()
-  assert text.split() == ['round', *map(str, range(_ROUNDS))]
+  rows = metrics.exported(tmp_path)
+  assert [row.pop('round') for row in rows] == [*map(str, range(_ROUNDS))]
+  assert {*rows[0]} == {*metrics.PLANNED} - {'epsilon'}
 
 
 def test_cohort_that_is_too_large_burns_its_round(tmp_path, monkeypatch):
