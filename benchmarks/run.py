@@ -187,7 +187,7 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
 
 
 def many_rounds() -> list[dict[str, Any]]:
-  """Returns what a process and TFF's workers hold early and late in a run.
+  """Returns memory, open files and time of a round, early and late in a run.
 
   Each case has its own process. `tff` is TFF's federated averaging with TFF's
   `gaussian_fixed` and without a run: it shows what grows in TFF itself. The

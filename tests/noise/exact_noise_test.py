@@ -119,8 +119,8 @@ def _stream(name, dimension=_DIMENSION, z_steps=None, **kwargs):
 
 
 def _streamed(*args, **kwargs):
-  made = _stream(*args, **kwargs)
-  return np.stack([y.copy() for y in made.rows() if y is not None])
+  output = _stream(*args, **kwargs)
+  return np.stack([y.copy() for y in output.rows() if y is not None])
 
 
 @functools.lru_cache(maxsize=1 if _MANY else None)
@@ -347,7 +347,7 @@ _ZEROS = (
 @pytest.mark.parametrize('fast, backend, name', _ZEROS)
 def test_bounds_of_zero_are_wrong(monkeypatch, capsys, fast, backend, name):
   """The fast path alone rounds some y wrongly, on a lattice that is fine."""
-  # Of float32 so many roundings are in doubt that a piece takes a minute.
+  # A piece in float32 has so many roundings in doubt that it takes a minute.
   size = _PIECE // 8 if fast == 'float32' else _PIECE
   monkeypatch.setattr(stream, '_GRID', size)
   z_steps = _finest(_KINDS[name].strategy.recursion())
@@ -455,9 +455,9 @@ def test_bounds_on_devices_count_each_column(monkeypatch, kind):
   jax_devices = _jax_devices('small words')
   monkeypatch.setattr(generator, 'EXTENDED_BELOW', 2**60)
   monkeypatch.setattr(jax_devices, '_FEW', 1)
-  made = _stream(kind, 24, backend='jax')
-  with made._maker() as maker:
-    for block in made._blocks():
+  output = _stream(kind, 24, backend='jax')
+  with output._maker() as maker:
+    for block in output._blocks():
       list(maker.advance(block))
       y = np.stack([maker._row(0, r) for r in range(block.rounds)])
       rounds = slice(block.first, block.first + block.rounds)
