@@ -477,6 +477,8 @@ def test_fixed_epochs_get_the_bound_of_all_patterns(tmp_path):
   assert spec.sensitivity.value < 0.99 * all_patterns
   assert written['sensitivity'] >= all_patterns * (1 - 1e-12)
   assert written['epsilon'] > spec.epsilon(1e-5)
+  # A composition counts the planned rounds of a run that has not ended.
+  assert written['planned']['epsilon'] == written['epsilon']
   assert written['z_stddev_per_clip'] == pytest.approx(spec.z_stddev_per_clip)
   assert not written['violated']
 

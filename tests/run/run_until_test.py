@@ -109,6 +109,12 @@ def test_run_that_stops_by_its_model_claims_all_rounds(tmp_path, kind, ends):
   verify.verify(tmp_path)
 
 
+def test_run_that_stops_after_one_round_claims_all_rounds(tmp_path):
+  plan = _plan()
+  done, written = _train(tmp_path, plan, stop=0)
+  assert (done, written['epsilon']) == (1, plan.spent(_ROUNDS))
+
+
 def test_stop_that_was_moved_claims_all_planned_rounds(tmp_path):
   """Who moves the stop may have looked at the model of the first stop."""
   plan = _plan()
