@@ -181,16 +181,19 @@ def test_burnt_round_is_a_warning_of_the_log(tmp_path, caplog):
     mine.restore(lambda: np.zeros(2))
     with mine.round(cohort=[1, 2]):
       pass
-  (record,) = [each for each in caplog.records if 'burnt' in each.message]
-  assert record.levelname == 'WARNING' and 'round 0 is burnt' in record.message
+  warnings = [each for each in caplog.records if each.levelname == 'WARNING']
+  assert [each.message for each in warnings] == [
+    f'{tmp_path}: round 0 is burnt'
+  ]
 
 
 @pytest.mark.slow
-def test_code_of_the_page_runs(tmp_path, monkeypatch):
+def test_code_of_the_page_runs(tmp_path, monkeypatch, caplog):
   """It compares epsilons, makes files, and stops early."""
   monkeypatch.chdir(tmp_path)
   page = pathlib.Path(tff_bandmf.__file__).parents[1] / 'docs' / 'guide'
   text = (page / 'while_training.md').read_text()
   monkeypatch.setattr(logging.getLogger('tff_bandmf'), 'handlers', [])
+  caplog.set_level(logging.DEBUG, 'tff_bandmf')  # The page's level ends here.
   exec('\n'.join(re.findall(r'```python\n(.*?)```', text, re.DOTALL)), {})
   assert {'best.npy', 'losses.png'} < {each.name for each in tmp_path.iterdir()}
