@@ -20,7 +20,7 @@ from simulations import models
 from simulations.corpora import client_data
 from tff_bandmf import aggregator
 from tff_bandmf.tff import names as tff
-from tff_bandmf.tff import workers as workers_lib
+from tff_bandmf.tff import remote_workers
 
 
 def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
@@ -90,7 +90,7 @@ def build(
   server_optimizer: tff.learning.optimizers.Optimizer,
   model_aggregator: aggregator.CorrelatedNoiseFactory,
   batch_size: int,
-  workers: Optional[workers_lib.Workers] = None,
+  workers: Optional[remote_workers.Workers] = None,
 ) -> Process:
   """Returns the process of unweighted federated averaging over groups.
 

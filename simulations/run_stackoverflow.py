@@ -230,8 +230,7 @@ def train_all(
   from simulations import training
   from tff_bandmf import report
   from tff_bandmf.run_files import folder
-  from tff_bandmf.tff import runtime, timeouts
-  from tff_bandmf.tff import workers as workers_lib
+  from tff_bandmf.tff import remote_workers, runtime, timeouts
 
   if not resume:
     for _, directory in runs.values():
@@ -251,7 +250,7 @@ def train_all(
       None
       if workers is None
       else stack.enter_context(
-        workers_lib.connected(workers.split(','), wait_policy)
+        remote_workers.connected(workers.split(','), wait_policy)
       )
     )
     for name, (config, directory) in runs.items():

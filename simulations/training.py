@@ -40,7 +40,7 @@ from tff_bandmf import run as run_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run_files import folder, run_json
 from tff_bandmf.tff import names as tff
-from tff_bandmf.tff import workers as workers_lib
+from tff_bandmf.tff import remote_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ def run(
   directory: pathlib.Path,
   resume: bool = False,
   strategy: Optional[strategies.Strategy] = None,
-  workers: Optional[workers_lib.Workers] = None,
+  workers: Optional[remote_workers.Workers] = None,
   stop_after: Optional[int] = None,
   **run_options: Any,
 ) -> Optional[dict[str, Any]]:

@@ -229,7 +229,7 @@ def test_tensorflow_federated_is_imported_where_it_is_needed(path):
   assert not _of(imported, ['tensorflow_federated', 'federated_language'])
   if _package(path) != 'aggregator' and path.parts[1:] not in (
     ('tff', 'runtime.py'),
-    ('tff', 'workers.py'),
+    ('tff', 'remote_workers.py'),
     ('audit', 'aggregators.py'),
     ('audit', 'canaries.py'),
     ('run', 'train_model.py'),

@@ -12,7 +12,7 @@ import threadpoolctl
 
 from tff_bandmf import noise, strategies
 from tff_bandmf.noise import generator
-from tff_bandmf.noise.producer import blocks, chunks, stream
+from tff_bandmf.noise.producer import blocks, past_noise, stream
 
 _ROUNDS = 40
 _DIMENSION = 52
@@ -136,7 +136,7 @@ def test_any_sharding_gives_the_same_bits(monkeypatch, name, shards):
   'name', ['banded', 'blt', 'banded-inverse', 'identity']
 )
 def test_past_on_disk_gives_the_same_bits(monkeypatch, tmp_path, name):
-  monkeypatch.setattr(chunks.tempfile, 'tempdir', str(tmp_path))
+  monkeypatch.setattr(past_noise.tempfile, 'tempdir', str(tmp_path))
   monkeypatch.setattr(stream, '_CHUNK', 16)
   strategy = _FAMILIES[name]
   assert np.array_equal(

@@ -14,7 +14,7 @@ import tff_bandmf
 from tff_bandmf import accounting, participation, strategies
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json, plan_text
-from tff_bandmf.plan import result as result_lib
+from tff_bandmf.plan import search as search_lib
 
 _REFERENCE = pathlib.Path(__file__).parents[2] / 'docs' / 'reference'
 _BLOCK = {'block_rounds': 6, 'block_family': 'banded-sqrt', 'bands': 3}
@@ -608,7 +608,7 @@ def test_unit_of_several_clients_gets_the_noise_of_all(tmp_path, monkeypatch):
   # Of worse cohorts too.
   assert three.what_if() == pytest.approx(one.what_if(), rel=1e-2)
   families = ('identity', 'dp-cgd')
-  monkeypatch.setattr(result_lib, 'compared', lambda *_: families)
+  monkeypatch.setattr(search_lib, 'compared', lambda *_: families)
   best = _plan(clients_per_unit=3, mechanism='best')
   assert best.guarantee.clients_per_unit == 3
   assert best.rmse <= min(rmse for _, rmse in best.result.runners_up) * 1.01

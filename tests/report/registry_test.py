@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tff_bandmf import report
-from tff_bandmf.report import registry, statement
+from tff_bandmf.report import registry_and_card, statement
 from tff_bandmf.run_files import run_json
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def _record(folder, data='docstrings', **notes):
     **notes,
   )
   content = report.publish([report.of_run(folder)]).content
-  return registry.record(content, data), content
+  return registry_and_card.record(content, data), content
 
 
 def test_all_statements_reach_the_highest_tier(tmp_path):
@@ -134,7 +134,7 @@ def test_note_that_is_repeated_or_blank_is_refused_by_the_command(
 
 def test_file_says_what_the_record_says(tmp_path):
   record, _ = _record(tmp_path / 'run', **_NOTES, **_ACCESSES)
-  text = registry.to_yaml(record)
+  text = registry_and_card.to_yaml(record)
   assert yaml.safe_load(text) == record
   # The registry's own check refuses quoted texts of several lines.
   for line in text.splitlines():
@@ -159,7 +159,9 @@ def test_record_is_of_the_registrys_schema(tmp_path):
   record, content = _record(tmp_path / 'run', **_NOTES, **_ACCESSES)
   tiers = {
     f'deployment.{title}.{name}': tier
-    for title, section in registry.fields(content, 'docstrings').items()
+    for title, section in registry_and_card.fields(
+      content, 'docstrings'
+    ).items()
     for name, (tier, _, _) in section.items()
   }
   fields = {*tiers, 'deployment.administrative.registry_authors'}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulations import config as config_lib
 from simulations import fed_avg, models
 from tff_bandmf import aggregator, participation, query, strategies
+from tff_bandmf.tff import remote_workers
 from tff_bandmf.tff import runtime as runtime_lib
-from tff_bandmf.tff import workers as workers_lib
 
 CLIENTS, MODEL, SPECS = (
   small_training.CLIENTS,
@@ -209,7 +209,7 @@ def test_two_workers_give_the_bits_of_none(runtime):
   with (
     runtime_lib.worker(1) as (first, _),
     runtime_lib.worker(1) as (second, _),
-    workers_lib.connected(
+    remote_workers.connected(
       [f'localhost:{first}', f'localhost:{second}']
     ) as workers,
   ):
@@ -228,7 +228,7 @@ def test_worker_that_died_fails_the_round_and_the_others_do_it(runtime):
   with (
     runtime_lib.worker(1) as (first, _),
     runtime_lib.worker(1) as (second, victim),
-    workers_lib.connected(
+    remote_workers.connected(
       [f'localhost:{first}', f'localhost:{second}']
     ) as workers,
   ):

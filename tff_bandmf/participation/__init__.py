@@ -3,6 +3,7 @@
 | module        | purpose                                                     |
 |---------------|-------------------------------------------------------------|
 | `schemas`     | the rules, and the patterns of rounds that they allow       |
+| `timers`      | min_sep from a timer of devices, or from rounds in between  |
 | `feasibility` | whether a population can fill the cohorts of every round    |
 """
 
@@ -19,6 +20,8 @@ from tff_bandmf.participation.schemas import (
   check,
   check_cohorts,
   from_name,
+)
+from tff_bandmf.participation.timers import (
   min_sep_from_rounds_between,
   min_sep_from_timer,
 )

@@ -48,7 +48,7 @@ from tff_bandmf.plan import (
   what_if,
 )
 from tff_bandmf.plan import request as request_lib
-from tff_bandmf.plan import result as result_lib
+from tff_bandmf.plan import search as search_lib
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -85,25 +85,25 @@ class Plan(request_lib.Request):
 
   # `attrs.evolve` does not copy this field, since a plan with other values
   # needs other noise.
-  _result: Optional[result_lib.Result] = attrs.field(
+  _result: Optional[search_lib.Result] = attrs.field(
     default=None, init=False, repr=False
   )
 
   @property
-  def result(self) -> result_lib.Result:
+  def result(self) -> search_lib.Result:
     """The strategy and noise of the plan; the first access may take minutes."""
     return self._result or self.search(lambda step: None)
 
-  def search(self, progress: Callable[[str], None]) -> result_lib.Result:
+  def search(self, progress: Callable[[str], None]) -> search_lib.Result:
     """Returns `result`, and calls `progress` after each step of a search.
 
     Raises:
       ValueError: no strategy or noise meets the request, or the sizes of its
         sampled cohorts are wrong.
     """
-    return self._with(self._result or result_lib.search(self, progress))
+    return self._with(self._result or search_lib.search(self, progress))
 
-  def _with(self, result: result_lib.Result) -> result_lib.Result:
+  def _with(self, result: search_lib.Result) -> search_lib.Result:
     """Stores a result in the plan, which users cannot change."""
     object.__setattr__(self, '_result', result)
     return result
@@ -189,7 +189,7 @@ class Plan(request_lib.Request):
     It is at most `memory_copies`. If C^-1 has few bands and there is room for
     fewer past normals than it needs, the noise keeps none and draws them again.
     """
-    return self.strategy.copies(result_lib.memory_copies(self))
+    return self.strategy.copies(search_lib.memory_copies(self))
 
   @property
   def z_stddev(self) -> float:

@@ -25,7 +25,7 @@ from tff_bandmf import (
 )
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import request as request_lib
-from tff_bandmf.plan import result as result_lib
+from tff_bandmf.plan import search as search_lib
 
 FORMAT = 'tff_bandmf.plan'
 VERSION = 3
@@ -61,7 +61,7 @@ def to_document(request: request_lib.Request) -> _files.JsonObject:
   }
 
 
-def save(result: result_lib.Result, path: Union[str, os.PathLike]) -> None:
+def save(result: search_lib.Result, path: Union[str, os.PathLike]) -> None:
   """Writes the file of a plan, completely or not at all.
 
   Raises:
@@ -88,7 +88,7 @@ def save(result: result_lib.Result, path: Union[str, os.PathLike]) -> None:
   )
 
 
-def load(path: Union[str, os.PathLike]) -> result_lib.Result:
+def load(path: Union[str, os.PathLike]) -> search_lib.Result:
   """Returns the result in the file of a plan, with the request.
 
   Raises:
@@ -140,13 +140,13 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
     raise errors.value_error(
       f'plan={path}: is damaged; write it again with bandmf plan'
     ) from error
-  result = result_lib.Result(stored, guarantee, runners_up, left_out)
+  result = search_lib.Result(stored, guarantee, runners_up, left_out)
   _check_strategy(result, path)
   _check_noise(result, path, content.get('bound'))
   return result
 
 
-def _check_strategy(result: result_lib.Result, path: pathlib.Path) -> None:
+def _check_strategy(result: search_lib.Result, path: pathlib.Path) -> None:
   """Raises ValueError if a request does not lead to the strategy of a file."""
   stored, strategy = result.request, result.planned_strategy
   mechanism = stored.mechanism
@@ -157,8 +157,8 @@ def _check_strategy(result: result_lib.Result, path: pathlib.Path) -> None:
   differs = strategy.rounds != stored.rounds
   if isinstance(mechanism, mechanism_lib.Mechanism):
     differs |= not mechanism.describes(strategy)
-  compared = result_lib.compared(stored)
-  most = result_lib.memory_copies(stored)
+  compared = search_lib.compared(stored)
+  most = search_lib.memory_copies(stored)
   differs |= most is not None and strategy.least_copies > most
   ranked = {family for family, _ in result.runners_up}
   if differs or not ranked | {*result.left_out} <= {*compared}:
@@ -170,7 +170,7 @@ def _check_strategy(result: result_lib.Result, path: pathlib.Path) -> None:
 
 
 def _check_noise(
-  result: result_lib.Result,
+  result: search_lib.Result,
   path: pathlib.Path,
   bound: Optional[_files.JsonObject],
 ) -> None:

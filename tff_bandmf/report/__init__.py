@@ -4,7 +4,7 @@ from tff_bandmf._files import code_digest
 from tff_bandmf.report.document import json_schema
 from tff_bandmf.report.public import HTML_FILE as PUBLIC_FILE
 from tff_bandmf.report.public import Public, publish
-from tff_bandmf.report.registry import (
+from tff_bandmf.report.registry_and_card import (
   CARD_FILE,
   REGISTRY_FILE,
   card,

@@ -160,7 +160,7 @@ class RunRecord:
     model: text: kind of model.
     intended_use: sentence: purpose of the model.
     region: text: region of the people in the data.
-    sector: text, one of `report.registry.SECTORS`.
+    sector: text, one of `report.registry_and_card.SECTORS`.
     after: list of earlier runs on the same clients. Each is a dict of `run`, a
       folder relative to the folder of this run, and `run_id`.
   """

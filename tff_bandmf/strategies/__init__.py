@@ -13,6 +13,7 @@ from tff_bandmf.strategies.blt import Blt
 from tff_bandmf.strategies.column_normalized import ColumnNormalized
 from tff_bandmf.strategies.custom import custom
 from tff_bandmf.strategies.dense import Dense, lower_factor
+from tff_bandmf.strategies.dp_cgd import DpCgd
 from tff_bandmf.strategies.families import Family, Parameter
 from tff_bandmf.strategies.files import (
   check_known,
@@ -22,17 +23,16 @@ from tff_bandmf.strategies.files import (
   save,
   to_document,
 )
-from tff_bandmf.strategies.fractional import (
+from tff_bandmf.strategies.identity import Identity
+from tff_bandmf.strategies.inverse_plus_constant import InversePlusConstant
+from tff_bandmf.strategies.sqrt_and_fractional import (
   BandedFractional,
   BandedInverseFractional,
   BandedInverseSqrt,
   BandedSqrt,
-  DpCgd,
   Lti,
   SqrtToeplitz,
 )
-from tff_bandmf.strategies.identity import Identity
-from tff_bandmf.strategies.inverse_plus_constant import InversePlusConstant
 from tff_bandmf.strategies.stamped import Stamped
 from tff_bandmf.strategies.toeplitz import Toeplitz
 from tff_bandmf.strategies.tree import OnlineTree, Tree

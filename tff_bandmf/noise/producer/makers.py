@@ -20,8 +20,7 @@ import numpy as np
 from tff_bandmf import _blas
 from tff_bandmf.noise import exact
 from tff_bandmf.noise import generator as generator_lib
-from tff_bandmf.noise.producer import blocks
-from tff_bandmf.noise.producer import chunks as chunks_lib
+from tff_bandmf.noise.producer import blocks, past_noise
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
@@ -144,8 +143,8 @@ class Host(Maker):
       generator: generator of the normals of the key.
       rounding: decides the coordinates in doubt.
       max_memory_bytes: maximum number of bytes of past noise in memory, > 0,
-        see `chunks.Chunks`; None means no limit. If past noise does not contain
-        y of the latest block, this y may take as many bytes again.
+        see `past_noise.Chunks`; None means no limit. If past noise does not
+        contain y of the latest block, this y may take as many bytes again.
 
     Raises:
       OSError: the disk has too little space for past noise.
@@ -163,7 +162,7 @@ class Host(Maker):
     sizes = [layout.count(i) for i in range(len(layout.starts))]
 
     def chunks(rows, dtype):
-      return chunks_lib.Chunks(rows, sizes, dtype, max_memory_bytes)
+      return past_noise.Chunks(rows, sizes, dtype, max_memory_bytes)
 
     self._memory = chunks(layout.memory_rows, layout.dtype)
     # `blocks.Chunk.bounds` of each chunk.

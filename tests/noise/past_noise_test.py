@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import noise, strategies
-from tff_bandmf.noise.producer import chunks, stream
+from tff_bandmf.noise.producer import past_noise, stream
 
 _KEY = noise.Key.from_seed(3)
 _BANDED = strategies.BandedToeplitz(100, 0.8 ** np.arange(40))
@@ -41,20 +41,22 @@ def _unnamed_files(folder):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  monkeypatch.setattr(chunks.tempfile, 'tempdir', str(tmp_path))
+  monkeypatch.setattr(past_noise.tempfile, 'tempdir', str(tmp_path))
   return tmp_path
 
 
 def test_file_is_used_above_the_bound_only(folder):
   for bound, files in [(4 * 3 * 40, 0), (4 * 3 * 40 - 1, 1), (None, 0)]:
-    with contextlib.closing(chunks.Chunks(3, [16, 16, 8], np.int32, bound)):
+    with contextlib.closing(past_noise.Chunks(3, [16, 16, 8], np.int32, bound)):
       assert len(_unnamed_files(folder)) == files
 
 
 @pytest.mark.parametrize('bound', [None, 1])
 def test_arrays_start_at_zero_and_keep_what_is_written(folder, bound):
   sizes = [16, 16, 8]
-  with contextlib.closing(chunks.Chunks(3, sizes, np.int32, bound)) as arrays:
+  with contextlib.closing(
+    past_noise.Chunks(3, sizes, np.int32, bound)
+  ) as arrays:
     for i, count in enumerate(sizes):
       assert arrays[i].shape == (3, count) and not np.any(arrays[i])
       arrays[i][:] = i + 1
@@ -76,15 +78,15 @@ def test_full_disk_is_told_before_the_first_round(folder, monkeypatch):
   def full(*_):
     raise OSError(errno.ENOSPC, 'No space left on device')
 
-  monkeypatch.setattr(chunks.os, 'posix_fallocate', full)
+  monkeypatch.setattr(past_noise.os, 'posix_fallocate', full)
   with pytest.raises(OSError, match='No space left'):
     next(_stream(_BANDED, 50, 1).rows())
   assert not _unnamed_files(folder)
 
 
 def test_too_little_memory_is_told_before_the_first_round(monkeypatch):
-  assert 1e6 < chunks._available_bytes() < 1e16
-  monkeypatch.setattr(chunks, '_available_bytes', lambda: 1e3)
+  assert 1e6 < past_noise._available_bytes() < 1e16
+  monkeypatch.setattr(past_noise, '_available_bytes', lambda: 1e3)
   with pytest.raises(ValueError, match='memory=0.0 GB: is free, but'):
     next(_stream(_BANDED, 50, None).rows())
 

@@ -28,12 +28,6 @@ _ALPHA = families.Parameter(
 _NU = families.Parameter(
   'nu', float, 'Decay of the coefficients; 0 means none.', sweep=(0.0, 1.0)
 )
-_LAMBDA = families.Parameter(
-  'lambda',
-  float,
-  'Share of the noise of a round that the next round subtracts.',
-  sweep=(0.0, 1.0),
-)
 
 
 @attrs.frozen(slots=False)
@@ -150,28 +144,6 @@ class BandedInverseSqrt(BandedInverseFractional):
   alpha: float = attrs.field(default=0.5, init=False)
 
 
-@attrs.frozen(slots=False)
-class DpCgd(toeplitz.BandedInverseC):
-  """C^-1 = I - lambda shift, C[t, i] = lambda^(t - i). [DPCGD26]
-
-  Attributes:
-    rounds: n.
-    lambda_: lambda in [0, 1]; 0 is the identity.
-
-  >>> DpCgd(rounds=3, lambda_=0.5).column(3).tolist()
-  [1.0, 0.5, 0.25]
-  """
-
-  family: ClassVar[str] = 'dp-cgd'
-  is_geometric: ClassVar[bool] = True
-  inverse_bands: ClassVar[int] = 2
-  lambda_: float = attrs.field(converter=lambda x: _LAMBDA.check(x))
-
-  @property
-  def inverse_coefficients(self) -> np.ndarray:
-    return np.array([1.0, -self.lambda_])
-
-
 _ALL = families.ALL_ROUNDS
 _NORMALIZE = families.COLUMN_NORMALIZE
 FAMILIES = (
@@ -182,13 +154,6 @@ FAMILIES = (
   families.Family(SqrtToeplitz, '(1-x)^-1/2', 'FHU23', (_NORMALIZE,), _ALL),
   families.Family(
     Lti, '(1-x)^-1/2 with decay', 'LTI24', (_NU, _NORMALIZE), _ALL
-  ),
-  families.Family(
-    DpCgd,
-    'C^-1 = I - lambda shift',
-    'DPCGD26',
-    (_LAMBDA, _NORMALIZE),
-    families.Memory('1, or 0', lambda rounds: 0),
   ),
   families.Family(
     BandedInverseSqrt,

@@ -27,7 +27,7 @@ class Chunks:
   noise from a file. The file has no name, so other users cannot open it. The
   system removes the file at `close` or when the process ends, but does not
   overwrite the bytes on the disk.
-  Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
+  Guard: past_noise_test.test_file_has_no_name_and_goes_at_the_end.
   """
 
   def __init__(

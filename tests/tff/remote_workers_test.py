@@ -12,9 +12,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bandmf.tff import remote_workers, timeouts
 from tff_bandmf.tff import runtime as runtime_lib
-from tff_bandmf.tff import timeouts
-from tff_bandmf.tff import workers as workers_lib
 
 
 @tff.tensorflow.computation(np.int64, np.int64)
@@ -41,7 +40,7 @@ def two(runtime):
   with (
     runtime_lib.worker(1) as (first, _),
     runtime_lib.worker(1) as (second, victim),
-    workers_lib.connected(
+    remote_workers.connected(
       [f'localhost:{first}', f'localhost:{second}']
     ) as workers,
   ):
@@ -73,7 +72,7 @@ def test_worker_that_dies_in_a_round_fails_it_and_is_left_out_after(two):
 def test_no_worker_left_is_said(runtime):
   with (
     runtime_lib.worker(1) as (port, process),
-    workers_lib.connected([f'localhost:{port}']) as workers,
+    remote_workers.connected([f'localhost:{port}']) as workers,
   ):
     process.kill()
     process.wait()
@@ -84,13 +83,13 @@ def test_no_worker_left_is_said(runtime):
 @pytest.mark.parametrize('address', ['nowhere', ':80', 'host:', 'host:http'])
 def test_address_without_a_port_is_refused(address):
   with pytest.raises(ValueError, match='must be host:port'):
-    with workers_lib.connected([address]):
+    with remote_workers.connected([address]):
       pass
 
 
 def test_worker_that_is_not_there_is_said_before_anything_runs():
   with pytest.raises(RuntimeError, match='localhost:1 does not answer'):
-    with workers_lib.connected(['localhost:1']):
+    with remote_workers.connected(['localhost:1']):
       pass
 
 
@@ -113,7 +112,7 @@ def test_worker_that_is_stopped_is_named_and_then_left_out(runtime):
     runtime_lib.worker(1) as (first, _),
     runtime_lib.worker(1) as (second, victim),
   ):
-    with workers_lib.connected(
+    with remote_workers.connected(
       [f'localhost:{first}', f'localhost:{second}'], wait_policy
     ) as workers:
       assert workers.map(_map, 1, [1, 2]) == [1001, 1002]
