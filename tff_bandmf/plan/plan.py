@@ -217,6 +217,12 @@ class Plan(request_lib.Request):
       self.l2_norm_clip
     )
 
+  @functools.cached_property
+  def _prefix_error(self) -> float:
+    """Mean over t of |(A C^-1)[t]|_2^2; a run asks for it in each round."""
+    mean, _ = self.planned_strategy.errors()
+    return mean
+
   def noise_to_signal(self, dimension: Optional[int]) -> Optional[float]:
     """Returns the ratio of the noise to the largest possible signal.
 
@@ -233,10 +239,9 @@ class Plan(request_lib.Request):
     """
     if dimension is None:
       return None
-    mean, _ = self.planned_strategy.errors()
     return (
       self.z_stddev_at_1
-      * math.sqrt(mean * dimension)
+      * math.sqrt(self._prefix_error * dimension)
       / (self.rounds * self.clients_per_round)
     )
 
