@@ -13,7 +13,7 @@ version() {
 if [[ $(version "$VENV/bin/python") != "$(version "$PYTHON")" || ! -x $VENV/bin/pytest ]]; then
   "$PYTHON" -m venv --clear "$VENV"
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -e '.[flower]' 'flwr[simulation]' jsonschema pytest scikit-learn
+    -e '.[flower,tensorboard]' 'flwr[simulation]' jsonschema pytest scikit-learn
 fi
 export PYTHONPATH=$PWD
 "$VENV/bin/python" -c 'import flwr, sys; print("Python", *sys.version_info[:2], "Flower", flwr.__version__)'

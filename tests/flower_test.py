@@ -53,24 +53,29 @@ def _without_noise(**changes):
   return _plan(epsilon=None, delta=None, noise_multiplier=0.0, **changes)
 
 
-def _client_app(answer=None, seen=None):
+def _client_app(answer=None, seen=None, measured=None):
   """Returns clients whose update is 1 + their partition in each coordinate.
 
   Args:
     answer: function of (partition, weights) that returns the arrays of a reply,
       a list in NumPy or a dict of Flower's.
     seen: list that gets (server round, partition) of each training.
+    measured: function of (server round, partition) that returns metrics.
   """
   client_app = clientapp.ClientApp()
 
   @client_app.train()
   def train(message, context):
     client = context.node_config['partition-id']
+    server_round = message.content['config']['server-round']
     if seen is not None:
-      seen.append((message.content['config']['server-round'], client))
+      seen.append((server_round, client))
     weights = message.content['arrays'].to_numpy_ndarrays()
     arrays = (answer or _shifted)(client, weights)
-    metrics = app.MetricRecord({'num-examples': client + 1, 'loss': 1.0})
+    metrics = {'num-examples': client + 1, 'loss': 1.0}
+    if measured is not None:
+      metrics = measured(server_round, client)
+    metrics = app.MetricRecord(metrics)
     content = {'arrays': app.ArrayRecord(arrays), 'metrics': metrics}
     return app.Message(app.RecordDict(content), reply_to=message)
 
@@ -500,6 +505,99 @@ def test_evaluations_replace_no_other_statement(tmp_path):
   _trained(folder, plan, averaging=_averaging(fraction_evaluate=1.0))
   stated = [row['what'] for row in _report(folder)['side_releases']]
   assert {'counts of labels', flower._EVALUATIONS} <= set(stated)
+
+
+def test_metrics_of_training_are_the_named_ones(tmp_path):
+  """In every round, whatever the clients send."""
+
+  def measured(server_round, client):
+    if server_round == 2:
+      return {'num-examples': 9}
+    if client % 2:
+      return {f'patient-{client}': 1.0, 'accuracy': [0.5], 'loss': np.nan}
+    return {'loss': float(client), 'accuracy': 1}
+
+  strategy = flower.CorrelatedNoise(
+    _averaging(),
+    tmp_path,
+    _plan(rounds=2, clients_per_round=8, cohorts=tff_bandmf.MinSep(1)),
+    clients=8,
+    train_metrics=('loss', 'accuracy'),
+  )
+  result = strategy.start(
+    flower_grid.LocalGrid(_client_app(measured=measured), 8),
+    app.ArrayRecord(_FIRST),
+  )
+  first, second = (
+    {f'train/{name}': row[f'train/{name}'] for name in ('loss', 'accuracy')}
+    for row in strategy.metrics
+  )
+  assert first == {'train/loss': 3.0, 'train/accuracy': 1.0}
+  assert np.isnan(list(second.values())).all()
+  assert result.train_metrics_clientapp[1] == {'loss': 3.0, 'accuracy': 1.0}
+  # The report has the names alone, once.
+  text = (tmp_path / 'report.json').read_text()
+  assert 'patient' not in text and 'num-examples' not in text
+  assert sum('train/' in each for each in _report(tmp_path)['not_covered']) == 1
+  assert 'train/loss' not in (tmp_path / 'metrics.csv').read_text()
+  with pytest.raises(TypeError, match="train_metrics='loss': must be a list"):
+    _trained(tmp_path, _plan(), train_metrics='loss')
+
+
+@pytest.mark.parametrize('private', [True, False])
+@pytest.mark.parametrize(
+  'cohorts', [tff_bandmf.MinSep(2), tff_bandmf.Budget(2)], ids=str
+)
+def test_run_ends_at_an_epsilon(tmp_path, cohorts, private):
+  plan = _plan(cohorts=cohorts)
+  until = tff_bandmf.Epsilon(plan.spent(2))
+  rounds, seen = plan.rounds_within(until.value), []
+  assert (rounds == 2) == (cohorts == tff_bandmf.MinSep(2))
+
+  def start(client_app, **changes):
+    options = {'until': until, 'private': private, **changes}
+    return _trained(
+      tmp_path,
+      plan,
+      client_app,
+      evaluate_fn=lambda t, arrays: app.MetricRecord({'round': t}),
+      **{'num_rounds': None, **options},
+    )
+
+  start(_client_app(seen=seen))
+  assert {t for t, _ in seen} == set(range(1, rounds + 1))
+  written = _report(tmp_path)
+  assert written['epsilon'] == (until.value if private else None)
+  assert written['runs'][0]['results'] == {'round': rounds}
+  # The run has ended, at its last round.
+  again = start(_client_app(seen=[]))
+  assert sorted(again.evaluate_metrics_serverapp) == [rounds]
+  with pytest.raises(ValueError, match='num_rounds=2: cannot be given'):
+    start(None, num_rounds=2)
+  with pytest.raises(TypeError, match='until=4.0: .*or num_rounds='):
+    start(None, until=4.0)
+
+
+def test_tensorboard_gets_the_numbers_of_each_round(tmp_path):
+  from tensorboard.backend.event_processing import event_file_loader
+
+  strategy = flower.CorrelatedNoise(
+    _averaging(), tmp_path, _plan(), clients=8, train_metrics=['loss']
+  )
+  strategy.tensorboard()
+  strategy.start(
+    flower_grid.LocalGrid(_client_app(), 8), app.ArrayRecord(_FIRST)
+  )
+  (path,) = (tmp_path / run_json.TENSORBOARD).iterdir()
+  losses = [
+    (event.step, value.tag)
+    for event in event_file_loader.EventFileLoader(str(path)).Load()
+    for value in event.summary.value
+    if value.tag in ('epsilon', 'train/loss')
+  ]
+  assert losses == [
+    (t, tag) for t in range(4) for tag in ('epsilon', 'train/loss')
+  ]
 
 
 class _Stopped(flower_grid.LocalGrid):

@@ -76,8 +76,9 @@ class CorrelatedNoise(strategies.Strategy):
   **Formal guarantee.** The arrays that `start` sends to clients and returns
   have the guarantee in the report of the run. Assumptions: a client keeps the
   name that the table of this module gives it, and each public key belongs to
-  one client. Metrics that clients evaluate have no noise; the report names such
-  metrics. Metrics that clients return from training are dropped.
+  one client. Metrics of clients have no noise, and the report names the metrics
+  that the run takes: those that clients evaluate, and `train_metrics` of their
+  training. The run drops all other metrics of training.
 
   All updates have equal weights, and their sum is divided by
   `clients_per_round` of the plan. The update of a client is zero if the client
@@ -91,6 +92,10 @@ class CorrelatedNoise(strategies.Strategy):
 
   If the cohorts of the plan are a `Budget`, the connected clients are admitted
   in random order. For every other plan, cohorts are drawn from all clients.
+
+  Attributes:
+    metrics: the table `Run.metrics` at the end of the last call of `start`.
+      Some of its numbers have no noise, so nobody may publish it.
   """
 
   def __init__(
@@ -102,6 +107,8 @@ class CorrelatedNoise(strategies.Strategy):
     clients: Union[int, Sequence[str]],
     private: bool = True,
     untrained: Sequence[str] = (),
+    train_metrics: Sequence[str] = (),
+    until: Optional[rounds_lib.Epsilon] = None,
   ):
     """Initializes the strategy; `start` opens the folder.
 
@@ -120,10 +127,15 @@ class CorrelatedNoise(strategies.Strategy):
       untrained: names of arrays that keep the value of the first model, or
         patterns of such names with `*`, such as `BATCH_STATISTICS`. All
         integers of a model must be among these arrays.
+      train_metrics: names of numbers that clients return from training, such as
+        'loss'. The means over the clients of a round have no noise: they are
+        `train/loss` in `Run.metrics`, and are in Flower's result.
+      until: epsilon at which the run ends, instead of `num_rounds` of `start`,
+        see `Run.rounds`. A run without noise has as many rounds.
 
     Raises:
-      TypeError: `private` is not a bool, `untrained` is a text, or `strategy`
-        is not a `FedAvg`.
+      TypeError: `private` is not a bool, a list of names is a text, or
+        `strategy` is not a `FedAvg`.
       ValueError: `folder` is relative; `strategy` weighs updates or overrides
         `aggregate_train` or `start`; or a public key cannot be read.
     """
@@ -140,11 +152,12 @@ class CorrelatedNoise(strategies.Strategy):
     # relative folder is refused.
     # Guard: flower_test.test_relative_folder_is_refused.
     self._folder = pathlib.Path(folder).expanduser()
-    if isinstance(untrained, str):
-      raise errors.type_error(
-        f'untrained={untrained!r}: must be a list of names; give '
-        f'[{untrained!r}]'
-      )
+    names = {'untrained': untrained, 'train_metrics': train_metrics}
+    for argument, value in names.items():
+      if isinstance(value, str):
+        raise errors.type_error(
+          f'{argument}={value!r}: must be a list of names; give [{value!r}]'
+        )
     if not self._folder.is_absolute():
       raise errors.value_error(
         f'folder={folder}: is relative, and the working directory of a Flower '
@@ -152,6 +165,7 @@ class CorrelatedNoise(strategies.Strategy):
       )
     _check_strategy(strategy)
     self._strategy = strategy
+    self._private_plan = plan
     self._plan = plan if private else _without_noise(plan)
     self._clients: Union[int, dict[bytes, str]] = (
       _checks.count('clients', clients, 'give the number of SuperNodes')
@@ -159,12 +173,20 @@ class CorrelatedNoise(strategies.Strategy):
       else dict(map(_key_and_name, clients))
     )
     self._patterns = tuple(untrained)
+    self._train_metrics = tuple(train_metrics)
+    self._until = until
+    self._tensorboard = False
+    self.metrics: list[dict[str, float]] = []
     self._untrained: list[str] = []
     self._faults: collections.Counter[str] = collections.Counter()
     self._timeout = 0.0
     self._round: Optional[rounds_lib.Round] = None
     self._nodes: dict[_Client, int] = {}
     self._weights: _Weights = {}
+
+  def tensorboard(self) -> None:
+    """Makes `start` write the numbers of rounds, see `Run.tensorboard`."""
+    self._tensorboard = True
 
   def summary(self) -> None:
     """Logs the plan and the settings of the strategy."""
@@ -176,7 +198,7 @@ class CorrelatedNoise(strategies.Strategy):
     self,
     grid: grids.Grid,
     initial_arrays: app.ArrayRecord,
-    num_rounds: int = 3,
+    num_rounds: Optional[int] = None,
     timeout: float = 3600,
     train_config: Optional[app.ConfigRecord] = None,
     evaluate_config: Optional[app.ConfigRecord] = None,
@@ -192,8 +214,9 @@ class CorrelatedNoise(strategies.Strategy):
       grid: Flower's grid.
       initial_arrays: first model, which must not depend on data of clients. All
         arrays are floats, except for those in `untrained`.
-      num_rounds: number of rounds of the whole run, in [1, plan.rounds]; it
-        includes the rounds of earlier calls.
+      num_rounds: number of rounds of the whole run, see `Run.rounds`; it
+        includes the rounds of earlier calls. If None, it is the number of
+        rounds of the plan, or `until` gives it.
       timeout: seconds to wait for the replies of a round, and also for clients
         to connect, > 0.
       train_config: configuration that clients get for training.
@@ -211,12 +234,10 @@ class CorrelatedNoise(strategies.Strategy):
     train_config = train_config or app.ConfigRecord()
     evaluate_config = evaluate_config or app.ConfigRecord()
     result = strategies.Result()
-    _checks.count('num_rounds', num_rounds, 'rounds of the whole run')
-    if num_rounds > self._plan.rounds:
-      raise errors.value_error(
-        f'num_rounds={num_rounds}: must be in [1, {self._plan.rounds}], the '
-        'rounds of the plan; make a plan for more rounds'
-      )
+    last = rounds_lib.number_of_rounds(
+      self._private_plan, num_rounds, self._until, 'num_rounds'
+    )
+    last = last or self._plan.rounds
     self._check_switch()
     self._check_number()
     first = _to_numpy(initial_arrays)
@@ -224,19 +245,23 @@ class CorrelatedNoise(strategies.Strategy):
     with run_lib.Run(self._folder, self._plan) as run:
       self._weights = run.restore(lambda: first)
       self._name_untrained(run)
-      measured = self._evaluate(evaluate_fn, self._done(run), result)
-      for current in self._rounds(run, grid, num_rounds):
+      if self._tensorboard:
+        run.tensorboard()
+      measured = self._evaluate(evaluate_fn, run.rounds_done, result)
+      for current in self._rounds(run, grid, last):
         self._round, server_round = current, current.index + 1
-        _LOGGER.info('[ROUND %s/%s]', server_round, num_rounds)
+        _LOGGER.info('[ROUND %s/%s]', server_round, last)
         replies = grid.send_and_receive(
           self.configure_train(
             server_round, _to_flower(self._weights), train_config, grid
           ),
           timeout=timeout,
         )
-        arrays, _ = self.aggregate_train(server_round, replies)
+        arrays, metrics = self.aggregate_train(server_round, replies)
         if arrays is None:
           continue
+        if metrics is not None:
+          result.train_metrics_clientapp[server_round] = metrics
         messages = list(
           self.configure_evaluate(server_round, arrays, evaluate_config, grid)
         )
@@ -255,9 +280,12 @@ class CorrelatedNoise(strategies.Strategy):
             _LOGGER.info('\t└──> Aggregated MetricRecord: %s', metrics)
             result.evaluate_metrics_clientapp[server_round] = metrics
         measured = self._evaluate(evaluate_fn, server_round, result)
+      if self._until is not None:
+        run.stop()
       if not run.rounds_left:
         run.record(**measured)
       run.report()
+      self.metrics = run.metrics
     self._round = None
     result.arrays = _to_flower(self._weights)
     return result
@@ -299,7 +327,7 @@ class CorrelatedNoise(strategies.Strategy):
   def aggregate_train(
     self, server_round: int, replies: Iterable[app.Message]
   ) -> tuple[Optional[app.ArrayRecord], Optional[app.MetricRecord]]:
-    """Returns (model after the round, None), or (None, None).
+    """Returns (model after the round, mean metrics of training or None).
 
     (None, None) means that the round releases nothing: an earlier attempt at
     the round, before the program was killed, released another sum.
@@ -348,8 +376,9 @@ class CorrelatedNoise(strategies.Strategy):
       name: (old + mean[name]).astype(old.dtype) if name in mean else old
       for name, old in self._weights.items()
     }
-    current.finish(self._weights)
-    return _to_flower(self._weights), None
+    means = self._means(by_client.get(client) for client in cohort)
+    current.finish(self._weights, {'train': means})
+    return _to_flower(self._weights), app.MetricRecord(means) if means else None
 
   def configure_evaluate(
     self,
@@ -420,11 +449,8 @@ class CorrelatedNoise(strategies.Strategy):
       )
     return self._round
 
-  def _done(self, run: run_lib.Run) -> int:
-    return self._plan.rounds - run.rounds_left
-
   def _rounds(
-    self, run: run_lib.Run, grid: grids.Grid, num_rounds: int
+    self, run: run_lib.Run, grid: grids.Grid, last: int
   ) -> Iterator[rounds_lib.Round]:
     """Yields the rounds that are left, and finds the connected nodes of each.
 
@@ -435,11 +461,11 @@ class CorrelatedNoise(strategies.Strategy):
       names: Any = self._clients
       if not isinstance(names, int):
         names = list(names.values())
-      for drawn in run.rounds(clients=names, rounds=num_rounds):
+      for drawn in run.rounds(clients=names, rounds=last):
         self._nodes = self._connected(grid)
         yield drawn
       return
-    while self._done(run) < num_rounds:
+    while run.rounds_done < last:
       self._nodes = self._connected(grid)
       present = random.sample(list(self._nodes), len(self._nodes))
       with run.round(cohort=present) as admitted:
@@ -560,6 +586,35 @@ class CorrelatedNoise(strategies.Strategy):
     if fault:
       self._faults[fault] += 1
     return {name: np.zeros_like(old) for name, old in model.items()}
+
+  def _means(
+    self, replies: Iterable[Optional[app.Message]]
+  ) -> dict[str, float]:
+    """Returns {name in `train_metrics`: mean over the replies that have it}.
+
+    The mean is NaN if no reply has a finite number of this name.
+    """
+    records = [
+      record
+      for reply in replies
+      if reply is not None
+      for record in reply.content.metric_records.values()
+    ]
+    # PRIVACY: The report shows the names of metrics. If a client could choose
+    # the names, or if a name were missing where no client sent it, the report
+    # would show data of clients without noise. Every round has exactly the
+    # names that the operator gave.
+    # Guard: flower_test.test_metrics_of_training_are_the_named_ones.
+    means = {}
+    for name in self._train_metrics:
+      values = [record.get(name, math.nan) for record in records]
+      finite = [
+        value
+        for value in values
+        if not isinstance(value, list) and math.isfinite(value)
+      ]
+      means[name] = float(np.mean(finite)) if finite else math.nan
+    return means
 
   def _name_untrained(self, run: run_lib.Run) -> None:
     """Names untrained arrays in the report; warns of noise on statistics."""

@@ -9,7 +9,8 @@ from typing import Any, Callable, Optional, TypeVar
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks
+from tff_bandmf import _checks, errors
+from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import journal as journal_lib
 from tff_bandmf.run import noise_adder as noise_adder_lib
 
@@ -35,6 +36,52 @@ class Epsilon:
       'epsilon', value, 'it is the epsilon at which a run stops'
     )
   )
+
+
+def number_of_rounds(
+  plan: plan_lib.Plan,
+  rounds: Optional[int],
+  until: Optional[Epsilon],
+  name: str = 'rounds',
+) -> Optional[int]:
+  """Returns the number of rounds of a whole run; None if nothing gives it.
+
+  Args:
+    plan: plan of the run.
+    rounds: number of rounds, at least 1 and at most the rounds of the strategy.
+    until: epsilon that gives the number instead, at least the epsilon of the
+      first round.
+    name: name of `rounds` for the message.
+
+  Raises:
+    TypeError: `until` is not an `Epsilon`.
+    ValueError: `rounds` or `until` is out of range, or both are given.
+  """
+  if until is not None:
+    if not isinstance(until, Epsilon):
+      raise errors.type_error(
+        f'until={until!r}: must be an epsilon; give tff_bandmf.Epsilon(4.0), '
+        f'or {name}= for a number of rounds'
+      )
+    if rounds is not None:
+      raise errors.value_error(
+        f'{name}={rounds}: cannot be given together with until={until}; give '
+        'one of them'
+      )
+    return plan.rounds_within(until.value)
+  if rounds is None:
+    return None
+  rounds = _checks.count(name, rounds, 'rounds of the whole run')
+  # PRIVACY: the claim covers only the rounds of the strategy, and in a later
+  # round a client could take part more often than the claim counts. A number of
+  # rounds beyond the strategy is refused.
+  # Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
+  if rounds > plan.strategy.rounds:
+    raise errors.value_error(
+      f'{name}={rounds}: must be in [1, {plan.strategy.rounds}], the rounds of '
+      'the noise; plan with cohorts=Budget(..., horizon=) to go on for longer'
+    )
+  return rounds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -459,12 +459,9 @@ class Run:
     self._warn()
     journal = self._journal
     state = self.restore(process.initialize)
-    with tqdm.tqdm(
-      initial=journal.next, total=self._last(rounds, until)
-    ) as bar:
-      for open_round in self.rounds(
-        clients=clients, seed=seed, rounds=rounds, until=until
-      ):
+    last = self._last(rounds, until)
+    with tqdm.tqdm(initial=journal.next, total=last) as bar:
+      for open_round in self.rounds(clients=clients, seed=seed, rounds=last):
         t = open_round.index
         data = [dataset(client, t) for client in open_round.cohort.tolist()]
         spent = self._plan.spent(t + 1)
@@ -563,6 +560,11 @@ class Run:
     )
 
   @property
+  def rounds_done(self) -> int:
+    """Number of rounds that are over, burnt ones included."""
+    return self._journal.next
+
+  @property
   def rounds_left(self) -> int:
     """Number of remaining rounds; 0 if the run has ended or was stopped.
 
@@ -597,44 +599,16 @@ class Run:
   def _last(
     self, rounds: Optional[int], until: Optional[rounds_lib.Epsilon]
   ) -> int:
-    """Returns the number of rounds of the whole run.
+    """Returns the number of rounds of the whole run, see `Run.rounds`.
 
-    Args:
-      rounds: argument of `Run.rounds`.
-      until: argument of `Run.rounds`. The run then ends at this number.
-
-    Raises:
-      TypeError: `until` is not an `Epsilon`.
-      ValueError: `rounds` is below 1, or exceeds the rounds of the strategy; or
-        `until` is too small, or is given together with `rounds`.
+    The run ends at the number that `until` gives.
     """
-    plan = self._plan
-    if until is not None:
-      if not isinstance(until, rounds_lib.Epsilon):
-        raise errors.type_error(
-          f'until={until!r}: must be an epsilon; give tff_bandmf.Epsilon(4.0), '
-          'or rounds= for a number of rounds'
-        )
-      if rounds is not None:
-        raise errors.value_error(
-          f'rounds={rounds}: cannot be given together with until={until}; give '
-          'one of them'
-        )
-      self._rounds = plan.rounds_within(until.value)
-    if rounds is None:
+    last = rounds_lib.number_of_rounds(self._plan, rounds, until)
+    if last is None:
       return self._rounds
-    rounds = _checks.count('rounds', rounds, 'rounds of the whole run')
-    # PRIVACY: the claim covers only the rounds of the strategy, and in a later
-    # round a client could take part more often than the claim counts. A number
-    # of rounds beyond the strategy is refused.
-    # Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
-    if rounds > plan.strategy.rounds:
-      raise errors.value_error(
-        f'rounds={rounds}: must be in [1, {plan.strategy.rounds}], the rounds '
-        'of the noise; plan with cohorts=Budget(..., horizon=) to go on for '
-        'longer'
-      )
-    return rounds
+    if until is not None:
+      self._rounds = last
+    return last
 
   def train_model(
     self,
@@ -686,9 +660,7 @@ class Run:
       if program.get(name) is not None and not self._ended:
         self.note_side_release(sentence)
     last = self._last(rounds, until)
-    remaining = self.rounds(
-      clients=clients, seed=seed, rounds=rounds, until=until
-    )
+    remaining = self.rounds(clients=clients, seed=seed, rounds=last)
     source = train_model.RoundSource(process, remaining, dataset, self._journal)
     runtime.run_coroutine(
       train_model.train_model(process, source, self._journal, last, **program)
