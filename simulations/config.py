@@ -283,6 +283,22 @@ class Privacy:
     """Whether `family` is the path of a strategy file."""
     return bool(pathlib.Path(self.family).suffix)
 
+  def check_file(self, used: strategies.Strategy) -> None:
+    """Raises ValueError if the strategy file changed since a run began.
+
+    Args:
+      used: planned strategy of the run, as the folder of the run has it.
+    """
+    if not self.is_file or not pathlib.Path(self.family).exists():
+      return
+    digest = strategies.load(self.family)[0].digest()
+    if digest != used.digest():
+      raise errors.value_error(
+        f'privacy.family={self.family}: has digest {digest[:16]}, but the run '
+        f'began with {used.digest()[:16]}; restore the file, or give the '
+        'changed file to a run in another folder'
+      )
+
   @property
   def clip(self) -> Any:
     """The clip, constant or adaptive."""

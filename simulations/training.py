@@ -202,6 +202,7 @@ def run(
   if (directory / run_json.PLAN_FILE).exists():
     stored = plan_lib.Plan.load(directory / run_json.PLAN_FILE)
     strategy = stored.planned_strategy
+    config.privacy.check_file(strategy)
     if stored.rounds < training.rounds <= stored.strategy.rounds:
       # The configuration extends a run with a `Budget`. `run.json` keeps the
       # number of rounds with which the run began.

@@ -134,6 +134,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
       f'out={directory}: holds a run with another configuration; give the grid '
       'and the --set of the sweep in this directory, or another directory'
     )
+  config.privacy.check_file(plan.planned_strategy)
   rows = metrics.exported(directory)
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
   result = run_ledger.results(directory) or {}

@@ -12,6 +12,8 @@ from simulations import (
   kill_test,
   training,
 )
+from simulations.sweeps import cell as sweep_cell
+from simulations.sweeps import grid
 from tff_bandmf import (
   noise,
   report,
@@ -123,6 +125,27 @@ def test_strategy_that_was_changed_is_refused(run_copy):
   )
   with pytest.raises(ValueError, match='strategy.json: differs from plan.json'):
     report.write(run_copy)
+
+
+def test_strategy_file_that_changed_is_refused(small, tmp_path):
+  path = tmp_path / 'mine.json'
+  strategies.save(strategies.BandedToeplitz(4, [1, 0.5]), path)
+  config, corpus = small
+  tree = config_keys.to_tree(
+    config_keys.changed(config, {'privacy.family': str(path)})
+  )
+  cell = sweep_cell.Cell(grid.Row('mine', 'mine', 8.0, (), tree, ()), None, 1)
+  training.run(cell.config(), corpus, tmp_path / cell.name)
+  report.write(tmp_path / cell.name)
+  assert sweep_cell.read(cell, tmp_path) is not None
+  strategies.save(strategies.BandedToeplitz(4, [1, 0.4]), path)
+  with pytest.raises(ValueError, match='mine.json: has digest'):
+    sweep_cell.read(cell, tmp_path)
+  with pytest.raises(ValueError, match='mine.json: has digest'):
+    training.run(cell.config(), corpus, tmp_path / cell.name, resume=True)
+  # The folder of the run has all that a finished run needs.
+  path.unlink()
+  assert sweep_cell.read(cell, tmp_path) is not None
 
 
 def test_other_code_is_refused_where_rounds_are_left(small, run_copy, tmp_path):
