@@ -9,8 +9,9 @@ import os
 import pathlib
 import sys
 import time
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+import attrs
 import numpy as np
 import tqdm
 
@@ -35,9 +36,9 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf import participation as participation_lib
 from tff_bandmf import run as run_lib
 from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.plan import result as plan_result
 from tff_bandmf.run_files import folder, run_json
 from tff_bandmf.tff import names as tff
 from tff_bandmf.tff import remote_workers
@@ -92,16 +93,6 @@ def load_corpus(data: config_lib.Data) -> TokenizedCorpus:
   return TokenizedCorpus(path, source, *splits)
 
 
-def planned_participation(
-  config: config_lib.Config,
-) -> participation_lib.Participation:
-  """Returns the participation schema for which the strategy is optimised."""
-  # The schema does not depend on the number of clients, so any number serves.
-  return config.cohorts(
-    config.training.clients_per_round
-  ).schema.reference_schema
-
-
 def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
   """Raises ValueError if a cohort of an experiment cannot be filled."""
   training, clients = config.training, corpus.train.num_clients
@@ -117,25 +108,38 @@ def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
     )
 
 
-def strategy_request(config: config_lib.Config) -> dict[str, Any]:
-  """Returns the arguments of `optimize.optimize` for an experiment."""
-  privacy, training = config.privacy, config.training
-  without = privacy.family == config_lib.NO_NOISE
-  return {
-    'family': strategies.Identity.family if without else privacy.family,
-    'rounds': training.rounds,
-    'participation': planned_participation(config),
-    'workload': training.server_schedule
+def search_arguments(config: config_lib.Config, clients: int) -> dict[str, Any]:
+  """Returns the arguments with which `optimize.optimize` finds the strategy.
+
+  Args:
+    config: the experiment; `privacy.family` is not a file.
+    clients: number of clients of the train split, from which cohorts are
+      sampled.
+  """
+  privacy = config.privacy
+  mechanism = (
+    tff_bandmf.Mechanism(strategies.Identity.family)
+    if privacy.family == config_lib.NO_NOISE
+    else tff_bandmf.Mechanism(privacy.family, **privacy.parameters)
+  )
+  request = attrs.evolve(
+    plan(config, mechanism, clients),
+    workload=config.training.server_schedule
     if privacy.workload == config_lib.MOMENTUM
     else workloads.PREFIX,
-    'objective': workloads.check_objective(privacy.objective),
-    'memory_copies': privacy.memory_copies,
-    **({} if without else privacy.parameters),
-  }
+    objective=privacy.objective,
+  )
+  return plan_result.search_arguments(request, mechanism)
 
 
-def find_strategy(config: config_lib.Config) -> strategies.Strategy:
+def find_strategy(
+  config: config_lib.Config, clients: int
+) -> strategies.Strategy:
   """Returns the strategy matrix of an experiment.
+
+  Args:
+    config: the experiment.
+    clients: number of clients of the train split.
 
   Raises:
     ValueError: a parameter is out of range, or the optimiser did not converge.
@@ -149,7 +153,7 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
         'strategy of as many rounds'
       )
     return strategy
-  optimized = optimize.optimize(**strategy_request(config))
+  optimized = optimize.optimize(**search_arguments(config, clients))
   if not optimized.converged:
     raise errors.value_error(
       f'privacy.family={config.privacy.family}: the optimiser of the strategy '
@@ -209,9 +213,8 @@ def run(
       strategy = stored.strategy.of_rounds(training.rounds)
       begun = config_keys.changed(config, {'training.rounds': stored.rounds})
   start = pretraining.start(config, corpus.train.vocabulary)
-  planned = plan(
-    config, strategy or find_strategy(config), corpus.train.num_clients
-  )
+  clients = corpus.train.num_clients
+  planned = plan(config, strategy or find_strategy(config, clients), clients)
   with tff_bandmf.Run(
     directory,
     planned,
@@ -247,13 +250,15 @@ def run(
 
 
 def plan(
-  config: config_lib.Config, strategy: strategies.Strategy, clients: int
+  config: config_lib.Config,
+  mechanism: Union[strategies.Strategy, tff_bandmf.Mechanism],
+  clients: int,
 ) -> tff_bandmf.Plan:
   """Returns the plan of an experiment.
 
   Args:
     config: the experiment.
-    strategy: result of `find_strategy`.
+    mechanism: result of `find_strategy`, or a family to search.
     clients: number of clients of the train split.
   """
   training, privacy = config.training, config.privacy
@@ -267,7 +272,7 @@ def plan(
     noise_multiplier=0.0 if without else None,
     l2_norm_clip=privacy.clip,
     zeroing_norm=privacy.zeroing_norm,
-    mechanism=strategy,
+    mechanism=mechanism,
     memory_copies=privacy.memory_copies,
     stands_for=None if without else privacy.simulated_clients_per_round,
   )

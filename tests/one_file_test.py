@@ -86,7 +86,7 @@ tree = {
 config = config_keys.from_tree(tree)
 assert config_keys.to_tree(config)['privacy']['own_part'] == 0.3
 assert 'privacy.own_part (may be left out): Part of' in config_keys.list_keys()
-strategy = training.find_strategy(config)
+strategy = training.find_strategy(config, 100)
 assert strategy == strategies.load('x.json')[0]
 
 written_run.make_run(pathlib.Path('run'), written_run.KEPT, strategy=strategy)

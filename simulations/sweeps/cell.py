@@ -208,9 +208,10 @@ def run(
   # Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
   with _files.locked(log.with_suffix('.lock')):
     config = cell.config()
-    strategy = _cached_strategy(config, sweep / 'strategies')
     corpus = training.load_corpus(config.data)
-    plan = training.plan(config, strategy, corpus.train.num_clients)
+    clients = corpus.train.num_clients
+    strategy = _cached_strategy(config, clients, sweep / 'strategies')
+    plan = training.plan(config, strategy, clients)
     z_stddev = plan.guarantee.z_stddev_per_clip
     with runtime.local_runtime(len(cores)):
       training.run(
@@ -234,28 +235,31 @@ def log_file(cell: Cell, sweep: pathlib.Path) -> pathlib.Path:
 
 
 def _cached_strategy(
-  config: config_lib.Config, folder: pathlib.Path
+  config: config_lib.Config, clients: int, folder: pathlib.Path
 ) -> strategies.Strategy:
   """Returns the strategy of an experiment, optimised once in a sweep.
 
   Args:
     config: the experiment.
+    clients: number of clients of the train split.
     folder: folder of the strategy files that the cells of a sweep share.
   """
   from simulations import training
 
   if config.privacy.is_file:
-    return training.find_strategy(config)
-  key = f'{version} {training.strategy_request(config)}'
+    return training.find_strategy(config, clients)
+  # The noise of sampled cohorts is among the arguments.
+  arguments = training.search_arguments(config, clients)
+  key = f'{version} {arguments}'
   digest = hashlib.sha256(key.encode()).hexdigest()[:16]
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f'{config.privacy.family}-{digest}.json'
   with _files.locked(path.with_suffix('.lock')):
     if not path.exists():
       strategies.save(
-        training.find_strategy(config),
+        training.find_strategy(config, clients),
         path,
-        participation=training.planned_participation(config),
+        participation=arguments['participation'],
       )
   strategy, _ = strategies.load(path)
   return strategy

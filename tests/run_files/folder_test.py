@@ -64,9 +64,8 @@ def run_copy(left, tmp_path):
 
 def _describe(config, corpus):
   """What a run says of itself, and its plan."""
-  plan = training.plan(
-    config, training.find_strategy(config), corpus.train.num_clients
-  )
+  clients = corpus.train.num_clients
+  plan = training.plan(config, training.find_strategy(config, clients), clients)
   said = description.describe(
     config, corpus, pretraining.start(config, corpus.train.vocabulary)
   )

@@ -149,7 +149,7 @@ def test_workload_by_numbers_reaches_the_search():
     ),
   )
   assert config_keys.from_tree(config_keys.to_tree(loaded)) == loaded
-  request = training.strategy_request(loaded)
+  request = training.search_arguments(loaded, 100)
   assert request['objective'] == tuple(weights)
   assert request['workload'] == workloads.Workload(
     momentum=0.9, weight_decay=0.25, learning_rates=rates

@@ -13,6 +13,7 @@ from simulations import config_keys, run_stackoverflow
 from simulations.sweeps import cell, grid
 from tff_bandmf import accounting, optimize, participation, strategies
 from tff_bandmf import cohorts as cohorts_lib
+from tff_bandmf.plan import Mechanism, request, result
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 _BANDMF23 = grid.load(str(_CONFIGS / 'bandmf23.toml'))
@@ -79,10 +80,45 @@ def test_row_of_a_strategy_file_takes_its_strategy(tmp_path):
     if row.epsilon == 2 and row.series == 'mine'
   ]
   config = cell.Cell(row, None, 1).config()
-  cached = cell._cached_strategy(config, tmp_path / 'sweep')
+  cached = cell._cached_strategy(config, 100, tmp_path / 'sweep')
   assert cached.digest() == mine.digest()
   with pytest.raises(ValueError, match='privacy.bands=3'):
     _load(tmp_path, _GRID + table + 'privacy.bands = 3\n')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('amplification', ['balls-in-bins', 'b-min-sep'])
+def test_sampled_cohorts_are_searched_as_for_a_plan(tmp_path, amplification):
+  """C was the best one without amplification, at every epsilon."""
+  from simulations import training
+
+  given = f"""[mechanisms.sampled]
+privacy.family = 'banded-sqrt'
+privacy.bands = 2
+privacy.amplification = '{amplification}'
+"""
+  rows = [
+    row
+    for row in _load(tmp_path, _GRID + given).rows
+    if row.series == 'sampled'
+  ]
+  for row in rows:
+    config = cell.Cell(row, None, 1).config()
+    planned = request.Request(
+      rounds=8,
+      clients_per_round=3,
+      cohorts=config.cohorts(24),
+      epsilon=row.epsilon,
+      delta=1e-5,
+      l2_norm_clip=0.5,
+    )
+    arguments = training.search_arguments(config, 24)
+    assert arguments['noise'].to_dict()['epsilon'] == row.epsilon
+    assert str(arguments) == str(
+      result.search_arguments(planned, Mechanism('banded-sqrt', bands=2))
+    )
+    cell._cached_strategy(config, 24, tmp_path / 'sweep')
+  assert len(list((tmp_path / 'sweep').glob('*.json'))) == len(rows) == 2
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import attrs
 
@@ -104,27 +104,18 @@ def search(
     # The sizes of the cohorts are known before the search, which may take
     # minutes. So they are checked here.
     _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
-  # A search needs an epsilon and a delta. For a request without a claim, it
-  # takes these typical values.
-  target = choosing.Target(
-    1.0 if request.epsilon is None else request.epsilon,
-    1e-6 if request.delta is None else request.delta,
-  )
   families = compared(request)
   if not families:
-    noise = accounting.needed_noise(
-      cohorts, request.rounds, target.epsilon, target.delta
-    )
-    strategy, is_searched = _strategy(request, noise, progress)
+    strategy, for_sampling = _strategy(request, progress)
     return Result(
       request,
       _calibrated(request, strategy, cohorts),
-      for_sampling=is_searched and noise is not None,
+      for_sampling=for_sampling,
     )
   ranking = choosing.choose(
     request.rounds,
     cohorts,
-    target,
+    _target(request),
     memory_copies=memory_copies(request),
     objective=request.objective,
     workload=request.workload,
@@ -142,11 +133,48 @@ def search(
       for each in others
     ),
     ranking.left_out,
-    accounting.needed_noise(
-      cohorts, request.rounds, target.epsilon, target.delta
-    )
-    is not None,
+    _noise(request) is not None,
   )
+
+
+def _target(request: request_lib.Request) -> choosing.Target:
+  """Returns the claim of a request, or typical values where it has none."""
+  return choosing.Target(
+    1.0 if request.epsilon is None else request.epsilon,
+    1e-6 if request.delta is None else request.delta,
+  )
+
+
+def _noise(request: request_lib.Request) -> Optional[optimize.Noise]:
+  """Returns the noise that C needs; None if no such search is needed."""
+  target = _target(request)
+  return accounting.needed_noise(
+    request.cohorts.for_cohort_size(request.clients_per_round),
+    request.rounds,
+    target.epsilon,
+    target.delta,
+  )
+
+
+def search_arguments(
+  request: request_lib.Request, mechanism: mechanism_lib.Mechanism
+) -> dict[str, Any]:
+  """Returns the arguments with which `optimize.optimize` finds C.
+
+  Args:
+    request: the request of a plan; its mechanism is ignored.
+    mechanism: the family of C, and its parameters.
+  """
+  return {
+    'family': mechanism.family,
+    'rounds': request.rounds,
+    'participation': request.cohorts.schema.reference_schema,
+    'workload': request.workload,
+    'objective': request.objective,
+    'memory_copies': request.memory_copies,
+    'noise': _noise(request),
+    **mechanism.parameters,
+  }
 
 
 def _check_sizes(
@@ -217,19 +245,16 @@ def memory_copies(request: request_lib.Request) -> Optional[int]:
 
 
 def _strategy(
-  request: request_lib.Request,
-  noise: Optional[optimize.Noise],
-  progress: Callable[[str], None],
+  request: request_lib.Request, progress: Callable[[str], None]
 ) -> tuple[strategies.Strategy, bool]:
   """Returns the strategy of a request that compares no families.
 
   Args:
     request: the request of a plan.
-    noise: noise that C needs, for a search; None if cohorts are not sampled.
     progress: function that is called after each step of the search.
 
   Returns:
-    C, and whether C comes from a search.
+    C, and whether C was optimised for the noise of sampled cohorts.
   """
   mechanism = request.mechanism
   if isinstance(mechanism, (str, os.PathLike)):
@@ -243,18 +268,11 @@ def _strategy(
     else:
       mechanism = mechanism_lib.Mechanism(os.fspath(mechanism))
   if isinstance(mechanism, mechanism_lib.Mechanism):
+    arguments = search_arguments(request, mechanism)
     optimized = optimize.optimize(
-      mechanism.family,
-      request.rounds,
-      request.cohorts.schema.reference_schema,
-      request.workload,
-      request.objective,
-      memory_copies=memory_copies(request),
-      callback=lambda loss: progress(f'loss {loss:.6g}'),
-      noise=noise,
-      **mechanism.parameters,
+      **arguments, callback=lambda loss: progress(f'loss {loss:.6g}')
     )
-    return optimized.strategy, True
+    return optimized.strategy, arguments['noise'] is not None
   if mechanism.rounds != request.rounds:
     raise errors.value_error(
       f'mechanism={mechanism.family}: is for {mechanism.rounds} rounds, not '

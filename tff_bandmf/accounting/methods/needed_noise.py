@@ -237,6 +237,9 @@ class NeededNoise(abc.ABC):
     """Returns the target as JSON, for the cache of searches."""
     return {'epsilon': self.epsilon, 'delta': self.delta, 'seed': self.seed}
 
+  def __repr__(self) -> str:
+    return f'{type(self).__name__}({self.to_dict()})'
+
   def __call__(self, strategy: strategies.Strategy) -> float:
     """Returns s(C).
 
