@@ -166,7 +166,7 @@ def train(
 
   # The runs of this test share a noise key so that they can be compared. Every
   # other run of the library has its own random key.
-  if not (directory / report.RUN_FILE).exists():
+  if not (directory / run_json.RUN_FILE).exists():
     _files.load_or_create_secret(
       directory / f'{run_json.NOISE_KEY}{run_json.NEW_KEY}',
       len(secret),
@@ -200,11 +200,10 @@ def differences(
     killed: folder of a run that was killed.
     rounds: number of rounds of the runs.
   """
-  from tff_bandmf import ledger as ledger_lib
-  from tff_bandmf import report
+  from tff_bandmf.run_files import run_ledger
 
-  with ledger_lib.Ledger(whole / report.LEDGER_FILE, create=False) as expected:
-    with ledger_lib.Ledger(killed / report.LEDGER_FILE, create=False) as ledger:
+  with run_ledger.open_ledger(whole) as expected:
+    with run_ledger.open_ledger(killed) as ledger:
       if _observed(ledger) != _observed(expected):
         yield 'observed'
       for t in range(rounds):
@@ -386,12 +385,9 @@ def run(
 
 
 def _replayed(directory: pathlib.Path, rounds: int) -> int:
-  from tff_bandmf import ledger as ledger_lib
-  from tff_bandmf import report
+  from tff_bandmf.run_files import run_ledger
 
-  with ledger_lib.Ledger(
-    directory / report.LEDGER_FILE, create=False
-  ) as ledger:
+  with run_ledger.open_ledger(directory) as ledger:
     return sum(len(ledger.attempts(t)) > 1 for t in range(rounds))
 
 

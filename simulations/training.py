@@ -32,7 +32,6 @@ from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import (
   errors,
   optimize,
-  report,
   strategies,
   workloads,
 )
@@ -227,7 +226,7 @@ def run(
     ),
   ) as started:
     if started.results is not None:
-      return json.loads((directory / report.RESULT_FILE).read_text())
+      return json.loads((directory / run_json.RESULT_FILE).read_text())
     corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
     process = fed_avg.build(
       start.model,
@@ -246,7 +245,7 @@ def run(
     if started.rounds_left:
       return None
     started.record(**_test(process, start.model, state, corpus))
-  return json.loads((directory / report.RESULT_FILE).read_text())
+  return json.loads((directory / run_json.RESULT_FILE).read_text())
 
 
 def plan(

@@ -120,7 +120,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   directory = sweep / cell.name
   if not all(
     (directory / name).exists()
-    for name in (report.RESULT_FILE, report.JSON_FILE)
+    for name in (run_json.RESULT_FILE, report.JSON_FILE)
   ):
     return None
   run = run_json.RunRecord.read(directory)

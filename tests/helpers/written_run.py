@@ -11,7 +11,7 @@ import numpy as np
 
 import tff_bandmf
 from tff_bandmf import ledger as ledger_lib
-from tff_bandmf import participation, report, strategies
+from tff_bandmf import participation, strategies
 from tff_bandmf.run_files import metrics, run_json
 
 ROUNDS = 6
@@ -98,11 +98,11 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   for name in {*run} & {*run_json.STATEMENTS}:
     notes[name] = run.pop(name)
   directory.mkdir(parents=True, exist_ok=True)
-  (directory / report.RUN_FILE).write_text(json.dumps(run))
+  (directory / run_json.RUN_FILE).write_text(json.dumps(run))
   plan.save(directory / run_json.PLAN_FILE)
   strategies.save(
     plan.strategy,
-    directory / report.STRATEGY_FILE,
+    directory / run_json.STRATEGY_FILE,
     participation=plan.schema,
   )
   enforced = run_json.RunRecord.read(directory).enforced_digest(directory)
@@ -123,8 +123,8 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
     (folder / f'{t:08d}.json').write_text(json.dumps(content))
   lines = [','.join(row.values()) + '\n' for row in rows]
   header = 'round,clients,non_finite,fraction,accuracy\n'
-  (directory / report.METRICS_FILE).write_text(''.join([header, *lines]))
-  with ledger_lib.Ledger(directory / report.LEDGER_FILE) as ledger:
+  (directory / run_json.METRICS_FILE).write_text(''.join([header, *lines]))
+  with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
     ledger.bind(run=identity[0], noise_key=identity[1])
     ledger.note(notes)
     for t, cohort in enumerate(cohorts):
@@ -154,7 +154,7 @@ def end(directory, ledger, results=RESULTS):
   """Ends a run whose rounds are over, and writes `result.json`."""
   ledger.record_end(results)
   content = {**results, run_json.LEDGER_HEAD: ledger.head()}
-  (directory / report.RESULT_FILE).write_text(json.dumps(content))
+  (directory / run_json.RESULT_FILE).write_text(json.dumps(content))
 
 
 KEPT = [[0, 1], [2, 3], [4, 5], [0, 6], [2, 7], [4, 8]]

@@ -11,6 +11,7 @@ import written_run
 
 import tff_bandmf
 from tff_bandmf import accounting, report
+from tff_bandmf.run_files import run_json
 
 pytestmark = pytest.mark.slow
 _BOTH = ['first', 'second']
@@ -21,7 +22,7 @@ def _run(folder, after=(), key=None, cohorts=written_run.KEPT, **changes):
   named = [
     {
       'run': os.path.relpath(other, folder),
-      'run_id': json.loads((other / report.RUN_FILE).read_text())['run_id'],
+      'run_id': json.loads((other / run_json.RUN_FILE).read_text())['run_id'],
     }
     for other in after
   ]
@@ -200,9 +201,9 @@ def test_run_after_one_without_noise_claims_nothing_together(tmp_path):
 @pytest.mark.parametrize('named', ['first', {'run': 'first'}, {'run_id': 1}])
 def test_damaged_name_of_a_predecessor_is_refused(tmp_path, named):
   _run(tmp_path / 'run')
-  record = json.loads((tmp_path / 'run' / report.RUN_FILE).read_text())
+  record = json.loads((tmp_path / 'run' / run_json.RUN_FILE).read_text())
   record['after'] = [named]
-  (tmp_path / 'run' / report.RUN_FILE).write_text(json.dumps(record))
+  (tmp_path / 'run' / run_json.RUN_FILE).write_text(json.dumps(record))
   with pytest.raises(ValueError, match='lacks after'):
     report.write(tmp_path / 'run')
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 def forge(directory, change):
   """Changes a ledger and computes its chain anew, as whoever has it can."""
-  path = directory / report.LEDGER_FILE
+  path = directory / run_json.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     change(ledger)
     cohorts = dict(
@@ -101,7 +101,7 @@ def test_client_cut_out_of_two_cohorts_is_refused(tmp_path):
     shutil.copytree(tmp_path / 'run', tmp_path / name)
     for name in ('plain', 'forged', 'blind')
   )
-  path = plain / report.LEDGER_FILE
+  path = plain / run_json.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     _cut(ledger)
   _refused(plain, 'ledger=round 2: contradicts the chain')
@@ -110,7 +110,7 @@ def test_client_cut_out_of_two_cohorts_is_refused(tmp_path):
   _refused(forged, 'result.json: differs from the ledger')
   # and, while there is none, the sizes of the cohorts.
   forge(blind, _cut)
-  (blind / report.RESULT_FILE).unlink()
+  (blind / run_json.RESULT_FILE).unlink()
   _refused(blind, 'clients=2: the metrics of round 2 have this number')
 
 
@@ -118,7 +118,7 @@ def test_ledger_of_another_run_is_refused(tmp_path):
   make_run(tmp_path / 'mine', _OFTEN)
   make_run(tmp_path / 'other', KEPT, key=b'other')
   mine, other = (
-    tmp_path / name / report.LEDGER_FILE for name in ('mine', 'other')
+    tmp_path / name / run_json.LEDGER_FILE for name in ('mine', 'other')
   )
   shutil.copy(other, mine)
   _refused(tmp_path / 'mine', 'belongs to another run or key than run.json')
@@ -132,9 +132,9 @@ def test_ledger_of_another_run_is_refused(tmp_path):
 def test_other_clip_than_the_rounds_held_to_is_refused(tmp_path):
   make_run(tmp_path, KEPT, held=range(6))
   report.write(tmp_path)
-  plan = json.loads((tmp_path / report.PLAN_FILE).read_text())
+  plan = json.loads((tmp_path / run_json.PLAN_FILE).read_text())
   plan['request']['clients_per_round'] += 1
-  (tmp_path / report.PLAN_FILE).write_text(json.dumps(plan))
+  (tmp_path / run_json.PLAN_FILE).write_text(json.dumps(plan))
   with pytest.raises(ValueError, match='was changed after rounds'):
     report.write(tmp_path)
 
@@ -143,22 +143,22 @@ def test_run_without_a_finished_round_is_bound_to_its_files(tmp_path):
   """Once, what a run held to stood beside the end of a finished round."""
   make_run(tmp_path, KEPT[:1], ended=False, held=[0])
   doctored.rewrite(
-    tmp_path / report.LEDGER_FILE,
+    tmp_path / run_json.LEDGER_FILE,
     lambda event: (
       event if event.kind in (chain.STARTED, chain.ENFORCED) else None
     ),
   )
-  (tmp_path / report.METRICS_FILE).unlink()
+  (tmp_path / run_json.METRICS_FILE).unlink()
   report.build(tmp_path)
-  plan = json.loads((tmp_path / report.PLAN_FILE).read_text())
+  plan = json.loads((tmp_path / run_json.PLAN_FILE).read_text())
   plan['request']['delta'] = 1e-3
-  (tmp_path / report.PLAN_FILE).write_text(json.dumps(plan))
+  (tmp_path / run_json.PLAN_FILE).write_text(json.dumps(plan))
   _refused(tmp_path, 'was changed after rounds in the ledger')
 
 
 def test_results_that_the_run_did_not_end_with_are_refused(tmp_path):
   make_run(tmp_path, KEPT)
-  path = tmp_path / report.RESULT_FILE
+  path = tmp_path / run_json.RESULT_FILE
   results = json.loads(path.read_text())
   path.write_text(json.dumps({**results, 'test_accuracy': 0.124}))
   _refused(tmp_path, 'result.json: differs from the ledger')
@@ -189,7 +189,7 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
     shutil.copytree(tmp_path / 'run', tmp_path / name)
     for name in ('plain', 'forged', 'blind')
   )
-  path = plain / report.LEDGER_FILE
+  path = plain / run_json.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     without_cohort(ledger)
   _refused(plain, f'ledger=round {gone}: contradicts the chain')
@@ -197,20 +197,20 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
   ended = 'result.json: differs|lacks round'
   _refused(forged, ended)
   forge(blind, without_round)
-  (blind / report.RESULT_FILE).unlink()
+  (blind / run_json.RESULT_FILE).unlink()
   _refused(blind, ended)
 
 
 def test_ended_run_with_a_round_that_did_not_end_is_refused(tmp_path):
   make_run(tmp_path, KEPT[:5], ended=False)
-  with ledger_lib.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
     ledger.start_round(5, [4, 8])
     head = ledger.head()
   assert not report.write(tmp_path)['completed']
   for path in tmp_path.glob('report.*'):
     path.unlink()
   # The ledger has no end, so a program of somebody's own wrote this file.
-  (tmp_path / report.RESULT_FILE).write_text(
+  (tmp_path / run_json.RESULT_FILE).write_text(
     json.dumps({**RESULTS, run_json.LEDGER_HEAD: head})
   )
   _refused(tmp_path, 'result.json: differs from the ledger')
@@ -242,7 +242,7 @@ def test_ledger_that_lacks_what_metrics_show_is_refused(tmp_path):
   report.write(tmp_path)
   for path in tmp_path.glob('report.*'):
     path.unlink()
-  path = tmp_path / report.METRICS_FILE
+  path = tmp_path / run_json.METRICS_FILE
   lines = path.read_text().splitlines(keepends=True)
   for changed, match in (
     ([*lines, '4' + lines[4][1:]], 'lacks round 4, which has a row of metrics'),
@@ -266,14 +266,14 @@ def test_ledger_that_lacks_what_metrics_show_is_refused(tmp_path):
 
 def test_ended_run_whose_metrics_lack_the_end_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
-  path = tmp_path / report.METRICS_FILE
+  path = tmp_path / run_json.METRICS_FILE
   path.write_text(''.join(path.read_text().splitlines(keepends=True)[:-1]))
   _refused(tmp_path, 'ends with round 4, and the run ended with round 5')
 
 
 def test_flipped_bit_of_metrics_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
-  path = tmp_path / report.METRICS_FILE
+  path = tmp_path / run_json.METRICS_FILE
   whole = path.read_bytes()
   # 2 of 3 of them once changed what the report said, without a word.
   for bit in np.random.default_rng(0).permutation(8 * len(whole))[:100]:
@@ -289,14 +289,14 @@ def test_checkpoint_of_another_ledger_is_refused(tmp_path):
   make_run(tmp_path, _OFTEN, ended=False)
   folder = tmp_path / 'private' / 'checkpoints'
   kept = checkpoints.Checkpoints(folder)
-  with ledger_lib.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
     heads = [ledger.attempts(t)[-1].head for t in range(6)]
   for t in 3, 6:
     kept.save(0.0, t, heads[t - 1])
   report.write(tmp_path)
   for path in tmp_path.glob('report.*'):
     path.unlink()
-  (tmp_path / report.METRICS_FILE).unlink()
+  (tmp_path / run_json.METRICS_FILE).unlink()
   forge(tmp_path, _cut)
   _refused(
     tmp_path, 'checkpoint=.*00000003.npz: does not follow from the rounds'

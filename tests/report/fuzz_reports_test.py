@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from written_run import KEPT, make_run
 
 from tff_bandmf import report
-from tff_bandmf.run_files import checkpoints
+from tff_bandmf.run_files import checkpoints, run_json
 
 pytestmark = pytest.mark.slow
 
@@ -61,24 +61,24 @@ def _check(run, directory, name, content, full):
 
 @pytest.mark.parametrize('full, share', [(False, 150), (True, 20)])
 def test_damaged_run_is_reported_or_refused(run, run_directory, full, share):
-  document = json.loads((run_directory / report.RUN_FILE).read_text())
+  document = json.loads((run_directory / run_json.RUN_FILE).read_text())
 
   @fuzzing.cases(share)
   @hypothesis.given(fuzzing.json_bytes([document]))
   def check(content):
-    _check(run, run_directory, report.RUN_FILE, content, full)
+    _check(run, run_directory, run_json.RUN_FILE, content, full)
 
   check()
 
 
 @pytest.mark.parametrize('full, share', [(False, 40), (True, 10)])
 def test_damaged_result_is_reported_or_refused(run, run_directory, full, share):
-  document = json.loads((run_directory / report.RESULT_FILE).read_text())
+  document = json.loads((run_directory / run_json.RESULT_FILE).read_text())
 
   @fuzzing.cases(share)
   @hypothesis.given(fuzzing.json_bytes([document]))
   def check(content):
-    _check(run, run_directory, report.RESULT_FILE, content, full)
+    _check(run, run_directory, run_json.RESULT_FILE, content, full)
 
   check()
 
@@ -104,12 +104,12 @@ def _csv(draw):
 def test_damaged_metrics_are_reported_or_refused(
   run, run_directory, full, share
 ):
-  original = (run_directory / report.METRICS_FILE).read_bytes()
+  original = (run_directory / run_json.METRICS_FILE).read_bytes()
 
   @fuzzing.cases(share)
   @hypothesis.given(_csv() | fuzzing.flipped(original))
   def check(content):
-    _check(run, run_directory, report.METRICS_FILE, content, full)
+    _check(run, run_directory, run_json.METRICS_FILE, content, full)
 
   check()
 

@@ -120,7 +120,7 @@ def test_more_participations_raise_epsilon(tmp_path):
 
 def _edit_plan(directory, **changes):
   """Changes values of a plan, by the names of their parents and their own."""
-  path = directory / report.PLAN_FILE
+  path = directory / run_json.PLAN_FILE
   path.write_text(json.dumps(doctored_runs.changed(path, **changes)))
 
 
@@ -147,7 +147,7 @@ def test_edited_strategy_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
   strategies.save(
     strategies.BandedToeplitz(6, [1.0, 0.9, 0.4]),
-    tmp_path / report.STRATEGY_FILE,
+    tmp_path / run_json.STRATEGY_FILE,
   )
   with pytest.raises(ValueError, match='strategy.json: differs from plan.json'):
     report.write(tmp_path)
@@ -155,17 +155,17 @@ def test_edited_strategy_is_refused(tmp_path):
 
 def test_missing_plan_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
-  (tmp_path / report.PLAN_FILE).unlink()
+  (tmp_path / run_json.PLAN_FILE).unlink()
   with pytest.raises(ValueError, match='plan.json: is gone; restore the file'):
     report.write(tmp_path)
 
 
 def test_missing_ledger_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
-  (tmp_path / report.LEDGER_FILE).unlink()
+  (tmp_path / run_json.LEDGER_FILE).unlink()
   with pytest.raises(ValueError, match='ledger'):
     report.write(tmp_path)
-  (tmp_path / report.LEDGER_FILE).touch()
+  (tmp_path / run_json.LEDGER_FILE).touch()
   with pytest.raises(ValueError, match='ledger'):
     report.write(tmp_path)
 
@@ -328,7 +328,7 @@ def test_client_beyond_the_population_is_refused(tmp_path):
 
 def test_result_cannot_change_the_claim(tmp_path):
   make_run(tmp_path, KEPT)
-  path = tmp_path / report.RESULT_FILE
+  path = tmp_path / run_json.RESULT_FILE
   path.write_text(
     json.dumps({**json.loads(path.read_text()), 'epsilon': 0.001})
   )
@@ -339,15 +339,15 @@ def test_result_cannot_change_the_claim(tmp_path):
 @pytest.mark.parametrize(
   'name, content',
   [
-    (report.RUN_FILE, '{"format": "tff_bandmf.run", "version": 3}'),
-    (report.RUN_FILE, '{"format": "tff_bandmf.run", "version": 2}'),
-    (report.PLAN_FILE, '{'),
-    (report.RUN_FILE, '{"format": "tff_bandmf.run", "version": 1}'),
-    (report.RUN_FILE, '{'),
-    (report.RESULT_FILE, '{'),
-    (report.METRICS_FILE, 'round\nx\n'),
-    (report.METRICS_FILE, 'a\n1,2\n'),
-    (report.STRATEGY_FILE, '{'),
+    (run_json.RUN_FILE, '{"format": "tff_bandmf.run", "version": 3}'),
+    (run_json.RUN_FILE, '{"format": "tff_bandmf.run", "version": 2}'),
+    (run_json.PLAN_FILE, '{'),
+    (run_json.RUN_FILE, '{"format": "tff_bandmf.run", "version": 1}'),
+    (run_json.RUN_FILE, '{'),
+    (run_json.RESULT_FILE, '{'),
+    (run_json.METRICS_FILE, 'round\nx\n'),
+    (run_json.METRICS_FILE, 'a\n1,2\n'),
+    (run_json.STRATEGY_FILE, '{'),
   ],
 )
 def test_damaged_file_is_named_in_one_line(tmp_path, name, content):
@@ -373,8 +373,8 @@ def test_run_with_a_value_of_another_kind_is_refused(tmp_path, key, value):
   noted = key in run_json.STATEMENTS
   make_run(tmp_path, KEPT, **({key: value} if noted else {}))
   if not noted:
-    run = json.loads((tmp_path / report.RUN_FILE).read_text())
-    (tmp_path / report.RUN_FILE).write_text(json.dumps({**run, key: value}))
+    run = json.loads((tmp_path / run_json.RUN_FILE).read_text())
+    (tmp_path / run_json.RUN_FILE).write_text(json.dumps({**run, key: value}))
   with pytest.raises(ValueError, match=f'{key}.*, or has a wrong type there'):
     report.write(tmp_path)
 

@@ -120,9 +120,9 @@ def test_key_in_another_place_is_refused(described, run_copy, changed):
 
 def _without_past(directory):
   """Removes what says that rounds were run."""
-  (directory / report.LEDGER_FILE).unlink()
+  (directory / run_json.LEDGER_FILE).unlink()
   shutil.rmtree(directory / 'private' / 'checkpoints')
-  (directory / report.METRICS_FILE).unlink()
+  (directory / run_json.METRICS_FILE).unlink()
 
 
 @pytest.mark.parametrize('ledger_key', [True, False])
@@ -135,7 +135,7 @@ def test_copy_without_its_ledger_is_refused(described, run_copy, ledger_key):
   with pytest.raises(ValueError, match='ledger.sqlite: does not exist'):
     _open(run_copy, described, moved=True)
   # Nor is a new one taken for the one that is gone.
-  with ledger_lib.Ledger(run_copy / report.LEDGER_FILE):
+  with ledger_lib.Ledger(run_copy / run_json.LEDGER_FILE):
     pass
   with pytest.raises(
     ValueError, match='is not the ledger that the key was used'
@@ -147,7 +147,7 @@ def test_edited_copy_is_refused(small, run_copy):
   """Other cohorts met the same key, in 8 of 8 rounds."""
   config, corpus = small
   _without_past(run_copy)
-  path = run_copy / report.RUN_FILE
+  path = run_copy / run_json.RUN_FILE
   run = json.loads(path.read_text())
   other = _describe(
     config_lib.with_seed(config, config.training.seed + 1), corpus
@@ -251,10 +251,10 @@ def test_what_a_killed_process_left_half_written_is_removed(
 
 
 def test_metrics_of_a_run_that_goes_on_are_checked(run_copy):
-  path = run_copy / report.METRICS_FILE
+  path = run_copy / run_json.METRICS_FILE
   lines = path.read_text().splitlines(keepends=True)
   columns = lines[0].strip().split(',')
-  with ledger_lib.Ledger(run_copy / report.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(run_copy / run_json.LEDGER_FILE) as ledger:
     attempts = ledger.contents().attempts
     others = lines[2].replace('1,4,', '1,5,', 1)
     path.write_text(''.join([*lines[:2], others, *lines[3:]]))
@@ -290,7 +290,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
 def test_ledger_that_was_rolled_back_is_refused(small, run_copy, export):
   """With the ledger and the checkpoints of an hour ago, and today's rows."""
   config, _ = small
-  path = run_copy / report.LEDGER_FILE
+  path = run_copy / run_json.LEDGER_FILE
   for end in '', '-wal', '-shm':
     path.with_name(path.name + end).unlink(missing_ok=True)
   rows = run_copy / run_json.PRIVATE / 'metrics'
@@ -299,7 +299,7 @@ def test_ledger_that_was_rolled_back_is_refused(small, run_copy, export):
   if export:
     shutil.rmtree(rows)
   else:
-    (run_copy / report.METRICS_FILE).unlink()
+    (run_copy / run_json.METRICS_FILE).unlink()
   with ledger_lib.Ledger(path) as ledger:
     for t in range(2):
       row = texts[t]['row']

@@ -147,7 +147,7 @@ def test_run_starts_from_the_model_of_another(folder, corpus, ended):
   assert run_json.RunRecord.read(ended).run_id in start.statement
   # The loss of the weights is that with which the run ended.
   evaluate = evaluation.Evaluator(start.model, corpus.test)
-  tested = json.loads((ended / report.RESULT_FILE).read_text())
+  tested = json.loads((ended / run_json.RESULT_FILE).read_text())
   assert evaluate(start.model.weights)['loss'] == pytest.approx(
     tested['test_loss'], abs=1e-6
   )
@@ -162,10 +162,10 @@ def test_start_without_noise_on_same_people_is_refused(
 ):
   silent = tmp_path / 'silent'
   shutil.copytree(ended, silent)
-  plan = json.loads((silent / report.PLAN_FILE).read_text())
+  plan = json.loads((silent / run_json.PLAN_FILE).read_text())
   plan.update(noise_multiplier=0.0, bound=None)
   plan['request'].update(epsilon=None, noise_multiplier=0.0)
-  (silent / report.PLAN_FILE).write_text(json.dumps(plan))
+  (silent / run_json.PLAN_FILE).write_text(json.dumps(plan))
   config = _config(folder, **{'training.init': str(silent)})
   with pytest.raises(ValueError, match='training.init=.*without a guarantee'):
     pretraining.start(config, corpus.train.vocabulary)
@@ -196,7 +196,7 @@ def test_run_that_does_not_fit_is_refused(folder, ended, changes, rule):
 def test_run_that_has_not_ended_is_refused(folder, corpus, ended, tmp_path):
   shutil.copytree(ended, tmp_path / 'run')
   doctored.rewrite(
-    tmp_path / 'run' / report.LEDGER_FILE,
+    tmp_path / 'run' / run_json.LEDGER_FILE,
     lambda event: None if event.kind == chain.ENDED else event,
   )
   config = _config(folder, **{'training.init': str(tmp_path / 'run')})

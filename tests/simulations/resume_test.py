@@ -59,9 +59,9 @@ def test_comparison_of_runs_sees_what_differs(small, ended, tmp_path):
 
 def _reopen(directory):
   """Removes the end of a run from its ledger, and the export of the end."""
-  (directory / report.RESULT_FILE).unlink()
+  (directory / run_json.RESULT_FILE).unlink()
   doctored.rewrite(
-    directory / report.LEDGER_FILE,
+    directory / run_json.LEDGER_FILE,
     lambda event: None if event.kind == chain.ENDED else event,
   )
 
@@ -77,7 +77,7 @@ def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
     training.run(*small, run_copy, resume=True, moved=True)
   path.write_bytes(mine)
   # A ledger that is gone takes with it who took part.
-  for name in report.LEDGER_FILE, 'private/ledger.key':
+  for name in run_json.LEDGER_FILE, 'private/ledger.key':
     (run_copy / name).unlink()
   with pytest.raises(ValueError, match='ledger.sqlite'):
     training.run(*small, run_copy, resume=True, moved=True)
@@ -89,7 +89,7 @@ def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
     path.unlink()
   # As if a machine of another kind had released other bits.
   doctored.rewrite(
-    run_copy / report.LEDGER_FILE,
+    run_copy / run_json.LEDGER_FILE,
     lambda event: (
       dataclasses.replace(event, digest=b'0000000000-0000000001')
       if (event.round, event.kind) == (2, 'finished')
@@ -121,7 +121,7 @@ def test_what_changed_since_the_start_is_named(small, ended, change, named):
 
 def test_strategy_that_was_changed_is_refused(run_copy):
   strategies.save(
-    strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE
+    strategies.BandedToeplitz(4, [1, 0.1]), run_copy / run_json.STRATEGY_FILE
   )
   with pytest.raises(ValueError, match='strategy.json: differs from plan.json'):
     report.write(run_copy)
@@ -152,14 +152,14 @@ def test_other_code_is_refused_where_rounds_are_left(small, run_copy, tmp_path):
   open_run = tmp_path / 'open'
   assert training.run(*small, open_run, stop_after=1) is None
   for folder_ in open_run, run_copy:
-    path = folder_ / report.RUN_FILE
+    path = folder_ / run_json.RUN_FILE
     described = json.loads(path.read_text())
     described['code_sha256'] = '0' * 64
     path.write_text(json.dumps(described))
   with pytest.raises(ValueError, match='code_sha256='):
     training.run(*small, open_run, resume=True)
   # A run that has ended makes nothing again.
-  result = json.loads((run_copy / report.RESULT_FILE).read_text())
+  result = json.loads((run_copy / run_json.RESULT_FILE).read_text())
   assert training.run(*small, run_copy, resume=True, moved=True) == result
 
 
@@ -171,7 +171,7 @@ def test_directory_has_one_process_at_a_time(small, tmp_path):
 
 def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
   assert training.run(*small, tmp_path / 'run', stop_after=3) is None
-  assert not (tmp_path / 'run' / report.RESULT_FILE).exists()
+  assert not (tmp_path / 'run' / run_json.RESULT_FILE).exists()
   assert not report.write(tmp_path / 'run')['completed']
   assert (tmp_path / 'run' / run_json.NOISE_KEY).exists()
   result = training.run(*small, tmp_path / 'run', resume=True, stop_after=3)
@@ -226,7 +226,7 @@ def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
   with pytest.raises(ValueError, match='noise.key=.*another run'):
     training.run(*small, run_copy, resume=True, moved=True)
   # What is left of a run is never taken for a new one.
-  (run_copy / report.RUN_FILE).unlink()
+  (run_copy / run_json.RUN_FILE).unlink()
   for resume in (False, True):
     with pytest.raises(ValueError, match='holds a run'):
       training.run(*small, run_copy, resume=resume)

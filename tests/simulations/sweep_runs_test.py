@@ -22,6 +22,7 @@ from simulations.sweeps import cell as sweep_cell
 from simulations.sweeps import plots as sweep_plots
 from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import report
+from tff_bandmf.run_files import run_json
 
 pytestmark = pytest.mark.slow
 
@@ -433,7 +434,7 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     _wait(lambda: not _holders(directory), log_path)
     fcntl.flock(lock, fcntl.LOCK_UN)
     (strategy,) = (directory / 'strategies').glob('online-tree*.json')
-    kept = first / report.RESULT_FILE, strategy
+    kept = first / run_json.RESULT_FILE, strategy
     before = [os.stat(path) for path in kept]
 
     # As a job of its own, which does nothing for a cell that is done.

@@ -196,9 +196,9 @@ def test_rates_are_chosen_by_validation_and_results_are_of_test(small, ended):
   )(weights)
   tested = evaluation.Evaluator(model, corpus.test)(weights)
   assert validated['loss'] != pytest.approx(tested['loss'], rel=1e-5)
-  last = (ended / report.METRICS_FILE).read_text().splitlines()[-1]
+  last = (ended / run_json.METRICS_FILE).read_text().splitlines()[-1]
   assert float(last.split(',')[-1]) == pytest.approx(validated['loss'])
-  result = json.loads((ended / report.RESULT_FILE).read_text())
+  result = json.loads((ended / run_json.RESULT_FILE).read_text())
   assert result['test_loss'] == pytest.approx(tested['loss'])
 
 
@@ -247,7 +247,7 @@ def test_updates_that_are_not_finite_count_and_do_no_harm(
     config, training.load_corpus(config.data), tmp_path / 'run'
   )
   assert np.isfinite(result['test_loss'])
-  rows = (tmp_path / 'run' / report.METRICS_FILE).read_text().splitlines()
+  rows = (tmp_path / 'run' / run_json.METRICS_FILE).read_text().splitlines()
   place = rows[0].split(',').index('non_finite')
   assert [row.split(',')[place] for row in rows[1:]] == ['4', '4']
 

@@ -15,37 +15,26 @@ from tff_bandmf.cli import conformance, options, output
 @click.command()
 @click.argument('file', type=click.Path(), required=False)
 @options.participation
-@click.option(
-  '--epsilon',
-  type=options.NUMBER,
-  help='Claimed epsilon. The noise multiplier is computed from it.',
+@options.number(
+  '--epsilon', 'Claimed epsilon. The noise multiplier is computed from it.'
 )
-@click.option(
+@options.number(
   '--noise-multiplier',
-  type=options.NUMBER,
-  help='Standard deviation of z / (clip * sensitivity), instead of --epsilon.',
+  'Standard deviation of z / (clip * sensitivity), instead of --epsilon.',
 )
-@click.option('--delta', type=options.NUMBER, help='Claimed delta, in (0, 1).')
-@click.option(
+@options.number('--delta', 'Claimed delta, in (0, 1).')
+@options.integer(
   '--canaries',
+  'Clients per run whose participation an attacker tries to detect.',
   default=2000,
-  show_default=True,
-  type=options.INTEGER,
-  help='Clients per run whose participation an attacker tries to detect.',
 )
-@click.option(
-  '--runs',
-  default=2,
-  show_default=True,
-  type=options.INTEGER,
-  help='Runs of the aggregator. Each has all rounds of FILE.',
+@options.integer(
+  '--runs', 'Runs of the aggregator. Each has all rounds of FILE.', default=2
 )
-@click.option(
+@options.number(
   '--confidence',
+  'Probability that both lower bounds are at most the true epsilon.',
   default=0.95,
-  show_default=True,
-  type=options.NUMBER,
-  help='Probability that both lower bounds are at most the true epsilon.',
 )
 @click.option(
   '--aggregator',

@@ -58,7 +58,11 @@ class _Commands(click.Group):
       formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_Commands, no_args_is_help=False)
+@click.group(
+  cls=_Commands,
+  no_args_is_help=False,
+  context_settings={'show_default': True},
+)
 @click.version_option(tff_bandmf.__version__, prog_name='bandmf')
 def bandmf():
   """Correlated-noise differential privacy: strategies and their privacy."""

@@ -7,7 +7,6 @@ import functools
 import sys
 from typing import Any, Optional
 
-import click
 import numpy as np
 
 from tff_bandmf import accounting, errors, strategies
@@ -16,35 +15,28 @@ from tff_bandmf.cli import options, output
 # Options that go with `--aggregator`: the statement about the aggregator, and
 # the size of the audit. A command gets them in one dict, `stated`.
 stated = options.together(
-  click.option(
+  options.number(
     '--l2-norm-clip',
-    type=options.NUMBER,
-    help='Stated clip: largest norm of the contribution of one client.',
+    'Stated clip: largest norm of the contribution of one client.',
   ),
-  click.option(
+  options.number(
     '--z-stddev',
-    type=options.NUMBER,
-    help='Stated standard deviation of z in units of the updates, instead of '
+    'Stated standard deviation of z in units of the updates, instead of '
     '--noise-multiplier.',
   ),
-  click.option(
+  options.integer(
     '--clients-per-round',
-    type=options.INTEGER,
-    help='Stated number of clients of a round, and divisor of the mean.',
+    'Stated number of clients of a round, and divisor of the mean.',
   ),
-  click.option(
+  options.integer(
     '--rounds',
+    'Largest number of rounds of a run of --aggregator.',
     default=128,
-    show_default=True,
-    type=options.INTEGER,
-    help='Largest number of rounds of a run of --aggregator.',
   ),
-  click.option(
+  options.integer(
     '--draws',
+    'Normals of --aggregator among which large ones are counted.',
     default=2**30,
-    show_default=True,
-    type=options.INTEGER,
-    help='Normals of --aggregator among which large ones are counted.',
   ),
   options.combined(
     ('l2_norm_clip', 'z_stddev', 'clients_per_round', 'rounds', 'draws'),

@@ -46,24 +46,19 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 
 @click.command()
 @options.strategy_file
-@click.option(
-  '--parameters',
-  required=True,
-  type=options.INTEGER,
-  help='Number of coordinates of an update.',
+@options.integer(
+  '--parameters', 'Number of coordinates of an update.', required=True
 )
-@click.option(
+@options.number(
   '--z-stddev-per-clip',
-  required=True,
-  type=options.NUMBER,
-  help='Standard deviation of z divided by the clip: z_stddev of bandmf '
+  'Standard deviation of z divided by the clip: z_stddev of bandmf '
   'calibrate with --clip 1, in all its digits.',
-)
-@click.option(
-  '--largest-cohort',
   required=True,
-  type=options.INTEGER,
-  help='Largest number of clients of a round, the same as in training.',
+)
+@options.integer(
+  '--largest-cohort',
+  'Largest number of clients of a round, the same as in training.',
+  required=True,
 )
 @click.option(
   '--secure-sum',
@@ -86,7 +81,6 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 @click.option(
   '--shard',
   default='1/1',
-  show_default=True,
   metavar='I/N',
   callback=_shard,
   help='Part of the coordinates for this server, if N servers share them.',
@@ -94,29 +88,24 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 @click.option(
   '--start-round',
   default=0,
-  show_default=True,
   type=options.INTEGER_OR_ZERO,
   help='First round to serve. If the folder has served later rounds, the '
   'server continues after the last of them.',
 )
-@click.option(
+@options.integer(
   '--ahead-bytes',
-  default=512 * 2**20,
-  show_default=True,
-  type=options.INTEGER,
-  help='Largest size of the noise that is written and not yet read, in bytes; '
+  'Largest size of the noise that is written and not yet read, in bytes; '
   'the noise of two rounds is always allowed.',
+  default=512 * 2**20,
 )
-@click.option(
+@options.integer(
   '--max-memory-bytes',
-  type=options.INTEGER,
-  help='Largest size of past noise in memory. If past noise is larger, it goes '
+  'Largest size of past noise in memory. If past noise is larger, it goes '
   'to a temporary file.  [default: no limit]',
 )
 @click.option(
   '--backend',
   default=stream.NUMPY,
-  show_default=True,
   type=click.Choice(stream.BACKENDS),
   help='Library that computes the noise: numpy on the host, or jax on devices.',
 )

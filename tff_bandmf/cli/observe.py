@@ -18,17 +18,14 @@ from tff_bandmf.report import participation_log
 @click.command()
 @click.argument('log', type=click.Path())
 @click.argument('file', type=click.Path())
-@click.option(
+@options.number(
   '--z-stddev',
-  type=options.NUMBER,
-  help='Standard deviation of z, if FILE is a strategy.  [default: from the '
-  'plan]',
+  'Standard deviation of z, if FILE is a strategy.  [default: from the plan]',
 )
 @options.clip
-@click.option(
+@options.number(
   '--delta',
-  type=options.NUMBER,
-  help='delta of the (epsilon, delta) guarantee.  [default: from the plan]',
+  'delta of the (epsilon, delta) guarantee.  [default: from the plan]',
 )
 @options.log_columns
 @options.as_json

@@ -20,7 +20,6 @@ def log_columns(command: Callable) -> Callable:
     command = click.option(
       f'--{column}-column',
       default=column,
-      show_default=True,
       help=f'Name of the column of {column}s in the log.',
     )(command)
   return command
@@ -84,6 +83,22 @@ class _Release(click.ParamType):
     return accounting.Release(name=name, **values)
 
 
+def integer(flag: str, about: str, **settings: Any) -> Callable:
+  """Returns the option of an integer >= 1.
+
+  Args:
+    flag: the flag, such as --rounds.
+    about: description, for --help.
+    **settings: other arguments of `click.option`.
+  """
+  return click.option(flag, type=INTEGER, help=about, **settings)
+
+
+def number(flag: str, about: str, **settings: Any) -> Callable:
+  """Returns the option of a finite number > 0; see `integer`."""
+  return click.option(flag, type=NUMBER, help=about, **settings)
+
+
 # If at most this number of families take a parameter, --help names them.
 _FEW_FAMILIES = 3
 FAMILY = click.Choice(tuple(strategies.FAMILIES))
@@ -101,22 +116,17 @@ family = click.option(
 objective = click.option(
   '--objective',
   default='mean',
-  show_default=True,
   type=click.Choice((workloads.MEAN, workloads.MAX, workloads.LAST)),
   help='Error to minimise: the mean or the largest error of the rounds, or the '
   'error of the last one.',
 )
-epsilon = click.option(
+epsilon = number(
   '--epsilon',
+  'epsilon of the (epsilon, delta) guarantee of the whole run.',
   required=True,
-  type=NUMBER,
-  help='epsilon of the (epsilon, delta) guarantee of the whole run.',
 )
-delta = click.option(
-  '--delta',
-  required=True,
-  type=NUMBER,
-  help='delta of the (epsilon, delta) guarantee.',
+delta = number(
+  '--delta', 'delta of the (epsilon, delta) guarantee.', required=True
 )
 releases = click.option(
   '--release',
@@ -126,18 +136,11 @@ releases = click.option(
   help='Release of another program on the same clients, such as '
   'histogram:epsilon=1,delta=1e-9 or counts:noise_multiplier=3 or x:rho=0.1.',
 )
-rounds = click.option(
-  '--rounds',
-  required=True,
-  type=INTEGER,
-  help='Number of rounds of the run.',
-)
-clip = click.option(
+rounds = integer('--rounds', 'Number of rounds of the run.', required=True)
+clip = number(
   '--clip',
+  'L2 norm to which an update is clipped; z_stddev is proportional to it.',
   default=1.0,
-  show_default=True,
-  type=NUMBER,
-  help='L2 norm to which an update is clipped; z_stddev is proportional to it.',
 )
 ADAPTIVE_CLIP = {
   'quantile': (
@@ -163,7 +166,6 @@ ADAPTIVE_CLIP = {
 adjacency = click.option(
   '--adjacency',
   default='zero-out',
-  show_default=True,
   expose_value=False,
   type=click.Choice(('zero-out',)),
   help='Definition of neighbouring data sets. The accountant has no epsilon '
@@ -172,16 +174,14 @@ adjacency = click.option(
 amplification = click.option(
   '--amplification',
   default=NO_AMPLIFICATION,
-  show_default=True,
   type=click.Choice((NO_AMPLIFICATION, *accounting.KINDS)),
   help='Secret random sampling of cohorts, which lowers epsilon; none if '
   'cohorts are enforced, shuffled or of fixed size. For balls-in-bins, '
   '--min-sep is the number of rounds of an epoch.',
 )
-sampling_prob = click.option(
+sampling_prob = number(
   '--sampling-prob',
-  type=NUMBER,
-  help='For cyclic-poisson: probability that a client takes part in a round of '
+  'For cyclic-poisson: probability that a client takes part in a round of '
   'its group, bands * clients_per_round / population. For b-min-sep: '
   'probability that an eligible client takes part in a round. bandmf plan '
   'computes both from --population.',
@@ -356,29 +356,25 @@ participation = together(
     help='Participation schema.  [default: min-sep if --min-sep is given; if '
     'no flag of participation is given, the schema in the strategy file]',
   ),
-  click.option(
+  integer(
     '--min-sep',
-    type=INTEGER,
-    help='Least r2 - r1 for two rounds r1 < r2 of one client. For '
+    'Least r2 - r1 for two rounds r1 < r2 of one client. For '
     '--participation budget, it only defines the budget.',
   ),
-  click.option(
+  integer(
     '--max-participations',
-    type=INTEGER,
-    help='Largest number of rounds of one client. For --participation budget, '
+    'Largest number of rounds of one client. For --participation budget, '
     'it only defines the budget.',
   ),
-  click.option(
+  integer(
     '--apart',
-    type=INTEGER,
-    help='For --participation budget: least r2 - r1 for two rounds r1 < r2 of '
+    'For --participation budget: least r2 - r1 for two rounds r1 < r2 of '
     'one client. The budget is the cost of --max-participations rounds that '
     'are --min-sep apart.  [default: 1]',
   ),
-  click.option(
+  integer(
     '--horizon',
-    type=INTEGER,
-    help='For --participation budget: largest number of rounds to which the '
+    'For --participation budget: largest number of rounds to which the '
     'run may be extended.  [default: 10 times --rounds for a Toeplitz C, else '
     '--rounds]',
   ),
@@ -412,7 +408,6 @@ workload = together(
   click.option(
     '--workload',
     default='prefix',
-    show_default=True,
     type=click.Choice(('prefix', 'momentum')),
     help='Models whose errors count: prefix sums of the updates, or the models '
     'of SGD with momentum and learning rates.',

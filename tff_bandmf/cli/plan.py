@@ -67,23 +67,18 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
   help='Print the arguments of the plan for --from, and search nothing.',
 )
 @options.rounds
-@click.option(
+@options.integer(
   '--clients-per-round',
+  'Expected number of clients of a round; the sum of a round is divided by it.',
   required=True,
-  type=options.INTEGER,
-  help='Expected number of clients of a round; the sum of a round is divided '
-  'by it.',
 )
-@click.option(
+@options.integer(
   '--largest-cohort',
-  type=options.INTEGER,
-  help='Largest number of clients of a round.  [default: --clients-per-round; '
+  'Largest number of clients of a round.  [default: --clients-per-round; '
   'for sampled cohorts, a size that a run exceeds with probability 1e-40]',
 )
-@click.option(
-  '--population',
-  type=options.INTEGER,
-  help='Number of clients from which cohorts are drawn.',
+@options.integer(
+  '--population', 'Number of clients from which cohorts are drawn.'
 )
 @options.participation
 @options.amplification
@@ -91,7 +86,6 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
 @click.option(
   '--mechanism',
   default=mechanism_lib.BEST,
-  show_default=True,
   help='A family, a strategy file, a .npy file of C, or best: the family with '
   'the least error that fits in --memory-copies.',
 )
@@ -99,15 +93,11 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
 @options.memory_copies(
   '8 where families or numbers of bands are compared, else no limit'
 )
-@click.option(
-  '--epsilon',
-  type=options.NUMBER,
-  help='epsilon of the (epsilon, delta) guarantee of the whole run.',
+@options.number(
+  '--epsilon', 'epsilon of the (epsilon, delta) guarantee of the whole run.'
 )
-@click.option(
-  '--delta',
-  type=options.NUMBER,
-  help='delta of the (epsilon, delta) guarantee of the whole run.',
+@options.number(
+  '--delta', 'delta of the (epsilon, delta) guarantee of the whole run.'
 )
 @click.option(
   '--noise-multiplier',
@@ -117,31 +107,26 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
   'nothing.',
 )
 @options.l2_norm_clip
-@click.option(
+@options.number(
   '--zeroing-norm',
-  type=options.NUMBER,
-  help='Largest absolute value of the coordinates of an update; an update '
+  'Largest absolute value of the coordinates of an update; an update '
   'beyond it becomes zero.',
 )
 @options.workload
 @options.objective
-@click.option(
+@options.integer(
   '--dimension',
-  type=options.INTEGER,
-  help='Number of parameters of the model, to compare noise and updates.',
+  'Number of parameters of the model, to compare noise and updates.',
 )
-@click.option(
+@options.integer(
   '--clients-per-unit',
-  default=1,
-  show_default=True,
-  type=options.INTEGER,
-  help='Largest number of clients that belong to one unit of privacy, such as '
+  'Largest number of clients that belong to one unit of privacy, such as '
   'the devices of a person.',
+  default=1,
 )
-@click.option(
+@options.integer(
   '--stands-for',
-  type=options.INTEGER,
-  help='Number of clients in a round of a larger run that this run simulates; '
+  'Number of clients in a round of a larger run that this run simulates; '
   '--epsilon and --delta are then the claim of the larger run.',
 )
 @click.option(

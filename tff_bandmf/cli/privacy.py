@@ -23,15 +23,11 @@ _run_options = options.together(
 @click.command()
 @options.strategy_file
 @options.participation
-@click.option(
-  '--noise-multiplier',
-  type=options.NUMBER,
-  help='Standard deviation of z divided by clip * sensitivity.',
+@options.number(
+  '--noise-multiplier', 'Standard deviation of z divided by clip * sensitivity.'
 )
-@click.option(
-  '--z-stddev',
-  type=options.NUMBER,
-  help='Standard deviation of z, instead of --noise-multiplier.',
+@options.number(
+  '--z-stddev', 'Standard deviation of z, instead of --noise-multiplier.'
 )
 @options.clip
 @options.delta

@@ -24,7 +24,6 @@ class Observed:
     burnt: number of abandoned rounds, including rounds with a finished attempt.
     open: indices of the rounds that were started, and neither finished nor
       abandoned.
-    failed: number of failed attempts.
     log: participation of the clients in all started rounds.
     min_cohort: smallest number of clients of a round; 0 without rounds.
     max_cohort: largest number of clients of a round; 0 without rounds.
@@ -35,8 +34,6 @@ class Observed:
       if no value is known.
     cohort_sizes: dict from the index of a round to its number of clients,
       rounds ascending.
-    unmeasured: indices of the rounds with a finished attempt whose `z_stddev`
-      is not known.
     unchecked: indices of the rounds with a finished attempt whose noise was not
       tested by the program that added the noise.
     finished_twice: indices of the rounds with several finished attempts whose
@@ -64,7 +61,6 @@ class Observed:
   finished: int
   burnt: int
   open: tuple[int, ...]
-  failed: int
   log: sensitivity.Observed
   min_cohort: int
   max_cohort: int
@@ -72,7 +68,6 @@ class Observed:
   last_client: int
   z_stddev: Optional[float]
   cohort_sizes: dict[int, int]
-  unmeasured: tuple[int, ...]
   unchecked: tuple[int, ...]
   finished_twice: tuple[int, ...]
   enforced: frozenset[Optional[bytes]] = frozenset()
@@ -160,11 +155,6 @@ def from_attempts(
     finished=len(rounds(lambda _, done: done)),
     burnt=len(burnt),
     open=rounds(lambda t, done: not done and t not in burnt),
-    failed=sum(
-      attempt.outcome == chain.FAILED
-      for tried in attempts.values()
-      for attempt in tried
-    ),
     log=log,
     min_cohort=min(sizes.values(), default=0),
     max_cohort=max(sizes.values(), default=0),
@@ -177,13 +167,10 @@ def from_attempts(
       default=None,
     ),
     cohort_sizes=sizes,
-    # PRIVACY: a finished attempt whose noise was not measured or tested may
-    # have released a sum with too little noise. One such attempt is enough to
-    # put its round into `unmeasured` (no measurement) or `unchecked` (no test).
+    # PRIVACY: a finished attempt whose noise was not tested may have released a
+    # sum with too little noise. One such attempt is enough to put its round
+    # into `unchecked`.
     # Guard: ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
-    unmeasured=rounds(
-      lambda _, done: any(attempt.z_stddev is None for attempt in done)
-    ),
     unchecked=rounds(
       lambda _, done: any(not attempt.noise_checked for attempt in done)
     ),

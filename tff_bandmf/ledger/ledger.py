@@ -321,10 +321,6 @@ class Ledger:
       self._hash().hashes(clients)
     )
 
-  def clients(self, before: int) -> int:
-    """Returns the number of different clients in the rounds below `before`."""
-    return self._index_before(before).clients()
-
   def _index_before(
     self, before: int, whole: bool = False
   ) -> history_lib.IdentifierIndex:

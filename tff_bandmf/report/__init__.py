@@ -24,11 +24,3 @@ from tff_bandmf.report.report import (
 from tff_bandmf.report.source import Source, of_plan, of_run
 from tff_bandmf.report.statement import BROKEN
 from tff_bandmf.report.transparency import versions
-from tff_bandmf.run_files.run_json import (
-  LEDGER_FILE,
-  METRICS_FILE,
-  PLAN_FILE,
-  RESULT_FILE,
-  RUN_FILE,
-  STRATEGY_FILE,
-)

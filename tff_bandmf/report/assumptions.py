@@ -38,13 +38,13 @@ def rows(
     if claim.stated
     else f'the {"log" if elsewhere else "ledger"}, read for this report'
   )
-  clipped = f'its L2 norm is clipped to {claim.l2_norm_clip}'
+  clipped = f'its L2 norm is clipped to {claim.plan.clip}'
   if claim.adaptive_clip:
     clipped = (
       'its L2 norm is clipped to the clip of the round, which follows from '
       'earlier releases; scaled from the clip of the round to the first clip, '
       'the update together with its indicator has a norm of at most '
-      f'{claim.l2_norm_clip}'
+      f'{claim.plan.clip}'
     )
   drawn = claim.amplified is not None
   if claim.observed.examined is None:

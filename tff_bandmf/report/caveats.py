@@ -84,7 +84,7 @@ def warnings(
     elsewhere: whether training ran outside this library, without a ledger.
   """
   seen = claim.observed
-  planned, rounds = claim.planned.cohorts.schema, claim.planned_rounds
+  planned, rounds = claim.planned.cohorts.schema, claim.plan.rounds
   population = run.population or seen.clients
   nothing = not claim.held.noise_multiplier
   broken = '' if nothing else statement.BROKEN
@@ -142,12 +142,12 @@ def warnings(
     # warning further down.
     (nothing, '', _NO_NOISE),
     (
-      claim.cohorts is not None and bool(seen.incomplete),
+      claim.plan.sampled is not None and bool(seen.incomplete),
       _CUT,
       _CUT,
     ),
     (
-      claim.cohorts is not None
+      claim.plan.sampled is not None
       and claim.amplified is None
       and not seen.incomplete,
       'The cohorts differ from the cohorts that the sampling key gives: the '

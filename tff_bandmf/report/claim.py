@@ -7,7 +7,7 @@
 | k      | `max_participations` | maximum number of rounds of a client       |
 | z      | `z_stddev`           | independent Gaussian noise of this         |
 |        |                      | standard deviation; the run adds C^-1 z    |
-| clip   | `l2_norm_clip`       | largest L2 norm of an update               |
+| clip   | `plan.clip`          | largest L2 norm of an update               |
 | sens   | `sensitivity`        | sensitivity of C to a client's rounds      |
 
   noise_multiplier = z_stddev / (clip * sens(C; b, k))
@@ -85,24 +85,9 @@ class Claim:
   signed: bool
 
   @property
-  def cohorts(self) -> Optional[accounting.Sampled]:
-    """The planned sampled cohorts; None if cohorts are enforced."""
-    return self.plan.sampled
-
-  @property
   def delta(self) -> float:
     """The delta of the claim, in (0, 1)."""
     return self.plan.delta or _DEFAULT_DELTA
-
-  @property
-  def l2_norm_clip(self) -> float:
-    """The clipping norm, > 0.
-
-    If the clip adapts, it is the largest norm, in round 0, of an update with
-    its indicator. This is an extra coordinate that says whether the norm of the
-    update is below the clip.
-    """
-    return self.plan.clip
 
   @property
   def adaptive_clip(self) -> Optional[_files.JsonObject]:
@@ -111,19 +96,6 @@ class Claim:
     if not isinstance(clip, clips.AdaptiveClip):
       return None
     return dict(clips.to_json(clip))
-
-  @property
-  def clients_per_round(self) -> int:
-    """The divisor of the mean update, > 0."""
-    return self.plan.clients_per_round
-
-  @property
-  def planned_rounds(self) -> int:
-    """The number of planned rounds, >= 1.
-
-    For a `Budget`, the strategy may have more rounds.
-    """
-    return self.plan.rounds
 
   @property
   def enforced(self) -> Optional[_files.JsonObject]:
@@ -193,9 +165,9 @@ class Claim:
   @property
   def amplification(self) -> str:
     """The kind of sampled cohorts that amplifies the claim, or 'none'."""
-    if self.amplified is None or self.cohorts is None:
+    if self.amplified is None or self.plan.sampled is None:
       return 'none'
-    return self.cohorts.name
+    return self.plan.sampled.name
 
   @property
   def process_unknown(self) -> bool:
@@ -218,14 +190,14 @@ class Claim:
   @property
   def z_stddev(self) -> float:
     """The standard deviation of z, in the unit of the updates."""
-    return self.planned.z_stddev_per_clip * self.l2_norm_clip
+    return self.planned.z_stddev_per_clip * self.plan.clip
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
     strategy, observed = self.held.strategy, self.observed
     planned = self.planned.cohorts.schema
     if self.budget is not None:
-      strategy = strategy.of_rounds(self.planned_rounds)
+      strategy = strategy.of_rounds(self.plan.rounds)
     numbers, claimed = self.held.to_dict(), self.claimed.to_dict()
     mean, largest = strategy.errors()
     led = figures(self.claimed, self.delta)
@@ -234,7 +206,7 @@ class Claim:
       **{name: claimed[name] for name in _LEADING},
       'min_sep': numbers.get('min_sep'),
       'max_participations': numbers.get('max_participations'),
-      'rounds': self.planned_rounds,
+      'rounds': self.plan.rounds,
       'apart': numbers.get('apart'),
       'horizon': numbers.get('horizon'),
       'buffers': strategy.buffers,
@@ -250,14 +222,14 @@ class Claim:
       'rho': self.held.rho,
       'amplification': self.amplification,
       'sampling': self._sampling(led),
-      'l2_norm_clip': self.l2_norm_clip,
-      'clients_per_round': self.clients_per_round,
+      'l2_norm_clip': self.plan.clip,
+      'clients_per_round': self.plan.clients_per_round,
       'strategy_sha256': self.held.strategy.digest(),
       'planned': {
-        'rounds': self.planned_rounds,
+        'rounds': self.plan.rounds,
         'min_sep': None
         if planned.min_sep is None
-        else planned.separation(self.planned_rounds),
+        else planned.separation(self.plan.rounds),
         'participations': planned.participations(self.held.strategy.rounds),
         'sensitivity': self.planned.sensitivity.value,
         **figures(self.planned, self.delta),
@@ -303,11 +275,11 @@ class Claim:
 
     The result is None if the planned cohorts are not sampled.
     """
-    if self.cohorts is None:
+    if self.plan.sampled is None:
       return None
     return {
-      'kind': self.cohorts.name,
-      'rule': self.cohorts.rule,
+      'kind': self.plan.sampled.name,
+      'rule': self.plan.sampled.rule,
       'drawn': DRAWN[self.observed.drawn],
       'as_drawn': self.observed.drawn,
       'complete': not self.observed.incomplete,

@@ -178,7 +178,7 @@ def _check(
 def _row(source: source_lib.Source) -> document.PublicRun:
   """Returns the public facts of a run."""
   claim, run = source.claim, source.run
-  schema, rounds = claim.planned.cohorts.schema, claim.planned_rounds
+  schema, rounds = claim.planned.cohorts.schema, claim.plan.rounds
   strategy = claim.held.strategy
   return document.select(
     document.PublicRun,
@@ -202,11 +202,11 @@ def _row(source: source_lib.Source) -> document.PublicRun:
       else claim.seen.proved_epsilon(claim.delta),
       'kept': not claim.violated,
       'rounds': rounds,
-      'clients_per_round': claim.clients_per_round,
+      'clients_per_round': claim.plan.clients_per_round,
       'min_sep': None if schema.min_sep is None else schema.separation(rounds),
       'participations': schema.participations(strategy.rounds),
       'family': strategy.family,
-      'l2_norm_clip': None if claim.adaptive_clip else claim.l2_norm_clip,
+      'l2_norm_clip': None if claim.adaptive_clip else claim.plan.clip,
       'strategy_sha256': strategy.digest(),
     },
   )

@@ -305,7 +305,7 @@ def formal(
   if isinstance(schema, participation.Budget):
     conditions = _by_budget(schema)
   exact = ''
-  if claim.amplified is not None and claim.cohorts is not None:
+  if claim.amplified is not None and claim.plan.sampled is not None:
     unamplified = guarantee['sampling']['epsilon_unamplified']
     exact = (
       'Without amplification, if it is certain that '
@@ -317,7 +317,7 @@ def formal(
       )
       + ' at the same delta, and '
     )
-    conditions = f'{claim.cohorts.rule}, with secret randomness'
+    conditions = f'{claim.plan.sampled.rule}, with secret randomness'
   return (
     f'{leads}Let M map a data set of clients to the releases of {started} of '
     f"this run ({run.released}). Let D and D' be neighbours: D' is D "

@@ -67,7 +67,7 @@ class Logged(participation_lib.Cohorts):
     # epsilon of the planned rounds would be too small. The claim uses the
     # sensitivity for the patterns in the log.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
-    return accountants.Logged(
+    return accountants.Gaussian(
       strategy, self.schema, self.observed.sensitivity, clients_per_unit
     )
 

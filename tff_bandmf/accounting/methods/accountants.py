@@ -183,7 +183,9 @@ class Exact(Accountant):
 
 
 class Gaussian(Exact):
-  """A whole run whose schema is enforced: one Gaussian release.
+  """A whole run without amplification: one Gaussian release.
+
+  A schema is enforced, or the rounds of the clients are in a log.
 
   A unit of privacy may be several clients. Each client shifts the mean of the
   release by a vector whose norm is at most the sensitivity. The clients of a
@@ -202,12 +204,20 @@ class Gaussian(Exact):
 
     Args:
       strategy: strategy matrix C.
-      schema: schema of each client.
-      sensitivity: sensitivity of C for one client and clip = 1. If None, it is
-        computed for `schema`.
+      schema: schema of each client, or the strictest schema that a log
+        satisfies.
+      sensitivity: sensitivity of C for one client and clip = 1, observed in a
+        log and rounded up. If None, it is computed for `schema`.
       clients_per_unit: largest number of clients of one unit of privacy.
     """
     super().__init__(strategy, schema, sensitivity)
+    # PRIVACY: A sensitivity computed for the schema has rounding errors, and
+    # epsilon without a bound of them would be too small. Only an observed
+    # sensitivity is rounded up already.
+    # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
+    # test_log_without_a_sensitivity_is_rounded_up.
+    if sensitivity is not None:
+      self.error = 0.0
     if clients_per_unit > 1:
       # PRIVACY: All clients of a unit may shift the mean in the same direction,
       # so the root of the sum of their squared sensitivities would be too
@@ -237,35 +247,6 @@ class Gaussian(Exact):
     import dp_accounting
 
     return dp_accounting.GaussianDpEvent(noise_multiplier)
-
-
-class Logged(Gaussian):
-  """A finished run, accounted for by the rounds of its clients in a log."""
-
-  def __init__(
-    self,
-    strategy: strategies.Strategy,
-    schema: participation_lib.Participation,
-    sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
-    clients_per_unit: int = 1,
-  ):
-    """Makes the accountant.
-
-    Args:
-      strategy: strategy matrix C.
-      schema: strictest schema that the log satisfies.
-      sensitivity: sensitivity observed in the log, rounded up. If None, the
-        sensitivity is computed for `schema`.
-      clients_per_unit: largest number of clients of one unit of privacy.
-    """
-    super().__init__(strategy, schema, sensitivity, clients_per_unit)
-    # PRIVACY: A sensitivity computed for the schema has rounding errors, and
-    # epsilon without a bound of them would be too small. Only an observed
-    # sensitivity is rounded up already.
-    # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
-    # test_log_without_a_sensitivity_is_rounded_up.
-    if sensitivity is not None:
-      self.error = 0.0
 
 
 class Sampled(Accountant):
