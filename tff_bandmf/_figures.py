@@ -138,8 +138,8 @@ def errors(
   height = max(_SIZE[1], 0.25 * len(families) + 1)
   drawing = Figure(figsize=(2 * _SIZE[0], height), layout='constrained')
   left, right = drawing.subplots(1, 2)
-  _style(left, name, '')
-  _style(right, 'copies of the model in memory', name)
+  style(left, name, '')
+  style(right, 'copies of the model in memory', name)
   left.barh(
     range(len(families)),
     [error for _, error in families],
@@ -190,7 +190,7 @@ def matrices(
     axes.set_ylabel('round', fontsize=_LABEL)
     drawing.colorbar(image, ax=axes, format=_number)
   sums = matrix[:, list(pattern)].sum(axis=1)
-  _style(panels[2], 'round', 'sum of columns of C')
+  style(panels[2], 'round', 'sum of columns of C')
   panels[2].step(range(len(sums)), sums, where='mid', color=_BLUE)
   panels[2].plot(list(pattern), sums[list(pattern)], 'o', color=_GREY)
   panels[2].set_title(f'a client (dots): norm {np.linalg.norm(sums):.4g}')
@@ -208,7 +208,7 @@ def by_round(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
   drawing = Figure(figsize=(_SIZE[0], height), layout='constrained')
   panels = drawing.subplots(len(curves), sharex=True, squeeze=False)[:, 0]
   for axes, (name, points) in zip(panels, curves.items()):
-    _style(axes, '', name)
+    style(axes, '', name)
     axes.plot(*zip(*points), marker='.', color=_BLUE)
     axes.locator_params(axis='x', integer=True)
   panels[-1].set_xlabel('round', fontsize=_LABEL)
@@ -248,11 +248,12 @@ def empty(x: str, y: str) -> tuple[Figure, Axes]:
   """Returns an empty figure, and its axes with their labels."""
   drawing = Figure(figsize=_SIZE, layout='constrained')
   axes = drawing.subplots()
-  _style(axes, x, y)
+  style(axes, x, y)
   return drawing, axes
 
 
-def _style(axes: Axes, x: str, y: str) -> None:
+def style(axes: Axes, x: str, y: str) -> None:
+  """Labels axes, and gives them a grid and two spines."""
   axes.set_xlabel(x, fontsize=_LABEL)
   axes.set_ylabel(y, fontsize=_LABEL)
   axes.tick_params(labelsize=_TICK)

@@ -15,6 +15,8 @@ with errors.importing('a plot'):
   import matplotlib
   from matplotlib import figure as figure_lib
 
+  from tff_bandmf import _figures
+
 _PANEL = (5.6, 4.6)
 _MARKERS = 'osD^vP'
 
@@ -47,7 +49,9 @@ def noise(runs: Runs) -> Optional[figure_lib.Figure]:
   for panel, key, of in zip(
     panels, ('noise', 'momentum_noise'), ('sums of updates', 'models')
   ):
-    _style(panel, f'L: predicted error of {of}', 'test loss (nats a word)')
+    _figures.style(
+      panel, f'L: predicted error of {of}', 'test loss (nats a word)'
+    )
     panel.set_xscale('log')
     for run in with_noise:
       panel.plot(
@@ -99,7 +103,7 @@ def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
   )
   colors = _colors(runs)
   for panel, epsilon in zip(panels[0], epsilons or [None]):
-    _style(panel, 'rounds', 'validation loss (nats a word)')
+    _figures.style(panel, 'rounds', 'validation loss (nats a word)')
     panel.xaxis.get_major_locator().set_params(integer=True)
     if epsilon is not None:
       panel.set_title(f'epsilon {epsilon:g}')
@@ -143,14 +147,6 @@ def _legend(drawing: figure_lib.Figure, axes: Any) -> None:
     loc='outside lower center',
     ncols=6,
   )
-
-
-def _style(axes: Any, x: str, y: str) -> Any:
-  axes.set_xlabel(x)
-  axes.set_ylabel(y)
-  axes.grid(alpha=0.3)
-  axes.spines[['top', 'right']].set_visible(False)
-  return axes
 
 
 def _unique(names: Any) -> list[Any]:

@@ -262,54 +262,40 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
   """
   result: list[Attempt] = []
   for event, head in events:
-    is_open = bool(result) and result[-1].outcome == STARTED
-    if event.kind == STARTED or (event.kind == ABANDONED and result):
+    if event.kind == NOTED:
+      continue
+    last = result[-1] if result else None
+    is_open = last is not None and last.outcome == STARTED
+    has_ended = last is not None and not is_open
+    if event.kind == STARTED or (event.kind == ABANDONED and last):
       if is_open:
         raise ValueError(f'{event.kind} before the attempt ended')
       result.append(Attempt(event.kind, head=head.hex()))
-    elif event.kind == ROW and result and not is_open:
-      result[-1] = dataclasses.replace(
-        result[-1],
-        row=event.digest,
-        released=event.numbers,
-        head=head.hex(),
-      )
+      continue
+    changes: dict[str, Any] = {'head': head.hex()}
+    if event.kind == ROW and has_ended:
+      changes.update(row=event.digest, released=event.numbers)
     elif event.kind == ENFORCED and is_open:
-      result[-1] = dataclasses.replace(
-        result[-1],
-        enforced=event.digest,
-        rounds=event.numbers.get('rounds'),
-        head=head.hex(),
-      )
-    elif event.kind in FLAGS and result and event.kind not in result[-1].flags:
-      result[-1] = dataclasses.replace(
-        result[-1], flags=result[-1].flags | {event.kind}, head=head.hex()
-      )
-    elif event.kind in (DRAWN, NOT_DRAWN) and result and not is_open:
+      stated = event.numbers.get('rounds')
+      changes.update(enforced=event.digest, rounds=stated)
+    elif last and event.kind in FLAGS and event.kind not in last.flags:
+      changes.update(flags=last.flags | {event.kind})
+    elif last and event.kind in (DRAWN, NOT_DRAWN) and has_ended:
       # `head` stays the head before this event, since a checkpoint after this
       # attempt has that head. After one event 'not drawn', `drawn` stays False.
-      result[-1] = dataclasses.replace(
-        result[-1], drawn=event.kind == DRAWN and result[-1].drawn is not False
-      )
-    elif event.kind == ENDED and result and not is_open:
-      result[-1] = dataclasses.replace(
-        result[-1], ended=End(event.numbers, head.hex())
-      )
-    elif event.kind == NOTED:
-      continue
+      changes = {'drawn': event.kind == DRAWN and last.drawn is not False}
+    elif event.kind == ENDED and has_ended:
+      changes = {'ended': End(event.numbers, head.hex())}
     elif event.kind in (FINISHED, FAILED) and is_open:
-      result[-1] = Attempt(
-        event.kind,
-        event.z_stddev,
-        event.digest,
-        event.noise_checked,
-        enforced=result[-1].enforced,
-        rounds=result[-1].rounds,
-        head=head.hex(),
-        flags=result[-1].flags,
+      changes.update(
+        outcome=event.kind,
+        z_stddev=event.z_stddev,
+        result=event.digest,
+        noise_checked=event.noise_checked,
       )
     else:
       raise ValueError(f'{event.kind} of no attempt')
+    result[-1] = dataclasses.replace(result[-1], **changes)
   return result
 
 

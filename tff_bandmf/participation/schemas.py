@@ -173,9 +173,7 @@ def _count_min_sep(min_sep: int) -> int:
   )
 
 
-def _count_participations(most: Optional[int]) -> Optional[int]:
-  if most is None:
-    return None
+def _count_participations(most: int) -> int:
   return _checks.count(
     'max_participations', most, 'leave it out where only min_sep is enforced'
   )
@@ -187,9 +185,7 @@ def _count_apart(apart: int) -> int:
   )
 
 
-def _count_horizon(horizon: Optional[int]) -> Optional[int]:
-  if horizon is None:
-    return None
+def _count_horizon(horizon: int) -> int:
   return _checks.count(
     'horizon', horizon, 'give the largest number of rounds of a run'
   )
@@ -207,7 +203,7 @@ class _Separated(Participation):
 
   min_sep: int = attrs.field(converter=_count_min_sep)
   max_participations: Optional[int] = attrs.field(
-    default=None, converter=_count_participations
+    default=None, converter=attrs.converters.optional(_count_participations)
   )
 
   def participations(self, rounds: int) -> int:
@@ -360,7 +356,7 @@ class Budget(Participation):
   name: ClassVar[str] = 'budget'
   min_sep: int = attrs.field(converter=_count_min_sep)
   max_participations: Optional[int] = attrs.field(
-    default=None, converter=_count_participations
+    default=None, converter=attrs.converters.optional(_count_participations)
   )
   apart: int = attrs.field(
     default=1,
@@ -370,7 +366,7 @@ class Budget(Participation):
   horizon: Optional[int] = attrs.field(
     default=None,
     kw_only=True,
-    converter=_count_horizon,
+    converter=attrs.converters.optional(_count_horizon),
   )
   costs: Optional[Costs] = attrs.field(
     default=None, kw_only=True, eq=False, repr=False

@@ -72,9 +72,7 @@ def _delta(value: Optional[float]) -> Optional[float]:
   return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)
 
 
-def _noise_multiplier(value: Optional[float]) -> Optional[float]:
-  if value is None:
-    return None
+def _noise_multiplier(value: float) -> float:
   return _checks.nonnegative(
     'noise_multiplier',
     value,
@@ -95,17 +93,13 @@ def _check_mechanism(self, attribute, value: object) -> None:
     )
 
 
-def _memory_copies(value: Optional[int]) -> Optional[int]:
-  if value is None:
-    return None
+def _memory_copies(value: int) -> int:
   return _checks.count(
     'memory_copies', value, 'give the vectors that fit in memory', least=0
   )
 
 
-def _zeroing_norm(value: Optional[float]) -> Optional[float]:
-  if value is None:
-    return None
+def _zeroing_norm(value: float) -> float:
   return _checks.positive('zeroing_norm', value, 'leave it out to zero nothing')
 
 
@@ -188,17 +182,17 @@ class Request:
   epsilon: Optional[float] = attrs.field(default=None, converter=_epsilon)
   delta: Optional[float] = attrs.field(default=None, converter=_delta)
   noise_multiplier: Optional[float] = attrs.field(
-    default=None, converter=_noise_multiplier
+    default=None, converter=attrs.converters.optional(_noise_multiplier)
   )
   mechanism: Union[
     str, os.PathLike[str], mechanism_lib.Mechanism, strategies.Strategy
   ] = attrs.field(default=mechanism_lib.BEST, validator=_check_mechanism)
   memory_copies: Optional[int] = attrs.field(
-    default=None, converter=_memory_copies
+    default=None, converter=attrs.converters.optional(_memory_copies)
   )
   largest_cohort: Optional[int] = None
   zeroing_norm: Optional[float] = attrs.field(
-    default=None, converter=_zeroing_norm
+    default=None, converter=attrs.converters.optional(_zeroing_norm)
   )
   workload: workloads.Workload = workloads.PREFIX
   objective: workloads.Objective = attrs.field(

@@ -78,10 +78,6 @@ class _File:
   kind: str
   start: int = 0
 
-  @property
-  def is_compressed(self) -> bool:
-    return self.path.suffix.lower() == _GZIP
-
   def where(self, row: int) -> str:
     """Returns the words for a row of the log, such as 'log.csv: line 2'."""
     row -= self.start
@@ -90,7 +86,7 @@ class _File:
     return f'log={self.path}: line {row + 2}'
 
   def open(self) -> BinaryIO:
-    if self.is_compressed:
+    if self.path.suffix.lower() == _GZIP:
       return cast(BinaryIO, gzip.open(self.path))
     return open(self.path, 'rb')
 
@@ -386,14 +382,8 @@ class ParticipationLog:
     Raises:
       ValueError, OSError, ImportError: the errors of `ParticipationLog`.
     """
-    try:
+    with errors.importing('a participation log'):
       import pyarrow as pa
-    except ImportError as error:
-      raise errors.not_installed(
-        'pyarrow',
-        'participation logs are read with it',
-        errors.install('logs'),
-      ) from error
     start = 0
     for path in _paths(self.path):
       kind = (path.with_suffix('') if path.suffix == _GZIP else path).suffix

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, Optional
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
 with errors.importing('a plot'):
-  import matplotlib.figure
+  from tff_bandmf import _figures
 
+# Label, places and values of a line.
+_Line = tuple[str, Any, Any]
 # Rounds and min_sep of the drawn matrices; so few that single entries are seen.
 _PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16
 # Setting of [BandMF23, Table 2].
@@ -56,12 +59,25 @@ def draw(folder: pathlib.Path) -> Iterator[pathlib.Path]:
       strategies.OnlineTree,
     ),
   )
+  per_query = 'sensitivity * sqrt(per-query error)'
   for name, figure in (
     ('matrices', _matrices(pictures)),
-    ('coefficients', _coefficients(large)),
-    ('per_query_error', _per_query_error(large)),
-    ('rmse_by_min_sep', _rmse_by_min_sep()),
-    ('rmse_by_epsilon', _rmse_by_epsilon(large)),
+    (
+      'coefficients',
+      _lines('lag', 'first column of C', 'loglog', _coefficients(large)),
+    ),
+    (
+      'per_query_error',
+      _lines('round', per_query, 'semilogy', _per_query_error(large)),
+    ),
+    (
+      'rmse_by_min_sep',
+      _lines('true min_sep', 'rmse, sigma = 1', 'plot', _rmse_by_min_sep()),
+    ),
+    (
+      'rmse_by_epsilon',
+      _lines('epsilon', 'rmse', 'loglog', _rmse_by_epsilon(large)),
+    ),
   ):
     path = folder / f'{name}.png'
     figure.savefig(path, dpi=120)
@@ -76,9 +92,9 @@ def _optimized(rounds, min_sep, kinds) -> dict[str, strategies.Strategy]:
   }
 
 
-def _matrices(optimized) -> matplotlib.figure.Figure:
+def _matrices(optimized) -> _figures.Figure:
   """Returns heat maps of C in the upper row and C^-1 in the lower row."""
-  figure = matplotlib.figure.Figure(
+  figure = _figures.Figure(
     figsize=(2.4 * len(optimized), 5), layout='constrained'
   )
   axes = figure.subplots(2, len(optimized))
@@ -96,35 +112,45 @@ def _matrices(optimized) -> matplotlib.figure.Figure:
   return figure
 
 
-def _coefficients(optimized) -> matplotlib.figure.Figure:
-  figure, axes = _axes('lag', 'first column of C')
+def _lines(
+  x: str, y: str, method: str, lines: Iterable[_Line]
+) -> _figures.Figure:
+  """Returns a figure of lines.
+
+  Args:
+    x: label of the horizontal axis.
+    y: label of the vertical axis.
+    method: method of Matplotlib's axes that draws a line.
+    lines: label, places and values of each line.
+  """
+  figure, axes = _figures.empty(x, y)
+  for label, places, values in lines:
+    getattr(axes, method)(places, values, label=label)
+  axes.legend(frameon=False)
+  return figure
+
+
+def _coefficients(optimized) -> Iterator[_Line]:
   for family, strategy in optimized.items():
     column = strategy.first_column()
     if column is not None:
-      axes.loglog(np.arange(1, len(column) + 1), column, label=family)
-  return _with_legend(figure, axes)
+      yield family, np.arange(1, len(column) + 1), column
 
 
-def _per_query_error(optimized) -> matplotlib.figure.Figure:
-  figure, axes = _axes('round', 'sensitivity * sqrt(per-query error)')
-  schema = participation_lib.MinSep(_MIN_SEP)
+def _per_query_error(optimized) -> Iterator[_Line]:
   for family, strategy in optimized.items():
-    sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
-    axes.semilogy(
-      sensitivity * np.sqrt(strategy.per_query_errors()), label=family
-    )
-  return _with_legend(figure, axes)
+    errors = np.sqrt(strategy.per_query_errors())
+    yield family, np.arange(_ROUNDS), _sensitivity(strategy) * errors
 
 
-def _rmse_by_min_sep() -> matplotlib.figure.Figure:
-  """Returns a plot of rmse by the actual min_sep [BandMF24, App H].
+def _rmse_by_min_sep() -> Iterator[_Line]:
+  """Yields rmse by the actual min_sep [BandMF24, App H].
 
   All strategies are optimised for one planned min_sep.
   """
-  figure, axes = _axes('true min_sep', 'rmse, sigma = 1')
   rounds, k = _UNKNOWN['rounds'], _UNKNOWN['participations']
   planned = participation_lib.MinSep(_UNKNOWN['bands'], k)
-  min_seps = np.arange(100, 501, 25)
+  min_seps = range(100, 501, 25)
   for family, b0 in (
     (strategies.BandedToeplitz.family, None),
     (strategies.RobustToeplitz.family, _UNKNOWN['b0']),
@@ -132,49 +158,27 @@ def _rmse_by_min_sep() -> matplotlib.figure.Figure:
   ):
     strategy = optimize.optimize(family, rounds, planned, b0=b0).strategy
     root = math.sqrt(strategy.errors()[0])
-    axes.plot(
+    yield (
+      family,
       min_seps,
-      [
-        root
-        * sensitivity_lib.sensitivity(
-          strategy, participation_lib.MinSep(int(b), k)
-        ).value
-        for b in min_seps
-      ],
-      label=family,
+      [root * _sensitivity(strategy, b, k) for b in min_seps],
     )
-  return _with_legend(figure, axes)
 
 
-def _rmse_by_epsilon(optimized) -> matplotlib.figure.Figure:
-  figure, axes = _axes('epsilon', 'rmse')
-  schema = participation_lib.MinSep(_MIN_SEP)
-  sigmas = np.array(
-    [
-      accounting.gaussian_noise_multiplier(epsilon, _DELTA)
-      for epsilon in _EPSILONS
-    ]
-  )
+def _rmse_by_epsilon(optimized) -> Iterator[_Line]:
+  sigmas = [
+    accounting.gaussian_noise_multiplier(epsilon, _DELTA)
+    for epsilon in _EPSILONS
+  ]
   for family, strategy in optimized.items():
-    sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
-    axes.loglog(
-      _EPSILONS,
-      sigmas * sensitivity * math.sqrt(strategy.errors()[0]),
-      marker='o',
-      label=family,
-    )
-  return _with_legend(figure, axes)
+    error = _sensitivity(strategy) * math.sqrt(strategy.errors()[0])
+    yield family, _EPSILONS, [sigma * error for sigma in sigmas]
 
 
-def _axes(x: str, y: str):
-  figure = matplotlib.figure.Figure(figsize=(7, 4.5), layout='constrained')
-  axes = figure.subplots()
-  axes.set_xlabel(x)
-  axes.set_ylabel(y)
-  axes.grid(alpha=0.3)
-  return figure, axes
-
-
-def _with_legend(figure, axes) -> matplotlib.figure.Figure:
-  axes.legend(fontsize=8)
-  return figure
+def _sensitivity(
+  strategy: strategies.Strategy,
+  min_sep: int = _MIN_SEP,
+  most: Optional[int] = None,
+) -> float:
+  schema = participation_lib.MinSep(min_sep, most)
+  return sensitivity_lib.sensitivity(strategy, schema).value

@@ -28,9 +28,7 @@ def _min_sep(value: int) -> int:
   return _checks.count('min_sep', value, 'at least the bands of C')
 
 
-def _sampling_prob(value: Optional[float]) -> Optional[float]:
-  if value is None:
-    return None
+def _sampling_prob(value: float) -> float:
   return samplers.check_prob(
     'sampling_prob', value, 'it is the probability of an eligible client'
   )
@@ -74,7 +72,7 @@ class BMinSep(sampled_cohorts.Sampled):
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(converter=_min_sep)
   sampling_prob: Optional[float] = attrs.field(
-    default=None, converter=_sampling_prob
+    default=None, converter=attrs.converters.optional(_sampling_prob)
   )
   start: str = attrs.field(default=WARM, kw_only=True)
 

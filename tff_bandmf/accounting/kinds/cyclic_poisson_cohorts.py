@@ -14,19 +14,15 @@ from tff_bandmf.accounting.kinds import poisson, sampled_cohorts, samplers
 from tff_bandmf.accounting.methods import accountants
 
 
-def _sampling_prob(value: Optional[float]) -> Optional[float]:
-  return None if value is None else poisson.check_sampling_prob(value)
+def _sampling_prob(value: float) -> float:
+  return poisson.check_sampling_prob(value)
 
 
-def _groups(value: Optional[int]) -> Optional[int]:
-  if value is None:
-    return None
+def _groups(value: int) -> int:
   return _checks.count('groups', value, 'at least the bands of C')
 
 
-def _clients_per_round(value: Optional[float]) -> Optional[float]:
-  if value is None:
-    return None
+def _clients_per_round(value: float) -> float:
   return _checks.positive('clients_per_round', value, 'the expected number')
 
 
@@ -76,16 +72,16 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
   sampling_prob: Optional[float] = attrs.field(
     default=None,
-    converter=_sampling_prob,
+    converter=attrs.converters.optional(_sampling_prob),
   )
   groups: Optional[int] = attrs.field(
     default=None,
-    converter=_groups,
+    converter=attrs.converters.optional(_groups),
   )
   clients_per_round: Optional[float] = attrs.field(
     default=None,
     kw_only=True,
-    converter=_clients_per_round,
+    converter=attrs.converters.optional(_clients_per_round),
   )
 
   @clients_per_round.validator

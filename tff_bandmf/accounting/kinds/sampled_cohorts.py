@@ -18,9 +18,7 @@ from tff_bandmf.accounting.methods import accountants, needed_noise
 ADD_REMOVE = 'add-remove'
 
 
-def _population(value: Optional[int]) -> Optional[int]:
-  if value is None:
-    return None
+def _population(value: int) -> int:
   return _checks.count('population', value, 'the number of clients')
 
 
@@ -47,7 +45,7 @@ class Sampled(participation_lib.Cohorts):
   population: Optional[int] = attrs.field(
     default=None,
     kw_only=True,
-    converter=_population,
+    converter=attrs.converters.optional(_population),
   )
   adjacency: str = attrs.field(default=participation_lib.ZERO_OUT, kw_only=True)
 
