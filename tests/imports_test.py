@@ -243,7 +243,7 @@ def test_matplotlib_is_imported_when_something_is_drawn(path):
     return
   if _package(path) not in ('_figures', 'reproduction'):
     assert not _of(_imports_at_run_time(path), ['matplotlib'])
-  assert 'tff_bandmf._figures' not in _imports_at_module_level(path)
+    assert 'tff_bandmf._figures' not in _imports_at_module_level(path)
 
 
 @pytest.mark.parametrize('path', _FILES, ids=str)
