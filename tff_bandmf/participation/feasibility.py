@@ -40,6 +40,7 @@ in each of these n_r rounds, so m <= N_r for every r with n_r > 0 is enough.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from tff_bandmf.participation import schemas
 
@@ -111,7 +112,7 @@ class Demand:
     """
     schema = self.participation
     largest = {
-      name: _most(
+      name: most(
         getattr(self, name),
         lambda value, name=name: dataclasses.replace(
           self, **{name: value}
@@ -120,7 +121,7 @@ class Demand:
       for name in ('cohort_size', 'rounds')
     }
     if schema.min_sep is not None and not isinstance(schema, schemas.Budget):
-      largest['min_sep'] = _most(
+      largest['min_sep'] = most(
         schema.min_sep,
         lambda value: dataclasses.replace(
           self,
@@ -152,12 +153,12 @@ def _classes(clients: int, rounds: int, b: int) -> set[tuple[int, int]]:
   }
 
 
-def _most(most: int, fits) -> int:
-  """Returns the largest value up to `most` that fits; 0 if no value fits.
+def most(limit: int, fits: Callable[..., bool]) -> int:
+  """Returns the largest value up to `limit` that fits; 0 if no value fits.
 
   The search assumes that every value below a fitting value fits.
   """
-  low, high = 0, most
+  low, high = 0, limit
   while low < high:
     middle = (low + high + 1) // 2
     if fits(middle):

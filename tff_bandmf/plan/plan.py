@@ -307,15 +307,12 @@ class Plan(request_lib.Request):
           'give at least this epsilon, or plan for a smaller one'
         )
       )
-    low, high = 1, self.rounds
-    while low < high:
-      middle = (low + high + 1) // 2
-      spent = self.spent(middle)
-      if spent is not None and spent <= epsilon:
-        low = middle
-      else:
-        high = middle - 1
-    return low
+
+    def fits(rounds: int) -> bool:
+      spent = self.spent(rounds)
+      return spent is not None and spent <= epsilon
+
+    return feasibility.most(self.rounds, fits)
 
   def sweep(
     self,

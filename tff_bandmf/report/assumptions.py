@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import document, statement
+from tff_bandmf.report import source as source_lib
 from tff_bandmf.run_files import run_json
 
 _UNCHECKED = 'not checked here'
 
 
-def rows(
-  claim: claim_lib.Claim, run: run_json.RunRecord, elsewhere: bool
-) -> list[document.Assumption]:
-  """Returns the assumptions, each with its enforcer and its check.
-
-  Args:
-    claim: claim of the run.
-    run: statements on the run.
-    elsewhere: whether training ran outside this library, without a ledger.
-  """
+def rows(source: source_lib.Source) -> list[document.Assumption]:
+  """Returns the assumptions, each with its enforcer and its check."""
+  claim, run, elsewhere = source.claim, source.run, source.elsewhere
   enforced = (claim.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
     "the ledger's chain: it has a digest of this setting for every started "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Optional
 
+from tff_bandmf import _files, participation
 from tff_bandmf import ledger as ledger_lib
-from tff_bandmf import participation
-from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import source as source_lib
 from tff_bandmf.report import statement
 from tff_bandmf.run_files import run_json
 
@@ -33,7 +33,7 @@ _NOBODY_ENDED_PUBLIC = (
   'All planned rounds are over, and nobody recorded the end of the training: '
   'the key of its noise may still exist. The claim is for all these rounds.'
 )
-WHOLE_RUNS = (
+_WHOLE_RUNS = (
   'This run or an earlier run may still state more rounds than it did: the '
   'epsilon of all runs together counts all planned rounds.'
 )
@@ -60,30 +60,23 @@ _CUT = (
   'amplified guarantee: the claim here is without amplification.'
 )
 _NOTHING_RELEASED = 'No round finished: no result of a round was recorded.'
-OTHER_CODE = (
+_OTHER_CODE = (
   'The code that wrote this report is not the code that ran the training.'
 )
 _NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
 
-def warnings(
-  claim: claim_lib.Claim,
-  run: run_json.RunRecord,
-  completed: bool,
-  elsewhere: bool,
-) -> list[tuple[str, str]]:
+def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
   """Returns pairs of warnings, worst first.
 
   The first text of a pair is for the report of the run, the second text for the
   public report. A report leaves an empty text out.
-
-  Args:
-    claim: claim of the run.
-    run: statements on the run.
-    completed: whether the end of the run was recorded.
-    elsewhere: whether training ran outside this library, without a ledger.
   """
+  claim, run = source.claim, source.run
+  completed, elsewhere = source.completed, source.elsewhere
   seen = claim.observed
+  code = _files.code_digest()
+  runs = [claim, *(before for _, before in source.before.values())]
   planned, rounds = claim.planned.cohorts.schema, claim.plan.rounds
   population = run.population or seen.clients
   nothing = not claim.held.noise_multiplier
@@ -198,6 +191,12 @@ def warnings(
       seen.z_stddev is None and seen.finished > 0 and not elsewhere,
       'The ledger has no measurement of the noise that was added.',
       '',
+    ),
+    ((run.code_sha256 or code) != code, _OTHER_CODE, ''),
+    (
+      source.composes and any(each.may_grow for each in runs),
+      _WHOLE_RUNS,
+      _WHOLE_RUNS,
     ),
   )
   return [(text, public) for holds, text, public in rows if holds]

@@ -225,12 +225,10 @@ def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
   """Returns the public warnings of all runs."""
   by_text: dict[str, list[str]] = {}
   for source in sources:
-    warning_pairs = caveats.warnings(
-      source.claim, source.run, source.completed, source.elsewhere
-    )
-    texts = [text for _, text in warning_pairs if text]
-    for text in texts + source.warned_before:
-      by_text.setdefault(text, []).append(source.run.title or source.name)
+    name = source.run.title or source.name
+    for _, text in caveats.warnings(source):
+      if text:
+        by_text.setdefault(text, []).append(name)
   return [
     text if len(sources) == 1 else f'{", ".join(names)}: {text}'
     for text, names in by_text.items()
@@ -243,7 +241,7 @@ def _assumptions(
   """Returns the assumptions of all runs, each once."""
   merged: dict[str, list[document.Assumption]] = {}
   for source in sources:
-    for row in assumptions.rows(source.claim, source.run, source.elsewhere):
+    for row in assumptions.rows(source):
       merged.setdefault(row['assumption'], []).append(row)
   return [
     {

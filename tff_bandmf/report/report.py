@@ -88,11 +88,6 @@ def from_source(source: source_lib.Source) -> Report:
     else (),
   )
   figures = {f'{name}.png': figure for name, figure in figures.items()}
-  code_sha256 = _files.code_digest()
-  other_code = (run.code_sha256 or code_sha256) != code_sha256
-  warning_pairs = caveats.warnings(
-    claim, run, source.completed, source.elsewhere
-  )
   together = composed([source], claim.delta) if source.composes else None
   alone = dataclasses.replace(source, releases=())
   of_runs = (
@@ -104,11 +99,7 @@ def from_source(source: source_lib.Source) -> Report:
     **numbers,
     'format': 'tff_bandmf.report',
     'summary': _summary(numbers, source, together),
-    'warnings': [
-      *(text for text, _ in warning_pairs if text),
-      *([caveats.OTHER_CODE] if other_code else []),
-      *source.warned_before,
-    ],
+    'warnings': [text for text, _ in caveats.warnings(source) if text],
     'simulated': claim.plan.simulated is not None,
     'enforced': claim.enforced,
     'together': together,
@@ -130,7 +121,7 @@ def from_source(source: source_lib.Source) -> Report:
     if claim.amplified
     else statement.ACCOUNTING,
     'formal_statement': statement.formal(claim, numbers, run),
-    'assumptions': assumptions.rows(claim, run, source.elsewhere),
+    'assumptions': assumptions.rows(source),
     'generator': None if source.elsewhere else statement.generator(run),
     'runs': [
       _row(numbers['family'], source),
@@ -141,7 +132,7 @@ def from_source(source: source_lib.Source) -> Report:
     'plots': sorted(figures),
     'versions': run.versions or {},
     'report_versions': transparency.versions(),
-    'report_code_sha256': code_sha256,
+    'report_code_sha256': _files.code_digest(),
     # PRIVACY: a ledger that was edited after this report could support a
     # smaller epsilon. An edit changes the head of the ledger's hash chain, so
     # the report states this head.

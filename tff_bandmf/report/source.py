@@ -14,13 +14,8 @@ from tff_bandmf import _files, accounting, errors, sensitivity
 from tff_bandmf.cohorts import names
 from tff_bandmf.ledger import counts
 from tff_bandmf.plan import plan as plan_lib
-from tff_bandmf.report import (
-  caveats,
-  participation_log,
-  side_releases,
-  transparency,
-)
 from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import participation_log, side_releases
 from tff_bandmf.run_files import metrics as metrics_lib
 from tff_bandmf.run_files import run_json, run_ledger
 
@@ -95,14 +90,6 @@ class Source:
     """Whether the claim counts more than the releases of this run."""
     return bool(self.before or self.releases)
 
-  @property
-  def warned_before(self) -> list[str]:
-    """Warnings about the composition with earlier runs and releases."""
-    claims = [self.claim, *(claim for _, claim in self.before.values())]
-    if not self.composes or not any(claim.may_grow for claim in claims):
-      return []
-    return [caveats.WHOLE_RUNS]
-
 
 def of_run(directory: Path) -> Source:
   """Returns the input of a report on a run.
@@ -136,7 +123,12 @@ def of_run(directory: Path) -> Source:
       list(rows[0]) if rows else [],
       claim,
     ),
-    transparency.file_digests(directory),
+    # The head of the ledger's chain stands for the ledger, whose file changes
+    # while the run is open.
+    {
+      name: _files.sha256(directory / name)
+      for name in (run_json.RUN_FILE, run_json.PLAN_FILE)
+    },
     _before(directory, run),
     result={} if observed.ended is None else observed.ended.results,
     accuracy=metrics_lib.accuracy(rows),
