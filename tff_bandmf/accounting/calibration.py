@@ -47,11 +47,7 @@ def calibrate(
   gaussian.check_epsilon(epsilon)
   gaussian.check_delta(delta)
   guarantee = guarantee_lib.Guarantee(
-    strategy,
-    cohorts,
-    1.0,
-    samples=samples,
-    clients_per_unit=clients_per_unit,
+    strategy, cohorts, 1.0, samples=samples, clients_per_unit=clients_per_unit
   )
   noise_multiplier, claim = guarantee.accountant.calibrate(
     epsilon, delta, samples

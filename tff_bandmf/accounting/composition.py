@@ -275,9 +275,7 @@ def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
   return run if sampled is None else run.for_cohorts(sampled.worst_case_schema)
 
 
-def _parts(
-  others: Iterable[releases.Release],
-) -> tuple[poisson.Mechanism, ...]:
+def _parts(others: Iterable[releases.Release]) -> tuple[poisson.Mechanism, ...]:
   """Returns the mechanisms of releases of which more than rho is known."""
   return tuple(part for each in others for part in each.parts())
 

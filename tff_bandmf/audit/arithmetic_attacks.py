@@ -297,11 +297,4 @@ def inverse(
     off = np.sqrt(np.mean((strategy.matrix() @ y - z) ** 2, 1))
     distance = np.max(off - steps / 2)
     unit = 'standard deviations of z between C y and z'
-  return Attack(
-    'inverse',
-    max(0.0, float(distance)),
-    unit,
-    0.0,
-    _OFF,
-    0.0,
-  )
+  return Attack('inverse', max(0.0, float(distance)), unit, 0.0, _OFF, 0.0)

@@ -44,12 +44,7 @@ import numpy as np
 import scipy.stats
 
 from tff_bandmf import errors
-from tff_bandmf.audit import (
-  aggregators,
-  arithmetic_attacks,
-  probes,
-  whitened,
-)
+from tff_bandmf.audit import aggregators, arithmetic_attacks, probes, whitened
 from tff_bandmf.audit import answers as answers_lib
 
 PASS, FAIL = answers_lib.PASS, answers_lib.FAIL
@@ -475,8 +470,7 @@ def size(noises: Noises) -> answers_lib.Answer:
 def correlation(noises: Noises) -> answers_lib.Answer:
   """Returns the answer on the largest correlation in W."""
   many = dataclasses.replace(
-    noises.many,
-    whitened=noises.many.whitened[:_MANY_CORRELATED],
+    noises.many, whitened=noises.many.whitened[:_MANY_CORRELATED]
   )
   groups = [
     *noises.known,

@@ -240,10 +240,7 @@ def _products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 def _shifts(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
   """Returns <row i shifted by s, other i> / |other i| for all i and s."""
   return _shifted(
-    np.fft.rfft(rows),
-    np.fft.rfft(others),
-    np.linalg.norm(others, axis=1),
-    rows,
+    np.fft.rfft(rows), np.fft.rfft(others), np.linalg.norm(others, axis=1), rows
   )
 
 

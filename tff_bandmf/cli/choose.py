@@ -7,13 +7,7 @@ from typing import Optional
 
 import click
 
-from tff_bandmf import (
-  accounting,
-  choosing,
-  errors,
-  participation,
-  strategies,
-)
+from tff_bandmf import accounting, choosing, errors, participation, strategies
 from tff_bandmf.cli import options, output
 
 _COLUMNS = (

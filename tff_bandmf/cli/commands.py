@@ -59,9 +59,7 @@ class _Commands(click.Group):
 
 
 @click.group(
-  cls=_Commands,
-  no_args_is_help=False,
-  context_settings={'show_default': True},
+  cls=_Commands, no_args_is_help=False, context_settings={'show_default': True}
 )
 @click.version_option(tff_bandmf.__version__, prog_name='bandmf')
 def bandmf():

@@ -113,10 +113,7 @@ def audit(
 
   make = aggregators.load(aggregator)
   statement = conformance.Statement(
-    l2_norm_clip,
-    z_stddev_per_clip,
-    clients_per_round,
-    matrix,
+    l2_norm_clip, z_stddev_per_clip, clients_per_round, matrix
   )
   context: contextlib.AbstractContextManager = contextlib.nullcontext()
   if 'tensorflow_federated' in sys.modules:

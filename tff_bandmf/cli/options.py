@@ -108,10 +108,7 @@ INTEGER, INTEGER_OR_ZERO = _Integer(min=1), _Integer(min=0)
 NUMBER, NUMBER_OR_ZERO = _Number(min=0, min_open=True), _Number(min=0)
 
 family = click.option(
-  '--family',
-  required=True,
-  type=FAMILY,
-  help='Family of the strategy.',
+  '--family', required=True, type=FAMILY, help='Family of the strategy.'
 )
 objective = click.option(
   '--objective',

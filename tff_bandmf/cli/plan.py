@@ -9,13 +9,7 @@ import attrs
 import click
 import numpy as np
 
-from tff_bandmf import (
-  errors,
-  participation,
-  sensitivity,
-  strategies,
-  workloads,
-)
+from tff_bandmf import errors, participation, sensitivity, strategies, workloads
 from tff_bandmf.cli import options, output
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import plan as plan_lib

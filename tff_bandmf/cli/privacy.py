@@ -50,11 +50,7 @@ def account(file, noise_multiplier, z_stddev, **flags):
   if noise_multiplier is None:
     scale = sensitivity_lib.sensitivity(strategy, cohorts.schema).value
     noise_multiplier = z_stddev / (flags['clip'] * scale)
-  guarantee = accounting.Guarantee(
-    strategy,
-    cohorts,
-    noise_multiplier,
-  )
+  guarantee = accounting.Guarantee(strategy, cohorts, noise_multiplier)
   return _show(guarantee, flags)
 
 
@@ -71,9 +67,7 @@ def calibrate(file, epsilon, **flags):
   FILE is a strategy file or a .npy file of the matrix C.
   """
   guarantee = accounting.calibrate(
-    *_run(file, flags),
-    epsilon=epsilon,
-    delta=flags['delta'],
+    *_run(file, flags), epsilon=epsilon, delta=flags['delta']
   )
   return _show(guarantee, flags)
 

@@ -126,9 +126,7 @@ def _over_budget(
 
 
 def _off_epoch(
-  participation: participation_lib.Participation,
-  rounds: int,
-  gaps: np.ndarray,
+  participation: participation_lib.Participation, rounds: int, gaps: np.ndarray
 ) -> np.ndarray:
   min_sep = participation.separation(rounds)
   if participation.participations(rounds) < -(-rounds // min_sep):

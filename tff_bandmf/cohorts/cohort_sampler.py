@@ -170,8 +170,7 @@ class CohortSampler:
     step = _MAX_BATCH * candidates.step
     allowed = [
       self._allowed(
-        round_index,
-        history.part(slice(start, start + step, candidates.step)),
+        round_index, history.part(slice(start, start + step, candidates.step))
       )
       for start in range(candidates.start, self.clients, step)
     ]

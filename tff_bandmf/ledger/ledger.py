@@ -195,9 +195,7 @@ class Ledger:
     return self._read(tables.verify)
 
   def cohort(
-    self,
-    round_index: int,
-    population: Optional[_Clients] = None,
+    self, round_index: int, population: Optional[_Clients] = None
   ) -> Optional[np.ndarray]:
     """Returns the cohort of a round, ascending; None for a round not started.
 
@@ -301,10 +299,7 @@ class Ledger:
     return history, len(np.unique(np.concatenate(missing)))
 
   def past(
-    self,
-    clients: _Clients,
-    before: int,
-    whole: bool = False,
+    self, clients: _Clients, before: int, whole: bool = False
   ) -> history_lib.History:
     """Returns each client's history before a round, in the order of `clients`.
 
@@ -646,11 +641,7 @@ class Ledger:
         ]
       tables.append(connection, *events)
 
-  def same_cohort(
-    self,
-    round_index: int,
-    cohort: _Clients,
-  ) -> bool:
+  def same_cohort(self, round_index: int, cohort: _Clients) -> bool:
     """Returns whether a started round has exactly this cohort."""
     digest = chain.cohort_digest(*self._hashes_of(cohort))
     return self._read(tables.digest, _round(round_index)) == digest

@@ -431,9 +431,7 @@ def digest(
 
 
 def cohorts(
-  connection: sa.engine.Connection,
-  before: Optional[int] = None,
-  start: int = 0,
+  connection: sa.engine.Connection, before: Optional[int] = None, start: int = 0
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Yields (index of a round, identifiers of its cohort), rounds ascending.
 
@@ -444,9 +442,7 @@ def cohorts(
 
 
 def _rounds(
-  connection: sa.engine.Connection,
-  before: Optional[int] = None,
-  start: int = 0,
+  connection: sa.engine.Connection, before: Optional[int] = None, start: int = 0
 ) -> Iterator[tuple[int, np.ndarray, int]]:
   query = sa.select(*map(_raw, _ROUNDS.c)).order_by(_ROUNDS.c.round)
   if start:

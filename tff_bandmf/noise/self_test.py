@@ -34,9 +34,7 @@ _UNSOUND = (
 
 
 def check(
-  parts: Sequence[np.ndarray],
-  tape: tape_folder.ReadableTape,
-  round_index: int,
+  parts: Sequence[np.ndarray], tape: tape_folder.ReadableTape, round_index: int
 ) -> None:
   """Raises ValueError if the sample deviation of y_t is not within `limits`.
 

@@ -358,11 +358,7 @@ class Budget(Participation):
   max_participations: Optional[int] = attrs.field(
     default=None, converter=attrs.converters.optional(_count_participations)
   )
-  apart: int = attrs.field(
-    default=1,
-    kw_only=True,
-    converter=_count_apart,
-  )
+  apart: int = attrs.field(default=1, kw_only=True, converter=_count_apart)
   horizon: Optional[int] = attrs.field(
     default=None,
     kw_only=True,

@@ -40,13 +40,7 @@ from tff_bandmf import (
 )
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.participation import feasibility
-from tff_bandmf.plan import (
-  plan_json,
-  plan_text,
-  plan_toml,
-  trade_off,
-  what_if,
-)
+from tff_bandmf.plan import plan_json, plan_text, plan_toml, trade_off, what_if
 from tff_bandmf.plan import request as request_lib
 from tff_bandmf.plan import search as search_lib
 

@@ -109,9 +109,7 @@ def _dimension(value: Optional[int]) -> Optional[int]:
   return _checks.count('dimension', value, 'the coordinates of the model')
 
 
-def _objective(
-  value: Union[str, Sequence[float]],
-) -> workloads.Objective:
+def _objective(value: Union[str, Sequence[float]]) -> workloads.Objective:
   return workloads.check_objective(value)
 
 

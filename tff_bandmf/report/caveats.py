@@ -134,11 +134,7 @@ def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
     # The public report has this warning here; the report of a run has the same
     # warning further down.
     (nothing, '', _NO_NOISE),
-    (
-      claim.plan.sampled is not None and bool(seen.incomplete),
-      _CUT,
-      _CUT,
-    ),
+    (claim.plan.sampled is not None and bool(seen.incomplete), _CUT, _CUT),
     (
       claim.plan.sampled is not None
       and claim.amplified is None

@@ -145,10 +145,7 @@ def publish(
       *(['Accuracy on validation clients.'] if 'accuracy' in figures else []),
     ],
   }
-  return Public(
-    document.signed(document.Public, content),
-    figures,
-  )
+  return Public(document.signed(document.Public, content), figures)
 
 
 def _check(

@@ -66,12 +66,7 @@ def rows(
     if column not in ('round', *metrics.PLANNED, *with_noise)
   ]
   if claim.observed.ended is not None:
-    table.append(
-      (
-        run_json.RESULT_FILE,
-        'measured results of the last model',
-      )
-    )
+    table.append((run_json.RESULT_FILE, 'measured results of the last model'))
   if run.population is not None:
     table.append(
       (run_json.LEDGER_FILE, 'exact number of clients that may be drawn')

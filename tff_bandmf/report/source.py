@@ -117,12 +117,7 @@ def of_run(directory: Path) -> Source:
     claim,
     observed.ended is not None,
     False,
-    side_releases.rows(
-      directory,
-      run,
-      list(rows[0]) if rows else [],
-      claim,
-    ),
+    side_releases.rows(directory, run, list(rows[0]) if rows else [], claim),
     # The head of the ledger's chain stands for the ledger, whose file changes
     # while the run is open.
     {

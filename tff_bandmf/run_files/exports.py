@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 def check(
-  directory: pathlib.Path,
-  plan: plan_lib.Plan,
-  ended: Optional[chain.End],
+  directory: pathlib.Path, plan: plan_lib.Plan, ended: Optional[chain.End]
 ) -> list[tuple[pathlib.Path, _files.JsonObject]]:
   """Returns the missing exports, as pairs (path, content).
 

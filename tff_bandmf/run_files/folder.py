@@ -246,8 +246,7 @@ def open_run(
 
 
 def check_releases(
-  directory: pathlib.Path,
-  attempts: Mapping[int, Sequence[ledger_lib.Attempt]],
+  directory: pathlib.Path, attempts: Mapping[int, Sequence[ledger_lib.Attempt]]
 ) -> None:
   """Raises ValueError if the ledger lacks an attempt that released a sum.
 

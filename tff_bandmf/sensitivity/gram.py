@@ -32,8 +32,7 @@ ROUNDING = 1e-13
 
 
 def sensitivity(
-  strategy: strategies.Strategy,
-  participation: participation_lib.Participation,
+  strategy: strategies.Strategy, participation: participation_lib.Participation
 ) -> result.Sensitivity:
   """Returns the sensitivity of any C, in O(n B^2).
 

@@ -25,8 +25,7 @@ from tff_bandmf.strategies import base, recursion
 
 
 def sensitivity(
-  strategy: strategies.Strategy,
-  participation: participation_lib.Participation,
+  strategy: strategies.Strategy, participation: participation_lib.Participation
 ) -> result.Sensitivity:
   """Returns the sensitivity of `strategy` under `participation`.
 

@@ -37,8 +37,7 @@ _QUICK_LAGS = 10**9
 
 
 def sensitivity(
-  strategy: strategies.Toeplitz,
-  participation: participation_lib.Participation,
+  strategy: strategies.Toeplitz, participation: participation_lib.Participation
 ) -> result.Sensitivity:
   """Returns the sensitivity of a Toeplitz C.
 

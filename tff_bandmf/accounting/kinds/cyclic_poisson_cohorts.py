@@ -71,12 +71,10 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   flags: ClassVar[Mapping[str, str]] = {'sampling_prob': 'sampling_prob'}
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
   sampling_prob: Optional[float] = attrs.field(
-    default=None,
-    converter=attrs.converters.optional(_sampling_prob),
+    default=None, converter=attrs.converters.optional(_sampling_prob)
   )
   groups: Optional[int] = attrs.field(
-    default=None,
-    converter=attrs.converters.optional(_groups),
+    default=None, converter=attrs.converters.optional(_groups)
   )
   clients_per_round: Optional[float] = attrs.field(
     default=None,

@@ -157,10 +157,7 @@ class Poisson(accountants.Exact):
 
 
 def poisson_epsilon(
-  noise_multiplier: float,
-  sampling_prob: float,
-  compositions: int,
-  delta: float,
+  noise_multiplier: float, sampling_prob: float, compositions: int, delta: float
 ) -> float:
   """Returns epsilon of T Poisson-sampled Gaussians at `delta`, rounded up.
 

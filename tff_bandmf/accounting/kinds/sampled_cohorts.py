@@ -43,9 +43,7 @@ class Sampled(participation_lib.Cohorts):
   follows: ClassVar[frozenset[str]] = frozenset()
   before: ClassVar[Mapping[str, str]] = {}
   population: Optional[int] = attrs.field(
-    default=None,
-    kw_only=True,
-    converter=attrs.converters.optional(_population),
+    default=None, kw_only=True, converter=attrs.converters.optional(_population)
   )
   adjacency: str = attrs.field(default=participation_lib.ZERO_OUT, kw_only=True)
 

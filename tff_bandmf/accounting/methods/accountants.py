@@ -78,10 +78,7 @@ class Accountant(abc.ABC):
 
   @abc.abstractmethod
   def claim(
-    self,
-    noise_multiplier: float,
-    delta: float,
-    samples: monte_carlo.Samples,
+    self, noise_multiplier: float, delta: float, samples: monte_carlo.Samples
   ) -> monte_carlo.Bound:
     """Returns the claim of the least epsilon at `delta`.
 
@@ -90,10 +87,7 @@ class Accountant(abc.ABC):
 
   @abc.abstractmethod
   def claim_at(
-    self,
-    noise_multiplier: float,
-    epsilon: float,
-    samples: monte_carlo.Samples,
+    self, noise_multiplier: float, epsilon: float, samples: monte_carlo.Samples
   ) -> monte_carlo.Bound:
     """Returns the claim of the least delta at `epsilon`.
 
@@ -102,10 +96,7 @@ class Accountant(abc.ABC):
 
   @abc.abstractmethod
   def calibrate(
-    self,
-    epsilon: float,
-    delta: float,
-    samples: monte_carlo.Samples,
+    self, epsilon: float, delta: float, samples: monte_carlo.Samples
   ) -> tuple[float, monte_carlo.Bound]:
     """Returns the least noise multiplier for (epsilon, delta), and its claim.
 
@@ -115,10 +106,7 @@ class Accountant(abc.ABC):
 
   @abc.abstractmethod
   def confirmed(
-    self,
-    noise_multiplier: float,
-    bound: monte_carlo.Bound,
-    delta: float,
+    self, noise_multiplier: float, bound: monte_carlo.Bound, delta: float
   ) -> monte_carlo.Bound:
     """Computes an earlier claim at `delta` again.
 
@@ -308,10 +296,7 @@ class Sampled(Accountant):
     if start > 0:
       mixture = self.mixture(noise_multiplier)
       amplified = search.least(
-        lambda epsilon: (mixture, epsilon),
-        start,
-        exact,
-        options,
+        lambda epsilon: (mixture, epsilon), start, exact, options
       )
       if amplified is None:
         self._notice_no_amplification(mixture, count)

@@ -263,8 +263,7 @@ def remove(
     return -np.expm1(np.minimum(epsilon - loss, 0.0)) * weight
 
   return Direction(
-    draw,
-    math.exp(log_normalizer - tilt.excess * epsilon + _log_g(tilt.excess)),
+    draw, math.exp(log_normalizer - tilt.excess * epsilon + _log_g(tilt.excess))
   )
 
 

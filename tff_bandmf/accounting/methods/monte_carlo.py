@@ -300,8 +300,7 @@ def _tuned(
   """Returns the least margin of the bound, and its eta in (0, 0.95 / B]."""
   square = max(pilot.square, 1e-300)
   eta = min(
-    _LARGEST_ETA / direction.bound,
-    math.sqrt(2 * log_term / (samples * square)),
+    _LARGEST_ETA / direction.bound, math.sqrt(2 * log_term / (samples * square))
   )
   return eta * square / 2 + log_term / (eta * samples), eta
 

@@ -383,11 +383,7 @@ class NeededNoise(abc.ABC):
     return log_noise
 
   def _root(
-    self,
-    model: Model,
-    proposals: list[Proposal],
-    start: float,
-    count: int,
+    self, model: Model, proposals: list[Proposal], start: float, count: int
   ) -> float:
     """Returns log s at which the largest delta of the proposals is the target.
 
