@@ -194,7 +194,10 @@ def _record(choice, schema, workload, epsilon, delta):
   """Returns the record of a choice."""
   return {
     **output.describe(
-      choice.strategy, schema, choice.guarantee.sensitivity, False, workload
+      choice.strategy,
+      schema,
+      workload=workload,
+      sensitivity=choice.guarantee.sensitivity,
     ),
     'memory_copies': choice.copies,
     'normals': choice.normals,

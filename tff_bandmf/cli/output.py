@@ -131,9 +131,9 @@ def check_out(path: str, force: Optional[bool] = None) -> None:
 def describe(
   strategy: strategies.Strategy,
   participation: participation_lib.Participation,
-  sensitivity: sensitivity_lib.Sensitivity,
-  with_coefficients: bool,
+  with_coefficients: bool = False,
   workload: workloads.Workload = workloads.PREFIX,
+  sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
 ) -> _files.JsonObject:
   """Returns the numbers of a strategy; a key without a number has None.
 
@@ -142,6 +142,8 @@ def describe(
   are their square roots times `sensitivity`, which is the standard deviation of
   z if the clip and the noise multiplier are both 1.
   """
+  if sensitivity is None:
+    sensitivity = sensitivity_lib.sensitivity(strategy, participation)
   if isinstance(participation, participation_lib.Budget):
     participation = sensitivity_lib.budget.completed(participation, strategy)
   mean_error, max_error = strategy.errors(workload)

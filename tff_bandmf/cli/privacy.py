@@ -105,8 +105,8 @@ def _show(guarantee: accounting.Guarantee, flags: dict[str, Any]) -> int:
   described = output.describe(
     guarantee.strategy,
     guarantee.cohorts.schema,
-    guarantee.sensitivity,
     flags['with_coefficients'],
+    sensitivity=guarantee.sensitivity,
   )
   record = {
     **result,

@@ -7,7 +7,6 @@ import pathlib
 import click
 
 from tff_bandmf import optimize as optimize_lib
-from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf import strategies
 from tff_bandmf.cli import options, output
 
@@ -60,13 +59,7 @@ def optimize(
     'evaluations': result.evaluations,
     'converged': result.converged,
   }
-  record = output.describe(
-    strategy,
-    schema,
-    sensitivity_lib.sensitivity(strategy, schema),
-    with_coefficients,
-    workload,
-  )
+  record = output.describe(strategy, schema, with_coefficients, workload)
   if out is not None:
     strategies.save(
       strategy,
@@ -99,12 +92,6 @@ def evaluate(file, who, workload, with_coefficients, as_json):
   """
   strategy, stored = output.load(file)
   schema = who.schema(stored)
-  record = output.describe(
-    strategy,
-    schema,
-    sensitivity_lib.sensitivity(strategy, schema),
-    with_coefficients,
-    workload,
-  )
+  record = output.describe(strategy, schema, with_coefficients, workload)
   output.show({**record, 'seconds': output.seconds()}, as_json)
   return output.DONE
