@@ -37,7 +37,7 @@ from tff_bandmf import (
 )
 from tff_bandmf import run as run_lib
 from tff_bandmf.plan import plan as plan_lib
-from tff_bandmf.plan import result as plan_result
+from tff_bandmf.plan import search as plan_search
 from tff_bandmf.run_files import folder, run_json
 from tff_bandmf.tff import names as tff
 from tff_bandmf.tff import remote_workers
@@ -128,7 +128,7 @@ def search_arguments(config: config_lib.Config, clients: int) -> dict[str, Any]:
     else workloads.PREFIX,
     objective=privacy.objective,
   )
-  return plan_result.search_arguments(request, mechanism)
+  return plan_search.search_arguments(request, mechanism)
 
 
 def find_strategy(
