@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy.special
 import scipy.stats
 
 # Standard deviations at which intervals of `shape` end, beside the quantiles.
@@ -104,20 +105,17 @@ def sizes(
   miss = false_alarm / (2 * sum(len(test[1]) for test in tests))
   worst = 2.0, Test(False, math.nan, 0.0, math.inf, '')
   for name, sums, freedom, two_sided in tests:
-    chi2 = scipy.stats.chi2(freedom)
-    chances = chi2.cdf(sums)
+    chances = scipy.special.chdtr(freedom, sums)
     if two_sided:
-      chances = np.minimum(chances, chi2.sf(sums))
+      chances = np.minimum(chances, scipy.special.chdtrc(freedom, sums))
     # A sum that is not a number does not pass.
     chances = np.where(np.isnan(chances), -1.0, chances)
     i = int(np.argmin(chances))
     if chances[i] < worst[0]:
-      limits = chi2.ppf(miss), chi2.isf(miss) if two_sided else math.inf
-      ratio, least, most = np.sqrt(np.divide((sums[i], *limits), freedom))
-      test = Test(
-        chances[i] < miss, float(ratio), float(least), float(most), name
-      )
-      worst = chances[i], test
+      most = scipy.special.chdtri(freedom, miss) if two_sided else math.inf
+      limits = scipy.stats.chi2.ppf(miss, freedom), most
+      ratios = np.sqrt(np.divide((sums[i], *limits), freedom))
+      worst = chances[i], Test(chances[i] < miss, *ratios.tolist(), name)
   return worst[1]
 
 
