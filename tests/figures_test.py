@@ -37,6 +37,7 @@ def test_strategy_shows_c_its_inverse_and_a_client():
   assert f'norm {norm:.4g}' in client.get_title()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'strategy',
   [

@@ -207,6 +207,7 @@ def test_every_package_has_its_place():
   assert packages - {''} == set(_ORDER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('path', _FILES, ids=str)
 def test_imports_go_one_way(path):
   package = _package(path)
@@ -326,6 +327,7 @@ def test_no_modules_import_each_other_in_a_circle():
       found.difference_update(ready)
 
 
+@pytest.mark.slow
 def test_no_test_imports_another():
   for path in (_ROOT / 'tests').rglob('*.py'):
     modules = {name.partition('.')[0] for name in _imports(path)}

@@ -74,6 +74,7 @@ def _words(path, strings=True):
         yield token.start[0], ' '.join(token.string.split())
 
 
+@pytest.mark.slow
 def test_sentences_are_plain():
   found = [
     f'{path.relative_to(_ROOT)}:{line}: {match.group()}'
@@ -94,6 +95,7 @@ def _arguments(function):
   return [name for name in names if name not in ('self', 'cls')]
 
 
+@pytest.mark.slow
 def test_functions_have_at_most_eight_arguments():
   """But for the two-line port of TFF's own function."""
   found = {
@@ -245,6 +247,7 @@ def _unresolved(path):
           break
 
 
+@pytest.mark.slow
 def test_words_are_plain():
   assert not [
     f'{path.relative_to(_ROOT)}:{problem}'

@@ -139,6 +139,7 @@ def test_no_name_of_a_family_stands_elsewhere():
   assert not found
 
 
+@pytest.mark.slow
 def test_no_kind_of_strategy_is_asked_for_elsewhere():
   kinds = {
     name

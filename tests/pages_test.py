@@ -81,6 +81,7 @@ def _texts():
   )
 
 
+@pytest.mark.slow
 def test_messages_that_are_explained_are_those_of_the_code():
   page = (_ROOT / 'docs' / 'troubleshooting.md').read_text()
   rows = re.findall(r'^\| ((?:[^|\\]|\\.)*) \|', page, re.MULTILINE)

@@ -88,6 +88,7 @@ def test_errors_of_another_polynomial(family, schedule):
   assert largest == pytest.approx(np.max(np.sum(b**2, axis=1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'family, parameters',
   [

@@ -280,6 +280,7 @@ def _moved(monkeypatch, error):
   return accounting.Guarantee(_MOVED, cohorts, 1.0, samples=_FEW_SAMPLES)
 
 
+@pytest.mark.slow
 def test_moved_means_raise_an_amplified_epsilon(monkeypatch):
   exact = _moved(monkeypatch, 0.0)
   moved = _moved(monkeypatch, 1e-4)

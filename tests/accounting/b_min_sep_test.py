@@ -220,6 +220,7 @@ def test_bound_covers_the_true_delta(
   assert found.estimate == pytest.approx(exact, rel=0.25, abs=5e-5)
 
 
+@pytest.mark.slow
 def test_separation_of_one_is_poisson_sampling():
   rounds, q = 20, 0.2
   spec = accounting.Guarantee(
@@ -242,6 +243,7 @@ def test_sensitivity_is_that_without_amplification():
   assert spec.delta(1.0) <= accounting.gaussian_delta(2.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('start', ['warm', 'cold'])
 def test_calibrated_noise_meets_the_true_delta(start):
   patterns, odds = _patterns(3, 2, 0.2, start)

@@ -242,6 +242,7 @@ def _calibrated(epsilon, delta, samples):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('epsilon', 'delta'), [(1.0, 1e-2), (4.0, 1e-3)])
 def test_calibrated_noise_meets_the_true_delta(epsilon, delta):
   spec = _calibrated(epsilon, delta, _samples(5))

@@ -30,6 +30,7 @@ def _poisson(noise_multiplier, q, rounds=1, **options):
   return _run(noise_multiplier, strategies.Identity(rounds), cohorts)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=20)
 @hypothesis.given(
   noises=st.lists(st.floats(0.5, 20), min_size=1, max_size=5),

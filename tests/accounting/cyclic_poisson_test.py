@@ -50,6 +50,7 @@ def _closed_form(sigma, q, epsilon):
   return max(remove, add)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('epsilon', 'bands', 'sigma'), _PRINTED)
 def test_epsilon_is_the_published_one(epsilon, bands, sigma):
   q = accounting.CyclicPoisson.of_population(2052, 6, bands).sampling_prob
@@ -80,6 +81,7 @@ def test_one_composition_is_the_closed_form(sigma, q, epsilon):
   assert exact <= found <= exact * (1 + 1e-3) + 1e-8
 
 
+@pytest.mark.slow
 def test_the_worse_direction_counts():
   sigma, q, epsilon = 1.0, 0.1, 0.1
   losses = privacy_loss_distribution.from_gaussian_mechanism(
@@ -212,6 +214,7 @@ def test_search_returns_no_noise_that_gives_more(width):
     assert 2.0 * (1 - width) <= epsilon_of(sigma) <= 2.0
 
 
+@pytest.mark.slow
 def test_epsilon_grows_with_sampling_and_rounds():
   def epsilon(sigma=1.0, q=0.05, compositions=20):
     return accounting.poisson_epsilon(sigma, q, compositions, 1e-6)

@@ -124,6 +124,7 @@ def test_attempts_share_the_failure_probability(monkeypatch, beta):
   assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tries', [1, 7])
 def test_searches_share_the_failure_probability(monkeypatch, tries):
   """No search has enough noise for its growth: all may fail with 1e-8."""

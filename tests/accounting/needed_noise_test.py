@@ -95,6 +95,7 @@ def _optimized(
   ).strategy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('cohorts', 'rounds'), [(_BINS, 7), (_BINS, 12), (_SEPARATED, 3)]
 )
@@ -109,6 +110,7 @@ def test_estimate_is_the_noise_of_enumerated_patterns(cohorts, rounds):
     assert needed(strategy) == pytest.approx(exact, rel=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'cohorts', [accounting.BallsInBins(5), accounting.BMinSep(5, 0.07)]
 )
@@ -142,6 +144,7 @@ def test_estimate_at_a_small_delta_does_not_lose_its_samples(epsilon, delta):
   assert needed(strategies.Identity(8)) == pytest.approx(exact, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_columns_and_a_first_column_need_the_same_noise():
   column = np.array([1.0, 0.5, 0.3])
   columns = np.where(np.add.outer(np.arange(8), np.arange(3)) < 8, column, 0)

@@ -64,6 +64,7 @@ def test_pair_is_composed_as_the_worst_mechanism():
   assert epsilon < _RUN.epsilon(0.9e-6) + 0.7
 
 
+@pytest.mark.slow
 def test_laplace_noise_and_samples_are_convolved():
   laplace = dp_accounting.LaplaceDpEvent(2.0)
   sampled = dp_accounting.PoissonSampledDpEvent(
@@ -95,6 +96,7 @@ def test_rho_is_an_upper_bound():
   assert two.epsilon(1e-6) == pytest.approx(claim.epsilon)
 
 
+@pytest.mark.slow
 def test_releases_beside_sampled_runs_count_in_every_way():
   bins = accounting.Guarantee(
     strategies.Identity(16),

@@ -254,6 +254,7 @@ def _wrong():
   ]
 
 
+@pytest.mark.slow
 def test_real_samplers_pass_and_wrong_ones_are_rejected():
   for cohorts in _KINDS:
     assert not _alarms(_taken(cohorts.sampler(_words())), cohorts)

@@ -168,6 +168,7 @@ class _LastWords:
     return np.full(shape, [[low], [high // 4]])
 
 
+@pytest.mark.slow
 def test_float32_normals_end():
   """None of any number of draws is beyond: the power is 1."""
   (end,) = _float32_normals(_LastWords(), 1)
@@ -191,6 +192,7 @@ def test_tail_of_the_generator_is_that_of_normals():
   assert 1 <= found.statistic <= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('threshold', [2.0, 4.0])
 def test_normals_beyond_are_counted(threshold):
   key = noise.Key.from_seed(4)

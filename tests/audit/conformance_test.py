@@ -135,6 +135,7 @@ def test_answer_says_where_it_was_measured_and_what_was_refused():
   assert zeros <= set(sound['size'].probes)
 
 
+@pytest.mark.slow
 def test_shares_of_the_false_alarm_add_up_to_it():
   answers = _answers(faulty.Sound, draws=1, false_alarm=1e-3)
   assert sum(each.false_alarm for each in answers.values()) == pytest.approx(
@@ -225,6 +226,7 @@ def test_function_without_a_variant_without_noise(fault, question):
     assert verdicts[question] == FAIL
 
 
+@pytest.mark.slow
 def test_much_noise_and_few_clients_cannot_tell():
   """No answer passes whose test could not have failed."""
   statement = conformance.Statement(faulty.CLIP, 50.0, 2, np.eye(4))
@@ -253,6 +255,7 @@ def test_same_noise_at_every_start_is_found(tmp_path, monkeypatch):
   assert found.verdict == FAIL and 'two runs' in found.unit
 
 
+@pytest.mark.slow
 def test_one_client_a_round():
   class One(faulty.Sound):
     def divisor(self, updates):
@@ -312,6 +315,7 @@ def _alarms(ask, trials=_TRIALS):
   return sum(ask(random.normal(size=[24, 96])) for _ in range(trials))
 
 
+@pytest.mark.slow
 def test_false_alarms_of_sizes_are_at_most_as_stated():
   """Sums over rows and sums over columns have some of their normals alike."""
 
@@ -321,6 +325,7 @@ def test_false_alarms_of_sizes_are_at_most_as_stated():
   assert 0 < _alarms(ask) <= _MOST
 
 
+@pytest.mark.slow
 def test_false_alarms_of_correlations_are_at_most_as_stated():
   def ask(normals):
     return whitened.correlations([_noise(normals, 2)], _RATE)[0].failed
@@ -328,6 +333,7 @@ def test_false_alarms_of_correlations_are_at_most_as_stated():
   assert 0 < _alarms(ask) <= _MOST
 
 
+@pytest.mark.slow
 def test_false_alarms_of_shape_are_at_most_as_stated():
   def ask(normals):
     return whitened.shape(_noise(normals)[0], 'here', _RATE).failed

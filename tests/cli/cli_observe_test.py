@@ -111,6 +111,7 @@ def test_client_of_all_its_rounds_has_the_planned_epsilon(
   assert shown['epsilon'] == pytest.approx(8.0, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('other', ['7.0', '07', '\uff17', "'7'"])
 @pytest.mark.parametrize('command', ['observe', 'report'])
 def test_names_alike_are_a_warning_with_both(

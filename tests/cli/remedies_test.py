@@ -58,6 +58,7 @@ def _texts(path):
       yield node.value
 
 
+@pytest.mark.slow
 def test_library_names_no_flag_but_with_its_command():
   """`Plan` spoke of --participation, which only its command has."""
   found = []
@@ -137,6 +138,7 @@ _BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('line', _BAD)
 def test_remedy_of_a_command_names_its_flags(run, tmp_path, monkeypatch, line):
   monkeypatch.chdir(tmp_path)

@@ -22,6 +22,7 @@ def _budget(strategy, *fields, **more):
   )
 
 
+@pytest.mark.slow
 def test_devices_decide_as_the_server_does():
   """The code of the page, on 10^5 histories."""
   (code,) = re.findall(

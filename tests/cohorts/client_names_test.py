@@ -73,6 +73,7 @@ _READERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('read', _READERS.values(), ids=_READERS)
 def test_text_that_is_no_name_is_refused_by_every_reader(tmp_path, read):
   for name in _NO_NAMES:
@@ -82,6 +83,7 @@ def test_text_that_is_no_name_is_refused_by_every_reader(tmp_path, read):
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('read', _READERS.values(), ids=_READERS)
 def test_other_texts_are_names_for_every_reader(tmp_path, read):
   for name in _NAMES:
@@ -144,6 +146,7 @@ def _is_name(text):
 _LETTERS = 'aAB0079. .-\'"`{}()bé\u0301ÉßİK\uff17\xa0\u200b\u3164\ue000n<>安’'
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(texts=st.lists(st.text(_LETTERS, max_size=7), max_size=9))
 @example(texts=['a', 'b\xa0'])
@@ -174,6 +177,7 @@ def _spelling(text):
   return re.sub(' +', ' ', text)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
   texts=st.lists(
@@ -187,6 +191,7 @@ def test_spelling_of_a_column_is_that_of_one_text_at_a_time(texts):
   assert [*names._respelled(column)] == list(map(_spelling, texts))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
   texts=st.lists(

@@ -127,6 +127,7 @@ def _p_values(z):
   )
 
 
+@pytest.mark.slow
 def test_normals_are_normal_and_independent():
   """Kolmogorov-Smirnov, tails, moments and neighbours of 10^6 draws."""
   z = _GENERATOR.rows(0, 16, 0, 62_504)

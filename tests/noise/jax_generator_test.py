@@ -43,6 +43,7 @@ def _words(row, groups, key=_KEY):
   return np.asarray(_jitted_words(words, np.array([row]), groups)).ravel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'key, block, expected',
   [
@@ -68,6 +69,7 @@ def test_words_are_those_of_published_blocks(key, block, expected):
   assert words.tobytes().hex().startswith(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('row', [0, 5, 2**31 + 3, 2**32 - 1])
 def test_words_are_those_of_numpy_to_the_bit(row):
   first = 2**35
@@ -112,6 +114,7 @@ def test_formula_errs_as_little_as_the_check_assumes():
   assert inverse_cdf.largest_units(u, z) < jax_generator._FORMULA_ERROR
 
 
+@pytest.mark.slow
 def test_normals_of_small_words_are_no_numbers(monkeypatch):
   """A word in 2^24 is small; here one in eight."""
   monkeypatch.setattr(generator, 'EXTENDED_BELOW', 2**60)

@@ -110,6 +110,7 @@ def test_noise_is_that_of_the_recursion(name):
   recursions.run(_FAMILIES[name].recursion(), _z(), _Z_STEPS, given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _FAMILIES)
 @pytest.mark.parametrize('block_rounds', [1, 3, 16])
 def test_blocks_and_chunks_change_no_bit(monkeypatch, name, block_rounds):
@@ -119,6 +120,7 @@ def test_blocks_and_chunks_change_no_bit(monkeypatch, name, block_rounds):
   assert np.array_equal(_streamed(_FAMILIES[name]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _FAMILIES)
 @pytest.mark.parametrize('shards', [2, 4])
 def test_any_sharding_gives_the_same_bits(monkeypatch, name, shards):

@@ -188,6 +188,7 @@ def test_swapped_words_sectors_and_blocks_are_refused(large, size):
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_swapped_words_are_refused_wherever_they_are(large):
   path = tapes.noise_file(large, 1)
   content = path.read_bytes()
@@ -315,6 +316,7 @@ def test_refused_round_is_not_marked(tape):
   assert np.any(tapes.release(tape, 0))
 
 
+@pytest.mark.slow
 def test_missing_file_fails_after_the_timeout(tape):
   tapes.noise_file(tape, 0).unlink()
   began = time.monotonic()

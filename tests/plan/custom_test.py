@@ -145,6 +145,7 @@ def test_wrong_objective_or_workload_gets_one_line(wrong, match):
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'wrong, match',
   [

@@ -375,6 +375,7 @@ def test_release_is_a_whole_number_of_steps():
   )
 
 
+@pytest.mark.slow
 def test_sums_are_exact_in_any_order():
   """Floats are not: here one client moves a float32 sum by more than a clip."""
   specs = tf.TensorSpec([1], tf.float32)
@@ -422,6 +423,7 @@ def test_round_of_more_than_the_largest_cohort_fails(sums):
     )
 
 
+@pytest.mark.slow
 def test_groups_of_any_size_give_the_same_bits():
   specs = _specs(tf.float32, tf.float16)
   records = [_record(specs, 3.0, seed) for seed in range(6)]
@@ -661,6 +663,7 @@ def test_zeroing_by_the_l2_norm_works_in_a_graph():
   assert not _squares(clip(tf.constant([3.0, 4.001])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layers', [False, True])
 def test_many_leaves_are_clipped_to_the_bits_of_numpy(layers):
   """Leaves of all numbers of rows, in several orders and types."""
@@ -687,6 +690,7 @@ def test_many_leaves_are_clipped_to_the_bits_of_numpy(layers):
     )
 
 
+@pytest.mark.slow
 def test_graph_has_few_operations_for_a_leaf():
   """Each costs a millisecond, in Python and again in TFF's compiler."""
 

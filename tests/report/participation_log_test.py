@@ -175,6 +175,7 @@ def _claims_less(path, content):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('last', ['', ',device'])
 def test_quote_never_makes_a_claim_smaller(tmp_path, last):
   content = _TEXT.replace('\n', f'{last}\n').replace('device', 'd', 1).encode()

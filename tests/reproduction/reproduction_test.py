@@ -70,6 +70,7 @@ def test_tables_are_those_that_are_published():
   assert str(error.value).startswith('name=table_9: is not a table; use one of')
 
 
+@pytest.mark.slow
 def test_amplified_rows_have_an_estimate_and_a_bound(monkeypatch):
   table = {
     'rounds': 32,

@@ -141,6 +141,7 @@ def _restore(directory, backup):
       shutil.copy2(path, directory / path.relative_to(backup))
 
 
+@pytest.mark.slow
 def test_folder_that_was_restored_lacks_the_head_that_was_noted(tmp_path):
   """Nothing in a folder that was restored in place says that it was."""
   plan, directory = _plan(), tmp_path / 'run'
@@ -288,6 +289,7 @@ def test_error_that_names_its_file_is_shown_as_it_is(tmp_path, capfd):
   assert 'None' not in error and str(out.parent) in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ended', [False, True])
 def test_exports_are_no_state(tmp_path, ended):
   """A run goes on, and is reported, without them; then they are the same."""
@@ -315,6 +317,7 @@ def test_exports_are_no_state(tmp_path, ended):
   assert report.build(tmp_path).content['completed']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', [run_json.STRATEGY_FILE, run_json.METRICS_FILE, run_json.RESULT_FILE]
 )

@@ -54,6 +54,7 @@ def _check(directory, rounds=_ROUNDS):
       assert not cohorts[one] & cohorts[other], (one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(4))
 def test_burnt_rounds_are_remembered(tmp_path, seed):
   """Their clients were drawn again at once: two rounds in a row at min_sep 3.
@@ -139,6 +140,7 @@ def test_round_that_is_replayed_has_its_cohort(tmp_path, seed):
   _check(tmp_path, 5)
 
 
+@pytest.mark.slow
 def test_clients_that_join_after_a_burnt_round_change_no_history(tmp_path):
   """The round was drawn from ten clients, and twenty would draw another one."""
   for seed in range(3):
@@ -345,6 +347,7 @@ def test_run_that_is_over_says_so(tmp_path, capsys):
         mine.record(**other)
 
 
+@pytest.mark.slow
 def test_run_is_not_recorded_before_its_last_round(tmp_path):
   """After any number of rounds, of clients that are drawn or that came."""
   for done in range(_ROUNDS):
@@ -429,6 +432,7 @@ def _train(directory, ids, plan):
     return mine.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'ids', [range(1000, 1012), [*range(11), 99], [f'c{i}' for i in range(12)]]
 )

@@ -56,6 +56,7 @@ def _train(folder, plan, ends=True, stop=None, after=(), **options):
   return done, written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', _KINDS)
 def test_run_until_an_epsilon_claims_at_most_this_epsilon(tmp_path, kind):
   """Where fewer rounds have a proof; elsewhere a smaller epsilon is refused."""
@@ -91,6 +92,7 @@ def test_run_until_an_epsilon_claims_at_most_this_epsilon(tmp_path, kind):
   assert checked <= sampling['epsilon_unamplified'] * (1 + 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', _KINDS)
 @pytest.mark.parametrize('ends', [True, False])
 def test_run_that_stops_by_its_model_claims_all_rounds(tmp_path, kind, ends):
@@ -115,6 +117,7 @@ def test_run_that_stops_after_one_round_claims_all_rounds(tmp_path):
   assert (done, written['epsilon']) == (1, plan.spent(_ROUNDS))
 
 
+@pytest.mark.slow
 def test_stop_that_was_moved_claims_all_planned_rounds(tmp_path):
   """Who moves the stop may have looked at the model of the first stop."""
   plan = _plan()
@@ -136,6 +139,7 @@ def test_stop_at_the_same_epsilon_goes_on_after_a_kill(tmp_path):
   assert (done, written['epsilon']) == (4, plan.spent(4))
 
 
+@pytest.mark.slow
 def test_open_run_counts_as_planned_in_a_composition(tmp_path):
   """It may state more rounds when it is started again."""
   plan, first, second = _plan(), tmp_path / 'first', tmp_path / 'second'
@@ -207,6 +211,7 @@ def test_run_that_was_not_stopped_is_not_ended_early(tmp_path):
     _train(tmp_path, _plan(), rounds=3)
 
 
+@pytest.mark.slow
 def test_stated_rounds_that_were_forged_do_not_hold(tmp_path):
   """Fewer rounds in the report than the chain states are refused."""
   plan = _plan()

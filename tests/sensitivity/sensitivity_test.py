@@ -157,6 +157,7 @@ _EXACT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', _KINDS)
 @pytest.mark.parametrize(
   'make', [participation.MinSep, participation.FixedEpoch]
@@ -355,6 +356,7 @@ def test_what_is_no_schema_is_refused():
     sensitivity.sensitivity(strategies.Identity(3), 3)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=150)
 @hypothesis.given(
   weights=st.lists(st.floats(0, 10), min_size=1, max_size=9),

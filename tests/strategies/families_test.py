@@ -136,6 +136,7 @@ def test_errors_equal_the_dense_ones(name, data):
     )
 
 
+@pytest.mark.slow
 @_each_family
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(data=st.data())

@@ -265,6 +265,7 @@ def _same(left, right):
     assert array.tobytes() == right[name].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('suffix', ['.json', '.npz'])
 @_few_examples
 @hypothesis.given(
