@@ -1,5 +1,6 @@
-"""The record of a key file: which noise was made from it, and in which folder.
+"""The use of a key: by one tape of this process, and of a key file by servers.
 
+`reserve` gives a key to one tape of this process. `KeyUse` serves key files.
 For a key file FILE, the record is the file FILE.use with mode 0600 in the same
 folder. Each line says which noise a `bandmf noise-server` made from the key: a
 tape ID, the first coordinate, the number of coordinates and the folder of the
@@ -16,13 +17,54 @@ import fcntl
 import os
 import pathlib
 import struct
+import threading
 from collections.abc import Iterator
+from typing import Optional
 
 from tff_bandmf import errors
+from tff_bandmf.noise import key as key_lib
 
 # Offset beyond all coordinates. A process locks this byte before it reads or
 # writes the lines.
 _LINES = 2**62
+
+# Fingerprints of the keys whose noise is on an open tape of this process.
+_reserved: set[Optional[int]] = set()
+_reserving = threading.Lock()
+
+
+def reserve(key: key_lib.Key) -> int:
+  """Reserves a key for one tape of this process; returns the key's fingerprint.
+
+  **Formal guarantee.**
+  Assumption: every tape that this process writes comes from
+  `tape.opened.OpenTape`.
+  Statement: at any time at most one open tape of this process has the noise of
+  the key. The statement does not cover a tape of another process with the same
+  key; `KeyUse` and the lock of a run's folder exclude such a process if they
+  are used.
+
+  Raises:
+    ValueError: another open tape of this process has the key.
+  """
+  fingerprint = key.identify(b'held')
+  with _reserving:
+    # PRIVACY: Two runs with the same key have the same noise, so the difference
+    # of their releases has no noise. If an open tape of this process has the
+    # key, the key is refused.
+    # Guard: aggregator_runs_test.test_second_factory_with_a_key_is_refused.
+    if fingerprint in _reserved:
+      raise errors.value_error(
+        'key=Key(<secret>): serves another aggregator; close that aggregator '
+        'and resume from its state, or give a new run a new key'
+      )
+    _reserved.add(fingerprint)
+  return fingerprint
+
+
+def free(fingerprint: Optional[int]) -> None:
+  """Frees the key with a fingerprint for another tape; None frees no key."""
+  _reserved.discard(fingerprint)
 
 
 class KeyUse:

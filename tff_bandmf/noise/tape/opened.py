@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Optional, Union
 
-from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import placements, released_sums
+from tff_bandmf.noise import key_use, placements, released_sums
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import served as served_tape
@@ -17,10 +15,6 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 # Seconds that a round waits for the file of a shard before it fails.
 TIMEOUT_SECONDS = 600.0
-
-# Fingerprints of the keys whose noise is on an open tape of this process.
-_held: set[Optional[int]] = set()
-_holding = threading.Lock()
 
 
 class OpenTape:
@@ -60,7 +54,7 @@ class OpenTape:
       OSError: a folder or a file of a tape cannot be made.
     """
     self.position: Optional[released_sums.Position] = None
-    self._held: Optional[int] = None
+    self._reserved: Optional[int] = None
     if isinstance(placement, placements.Served):
       folders = placement.folders
       if isinstance(folders, (str, os.PathLike)):
@@ -76,7 +70,7 @@ class OpenTape:
       return
     self.position = placement.position
     key = placement.key or key_lib.Key.from_entropy()
-    self._held = _hold(key)
+    self._reserved = key_use.reserve(key)
     try:
       self.tape = writer.Tape(
         placement.directory,
@@ -92,41 +86,13 @@ class OpenTape:
         start_round=placement.start_round,
       )
     except BaseException:
-      _held.discard(self._held)
+      key_use.free(self._reserved)
       raise
 
   def close(self) -> None:
     """Closes the tape, and frees the key for another tape."""
     self.tape.close()
-    _held.discard(self._held)
+    key_use.free(self._reserved)
     # A second call of `close` must not free the key again, since another tape
     # may have reserved the key in between.
-    self._held = None
-
-
-def _hold(key: key_lib.Key) -> int:
-  """Reserves a key for one tape of this process; returns the key's fingerprint.
-
-  **Formal guarantee.**
-  Assumption: every tape that this process writes comes from `OpenTape`.
-  Statement: at any time at most one open tape of this process has the noise of
-  the key. The statement does not cover a tape of another process with the same
-  key; `key_use.KeyUse` and the lock of a run's folder exclude such a process if
-  they are used.
-
-  Raises:
-    ValueError: another open tape of this process has the key.
-  """
-  name = key.identify(b'held')
-  with _holding:
-    # PRIVACY: Two runs with the same key have the same noise, so the difference
-    # of their releases has no noise. If an open tape of this process has the
-    # key, the key is refused.
-    # Guard: aggregator_runs_test.test_second_factory_with_a_key_is_refused.
-    if name in _held:
-      raise errors.value_error(
-        'key=Key(<secret>): serves another aggregator; close that aggregator '
-        'and resume from its state, or give a new run a new key'
-      )
-    _held.add(name)
-  return name
+    self._reserved = None
