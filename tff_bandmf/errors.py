@@ -94,13 +94,16 @@ class _Terminal(logging.Handler):
 
 
 LOGGER = logging.getLogger('tff_bandmf')
-LOGGER.addHandler(_Terminal())
-LOGGER.setLevel(logging.INFO)
+_TERMINAL = _Terminal()
+LOGGER.addHandler(_TERMINAL)
 
 
 def notice(line: str, level: int = logging.WARNING) -> None:
-  """Writes a line to standard error and to the handlers of the logger."""
-  LOGGER.log(level, '%s', line, extra={'notice': True})
+  """Writes a line to standard error, and to the log if it takes the level."""
+  if LOGGER.isEnabledFor(level):
+    LOGGER.log(level, '%s', line, extra={'notice': True})
+  elif _TERMINAL in LOGGER.handlers:
+    _TERMINAL.handle(logging.makeLogRecord({'msg': line, 'notice': True}))
 
 
 def install(extra: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 import small_run
 
 import tff_bandmf
-from tff_bandmf import report
+from tff_bandmf import errors, report
 from tff_bandmf import run as run_lib
 from tff_bandmf.run_files import metrics, run_json
 
@@ -174,6 +174,18 @@ def test_rounds_are_logged_without_secrets(tmp_path, caplog, capfd):
   # A terminal shows what it has always shown.
   assert capfd.readouterr().err.startswith('All 2 rounds are done; ')
   assert caplog.records[-1].levelname == 'INFO'
+
+
+def test_lines_of_a_level_that_nobody_asked_for_are_not_logged(caplog, capfd):
+  # A root handler, as other libraries install one, stays silent.
+  errors.LOGGER.info('a round is over')
+  errors.notice('two minutes', logging.INFO)
+  assert not caplog.records
+  assert capfd.readouterr().err == 'two minutes\n'
+  with caplog.at_level(logging.INFO):
+    errors.notice('two minutes', logging.INFO)
+  assert len(caplog.records) == 1
+  assert capfd.readouterr().err == 'two minutes\n'
 
 
 def test_burnt_round_is_a_warning_of_the_log(tmp_path, caplog):
