@@ -114,8 +114,8 @@ def sizes(
     if chances[i] < worst[0]:
       most = scipy.special.chdtri(freedom, miss) if two_sided else math.inf
       limits = scipy.stats.chi2.ppf(miss, freedom), most
-      ratios = np.sqrt(np.divide((sums[i], *limits), freedom))
-      worst = chances[i], Test(chances[i] < miss, *ratios.tolist(), name)
+      ratio, low, high = np.sqrt(np.divide((sums[i], *limits), freedom))
+      worst = chances[i], Test(chances[i] < miss, ratio, low, high, name)
   return worst[1]
 
 
