@@ -38,10 +38,11 @@ _NO_GAIN = 1e-10
 _POWERS, _FEW_EVALUATIONS = (4.0, 16.0, 64.0), 60
 _LAST_POWER, _STAGE_EVALUATIONS = 256.0, 200
 # Fraction of the sum of all w_t that is divided equally among the rounds, since
-# a weight of 0 could never grow again; its bound in later stages; and its
-# factor for each later stage that converges.
+# a weight of 0 could never grow again; the largest such fraction in later
+# stages; and the factor by which each converged stage reduces the fraction.
 _LEAST_WEIGHT, _LATER_WEIGHT, _FALL = 1e-2, 1e-3, 0.1
-# The search goes on until it proves this fraction of the gap.
+# The search for the largest error has converged at the gap, and ends at this
+# fraction of the gap.
 _MARGIN = 0.25
 
 # Function that is called after every iteration with the best loss so far.
