@@ -6,7 +6,6 @@ import contextlib
 import decimal
 import json
 import logging
-import math
 import os
 import pathlib
 import sys
@@ -146,7 +145,6 @@ def describe(
     sensitivity = sensitivity_lib.sensitivity(strategy, participation)
   if isinstance(participation, participation_lib.Budget):
     participation = sensitivity_lib.budget.completed(participation, strategy)
-  mean_error, max_error = strategy.errors(workload)
   parameters = strategy.parameters()
   record = {
     'family': strategy.family,
@@ -165,10 +163,7 @@ def describe(
     'sensitivity': sensitivity.value,
     'sensitivity_method': sensitivity.method,
     'sensitivity_reason': sensitivity.reason,
-    'mean_error': mean_error,
-    'max_error': max_error,
-    'rmse': sensitivity.value * math.sqrt(mean_error),
-    'max_rmse': sensitivity.value * math.sqrt(max_error),
+    **strategy.error_numbers(sensitivity.value, workload),
     **dict.fromkeys(_NOISE_KEYS),
     'adjacency': participation.adjacency,
   }

@@ -471,8 +471,6 @@ class Plan(request_lib.Request):
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the plan under their JSON keys."""
     schema = self.schema
-    mean, largest = self.planned_strategy.errors(self.workload)
-    scale = self.z_stddev_at_1
     return {
       **self.guarantee.to_dict(),
       'rounds': self.rounds,
@@ -485,10 +483,7 @@ class Plan(request_lib.Request):
       'l2_norm_clip': clips.to_json(self.l2_norm_clip),
       'min_sep': schema.min_sep,
       'max_participations': schema.participations(self.rounds),
-      'mean_error': mean,
-      'max_error': largest,
-      'rmse': scale * math.sqrt(mean),
-      'max_rmse': scale * math.sqrt(largest),
+      **self.planned_strategy.error_numbers(self.z_stddev_at_1, self.workload),
       'z_stddev': self.z_stddev,
       'noise_to_signal': self.noise_to_signal(self.dimension),
       'rho': self.guarantee.rho,

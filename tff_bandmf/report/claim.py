@@ -199,7 +199,6 @@ class Claim:
     if self.budget is not None:
       strategy = strategy.of_rounds(self.plan.rounds)
     numbers, claimed = self.held.to_dict(), self.claimed.to_dict()
-    mean, largest = strategy.errors()
     led = figures(self.claimed, self.delta)
     return {
       **numbers,
@@ -213,10 +212,7 @@ class Claim:
       'parameters': strategy.parameters(),
       'z_stddev': self.z_stddev,
       'measured_z_stddev': observed.z_stddev,
-      'mean_error': mean,
-      'max_error': largest,
-      'rmse': self.claimed.sensitivity.value * math.sqrt(mean),
-      'max_rmse': self.claimed.sensitivity.value * math.sqrt(largest),
+      **strategy.error_numbers(self.claimed.sensitivity.value),
       **{name: led[name] for name in ('noise_multiplier', 'epsilon', 'delta')},
       # An amplified guarantee has no rho, so this rho is without amplification.
       'rho': self.held.rho,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 
@@ -266,6 +267,23 @@ class Strategy(abc.ABC):
     """
     per_query_errors = self.per_query_errors(workload)
     return float(per_query_errors.mean()), float(per_query_errors.max())
+
+  def error_numbers(
+    self, stddev: float, workload: workloads.Workload = workloads.PREFIX
+  ) -> _files.JsonObject:
+    """Returns the errors of a run under their JSON keys.
+
+    Args:
+      stddev: standard deviation of z for `rmse` and `max_rmse`.
+      workload: A.
+    """
+    mean, largest = self.errors(workload)
+    return {
+      'mean_error': mean,
+      'max_error': largest,
+      'rmse': stddev * math.sqrt(mean),
+      'max_rmse': stddev * math.sqrt(largest),
+    }
 
   def error(
     self, workload: workloads.Workload, objective: workloads.Objective

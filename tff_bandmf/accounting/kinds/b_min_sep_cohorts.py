@@ -135,12 +135,11 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   def _known_prob(self) -> float:
-    if self.sampling_prob is None:
-      raise errors.value_error(
-        'sampling_prob=None: b-min-sep needs sampling_prob; give it or, for a '
-        'warm start, population and clients_per_round'
-      )
-    return self.sampling_prob
+    return self._known(
+      'sampling_prob',
+      'b-min-sep needs sampling_prob; give it or, for a warm start, population '
+      'and clients_per_round',
+    )
 
   @property
   def _wait(self) -> Optional[float]:
@@ -182,7 +181,7 @@ class BMinSep(sampled_cohorts.Sampled):
     accountants.check_nonnegative(np.min(rows))
     mixture_of = functools.partial(
       b_min_sep.BMinSepMixture,
-      columns.Columns.of_rows(rows),
+      columns.Columns(columns.of_rows(rows)),
       min_sep=self.min_sep,
       sampling_prob=self._known_prob(),
       wait=self._wait,

@@ -20,7 +20,6 @@ import math
 from typing import Optional
 
 import numpy as np
-import scipy.sparse
 
 from tff_bandmf import _blas, _checks
 from tff_bandmf.accounting.kinds import b_min_sep, columns
@@ -66,10 +65,7 @@ class BMinSepNoise(needed_noise.NeededNoise):
     accountants.check_bands(strategy, 'min_sep', self.min_sep)
     rows = strategy.band_rows(0, strategy.rounds)
     accountants.check_nonnegative(np.min(rows))
-    variable = np.zeros_like(rows)
-    for s in range(rows.shape[1]):
-      variable[: len(rows) - s, s] = rows[s:, s]
-    return variable
+    return columns.of_rows(rows)
 
   def _log_scale(self, variable):
     largest = np.einsum('ij,ij->i', variable, variable).max()
@@ -135,8 +131,8 @@ class _Columns(needed_noise.Model):
 
   def __init__(self, search: BMinSepNoise, variable: np.ndarray):
     self._search, self._variable = search, variable
-    self._matrix = _matrix(variable)
-    self._columns = columns.Columns(self._matrix, variable.shape[1])
+    self._columns = columns.Columns(variable)
+    self._matrix = self._columns.matrix
 
   def with_law(self, log_noise, proposal, count):
     a, search = proposal.factor, self._search
@@ -206,15 +202,6 @@ class _Columns(needed_noise.Model):
     by += _outer(by_mean[:, None], rates[:, None], bands)
     by += 2 * scale * by_squares[:, None] * self._variable
     return needed_noise.Estimate.of(values, margins, scale / count * by)
-
-
-def _matrix(variable):
-  """Returns the sparse C, [n, n], of its columns."""
-  rounds, bands = variable.shape
-  # Diagonal -s of `dia_matrix` has C[j + s, j] in its column j.
-  return scipy.sparse.dia_matrix(
-    (variable.T, -np.arange(bands)), shape=(rounds, rounds)
-  ).tocsr()
 
 
 def _outer(left, right, bands):

@@ -16,36 +16,21 @@ class Columns:
   """The columns c_i of C.
 
   Args:
-    matrix: C, [n, n] float64, sparse.
-    bands: number of bands of C.
+    entries: [n, bands] float64, entries[j, s] = C[j + s, j].
 
   Attributes:
-    matrix: C.
+    matrix: C, [n, n] float64, sparse.
     bands: number of bands of C.
     squares: [n] float64, |c_i|^2.
   """
 
-  def __init__(self, matrix: scipy.sparse.csr_matrix, bands: int):
-    self.matrix, self.bands = matrix, bands
-    self.squares = matrix.power(2).sum(axis=0).A1
-
-  @classmethod
-  def of_rows(cls, rows: np.ndarray) -> Columns:
-    """Returns the columns of C.
-
-    Args:
-      rows: [n, bands] float64, rows[t, s] = C[t, t - s].
-    """
-    rounds, bands = rows.shape
-    diagonals = np.zeros((bands, rounds))
-    for s in range(bands):
-      diagonals[s, : rounds - s] = rows[s:, s]
-    return cls(
-      scipy.sparse.dia_matrix(
-        (diagonals, -np.arange(bands)), shape=(rounds, rounds)
-      ).tocsr(),
-      bands,
-    )
+  def __init__(self, entries: np.ndarray):
+    rounds, self.bands = entries.shape
+    # Diagonal -s of `dia_matrix` has C[j + s, j] in its column j.
+    self.matrix = scipy.sparse.dia_matrix(
+      (entries.T, -np.arange(self.bands)), shape=(rounds, rounds)
+    ).tocsr()
+    self.squares = self.matrix.power(2).sum(axis=0).A1
 
   @functools.cached_property
   def gram(self) -> np.ndarray:
@@ -81,3 +66,15 @@ class Columns:
     for columns, rows, block in self._blocks:
       np.matmul(block, y[rows], out=products[columns])
     return products
+
+
+def of_rows(rows: np.ndarray) -> np.ndarray:
+  """Returns the entries of the columns of C, [n, bands] float64.
+
+  Args:
+    rows: [n, bands] float64, rows[t, s] = C[t, t - s].
+  """
+  entries = np.zeros_like(rows)
+  for s in range(rows.shape[1]):
+    entries[: len(rows) - s, s] = rows[s:, s]
+  return entries

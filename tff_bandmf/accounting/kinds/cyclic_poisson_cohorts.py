@@ -161,10 +161,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       ValueError: q is not given and cannot be derived, or is above 1.
     """
     groups = self.groups or bands
-    if self.sampling_prob is not None:
-      return attrs.evolve(self, groups=groups)
-    if self.clients_per_round is None:
-      raise _no_prob()
+    if self.sampling_prob is not None or self.clients_per_round is None:
+      prob = self._known_prob()
+      return attrs.evolve(self, groups=groups, sampling_prob=prob)
     sized = self.of_population(
       self.known_population(), self.clients_per_round, groups
     )
@@ -190,17 +189,18 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     return clients, np.full(rounds, self._known_prob())
 
   def _known_groups(self) -> int:
-    if self.groups is None:
-      raise errors.value_error(
-        'groups=None: the number of groups follows from a strategy that is not '
-        'known here; give groups, at least the bands of the strategy'
-      )
-    return self.groups
+    return self._known(
+      'groups',
+      'the number of groups follows from a strategy that is not known here; '
+      'give groups, at least the bands of the strategy',
+    )
 
   def _known_prob(self) -> float:
-    if self.sampling_prob is None:
-      raise _no_prob()
-    return self.sampling_prob
+    return self._known(
+      'sampling_prob',
+      'cyclic-poisson needs sampling_prob; give it, or population and '
+      'clients_per_round',
+    )
 
   def compositions(self, strategy: strategies.Strategy) -> int:
     """Returns T, the number of rounds of a group.
@@ -228,10 +228,3 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     return poisson.Poisson(
       strategy, self.schema, self._known_prob(), self.compositions(strategy)
     )
-
-
-def _no_prob() -> ValueError:
-  return errors.value_error(
-    'sampling_prob=None: cyclic-poisson needs sampling_prob; give it, or '
-    'population and clients_per_round'
-  )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -134,12 +134,18 @@ class Sampled(participation_lib.Cohorts):
     return samplers.largest_cohort(*self._drawn(rounds))
 
   def known_population(self) -> int:
-    if self.population is None:
-      raise errors.value_error(
-        f'population=None: {self.name} draws cohorts from the population; give '
-        'its number of clients'
-      )
-    return self.population
+    return self._known(
+      'population',
+      f'{self.name} draws cohorts from the population; give its number of '
+      'clients',
+    )
+
+  def _known(self, name: str, rule: str) -> Any:
+    """Returns an attribute; raises ValueError with the rule if it is None."""
+    value = getattr(self, name)
+    if value is None:
+      raise errors.value_error(f'{name}=None: {rule}')
+    return value
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object, which `kinds.from_dict` reads."""
