@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
 
@@ -113,11 +112,7 @@ def audit(
     from tff_bandmf.audit import run_attacks
 
     in_tff = audit_lib.has_tff()
-    context: contextlib.AbstractContextManager = contextlib.nullcontext()
-    if in_tff:
-      from tff_bandmf.tff import runtime
-
-      context = runtime.local_runtime()
+    context = conformance.runtime(in_tff)
   rounds = trials['runs'] * strategy.rounds
   with context, output.progress('rounds', rounds) as step:
     audited = audit_lib.audit(

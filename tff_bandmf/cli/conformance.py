@@ -46,6 +46,15 @@ stated = options.together(
 )
 
 
+def runtime(in_tff: bool) -> contextlib.AbstractContextManager:
+  """Returns TFF's runtime for a `with` block; one that does nothing without."""
+  if not in_tff:
+    return contextlib.nullcontext()
+  from tff_bandmf.tff import runtime
+
+  return runtime.local_runtime()
+
+
 def needed(**values: object) -> None:
   """Raises ValueError with the names of all values that are None, if any."""
   missing = [name for name, value in values.items() if value is None]
@@ -115,12 +124,8 @@ def audit(
   statement = conformance.Statement(
     l2_norm_clip, z_stddev_per_clip, clients_per_round, matrix
   )
-  context: contextlib.AbstractContextManager = contextlib.nullcontext()
-  if 'tensorflow_federated' in sys.modules:
-    from tff_bandmf.tff import runtime
-
-    context = runtime.local_runtime()
-  with context, output.progress('rounds') as step:
+  in_tff = 'tensorflow_federated' in sys.modules
+  with runtime(in_tff), output.progress('rounds') as step:
     answers = conformance.answers(
       make,
       statement,

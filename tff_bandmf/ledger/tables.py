@@ -471,9 +471,8 @@ def _identifiers(content: object) -> np.ndarray:
   return identifiers
 
 
-def _content(value: object, name: str) -> bytes:
-  if not isinstance(value, (bytes, memoryview)):
-    raise _not_written(name)
+def _content(value: Any, name: str) -> bytes:
+  _require(isinstance(value, (bytes, memoryview)), name)
   return bytes(value)
 
 
@@ -495,11 +494,7 @@ def _broken(round_index: int) -> ValueError:
 
 def _require(holds: bool, name: str) -> None:
   if not holds:
-    raise _not_written(name)
-
-
-def _not_written(name: str) -> ValueError:
-  return errors.value_error(
-    f'ledger={name}: is not a value that a ledger writes: the ledger was '
-    'changed or is damaged; restore the file'
-  )
+    raise errors.value_error(
+      f'ledger={name}: is not a value that a ledger writes: the ledger was '
+      'changed or is damaged; restore the file'
+    )

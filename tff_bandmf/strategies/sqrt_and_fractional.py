@@ -53,14 +53,14 @@ class Lti(toeplitz.Toeplitz):
     return {'decay': 1 - self.nu}
 
   def column(self, terms: int) -> np.ndarray:
-    return toeplitz.fractional_coefficients(0.5, terms) * (
-      1 - self.nu
-    ) ** np.arange(terms, dtype=float)
+    return self._decaying(0.5, terms)
 
   def inverse_column(self, terms: int) -> np.ndarray:
-    return toeplitz.fractional_coefficients(-0.5, terms) * (
-      1 - self.nu
-    ) ** np.arange(terms, dtype=float)
+    return self._decaying(-0.5, terms)
+
+  def _decaying(self, alpha: float, terms: int) -> np.ndarray:
+    decay = (1 - self.nu) ** np.arange(terms, dtype=float)
+    return toeplitz.fractional_coefficients(alpha, terms) * decay
 
 
 @attrs.frozen(slots=False)
