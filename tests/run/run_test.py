@@ -90,6 +90,7 @@ def test_noise_is_that_of_the_plan(whole):
     small_run.small_plan().guarantee.z_stddev_per_clip, rel=1e-6
   )
   assert not observed.unchecked
+  assert all(tried[-1].z_stddev for tried in observed.attempts.values())
 
 
 def test_noise_keeps_the_copies_of_the_plan(tmp_path, runtime, monkeypatch):
