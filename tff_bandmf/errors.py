@@ -11,7 +11,7 @@
 | `notice`                          | writes a line, through the logger        |
 
 Lines go to the logger 'tff_bandmf' of Python's logging. Its own handler writes
-those of `notice` to standard error, as a program without logging needs.
+the lines of `notice` to standard error, for programs without logging.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ TFF's `DifferentiallyPrivateFactory` calls `preprocess_record` at clients and
 | t       | `round`        | index of the round, from 0                   |
 | n       | `rounds`       | number of rounds of the run                  |
 | x_i     | `record`       | update of client i                           |
-| clip    | `l2_norm_clip` | clipping norm, or clipping to this norm      |
+| clip    | `l2_norm_clip` | clipping norm; clip(x) has at most this norm |
 | y_t     |                | noise of round t, row t of y                 |
 | C       |                | strategy matrix                              |
 | Z       |                | unit normals, one row for each round         |
