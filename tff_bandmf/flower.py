@@ -146,11 +146,6 @@ class CorrelatedNoise(strategies.Strategy):
       raise errors.type_error(
         f'private={private!r}: must be True or False; write it without quotes'
       )
-    # PRIVACY: Flower starts each version of a server program in another working
-    # directory. There a relative folder would be empty, a second run on the
-    # same clients would begin, and its report would leave out the first run. A
-    # relative folder is refused.
-    # Guard: flower_test.test_relative_folder_is_refused.
     self._folder = pathlib.Path(folder).expanduser()
     names = {'untrained': untrained, 'train_metrics': train_metrics}
     for argument, value in names.items():
@@ -158,6 +153,11 @@ class CorrelatedNoise(strategies.Strategy):
         raise errors.type_error(
           f'{argument}={value!r}: must be a list of names; give [{value!r}]'
         )
+    # PRIVACY: Flower starts each version of a server program in another working
+    # directory. There a relative folder would be empty, a second run on the
+    # same clients would begin, and its report would leave out the first run. A
+    # relative folder is refused.
+    # Guard: flower_test.test_relative_folder_is_refused.
     if not self._folder.is_absolute():
       raise errors.value_error(
         f'folder={folder}: is relative, and the working directory of a Flower '

@@ -235,7 +235,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     sum by more than the clip of one update. The program must apply the returned
     clipping to each update before it adds the updates.
     Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip,
-    aggregator_test.test_sums_of_groups_are_those_of_their_clients.
+    aggregator_test.test_sums_of_groups_are_those_of_their_clients,
+    aggregator_arguments_test.test_groups_are_not_hidden_or_measured.
 
     Args:
       value_type: type of one client's update, with float leaves.
@@ -374,7 +375,8 @@ def _process(
     )
     # PRIVACY: Counts of clients have no noise and could reveal single clients.
     # They are computed only if the caller asks for them (`measure_clients`).
-    # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
+    # Guards: aggregator_options_test.test_only_what_is_free_is_measured and
+    # test_update_above_the_zeroing_norm_counts_as_zero.
     if sums.measured:
       describe = tff.tensorflow.computation(
         lambda scale, update: query.clip.describe(update, *scale),

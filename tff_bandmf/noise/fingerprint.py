@@ -35,6 +35,11 @@ def fingerprint(released: np.ndarray) -> tuple[int, int]:
   >>> fingerprint(np.zeros(3, np.int32)) == fingerprint(np.ones(3, np.int32))
   False
 
+  PRIVACY: If two sums had one fingerprint, the noise of a round could be added
+  to both, and their difference would have no noise. Each coordinate is hashed.
+  Guards: served_tape_test.test_one_sum_is_released_by_all_shards and
+  tape_release_test.test_mark_holds_the_fingerprint_of_the_release_and_nothing_else.
+
   Args:
     released: [dimension] int32.
   """

@@ -97,7 +97,7 @@ class GraphPosition:
     # PRIVACY: The difference of two releases with the same y_t has no noise.
     # The graph writes the mark of its sum before it returns the sum, and fails
     # if this or another process has marked another sum of the round.
-    # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
+    # Guard: run_replay_test.test_second_sum_of_a_round_is_refused_in_a_graph.
     content = tf.strings.reduce_join(
       tf.strings.as_string(counts), separator=' '
     )

@@ -60,10 +60,9 @@ class Clipping(clip_bounds.Bounds):
     PRIVACY: If a record was longer than the clip, the noise would be too small.
     The norm of every record is computed after rounding. A record that is too
     long is truncated, and becomes zero if it is still too long.
-    Guards: query_test.test_norm_is_at_most_the_clip_in_every_dtype,
-    test_crafted_record_that_rounding_makes_longer_is_cut,
-    test_record_that_is_not_finite_becomes_zero and
-    test_norm_of_clips_by_layer_is_at_most_theirs.
+    Guards: noisy_mean_test.test_norm_is_at_most_the_clip,
+    test_norm_is_compared_exactly and
+    test_norm_of_what_was_written_is_measured.
 
     Args:
       record: nested structure of arrays of real numbers.

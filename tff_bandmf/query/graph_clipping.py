@@ -24,7 +24,11 @@ class GraphClipping(clip_bounds.Bounds):
   PRIVACY: If this class tested norms less exactly than `Clipping`, the norm of
   a record could exceed the clip, and the noise would be too small. Both classes
   compare exact sums of squares with the same bounds, and return the same bits.
-  Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
+  Guards: noisy_mean_test.test_bits_are_those_of_tensorflow,
+  query_test.test_norm_is_at_most_the_clip_in_every_dtype,
+  test_crafted_record_that_rounding_makes_longer_is_cut,
+  test_record_that_is_not_finite_becomes_zero and
+  test_norm_of_clips_by_layer_is_at_most_theirs.
   """
 
   def clip(self, record: Tensors, scale: _Scalar = 1.0) -> tf.Tensor:

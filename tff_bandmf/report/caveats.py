@@ -95,10 +95,6 @@ def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
     if claim.most_rounds < claim.held.strategy.rounds
     else 'since no smaller number was fixed before round 0'
   )
-  # PRIVACY: exact counts of clients have no noise, and would reveal
-  # participation to the public. The second texts, for the public report, leave
-  # counts out.
-  # Guard: public_test.test_counts_of_clients_are_not_published.
   rows = (
     # PRIVACY: a reader could take the epsilon of a simulation for the epsilon
     # of a deployment. The first warning says that the run is a simulation.
@@ -168,6 +164,10 @@ def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
       f'{started} started. ' * (seen.rounds > rounds) + _NOBODY_ENDED,
       _NOBODY_ENDED_PUBLIC,
     ),
+    # PRIVACY: exact counts of clients and rounds have no noise, and would
+    # reveal participation to the public. The second texts, for the public
+    # report, leave counts out.
+    # Guard: public_test.test_counts_of_clients_are_not_published.
     (
       seen.burnt > 0,
       f'{seen.burnt} of {statement.count(seen.rounds, "round")} '

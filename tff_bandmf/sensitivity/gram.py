@@ -64,7 +64,8 @@ def sensitivity(
   # overlap. If the bands of C^-1 were compared with `min_sep`, the overlap
   # would be ignored, and the sensitivity would be too small. The bands of C are
   # compared.
-  # Guard: families_test.test_stamped_banded_inverse_overlaps.
+  # Guards: families_test.test_stamped_banded_inverse_overlaps,
+  # sensitivity_test.test_sensitivity_against_brute_force.
   if bands <= min_sep:
     norms = _column_norms_squared(strategy)
     squared = (

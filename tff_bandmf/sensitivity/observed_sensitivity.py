@@ -258,14 +258,14 @@ class _Heaviest:
         f'sensitivity={self.squared}: overflows; scale C down or use fewer '
         'rounds'
       )
+    if costs is not None:
+      squared = self.squared * costs.unit * (1 + 8 * recursion.UNIT)
+      unrounded = result.bound(squared, 'cost of the rounds of a client')
     # PRIVACY: Where X_ij is negative, opposite contributions of a client in
     # rounds i and j add to the squared sensitivity, and a sum of X would be too
     # small. `squared` is a sum of |X|. It is exact if no entry is negative.
     # Guard:
     # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
-    if costs is not None:
-      squared = self.squared * costs.unit * (1 + 8 * recursion.UNIT)
-      unrounded = result.bound(squared, 'cost of the rounds of a client')
     elif self.signed:
       unrounded = result.bound(
         self.squared, 'sum of |X| over the rounds of a client'

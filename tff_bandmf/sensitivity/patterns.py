@@ -24,6 +24,10 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
 
   is the recursion of [BandMF23, Alg 3]. It is computed for many i at a time.
 
+  PRIVACY: If a heavier pattern were overlooked, a sensitivity would be too
+  small. The maximum is over all patterns.
+  Guard: sensitivity_test.test_heaviest_pattern_of_random_weights.
+
   Args:
     weights: [..., n] float64, non-negative.
     min_sep: b, least difference of two indices of a pattern.
@@ -75,6 +79,11 @@ def heaviest_fixed(
   """Returns the largest sum of X over k indices that are exactly b apart.
 
     max_i sum_{a, c < k} X[i + a b, i + c b]
+
+  PRIVACY: If a pair of indices, or an offset i, were overlooked, a sensitivity
+  would be too small. Each pair counts twice, and each i is tried.
+  Guard:
+  random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
 
   Args:
     lags: arrays number e = 0, 1, ... of float64. Element i < n - e b of array e

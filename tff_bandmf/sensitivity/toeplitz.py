@@ -167,7 +167,8 @@ def normalized_sensitivity(
   # PRIVACY: In most families with normalised columns, another pattern can have
   # a larger sum than the leftmost pattern, whose sum would then be too small a
   # sensitivity. The theorem of DP-CGD is used only for DP-CGD.
-  # Guard: sensitivity_test.test_sensitivity_against_brute_force.
+  # Guards: sensitivity_test.test_sensitivity_against_brute_force,
+  # families_test.test_sensitivity_is_safe.
   if toeplitz.is_geometric:
     return result.exact(
       _leftmost_geometric_squared(strategy, min_sep, k),
@@ -208,11 +209,11 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   Raises:
     ValueError: an entry is not finite.
   """
+  base.check_rounds(strategy.bands)
   # PRIVACY: If C^-1 has few bands, C has n bands, and columns of C overlap in
   # more rows than columns of C^-1. A sensitivity from the coefficients of C^-1
   # could be too small. All bands of C itself are used.
   # Guard: families_test.test_sensitivity_is_safe.
-  base.check_rounds(strategy.bands)
   column = strategy.column(strategy.bands)
   if not np.all(np.isfinite(column)):
     raise errors.value_error(

@@ -320,6 +320,11 @@ class Sampled(Accountant):
 
   def calibrate(self, epsilon, delta, samples):
     count, failure, seed = samples.completed(self._default_samples, delta)
+    # PRIVACY: Each search may end at a bound that is too low. If each search
+    # had the whole failure probability, the returned bound would be too low
+    # more often than stated. Each search draws new samples and gets an equal
+    # share of the failure probability.
+    # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
     options = search.Options(count, failure, seed, samples.tries * _SEARCHES)
     remaining = stops.remaining(epsilon, delta)
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
@@ -347,11 +352,6 @@ class Sampled(Accountant):
         return noise, dataclasses.replace(
           _of_program(bound, growth), epsilon=epsilon
         )
-      # PRIVACY: Each search may end at a bound that is too low. If each search
-      # had the whole failure probability, the returned bound would be too low
-      # more often than stated. Each search draws new samples and gets an equal
-      # share of the failure probability.
-      # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
       f'epsilon={epsilon}: is not reached within the rounding errors of C, '

@@ -216,8 +216,12 @@ def delta_bound(
   plan = plans(mixture, epsilon, samples, log_term, pilot)
   most = max(mean + margin for _, mean, margin in plan)
   for direction, mean, margin in plan:
-    # B always bounds delta, so a direction with a small B needs no samples.
     if not direction.eta or direction.bound <= max(upper, failure_probability):
+      # PRIVACY: A direction is not sampled if its B is at most beta or at most
+      # the bound of the earlier direction. If this direction were left out, the
+      # bound of delta could be too low. So the bound of this direction is B,
+      # which holds without samples.
+      # Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
       upper = max(upper, direction.bound)
       continue
     count = samples
@@ -260,11 +264,6 @@ def plans(
     importance.removes(mixture, epsilon),
     [importance.add(mixture, epsilon)],
   ):
-    # PRIVACY: A direction is not sampled if its B is at most beta or at most
-    # the expected bound of the earlier direction. If this direction were left
-    # out, the bound of delta could be too low. So the bound of this direction
-    # is B, which holds without samples.
-    # Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
     least = max((mean + margin for _, mean, margin in plans), default=0.0)
     if candidates[0].bound <= max(least, math.exp(-log_term)):
       plans.append((candidates[0], 0.0, candidates[0].bound))
