@@ -242,8 +242,8 @@ first section is written by
 The case accelerator is of JAX on a CPU; one section is of a GPU.
 
 In many_rounds the memory of TFF's worker grows. With `MALLOC_ARENA_MAX=1` in
-the environment it grows 2.5 KiB a round in `run.train` (rounds 100 to 900) and
-2.4 KiB in TFF alone (rounds 100 to 500): TFF leaks, and a run adds nothing.
+the environment it grows 2.5 KiB a round in `run.train` and 2.7 KiB in TFF alone
+(rounds 100 to 900): TFF leaks, and a run adds nothing.
 Without the variable the C library has arenas for the 18 threads. They hold
 22 MiB more, which go up and down and hide the leak.
 """
