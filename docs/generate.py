@@ -1,6 +1,6 @@
 """Writes the pages whose figures take minutes to compute.
 
-    bandmf reproduce --slow --json | python docs/generate.py reproduction
+    bandmf reproduce [TABLE ...] --json | python docs/generate.py reproduction
     make -s bench | python docs/generate.py benchmarks
     python -m benchmarks.side_by_side ... | python docs/generate.py side_by_side
     python -m simulations.sweep --config=configs/evidence.toml --out=DIR \
@@ -14,10 +14,12 @@
 The program reads JSON lines from standard input and writes
 `docs/reference/PAGE.md`, which is committed. So the site shows figures of this
 commit or of an earlier one, with the machine and the date where they were
-measured. Benchmarks that are not in the input keep their sections.
+measured. Benchmarks that are not in the input keep their sections, and
+published figures that are not in the input keep their rows.
 
 | page           | output                          | stored input         |
 |----------------|---------------------------------|----------------------|
+| `reproduction` | `reproduction.md`               | `reproduction.jsonl` |
 | `side_by_side` | a section of `benchmarks.md`    | `side_by_side.jsonl` |
 | `comparison`   | `comparison.md`, plots          | `evidence.json`      |
 | `people`       | `people.md`, plots, a part of   | `people.json`        |
@@ -45,7 +47,8 @@ _FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 
 
 def write_reproduction(rows: list[dict[str, Any]]) -> None:
-  """Writes the page of published figures beside our figures."""
+  """Writes the page of published figures beside ours, and stores the rows."""
+  rows = _stored('reproduction', rows, 'table', 'row')
   passed = sum(row['pass'] for row in rows)
   text = (
     '# Published figures\n\n'
@@ -61,11 +64,12 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
     if bounds:
       text += (
         "Ours are estimates, as the publication's are; the bound is proved, by "
-        f'{bounds[0]["samples"]} samples with seed {bounds[0]["seed"]}.\n\n'
+        f'{bounds[0]["samples"]} samples with seed {bounds[0]["seed"]}. Each '
+        'row was computed by the version of its date.\n\n'
       )
     text += _table(
       ['row', 'published', 'ours', 'difference', 'tolerance', 'within']
-      + ['bound'] * bool(bounds),
+      + ['bound', 'date'] * bool(bounds),
       [
         [
           row['row'],
@@ -74,15 +78,19 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
           f'{row["difference"]:+.1e}',
           f'{row["tolerance"]:.1e}',
           'yes' if row['pass'] else '**no**',
-          *([f'{row["bound"]:.7g}'] if bounds else []),
+          *(
+            [f'{row["bound"]:.7g}' if row['bound'] else '-', row['date']]
+            if bounds
+            else []
+          ),
         ]
         for row in rows
         if row['table'] == table
       ],
     )
   text += (
-    '\n---\n\nThis page was written by '
-    '`bandmf reproduce --slow --json | python docs/generate.py reproduction`.\n'
+    '\n---\n\nThis command writes the rows of a table again: '
+    '`bandmf reproduce TABLE --json | python docs/generate.py reproduction`.\n'
   )
   (_FOLDER / 'reproduction.md').write_text(text)
 
@@ -112,17 +120,13 @@ def write_benchmarks(cases: list[dict[str, Any]]) -> None:
 
 def write_side_by_side(measured: list[dict[str, Any]]) -> None:
   """Writes the table of other libraries, and stores its JSON lines."""
-  path = _FOLDER / 'side_by_side.jsonl'
-  lines = path.read_text().splitlines() if path.exists() else []
-  cases = {case['case']: case for case in map(json.loads, lines)}
-  cases.update({case['case']: {**case, 'date': _today()} for case in measured})
-  path.write_text(''.join(f'{json.dumps(each)}\n' for each in cases.values()))
+  cases = _stored('side_by_side', measured, 'case')
   peers = _SIDES[1:]
   table = _table(
     ['case', *_SIDES, *(f'over {peer}' for peer in peers), 'date'],
     [
       [
-        name,
+        case['case'],
         *(
           _result(case['results'].get(side, {}), case['compared'])
           for side in _SIDES
@@ -142,12 +146,12 @@ def write_side_by_side(measured: list[dict[str, Any]]) -> None:
         ),
         case['date'],
       ]
-      for name, case in cases.items()
+      for case in cases
     ],
   )
   versions = {
     side: result['version']
-    for case in cases.values()
+    for case in cases
     for side, result in case['results'].items()
   }
   sections = {
@@ -158,6 +162,25 @@ def write_side_by_side(measured: list[dict[str, Any]]) -> None:
     + table,
   }
   _write_sections(sections)
+
+
+def _stored(
+  name: str, lines: list[dict[str, Any]], *keys: str
+) -> list[dict[str, Any]]:
+  """Returns the stored lines of a page, with new lines, and stores them.
+
+  A new line takes the place of the stored line with the same keys, and gets the
+  date of today.
+  """
+  path = _FOLDER / f'{name}.jsonl'
+  stored = path.read_text().splitlines() if path.exists() else []
+  dated = [{**line, 'date': _today()} for line in lines]
+  merged = {
+    tuple(line[key] for key in keys): line
+    for line in [*map(json.loads, stored), *dated]
+  }
+  path.write_text(''.join(f'{json.dumps(each)}\n' for each in merged.values()))
+  return list(merged.values())
 
 
 _SIDES = ['tff_bandmf', 'jax_privacy', 'opake']

@@ -261,6 +261,42 @@ def test_random_cases_reach_the_best_of_all_values(kind, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+  'kind', ['balls in bins', 'b-min-sep', 'poisson', 'cyclic poisson']
+)
+def test_c_of_ones_own_reaches_the_best_of_all_values(kind):
+  import tensorflow as tf
+
+  cohorts, rounds, target = _random_case(kind, np.random.default_rng(2))
+  rounds = int(rounds)
+  steps = np.arange(rounds)
+
+  def build(x):
+    if kind == 'poisson':
+      return optimize.Columns(tf.exp(-x * steps[:, None] / rounds))
+    if kind == 'balls in bins':
+      return optimize.Toeplitz(tf.exp(-x * np.log1p(steps)))
+    return optimize.Toeplitz(tf.stack([1.0, x[0]]))
+
+  own = optimize.minimize(
+    build,
+    [0.7],
+    optimize.Problem(
+      rounds,
+      cohorts.schema,
+      noise=accounting.needed_noise(cohorts, rounds, *target),
+    ),
+    bounds=[(0, 2)],
+  )
+  best = min(
+    _loss(cohorts, build(tf.constant([x])).strategy(rounds), *target)
+    for x in np.linspace(0.0, 2.0, 11)
+  )
+  assert own.strategy.family == 'custom'
+  assert _loss(cohorts, own.strategy, *target) <= 1.005 * best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
   'family', ['banded-fractional', 'banded-sqrt', 'banded-inverse-fractional']
 )
 def test_bands_and_exponent_are_chosen_together(family):

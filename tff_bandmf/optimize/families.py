@@ -199,9 +199,10 @@ def _best_bands(
 def stamped(request: _Request) -> solver.Optimized:
   """Returns the stamped strategy of the best block of `block_rounds` rounds.
 
-  If no family is given for the block and TensorFlow is not installed, the block
-  has as many bands as rounds: the search for them needs no TensorFlow, and does
-  not prove that the block is the best.
+  If no family is given for the block, and cohorts are sampled or TensorFlow is
+  not installed, the block has as many bands as rounds: the search for them
+  needs no TensorFlow and takes less time, and does not prove that the block is
+  the best.
   """
   rounds = request.needed('block_rounds', request.participation.min_sep)
   rounds = min(rounds, request.rounds)
@@ -221,10 +222,14 @@ def stamped(request: _Request) -> solver.Optimized:
     memory_copies=request.memory_copies,
     callback=request.callback,
   )
+  is_given = 'block_family' in request.parameters or bool(parameters)
   try:
-    optimized = best(request['block_family'], **parameters)
+    if request.noise and not is_given:
+      optimized = best(strategies.Banded.family, bands=rounds)
+    else:
+      optimized = best(request['block_family'], **parameters)
   except ImportError:
-    if 'block_family' in request.parameters or parameters:
+    if is_given:
       raise
     optimized = best(strategies.Banded.family, bands=rounds)
   return request.evaluated(

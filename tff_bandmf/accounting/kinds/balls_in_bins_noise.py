@@ -68,10 +68,10 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
 
   def _column_back(self, column, by):
     bins, rounds = self._bins, self.rounds
-    by_folded = 2 * self._folded(column) @ by
+    by_folded = 2 * by.T @ self._folded(column).T
     by_sums = np.zeros(-(-rounds // bins) * bins)
-    for j in range(bins):
-      by_sums[: rounds - j] += by_folded[j:, j]
+    for j, row in enumerate(by_folded):
+      by_sums[: rounds - j] += row[j:]
     by_sums = np.cumsum(by_sums.reshape(-1, bins)[::-1], axis=0)[::-1]
     return by_sums.reshape(-1)[: len(column)]
 

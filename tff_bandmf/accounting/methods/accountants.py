@@ -328,8 +328,12 @@ class Sampled(Accountant):
     options = search.Options(count, failure, seed, samples.tries * _SEARCHES)
     remaining = stops.remaining(epsilon, delta)
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
-    near = search.guess(
-      lambda noise: (self.mixture(noise), epsilon), start, delta, options
+    near = (
+      samples.near / self.sensitivity.value
+      if samples.near
+      else search.guess(
+        lambda noise: (self.mixture(noise), epsilon), start, delta, options
+      )
     )
     # The growth increases as noise decreases, and the noise is not known yet.
     # So the growth is computed for `least_noise`, somewhat below the guess.

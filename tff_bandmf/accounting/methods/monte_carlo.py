@@ -56,6 +56,8 @@ class Samples:
     tries: number >= 1 of bounds from which the caller chooses one to claim, for
       example one bound for each of several strategies. Each bound gets an equal
       share of `failure_probability`.
+    near: estimate of stddev(z) / clip at which a calibration begins its search;
+      None for no estimate. A bad estimate only takes time.
 
   Raises:
     TypeError: `count` or `tries` is not an integer.
@@ -66,11 +68,14 @@ class Samples:
   failure_probability: Optional[float] = None
   seed: Optional[int] = None
   tries: int = 1
+  near: Optional[float] = None
 
   def __post_init__(self):
     _checks.count('tries', self.tries, 'bounds of which one is claimed')
     if self.count is not None:
       _checks.count('samples', self.count, 'a million is usual')
+    if self.near is not None:
+      _checks.positive('near', self.near, 'give an estimate of the noise')
     if self.failure_probability is None:
       return
     _checks.positive(
@@ -213,7 +218,8 @@ def delta_bound(
   pilot, final = (np.random.default_rng(child) for child in sequence.spawn(2))
   log_term = math.log(2 / failure_probability)
   estimate = upper = 0.0
-  plan = plans(mixture, epsilon, samples, log_term, pilot)
+  pilots = max(2 * _FEW_PILOTS, min(_PILOT_SAMPLES, samples // 10))
+  plan = plans(mixture, epsilon, samples, log_term, pilot, pilots)
   most = max(mean + margin for _, mean, margin in plan)
   for direction, mean, margin in plan:
     if not direction.eta or direction.bound <= max(upper, failure_probability):
@@ -243,7 +249,7 @@ def plans(
   samples: int,
   log_term: float,
   rng: np.random.Generator,
-  pilots: int = _PILOT_SAMPLES,
+  pilots: int,
 ) -> list[tuple[importance.Direction, float, float]]:
   """Returns how to sample each direction, with the expected bound of delta.
 

@@ -50,8 +50,9 @@ _FACTORS = (1.0, 3.0, 5.0)
 # Range of the fraction of samples with a value above 0, outside which kappa is
 # chosen again.
 _FRACTIONS = (0.15, 0.9)
-# A direction is left out if its log delta seems to be so far below the other.
-_FAR = 1.0
+# A direction is left out of small steps if its log delta is so far below the
+# other.
+_FAR = 0.5
 # Proposals are chosen again until log delta seems to be as close to the target.
 _CLOSE = 0.3
 _LARGEST_SHIFT = 1e4
@@ -193,7 +194,8 @@ class NeededNoise(abc.ABC):
     self.epsilon, self.delta = epsilon, delta
     self.seed = seed
     self._count = min(_MOST, max(_FEWEST, _ENTRIES // width))
-    self._proposals: list[Proposal] = []
+    # Proposals of remove and add; empty before the first call.
+    self._pair: list[Proposal] = []
     self._slope = _SLOPE
     # log s - log |C| of the last call; at first, its value without
     # amplification. For a much smaller s the proposals would be bad.
@@ -247,7 +249,7 @@ class NeededNoise(abc.ABC):
       ValueError: the amplification is not proved for C.
     """
     variable = self._of_strategy(strategy)
-    return math.exp(self._solve(self._model(variable), variable))
+    return math.exp(self._solve(self._model(variable), variable)[0])
 
   def squared_of_column(self, column: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns s(C)^2 for a Toeplitz C, and its gradient by the first column.
@@ -279,14 +281,8 @@ class NeededNoise(abc.ABC):
   def _squared(self, variable: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns s^2 and its gradient by the variable."""
     model = self._model(variable)
-    log_noise = self._solve(model, variable)
-    largest = max(
-      (
-        model.estimate(log_noise, each, self._count, gradient=True)
-        for each in self._near(model, log_noise)
-      ),
-      key=lambda estimate: estimate.delta,
-    )
+    log_noise, proposal = self._solve(model, variable)
+    largest = model.estimate(log_noise, proposal, self._count, gradient=True)
     assert largest.gradient is not None
     # d delta / d log s
     slope = -self.degree * float(np.vdot(largest.gradient, variable))
@@ -300,47 +296,41 @@ class NeededNoise(abc.ABC):
   def _log_excess(self, estimate: Estimate) -> float:
     return math.log(max(estimate.delta, _TINY) / self.delta)
 
-  def _near(self, model: Model, log_noise: float) -> list[Proposal]:
-    """Returns the directions whose delta is near the larger one, or above."""
-    excesses = [
-      self._log_excess(model.estimate(log_noise, each, _PILOTS))
-      for each in self._proposals
-    ]
-    return [
-      proposal
-      for proposal, excess in zip(self._proposals, excesses)
-      if excess >= max(excesses) - _FAR
-    ]
-
-  def _solve(self, model: Model, variable: np.ndarray) -> float:
+  def _solve(
+    self, model: Model, variable: np.ndarray
+  ) -> tuple[float, Proposal]:
     """Returns log s, at which the larger of both deltas is the target.
 
     Args:
       model: estimates of delta for C.
       variable: variable of the kind for C.
+
+    Returns:
+      log s, and the proposal of the direction with the larger delta.
     """
     log_scale = self._log_scale(variable)
     start = log_scale + self._log_ratio
-    if self._proposals:
-      log_noise = self._root(model, self._proposals, start, _PILOTS)
-    if not self._proposals or not self._suits(model, log_noise):
+    if self._pair:
+      log_noise, _ = self._root(model, self._pair, start, _PILOTS)
+    if not self._pair or not self._suits(model, log_noise):
       # Proposals that do not suit C also make `log_noise` wrong.
-      log_noise = self._begin(model, start)
-      log_noise = self._root(model, self._proposals, log_noise, _PILOTS)
-    near = self._near(model, log_noise)
-    log_noise = self._root(model, near, log_noise, self._count)
+      self._pair, log_noise = self._begin(model, start)
+      log_noise, _ = self._root(model, self._pair, log_noise, _PILOTS)
+    log_noise, largest = self._root(model, self._pair, log_noise, self._count)
     self._log_ratio = log_noise - log_scale
-    return log_noise
+    return log_noise, largest
 
   def _suits(self, model: Model, log_noise: float) -> bool:
     """Returns whether the proposal of remove suits C."""
     low, high = _FRACTIONS
-    remove, _ = self._proposals
+    remove, _ = self._pair
     fraction = model.estimate(log_noise, remove, _PILOTS).fraction
     return low <= fraction <= high
 
-  def _begin(self, model: Model, log_noise: float) -> float:
-    """Chooses the proposals for C; returns a log s near the result.
+  def _begin(
+    self, model: Model, log_noise: float
+  ) -> tuple[list[Proposal], float]:
+    """Returns the proposals for C, and a log s near the result.
 
     Args:
       model: estimates of delta for C.
@@ -377,14 +367,14 @@ class NeededNoise(abc.ABC):
       zip(removes, estimates),
       key=lambda pair: pair[1].noise if pair[1].delta >= least else math.inf,
     )
-    self._proposals = [
+    pair = [
       model.with_law(log_noise, each, self._count) for each in (remove, add)
     ]
-    return log_noise
+    return pair, log_noise
 
   def _root(
-    self, model: Model, proposals: list[Proposal], start: float, count: int
-  ) -> float:
+    self, model: Model, pair: list[Proposal], start: float, count: int
+  ) -> tuple[float, Proposal]:
     """Returns log s at which the largest delta of the proposals is the target.
 
     Far from a log s that suits the proposals, they miss the samples that
@@ -392,33 +382,40 @@ class NeededNoise(abc.ABC):
 
     Args:
       model: estimates of delta for C.
-      proposals: proposals of one direction or of both.
+      pair: proposals of both directions.
       start: start of the search for log s.
       count: number of samples.
+
+    Returns:
+      log s, and the proposal with the largest delta.
     """
 
-    def excess(log_noise):
-      return max(
+    def excesses(log_noise):
+      return [
         self._log_excess(model.estimate(log_noise, each, count))
-        for each in proposals
-      )
+        for each in near
+      ]
 
-    log_noise, value, slope = start, excess(start), self._slope
+    near = pair
+    log_noise, slope = start, self._slope
+    values = excesses(start)
     precision = _ROUGH if count == _PILOTS else _PRECISION
     for _ in range(_MOST_STEPS):
+      value = max(values)
       step = max(-_STEP, min(_STEP, -value / slope))
       if abs(log_noise + step - start) > _FARTHEST:
         break
       log_noise += step
       if abs(step) < precision:
         break
-      following = excess(log_noise)
-      if (following - value) * step < 0:
-        slope = (following - value) / step
+      if abs(step) < _ROUGH:
+        near = [x for x, y in zip(near, values) if y > value - _FAR]
+      values = excesses(log_noise)
+      if (max(values) - value) * step < 0:
+        slope = (max(values) - value) / step
         if abs(step) > _SLOPE_STEP:
           self._slope = float(np.clip(slope, *_SLOPES))
-      value = following
-    return log_noise
+    return log_noise, near[int(np.argmax(values))]
 
 
 def weighted(

@@ -121,20 +121,29 @@ def least(
     start: an x > 0 at which delta is known to be at most `delta`.
     delta: largest `Bound.total` allowed.
     options: options of the samples.
-    near: result of `guess`. If None, `guess` is called.
+    near: an x near the result. If it is None or seems too far off, `guess` is
+      called.
 
   Returns:
     x and its bound, or None if no x below `start` was confirmed.
   """
-  if near is None:
+  log_excess = _log_excess(problem, delta, options)
+
+  def aside(x):
+    log_x = math.log(x)
+    return log_excess(log_x + _ASIDE), log_excess(log_x - _ASIDE)
+
+  if near is not None:
+    above, below = aside(near)
+  if near is None or not above < 0 < below:
     near = guess(problem, start, delta, options)
     if near is None:
       return None
-  log_excess, log_x = _log_excess(problem, delta, options), math.log(near)
+    above, below = aside(near)
+  log_x, slope = math.log(near), min(-1.0, (above - below) / (2 * _ASIDE))
   # More pilot samples than in `guess` refine x, the same at both steps.
-  many = max(_MANY, options.samples // 100)
-  above, below = log_excess(log_x + _ASIDE), log_excess(log_x - _ASIDE)
-  slope = min(-1.0, (above - below) / (2 * _ASIDE))
+  samples = options.samples
+  many = max(_FEW, min(_MANY, samples // 10), samples // 100)
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope))
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope)) + 3e-3
   for attempt in options.seeds()[1:]:
@@ -144,7 +153,7 @@ def least(
     bound = attempted(
       mixture,
       epsilon,
-      options.samples,
+      samples,
       options.failure_probability,
       attempt,
       options.tries * monte_carlo.ATTEMPTS,
