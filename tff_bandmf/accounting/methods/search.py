@@ -140,7 +140,8 @@ def least(
     if near is None:
       return None
     above, below = aside(near)
-  log_x, slope = math.log(near), min(-1.0, (above - below) / (2 * _ASIDE))
+  log_x = math.log(near)
+  slope = min(-1.0, (above - below) / (2 * _ASIDE))
   # More pilot samples than in `guess` refine x, the same at both steps.
   samples = options.samples
   many = max(_FEW, min(_MANY, samples // 10), samples // 100)
