@@ -30,8 +30,8 @@ class Observed:
     last_round: highest index of a round; -1 without rounds.
     last_client: highest client index; -1 without rounds, or if clients are
       strings.
-    z_stddev: smallest known `Attempt.z_stddev` of the finished attempts; None
-      if no value is known.
+    z_stddev: smallest `Attempt.z_stddev` of the finished attempts; None without
+      such attempts, or if one of them has no value.
     cohort_sizes: dict from the index of a round to its number of clients,
       rounds ascending.
     unchecked: indices of the rounds with a finished attempt whose noise was not
@@ -138,6 +138,7 @@ def from_attempts(
     if any(attempt.outcome == chain.ABANDONED for attempt in tried)
   }
   finished = [attempt for done in finishes.values() for attempt in done]
+  measured = [each.z_stddev for each in finished if each.z_stddev is not None]
   verdicts = [attempt.drawn for tried in attempts.values() for attempt in tried]
   starts = [
     attempt
@@ -160,12 +161,7 @@ def from_attempts(
     max_cohort=max(sizes.values(), default=0),
     last_round=max(sizes, default=-1),
     last_client=last_client,
-    z_stddev=min(
-      (
-        attempt.z_stddev for attempt in finished if attempt.z_stddev is not None
-      ),
-      default=None,
-    ),
+    z_stddev=min(measured) if len(measured) == len(finished) > 0 else None,
     cohort_sizes=sizes,
     # PRIVACY: a finished attempt whose noise was not tested may have released a
     # sum with too little noise. One such attempt is enough to put its round
