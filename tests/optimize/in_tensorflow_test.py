@@ -227,6 +227,13 @@ def test_search_finds_what_the_search_in_numpy_finds():
   assert own.loss <= of_family.loss * (1 + 1e-8)
 
 
+def test_largest_error_of_bands_is_no_worse_than_in_numpy():
+  schema = participation.MinSep(8)
+  problem = solver.Problem(24, schema, objective=solver.MAX)
+  in_numpy = banded.optimize_banded(problem, 4)
+  assert in_tensorflow.banded(problem, 4).loss < in_numpy.loss * (1 + 1e-6)
+
+
 def test_function_of_the_errors_is_an_objective():
   problem = solver.Problem(
     _N,

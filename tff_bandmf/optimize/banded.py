@@ -20,8 +20,9 @@ computes e and its gradient.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Callable, Optional, Union
+from typing import Callable, Union
 
 import attrs
 import numpy as np
@@ -30,20 +31,18 @@ import scipy.special
 
 from tff_bandmf import _blas, errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.optimize import covariance, series, solver, toeplitz
+from tff_bandmf.optimize import covariance, solver, toeplitz
 from tff_bandmf.strategies import base
 
-# The search ends if an iteration decreases the log loss by less than this.
-_TOLERANCE = 1e-10
-# Largest log(max(e) / lower bound) at which the search has converged.
-_GAP = 1e-4
 # Least sum of weights that the scale of a column counts.
 _LEAST_CURVATURE = 1e-4
-# Number of past gradients that L-BFGS stores. Each of them takes 2 n b numbers,
-# and with more of them the search is hardly faster.
-CORRECTIONS = 5
 # Least diagonal entry for sampled cohorts, relative to the first.
 _LEAST_DIAGONAL = 1e-3
+
+# Function that minimises the log loss until an iteration decreases it by less
+# than the tolerance. Each of the past gradients that L-BFGS stores takes 2 n b
+# numbers, and with more of them the search is hardly faster.
+search = functools.partial(solver.search, tolerance=1e-10, corrections=5)
 
 # Function from the gradient by the columns of C, [n, b], to the gradient by the
 # parameters, for a constant sens(C).
@@ -108,25 +107,14 @@ def optimize_banded(
 
     return columns, math.log(sets), 0.0, pullback
 
-  def restart(x, weights):
-    return coordinates.parameters(coordinates.columns(x), weights)
-
   start = coordinates.start(problem.weights)
   with _blas.one_thread():
-    loss = Loss(to_columns, (rounds, bands), problem, restart)
-    minimum = _search(loss, start, problem, None)
+    loss = Loss(
+      to_columns, (rounds, bands), problem, restart=coordinates.restart
+    )
+    minimum = search(loss, start, problem)
   columns, *_ = to_columns(minimum.x.reshape(rounds, bands))
-  strategy = strategies.Banded(_rows(columns))
-  sums = np.bincount(
-    np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns)
-  )
-  return solver.Optimized(
-    strategy,
-    problem.error(strategy) * sets * float(sums.max()),
-    minimum.evaluations,
-    minimum.converged,
-    minimum.interrupted,
-  )
+  return problem.evaluated(strategies.Banded(_rows(columns)), minimum)
 
 
 def _optimize_sampled(
@@ -140,7 +128,7 @@ def _optimize_sampled(
   """
   assert problem.noise is not None
   noise = problem.noise
-  first = _sampled_toeplitz(problem, bands).strategy.coefficients
+  first = optimize_banded_toeplitz(problem, bands).strategy.coefficients
   start = _inside(first, problem.rounds)
 
   def to_columns(columns):
@@ -152,7 +140,7 @@ def _optimize_sampled(
   bounds[:, 0, 0] = _LEAST_DIAGONAL
   loss = Loss(to_columns, start.shape, problem)
   limits = bounds.reshape(-1, 2).tolist()
-  minimum = _search(loss, start.reshape(-1), problem, limits)
+  minimum = search(loss, start.reshape(-1), problem, limits)
   strategy = strategies.Banded(_rows(minimum.x.reshape(start.shape)))
   return problem.evaluated(strategy, minimum)
 
@@ -194,6 +182,10 @@ class Coordinates:
   def columns(self, x: np.ndarray) -> np.ndarray:
     """Returns the columns of C, [n, b], for parameters x."""
     return _columns(x.reshape(self.rounds, -1) @ self.times)
+
+  def restart(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns the parameters of the same C for other weights, see `Loss`."""
+    return self.parameters(self.columns(x), weights)
 
   def parameters(self, columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns the parameters, [n * b] float64, of the columns of C.
@@ -261,25 +253,17 @@ def optimize_banded_toeplitz_scheduled(
   rounds = problem.rounds
   base.check_few(base.count_bands(bands), rounds)
   start = _toeplitz_start(problem, bands)
-  if bands == 1:
-    minimum = solver.Minimum(start[1:], 0.0, 0, True)
-  else:
-    minimum = _search(
-      Loss(
-        lambda free: _toeplitz_columns(free, problem), (bands - 1,), problem
-      ),
-      start[1:],
-      problem,
-      [(0.0, 1.0)] * (bands - 1),
-    )
-  strategy = strategies.BandedToeplitz(
-    rounds, np.concatenate([[1.0], minimum.x])
+  minimum = search(
+    Loss(lambda free: _toeplitz_columns(free, problem), (bands - 1,), problem),
+    start[1:],
+    problem,
+    [(0.0, 1.0)] * (bands - 1),
   )
-  if problem.noise:
-    return problem.evaluated(strategy, minimum)
-  loss = problem.error(strategy) * (1 + float(minimum.x @ minimum.x))
-  return solver.Optimized(
-    strategy, loss, minimum.evaluations, minimum.converged
+  coefficients = np.concatenate([[1.0], minimum.x])
+  if not problem.noise:
+    problem = attrs.evolve(problem, participation=participation_lib.Single())
+  return problem.evaluated(
+    strategies.BandedToeplitz(rounds, coefficients), minimum
   )
 
 
@@ -308,9 +292,10 @@ def _check_epochs(
   return min_sep
 
 
-def _sampled_toeplitz(
+def optimize_banded_toeplitz(
   problem: solver.Problem, bands: int
 ) -> solver.Optimized[strategies.BandedToeplitz]:
+  """Returns the banded Toeplitz C of least loss, by the faster search."""
   workload = problem.workload
   if workload.is_toeplitz or workload.inverse_bands is None:
     return toeplitz.optimize_banded_toeplitz(problem, bands)
@@ -402,16 +387,12 @@ class Loss(solver.Loss):
     to_columns: _ToColumns,
     shape: tuple[int, ...],
     problem: solver.Problem,
-    restart: Optional[Callable[..., np.ndarray]] = None,
+    **more: Callable[..., np.ndarray],
   ):
-    super().__init__(problem)
+    super().__init__(problem, **more)
     self._shape = shape
     self._to_columns = to_columns
-    self._restart = restart
     self._inverse_rows = problem.workload.inverse_rows(problem.rounds)
-
-  def restart(self, x, weights):
-    return x if self._restart is None else self._restart(x, weights)
 
   def evaluate(self, x):
     parameters = x.reshape(self._shape)
@@ -435,21 +416,3 @@ class Loss(solver.Loss):
       gradient.reshape(-1),
       log_sens + log_e,
     )
-
-
-def _search(
-  loss: Loss,
-  start: np.ndarray,
-  problem: solver.Problem,
-  bounds: Optional[list[tuple[float, float]]],
-) -> solver.Minimum:
-  """Returns the minimum of the log loss."""
-  return solver.search(
-    loss,
-    start,
-    problem,
-    bounds,
-    tolerance=series.SAMPLED_TOLERANCE if problem.noise else _TOLERANCE,
-    corrections=CORRECTIONS,
-    gap=_GAP,
-  )

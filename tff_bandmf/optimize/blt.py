@@ -60,6 +60,9 @@ _FASTEST = 10.0
 NO_GAIN = 1e-10
 # Imaginary part of a parameter, for the derivatives by it.
 _STEP = 1e-30
+# A relative decrease of the log loss that ends a search for sampled cohorts.
+# With so few parameters, a smaller one does not fit C to the samples.
+_SAMPLED_TOLERANCE = 1e-7
 # Number of values that are tried for a new pair of decays.
 _STARTS = 8
 
@@ -198,7 +201,11 @@ def optimize_blt(
     easier = attrs.evolve(easier, objective=solver.MEAN)
   best = _search(loss(easier), rounds, buffers, worth)
   if (is_slow or problem.noise) and not best.interrupted:
-    minimum = loss(problem).minimize(best.x, _bounds(rounds, len(best.x) // 2))
+    minimum = loss(problem).minimize(
+      best.x,
+      _bounds(rounds, len(best.x) // 2),
+      sampled_tolerance=_SAMPLED_TOLERANCE,
+    )
     best = dataclasses.replace(
       minimum, evaluations=best.evaluations + minimum.evaluations
     )

@@ -49,7 +49,7 @@ import tensorflow as tf  # noqa: E402
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf.optimize import banded as banded_lib
-from tff_bandmf.optimize import series, solver
+from tff_bandmf.optimize import solver
 
 # Least number of rounds in a block; in smaller blocks the overhead of the loop
 # dominates.
@@ -61,11 +61,6 @@ _UNROLLED = 128
 _TERMS = 128
 # The search ends if an iteration decreases the log loss by less than this.
 _TOLERANCE = 1e-14
-# The same for columns of few bands, as in the module `banded`.
-_BANDED_TOLERANCE = 1e-10
-# Largest log(max(e) / lower bound) at which a search for the largest error has
-# converged.
-_GAP = 1e-4
 
 
 @attrs.frozen(eq=False)
@@ -498,9 +493,14 @@ Build = Callable[[tf.Tensor], Form]
 class Loss(solver.Loss):
   """The log loss and its gradient, as functions of the parameters."""
 
-  def __init__(self, build: Build, problem: solver.Problem):
-    """Makes the loss of the C that `build` makes."""
-    super().__init__(problem)
+  def __init__(
+    self,
+    build: Build,
+    problem: solver.Problem,
+    **more: Callable[..., np.ndarray],
+  ):
+    """Makes the loss of the C that `build` makes; see `solver.Loss`."""
+    super().__init__(problem, **more)
     self._problem = problem
 
     def value(x, log_weights, power):
@@ -608,37 +608,11 @@ def minimize(
     first = build(tf.constant(x))
     check(first, problem.rounds)
     problem.noise(first.strategy(problem.rounds))
-  minimum = search(
-    Loss(build, problem),
-    x,
-    problem,
-    bounds,
-    series.SAMPLED_TOLERANCE if problem.noise else _TOLERANCE,
+  minimum = solver.search(
+    Loss(build, problem), x, problem, bounds, tolerance=_TOLERANCE
   )
   strategy = build(tf.constant(minimum.x)).strategy(problem.rounds)
   return problem.evaluated(strategy, minimum)
-
-
-def search(
-  loss: Loss,
-  start: np.ndarray,
-  problem: solver.Problem,
-  bounds: Optional[solver.Bounds] = None,
-  tolerance: float = _TOLERANCE,
-  corrections: int = 20,
-) -> solver.Minimum:
-  """Returns the point of least `loss`; see `minimize`."""
-  if not len(start):
-    return solver.Minimum(start, loss(start)[0], 1, True)
-  return solver.search(
-    loss,
-    start,
-    problem,
-    bounds,
-    tolerance=tolerance,
-    corrections=corrections,
-    gap=_GAP,
-  )
 
 
 def banded(
@@ -661,13 +635,10 @@ def banded(
     columns = columns_of_rows(tf.reshape(x, [n, bands]) @ coordinates.times)
     return Columns(columns / tf.norm(columns, axis=1, keepdims=True))
 
-  start = coordinates.start(problem.weights)
-  minimum = search(
-    Loss(build, problem),
-    start,
+  minimum = banded_lib.search(
+    Loss(build, problem, restart=coordinates.restart),
+    coordinates.start(problem.weights),
     problem,
-    tolerance=_BANDED_TOLERANCE,
-    corrections=banded_lib.CORRECTIONS,
   )
   rows = build(tf.constant(minimum.x)).strategy(n).band_rows(0, n)
   return problem.evaluated(strategies.Banded(rows), minimum)

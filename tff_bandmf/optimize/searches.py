@@ -12,7 +12,6 @@ from tff_bandmf.optimize import banded_inverse as banded_inverse_lib
 from tff_bandmf.optimize import blt as blt_lib
 from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
-from tff_bandmf.optimize import toeplitz as toeplitz_lib
 
 # Least relative decrease of the loss for which bands or buffers are added.
 _WORTH = 1e-3
@@ -39,7 +38,9 @@ def banded(request: _Request) -> solver.Optimized:
 def banded_toeplitz(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C with `request.bands` bands."""
   min_sep = request.participation.min_sep
-  optimized = _toeplitz(request, solver.check_separated(request.bands, min_sep))
+  optimized = banded_lib.optimize_banded_toeplitz(
+    request, solver.check_separated(request.bands, min_sep)
+  )
   return request.evaluated(request.normalized(optimized.strategy), optimized)
 
 
@@ -47,7 +48,7 @@ def robust_toeplitz(request: _Request) -> solver.Optimized:
   """Finds the best Toeplitz C with `request.bands` bands, then tapers it."""
   b0, bands = request['b0'], request.bands
   _checks.at_most('b0', b0, bands, 'bands', 'min_sep lies in [b0, bands]')
-  optimized = _toeplitz(request, bands)
+  optimized = banded_lib.optimize_banded_toeplitz(request, bands)
   coefficients = strategies.taper(optimized.strategy.coefficients, b0)
   strategy = strategies.RobustToeplitz(request.rounds, coefficients, b0)
   return request.evaluated(request.normalized(strategy), optimized)
@@ -107,16 +108,6 @@ def dense(request: _Request) -> solver.Optimized:
     from tff_bandmf.optimize import dense as dense_lib
 
   return dense_lib.optimize_dense(request, gap=request['gap'])
-
-
-def _toeplitz(
-  request: _Request, bands: int
-) -> solver.Optimized[strategies.BandedToeplitz]:
-  """Returns an optimised banded Toeplitz strategy."""
-  workload = request.workload
-  if workload.is_toeplitz or workload.inverse_bands is None:
-    return toeplitz_lib.optimize_banded_toeplitz(request, bands)
-  return banded_lib.optimize_banded_toeplitz_scheduled(request, bands)
 
 
 def _growing(

@@ -55,10 +55,6 @@ _MOST_SCHEDULED_ROUNDS = 4096
 # The search for the large p starts at the result for the small p, because it
 # converges slowly from other starts.
 _NORMS = (100.0, 1e4)
-# A relative decrease of the log loss that ends a search for sampled cohorts.
-# More steps would fit C to the samples of the noise.
-SAMPLED_TOLERANCE = 2e-5
-
 # Function from the gradients by c and r to the gradient by the parameters.
 Pullback = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # Function from [parameters] to c, r and their `Pullback`; c and r are [n], or
@@ -256,6 +252,7 @@ class Objective:
     start: np.ndarray,
     bounds: Optional[list] = None,
     evaluations: int = 0,
+    sampled_tolerance: float = solver.SAMPLED_TOLERANCE,
   ) -> solver.Minimum:
     """Returns the best point that `solver.restarted` finds.
 
@@ -264,6 +261,8 @@ class Objective:
       bounds: (low, high) of each parameter; None means no bounds.
       evaluations: number of evaluations before this search; it is added to the
         number in the result.
+      sampled_tolerance: relative decrease of the log loss that ends the search
+        for sampled cohorts.
     """
     problem = self._problem
     for norm in self._norms:
@@ -273,7 +272,7 @@ class Objective:
         bounds,
         problem.max_evaluations - evaluations,
         problem.callback,
-        SAMPLED_TOLERANCE if problem.noise else solver.TOLERANCE,
+        sampled_tolerance if problem.noise else solver.TOLERANCE,
       )
       start, evaluations = minimum.x, evaluations + minimum.evaluations
       if minimum.interrupted or evaluations >= problem.max_evaluations:

@@ -30,6 +30,9 @@ MAX = workloads.MAX
 LAST = workloads.LAST
 MAX_EVALUATIONS = 2000
 TOLERANCE = 1e-15
+# A decrease of the log loss by an iteration that ends a search for sampled
+# cohorts. More steps would fit C to the samples of the noise.
+SAMPLED_TOLERANCE = 2e-5
 # A decrease of the log loss below this value counts as 0.
 _NO_GAIN = 1e-10
 # Powers p of the first stages of a search for the largest error, and the power
@@ -41,9 +44,9 @@ _LAST_POWER, _STAGE_EVALUATIONS = 256.0, 200
 # a weight of 0 could never grow again; the largest such fraction in later
 # stages; and the factor by which each converged stage reduces the fraction.
 _LEAST_WEIGHT, _LATER_WEIGHT, _FALL = 1e-2, 1e-3, 0.1
-# The search for the largest error has converged at the gap, and ends at this
-# fraction of the gap.
-_MARGIN = 0.25
+# Largest log(max(e) / lower bound) at which a search for the largest error has
+# converged, and the fraction of this gap at which the search ends.
+_GAP, _MARGIN = 1e-4, 0.25
 
 # Function that is called after every iteration with the best loss so far.
 Callback = Callable[[float], None]
@@ -329,7 +332,21 @@ class Loss(abc.ABC):
     best: parameters with this log max(e); empty at the start.
   """
 
-  def __init__(self, problem: Problem):
+  def __init__(
+    self,
+    problem: Problem,
+    restart: Callable[[np.ndarray, np.ndarray], np.ndarray] = (
+      lambda x, weights: x
+    ),
+  ):
+    """Makes the loss.
+
+    Args:
+      problem: rounds and objective.
+      restart: function from parameters and new weights, [n] float64 of sum 1,
+        to parameters of the same C that suit a search with these weights.
+    """
+    self.restart = restart
     with np.errstate(divide='ignore'):
       self.log_weights = np.log(problem.weights)
     self.power = 1.0
@@ -339,16 +356,6 @@ class Loss(abc.ABC):
   @abc.abstractmethod
   def evaluate(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """Returns the loss, its gradient at x, [parameters], and log e, [n]."""
-
-  def restart(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns parameters of the same C that suit a search with new weights.
-
-    Args:
-      x: [parameters] float64.
-      weights: [n] float64, of sum 1.
-    """
-    del weights
-    return x
 
   def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns the loss and its gradient at x, [parameters]."""
@@ -366,8 +373,7 @@ def search(
   bounds: Optional[Bounds] = None,
   *,
   tolerance: float,
-  corrections: int,
-  gap: float,
+  corrections: int = 20,
 ) -> Minimum:
   """Returns the parameters of the least log error for sensitivity 1.
 
@@ -388,14 +394,14 @@ def search(
 
   Args:
     loss: the loss; its weights and its power change during the search.
-    start: [parameters] float64.
+    start: [parameters] float64. Without parameters there is no search.
     problem: the objective, and limits of the search.
     bounds: (low, high) of each parameter; None means no bounds.
-    tolerance: see `minimize`.
+    tolerance: see `minimize`; sampled cohorts have `SAMPLED_TOLERANCE`.
     corrections: see `minimize`.
-    gap: largest log(max(e) / lower bound) at which the search for the largest
-      error has converged.
   """
+  if not len(start):
+    return Minimum(start, loss(start)[0], 1, True)
   is_max, callback = problem.objective == MAX, problem.callback
   most = problem.max_evaluations
   run = functools.partial(
@@ -404,7 +410,7 @@ def search(
     bounds=bounds,
     callback=callback
     and (lambda value: callback(math.exp(loss.least if is_max else value))),
-    tolerance=tolerance,
+    tolerance=SAMPLED_TOLERANCE if problem.noise else tolerance,
     corrections=corrections,
   )
   if not is_max:
@@ -432,8 +438,8 @@ def search(
       # The lower bound holds only at a minimum of the loss of this stage. So
       # the decrease of the loss in this stage is added to the gap.
       proven = loss.least - lower_bound + before - minimum.value
-      converged = converged or bool(proven <= gap)
-      if proven <= _MARGIN * gap or interrupted or evaluations >= most:
+      converged = converged or bool(proven <= _GAP)
+      if proven <= _MARGIN * _GAP or interrupted or evaluations >= most:
         break
       loss.log_weights = np.log((1 - least) * weights + least / len(weights))
       if is_last:

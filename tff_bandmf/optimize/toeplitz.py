@@ -211,7 +211,7 @@ def optimize_banded_toeplitz(
         [(0, 1)] * (bands - 1),
         problem.max_evaluations - evaluations,
         problem.callback,
-        series.SAMPLED_TOLERANCE if problem.noise else solver.TOLERANCE,
+        solver.SAMPLED_TOLERANCE if problem.noise else solver.TOLERANCE,
       )
     evaluations += minimum.evaluations
     start = np.concatenate([[1.0], minimum.x])
