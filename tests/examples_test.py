@@ -205,7 +205,7 @@ def test_pages_say_how_many_lines_a_port_takes():
     ('docs/tutorials/port.md', 'images'),
     ('docs/tutorials/port.md', 'fed_avg'),
   ):
-    lines = rf'a command and\s+\[?{_LINES[name]}\s+lines'
+    lines = rf'command and\s+\[?{_LINES[name]}\s+lines'
     assert re.search(lines, (root / page).read_text())
   assert (
     f'at most {max(_LINES.values())} lines'
