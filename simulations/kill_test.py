@@ -184,10 +184,10 @@ def _observed(ledger) -> Any:
   """Returns the part of a ledger's content that must not depend on kills.
 
   An interrupted attempt of a round is an event of the ledger's hash chain, so
-  the number of failed attempts and the hashes at the end are left out. The
-  results at the end are compared by `_result`.
+  the hashes at the end are left out. The results at the end are compared by
+  `_result`.
   """
-  return dataclasses.replace(ledger.observed(), failed=0, head='', ended=None)
+  return dataclasses.replace(ledger.observed(), head='', ended=None)
 
 
 def differences(
