@@ -13,7 +13,7 @@ from simulations import config_keys, run_stackoverflow
 from simulations.sweeps import cell, grid
 from tff_bandmf import accounting, optimize, participation, strategies
 from tff_bandmf import cohorts as cohorts_lib
-from tff_bandmf.plan import Mechanism, request, result
+from tff_bandmf.plan import Mechanism, request, search
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 _BANDMF23 = grid.load(str(_CONFIGS / 'bandmf23.toml'))
@@ -115,7 +115,7 @@ privacy.amplification = '{amplification}'
     arguments = training.search_arguments(config, 24)
     assert arguments['noise'].to_dict()['epsilon'] == row.epsilon
     assert str(arguments) == str(
-      result.search_arguments(planned, Mechanism('banded-sqrt', bands=2))
+      search.search_arguments(planned, Mechanism('banded-sqrt', bands=2))
     )
     cell._cached_strategy(config, 24, tmp_path / 'sweep')
   assert len(list((tmp_path / 'sweep').glob('*.json'))) == len(rows) == 2
