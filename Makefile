@@ -26,7 +26,8 @@ people: env  ## pre-trains on public text, fine-tunes on people with DP; verifie
 	.venv/bin/bandmf verify runs/people/compare/identity
 
 test: env  ## runs the tests (ARGS='-k word' chooses)
-	$(PYTHON_OF_ENV) -m pytest tests -q -n auto --maxprocesses 4 \
+	@# A process more than cores: tests wait for disks, workers and pip.
+	$(PYTHON_OF_ENV) -m pytest tests -q -n $$(($$(nproc) + 1)) --maxprocesses 4 \
 	  --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 quick: env  ## runs the tests that need no TFF and take no seconds, in a minute
