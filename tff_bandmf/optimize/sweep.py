@@ -37,7 +37,7 @@ _GRID = np.linspace(-20.75, 20.75, 31)
 # precision, because the derivative of the loss is 0 at a minimum.
 _PRECISION = 1e-5
 # The same for sampled cohorts, whose loss is an estimate.
-_SAMPLED_PRECISION = 0.2
+_SAMPLED_PRECISION = 0.1
 # The points of the grid and of the ends of the range at which a search for
 # sampled cohorts begins, and the distances of the next points from the best.
 _COARSE = (0, 8, 12, 14, 16, 18, 20, 24, 32)
