@@ -1,5 +1,6 @@
 """Tests of amplification by balls-in-bins sampling, and of sampled deltas."""
 
+import dataclasses
 import math
 
 import attrs
@@ -243,9 +244,12 @@ def _calibrated(epsilon, delta, samples):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('near', [None, 0.02, 50.0])
 @pytest.mark.parametrize(('epsilon', 'delta'), [(1.0, 1e-2), (4.0, 1e-3)])
-def test_calibrated_noise_meets_the_true_delta(epsilon, delta):
-  spec = _calibrated(epsilon, delta, _samples(5))
+def test_calibrated_noise_meets_the_true_delta(epsilon, delta, near):
+  """Also if the estimate at which the search begins is far off."""
+  samples = dataclasses.replace(_samples(5), near=near)
+  spec = _calibrated(epsilon, delta, samples)
   assert spec.claim(delta).total <= delta
   assert spec.epsilon(delta) == epsilon
   exact = _exact_delta(_gram(spec), spec.z_stddev_per_clip, epsilon)

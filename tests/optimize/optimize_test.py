@@ -36,22 +36,22 @@ def _loss(coefficients, rounds, objective):
 
 @pytest.mark.parametrize(('rounds', 'bands', 'objective', 'golden'), _GOLDEN)
 def test_optimum_is_the_published_one(rounds, bands, objective, golden):
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(rounds, participation.Single(), objective=objective), bands
   )
-  assert found.converged
+  assert optimized.converged
   # Not above it; and below it only by its rounding, or it is another loss.
-  assert golden * (1 - 5e-9) <= found.loss <= golden * (1 + 5e-9)
+  assert golden * (1 - 5e-9) <= optimized.loss <= golden * (1 + 5e-9)
 
 
 def test_published_setting():
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(2052, participation.Single()), 342
   )
   schema = participation.MinSep(342)
-  norm = sensitivity.sensitivity(found.strategy, schema)
+  norm = sensitivity.sensitivity(optimized.strategy, schema)
   assert norm.method == sensitivity.EXACT
-  mean, _ = found.strategy.errors()
+  mean, _ = optimized.strategy.errors()
   assert norm.value * np.sqrt(mean) <= 8.81
   identity = strategies.Identity(2052)
   norm = sensitivity.sensitivity(identity, schema)
@@ -62,10 +62,10 @@ def test_published_setting():
 def test_bands_past_the_separation_need_more_sensitivity():
   # Optimised for 400, columns normalised, separation 385 observed: sqrt(6) is
   # what ignoring the overlap would give.
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(2000, participation.Single()), 400
   )
-  matrix = found.strategy.matrix()
+  matrix = optimized.strategy.matrix()
   strategy = strategies.Dense(matrix / np.linalg.norm(matrix, axis=0))
   for min_sep, expected in ((400, np.sqrt(5)), (385, 2.5408)):
     value = sensitivity.sensitivity(
@@ -77,13 +77,13 @@ def test_bands_past_the_separation_need_more_sensitivity():
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize(('rounds', 'bands'), [(2, 2), (9, 3), (40, 40)])
 def test_loss_is_the_dense_one_and_a_minimum(rounds, bands, objective):
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(rounds, participation.Single(), objective=objective), bands
   )
-  coefficients = found.strategy.coefficients
-  assert found.converged and found.strategy.rounds == rounds
+  coefficients = optimized.strategy.coefficients
+  assert optimized.converged and optimized.strategy.rounds == rounds
   assert len(coefficients) == bands and coefficients[0] == 1
-  assert found.loss == pytest.approx(
+  assert optimized.loss == pytest.approx(
     _loss(coefficients, rounds, objective), rel=1e-12
   )
   rng = np.random.default_rng(0)
@@ -91,7 +91,7 @@ def test_loss_is_the_dense_one_and_a_minimum(rounds, bands, objective):
     for _ in range(10):
       moved = coefficients.copy()
       moved[1:] += size * rng.normal(size=bands - 1)
-      assert _loss(moved, rounds, objective) >= found.loss * (1 - 1e-9)
+      assert _loss(moved, rounds, objective) >= optimized.loss * (1 - 1e-9)
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
@@ -100,13 +100,13 @@ def test_loss_is_the_dense_one_and_a_minimum(rounds, bands, objective):
   [(1, 1), (3, 2), (100, 1), (5_000, 4)],
 )
 def test_loss_is_never_above_that_of_the_square_root(rounds, bands, objective):
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(rounds, participation.Single(), objective=objective), bands
   )
   root = strategies.BandedSqrt(rounds, bands).coefficients
   errors = strategies.BandedToeplitz(rounds, root).errors()
   error = errors[objective == 'max']
-  assert found.loss <= error * (root @ root) * (1 + 1e-12)
+  assert optimized.loss <= error * (root @ root) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
@@ -148,14 +148,14 @@ def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(
   )
   start = np.array([0.5])
   slow = solver.restarted(all_terms, start, [(0, 1)])
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(rounds, participation.Single(), objective=objective), 2
   )
-  assert found.converged and slow.converged
-  assert found.loss == pytest.approx(np.exp(slow.value), rel=1e-9)
-  norm = sensitivity.sensitivity(found.strategy, schema).value
-  error = found.strategy.errors()[objective == 'max']
-  assert found.loss == pytest.approx(error * norm**2, rel=1e-12)
+  assert optimized.converged and slow.converged
+  assert optimized.loss == pytest.approx(np.exp(slow.value), rel=1e-9)
+  norm = sensitivity.sensitivity(optimized.strategy, schema).value
+  error = optimized.strategy.errors()[objective == 'max']
+  assert optimized.loss == pytest.approx(error * norm**2, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_momentum_against_dense_and_a_minimum(
 ):
   # With momentum 0.999 nothing settles in 400 rounds.
   workload = workloads.Workload(momentum)
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(rounds, participation.Single(), workload, objective), bands
   )
-  assert found.converged
+  assert optimized.converged
   dense = workload.matrix(rounds)
 
   def loss(coefficients):
@@ -184,14 +184,14 @@ def test_momentum_against_dense_and_a_minimum(
     error = errors.mean() if objective == 'mean' else errors.max()
     return error * np.sum(np.square(coefficients))
 
-  coefficients = found.strategy.coefficients
-  assert found.loss == pytest.approx(loss(coefficients), rel=1e-9)
+  coefficients = optimized.strategy.coefficients
+  assert optimized.loss == pytest.approx(loss(coefficients), rel=1e-9)
   rng = np.random.default_rng(0)
   for size in (1e-3, 1e-2, 0.1):
     for _ in range(3):
       moved = coefficients.copy()
       moved[1:] += size * rng.normal(size=bands - 1)
-      assert loss(moved) >= found.loss * (1 - 1e-9)
+      assert loss(moved) >= optimized.loss * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -204,26 +204,26 @@ def test_momentum_against_dense_and_a_minimum(
   ],
 )
 def test_optimum_at_many_rounds(rounds, bands, objective, golden):
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(rounds, participation.Single(), objective=objective), bands
   )
-  assert found.converged
+  assert optimized.converged
   # n / b is what the best strategy comes to, w settled from the start.
   ratio = rounds / bands * (0.5 if objective == 'mean' else 1.0)
-  assert ratio <= found.loss <= golden
+  assert ratio <= optimized.loss <= golden
 
 
 def test_optimiser_that_is_cut_short_says_so():
   calls = []
-  found = toeplitz.optimize_banded_toeplitz(
+  optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(
       1000, participation.Single(), callback=calls.append, max_evaluations=2
     ),
     16,
   )
-  assert not found.converged
-  assert found.loss > 39.4153173
-  assert calls and calls[-1] == pytest.approx(found.loss, rel=1e-6)
+  assert not optimized.converged
+  assert optimized.loss > 39.4153173
+  assert calls and calls[-1] == pytest.approx(optimized.loss, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -434,8 +434,8 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     _wait(lambda: not _holders(directory), log_path)
     fcntl.flock(lock, fcntl.LOCK_UN)
     (strategy,) = (directory / 'strategies').glob('online-tree*.json')
-    kept = first / run_json.RESULT_FILE, strategy
-    before = [os.stat(path) for path in kept]
+    outputs = first / run_json.RESULT_FILE, strategy
+    before = [os.stat(path) for path in outputs]
 
     # As a job of its own, which does nothing for a cell that is done.
     listed = _printed(grid_path, directory, '--list').splitlines()
@@ -452,7 +452,7 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     assert not _printed(grid_path, directory, cell)
     process = _start(grid_path, directory, log, '--resume')
     assert process.wait(timeout=900) == 1, log_path.read_text()
-  for path, stat in zip(kept, before):
+  for path, stat in zip(outputs, before):
     after = os.stat(path)
     assert (after.st_mtime_ns, after.st_ino) == (stat.st_mtime_ns, stat.st_ino)
   text = (directory / 'summary.json').read_text()

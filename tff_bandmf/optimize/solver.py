@@ -394,7 +394,7 @@ def search(
 
   Args:
     loss: the loss; its weights and its power change during the search.
-    start: [parameters] float64. Without parameters there is no search.
+    start: [parameters] float64. If it is empty, the result is `start`.
     problem: the objective, and limits of the search.
     bounds: (low, high) of each parameter; None means no bounds.
     tolerance: see `minimize`; sampled cohorts have `SAMPLED_TOLERANCE`.
