@@ -152,6 +152,7 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
     '## What was seen',
     *(_seen(summary) or ['Nothing yet.']),
     summary.table(),
+    *_memory(summary),
     *_picture(
       summary,
       f'![Validation loss by round]({study.name}_convergence.png)',
@@ -346,6 +347,41 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     )
   paragraphs += _momentum(summary)
   return paragraphs
+
+
+def _memory(summary: summary_lib.Summary) -> list[str]:
+  """Returns a table of loss by the copies of the model that the noise keeps.
+
+  The result is [] if the runs of the summary do not say their copies.
+  """
+  gains = summary.against(_INDEPENDENT)
+  rows = [
+    [row['epsilon'], row['copies'], row['mechanism']]
+    + list(
+      _cells(
+        [row], row['epsilon'], gains.get((row['mechanism'], row['epsilon']))
+      )
+    )
+    for row in sorted(
+      (
+        row
+        for row in summary.rows
+        if row['noise'] and row['copies'] is not None
+      ),
+      key=lambda row: (-row['epsilon'], row['copies'], -row['loss_mean']),
+    )
+  ]
+  return rows and [
+    '## What a copy of the model buys',
+    'The noise keeps some arrays as large as the model in memory. Each is a '
+    'copy. More copies allow a C with less error:',
+    tabulate.tabulate(
+      rows,
+      ['epsilon', 'copies', 'mechanism', 'test loss', 'against independent'],
+      'github',
+      disable_numparse=True,
+    ),
+  ]
 
 
 def _momentum(summary: summary_lib.Summary) -> list[str]:

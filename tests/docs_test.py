@@ -413,6 +413,7 @@ def _runs(seeds):
         'rate': 0.3,
         'noise': noise,
         'momentum_noise': 9 * noise,
+        'copies': {'banded': 15, 'tree': 7}.get(name, 0),
         'validation_loss': loss,
         'test_loss': loss + 0.001 * seed**2,
         'test_accuracy': 0.1,
@@ -448,6 +449,10 @@ def test_study_claims_what_its_runs_show(tmp_path, study, data):
   assert '| banded      |         8 |       3 | -0.200 ± 0.000 |' in page
   assert 'Not shown: the order of banded and tree at epsilon 8.' in page
   assert '2 of the 2 differences that are shown have the order of L' in page
+  assert re.search(
+    r'copies .*\n.*\n.* 0 .* identity .*\n.* 7 .* tree .*\n.* 15 .* banded ',
+    page,
+  )
   first, _ = re.findall(r'!\[[^]]*\]\((.*?)\)', page)
   for plot in re.findall(r'!\[[^]]*\]\((.*?)\)', page):
     assert (reference / plot).exists()

@@ -84,6 +84,7 @@ class Result:
       is known before the training.
     momentum_noise: L >= 0 for weighted sums in place of prefix sums, with the
       weights of the server's momentum and learning rate schedule.
+    copies: number of arrays as large as the model that the noise keeps.
     seconds: duration of all rounds, in seconds; None if the durations are
       secret.
   """
@@ -95,6 +96,7 @@ class Result:
   epsilon: Optional[float]
   noise: float
   momentum_noise: float
+  copies: int
   seconds: Optional[float]
 
   @property
@@ -151,6 +153,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
     written['epsilon'],
     _noise(strategy, z_stddev, config),
     _noise(strategy, z_stddev, config, config.training.server_schedule),
+    plan.copies,
     sum(seconds) if seconds else None,
   )
 

@@ -338,6 +338,7 @@ def _run(
     'rate': result.rate,
     'noise': result.noise,
     'momentum_noise': result.momentum_noise,
+    'copies': result.copies,
     'validation_loss': _finite(result.validation_loss),
     'test_loss': None if search else _finite(result.test_loss),
     'test_accuracy': None if search else result.test_accuracy,
@@ -362,7 +363,8 @@ def _row(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   losses = [math.inf if (x := run['test_loss']) is None else x for run in runs]
   return {
     **{
-      name: runs[0][name] for name in ('mechanism', 'epsilon', 'rate', 'noise')
+      name: runs[0].get(name)
+      for name in ('mechanism', 'epsilon', 'rate', 'noise', 'copies')
     },
     # If a run of the row claims nothing, the row claims nothing. Otherwise the
     # largest claimed epsilon holds for all runs.

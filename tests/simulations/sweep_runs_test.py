@@ -90,6 +90,7 @@ def _result(loss, claimed=8.0, noise=0.01, rate=1.7):
     claimed,
     noise,
     10 * noise,
+    4,
     90.0,
   )
 
