@@ -43,15 +43,7 @@ from tff_bandmf.cli import conformance, options, output
 @conformance.stated
 @options.as_json
 def audit(
-  file,
-  who,
-  epsilon,
-  noise_multiplier,
-  delta,
-  aggregator,
-  stated,
-  as_json,
-  **trials,
+  file, who, epsilon, noise_multiplier, delta, aggregator, stated, **trials
 ):
   """Shows lower bounds on epsilon from runs of the aggregator with canaries.
 
@@ -87,9 +79,8 @@ def audit(
         f'epsilon, delta={epsilon}, {delta}: do not go with aggregator; leave '
         'out --epsilon and --delta'
       )
-    return conformance.audit(
-      aggregator, file, who, noise_multiplier, stated, as_json
-    )
+    conformance.audit(aggregator, file, who, noise_multiplier, stated)
+    return
   conformance.needed(file=file, delta=delta)
   if (epsilon is None) == (noise_multiplier is None):
     raise errors.value_error(
@@ -119,7 +110,7 @@ def audit(
       guarantee, delta, **trials, on_round=functools.partial(step, '')
     )
   attacks = run_attacks.attack(guarantee)
-  output.show(
+  output.show_result(
     {
       **guarantee.to_dict(),
       # The record of the guarantee has no keys for values that are None.
@@ -132,11 +123,9 @@ def audit(
       'aggregation': 'tensorflow_federated' if in_tff else 'numpy',
       **audited.to_dict(),
       'arithmetic': [
-        each.to_dict() if as_json else str(each) for each in attacks
+        each.to_dict() if output.as_json() else str(each) for each in attacks
       ],
-      'seconds': output.seconds(),
-    },
-    as_json,
+    }
   )
-  holds = audited.holds and not any(each.succeeded for each in attacks)
-  return output.DONE if holds else output.DID_NOT_HOLD
+  if not audited.holds or any(each.succeeded for each in attacks):
+    raise output.did_not_hold()

@@ -89,7 +89,6 @@ def choose(
   workload,
   objective,
   families,
-  as_json,
   **flags,
 ):
   """Ranks the families that fit in memory by their error at epsilon.
@@ -126,15 +125,13 @@ def choose(
     _record(choice, choice.guarantee.cohorts.schema, workload, **flags)
     for choice in ranking.choices
   ]
-  if as_json:
-    output.show(
+  if output.as_json():
+    output.show_result(
       {
         'amplification': amplification,
         'choices': records,
         'left_out': ranking.left_out,
-        'seconds': output.seconds(),
-      },
-      as_json,
+      }
     )
   else:
     click.echo(
@@ -151,7 +148,6 @@ def choose(
         )
     for family, reason in ranking.left_out.items():
       click.echo(f'left out: {family}: {reason}')
-  return output.DONE
 
 
 def _sampled(

@@ -10,8 +10,9 @@ import click
 
 import tff_bandmf
 
-# Key of click's context for the time at which the command began.
-BEGAN = f'{__name__}.began'
+# Keys of click's context for the time at which the command began, and for the
+# value of --json.
+BEGAN, AS_JSON = f'{__name__}.began', f'{__name__}.as_json'
 # Maps a command to the first sentence of its help.
 COMMANDS = {
   'account': 'Shows rho and epsilon of a run with given noise.',

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @options.delta
 @options.releases
 @options.as_json
-def compose(runs, delta, releases, as_json):
+def compose(runs, delta, releases):
   """Shows the joint guarantee of several runs on the same clients.
 
   A run is given by its folder. All planned rounds of a run count, including
@@ -72,17 +72,11 @@ def compose(runs, delta, releases, as_json):
     }
     for each in releases
   ]
-  if not as_json:
+  if output.as_json():
+    together = {'runs': rows, **together}
+  else:
     click.echo(output.table(rows))
-  output.show(
-    {
-      **({'runs': rows} if as_json else {}),
-      **together,
-      'seconds': output.seconds(),
-    },
-    as_json,
-  )
-  return output.DONE
+  output.show_result(together)
 
 
 def _check_listed(runs: Sequence[str]) -> None:

@@ -76,9 +76,8 @@ def audit(
   who: options.Participants,
   noise_multiplier: Optional[float],
   stated: dict[str, Any],
-  as_json: bool,
-) -> int:
-  """Prints the answers about an aggregator; returns the exit status.
+) -> None:
+  """Prints the answers about an aggregator.
 
   Args:
     aggregator: MODULE:FUNCTION.
@@ -88,11 +87,11 @@ def audit(
       `file` and `noise_multiplier` are given; else they are not used.
     noise_multiplier: standard deviation of z / (clip * sensitivity), or None.
     stated: maps the names of the options `stated` to their values.
-    as_json: whether to print one JSON object.
 
   Raises:
     ValueError: a part of the statement is missing or given twice, or the
       aggregator cannot be loaded or run.
+    click.exceptions.Exit: an answer is not 'pass'.
   """
   l2_norm_clip, z_stddev = stated['l2_norm_clip'], stated['z_stddev']
   clients_per_round = stated['clients_per_round']
@@ -134,7 +133,7 @@ def audit(
       again=functools.partial(aggregators.load, aggregator, again=True),
     )
   passes = all(each.verdict == answers_lib.PASS for each in answers)
-  output.show(
+  output.show_result(
     {
       'aggregator': aggregator,
       'l2_norm_clip': l2_norm_clip,
@@ -143,11 +142,10 @@ def audit(
       'family': family,
       'rounds': len(matrix),
       'answers': [each.to_dict() for each in answers]
-      if as_json
+      if output.as_json()
       else answers_lib.texts(answers),
       'holds': passes,
-      'seconds': output.seconds(),
-    },
-    as_json,
+    }
   )
-  return output.DONE if passes else output.DID_NOT_HOLD
+  if not passes:
+    raise output.did_not_hold()

@@ -18,7 +18,7 @@ import click
 
 from tff_bandmf import errors
 
-_BAD_INPUT = 2
+_DONE, _BAD_INPUT = 0, 2
 _INTERRUPTED = 130
 # Status that a shell gives for a program that SIGPIPE ends.
 _CLOSED = 141
@@ -71,8 +71,10 @@ def _run(arguments: list[str]) -> int:
     from tff_bandmf.cli import commands
 
     with commands.bandmf.make_context('bandmf', arguments) as context:
-      return commands.bandmf.invoke(context)
-  except click.exceptions.Exit as stop:  # click raises it after --help.
+      commands.bandmf.invoke(context)
+    return _DONE
+  # A claim did not hold; or click raises it after --help.
+  except click.exceptions.Exit as stop:
     return stop.exit_code
   except BrokenPipeError:
     raise

@@ -118,9 +118,7 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 )
 @options.memory_copies('any number')
 @options.as_json
-def noise_server(
-  file, parameters, key_file, directory, shard, as_json, **flags
-):
+def noise_server(file, parameters, key_file, directory, shard, **flags):
   """Writes the noise of a run to files, ahead of the rounds that read them.
 
   FILE is a strategy file. Give the --directory of every shard to
@@ -210,9 +208,8 @@ def noise_server(
       'start_round': tape.start_round,
       **dataclasses.asdict(tape.description),
     }
-    output.show(record, as_json)
+    output.show(record)
     _wait(tape, stop)
-  return output.DONE
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from tff_bandmf.report import participation_log
 )
 @options.log_columns
 @options.as_json
-def observe(log, file, z_stddev, delta, as_json, **more):
+def observe(log, file, z_stddev, delta, **more):
   """Shows the sensitivity and the epsilon of the rounds in a log.
 
   LOG is a CSV or Parquet file, or a folder of Parquet files, with the columns
@@ -91,14 +91,12 @@ def observe(log, file, z_stddev, delta, as_json, **more):
     'epsilon': guarantee and guarantee.proved_epsilon(delta),
     'delta': delta,
     **planned,
-    'seconds': output.seconds(),
   }
   if participations.alike is not None:
     output.warn(participations.alike)
   if guarantee is not None:
     output.warn_of_weak(record['epsilon'], delta)
-  output.show(record, as_json)
-  return output.DONE
+  output.show_result(record)
 
 
 def _plan(file: str) -> Optional[plan_lib.Plan]:

@@ -12,6 +12,7 @@ import click
 
 from tff_bandmf import accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.cli import commands
 
 
 def log_columns(command: Callable) -> Callable:
@@ -197,11 +198,15 @@ def memory_copies(default: str) -> Callable[[Callable], Callable]:
 
 
 strategy_file = click.argument('file', type=click.Path())
-as_json = click.option(
-  '--json', 'as_json', is_flag=True, help='Print one JSON object.'
-)
-as_json_rows = click.option(
-  '--json', 'as_json', is_flag=True, help='Print one JSON object for each row.'
+as_json, as_json_rows = (
+  click.option(
+    '--json',
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: ctx.meta.update({commands.AS_JSON: value}),
+    help=f'Print one JSON object{end}.',
+  )
+  for end in ('', ' for each row')
 )
 coefficients = click.option(
   '--coefficients',

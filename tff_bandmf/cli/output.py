@@ -23,10 +23,6 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.cli import commands
 
-# Exit statuses.
-DONE = 0
-DID_NOT_HOLD = 1
-
 # Seconds until the first line of progress outside a terminal, and between the
 # following lines.
 FIRST_LINE = 2.0
@@ -173,18 +169,23 @@ def describe(
   return record
 
 
-def seconds() -> float:
-  """Returns the number of seconds since the command began."""
+def as_json() -> bool:
+  """Returns whether the command line has the flag --json."""
+  return click.get_current_context().meta[commands.AS_JSON]
+
+
+def show_result(record: _files.JsonObject) -> None:
+  """Prints a record, and the number of seconds since the command began."""
   began = click.get_current_context().meta[commands.BEGAN]
-  return time.perf_counter() - began
+  show({**record, 'seconds': time.perf_counter() - began})
 
 
-def show(record: _files.JsonObject, as_json: bool) -> None:
+def show(record: _files.JsonObject) -> None:
   """Prints a record on standard output.
 
   A table leaves out values that are None or empty dictionaries; JSON has all.
   """
-  if as_json:
+  if as_json():
     click.echo(json.dumps(record, allow_nan=False))
     return
   rows = [
@@ -237,14 +238,16 @@ def warn(message: str) -> None:
   click.echo(f'warning: {errors.invalid(message)}', err=True)
 
 
-def did_not_hold(message: str) -> int:
-  """Prints on standard error which claim, comparison or search failed.
+def did_not_hold(message: str = '') -> click.exceptions.Exit:
+  """Returns the exception that ends a command with exit status 1.
 
-  Returns:
-    The exit status `DID_NOT_HOLD`.
+  Args:
+    message: text for standard error on the claim, comparison or search that
+      failed.
   """
-  click.echo(errors.invalid(message), err=True)
-  return DID_NOT_HOLD
+  if message:
+    click.echo(errors.invalid(message), err=True)
+  return click.exceptions.Exit(1)
 
 
 def text(value: object) -> str:

@@ -140,7 +140,6 @@ def plan(
   population,
   parameters,
   out,
-  as_json,
   **fields,
 ):
   """Plans a run: its mechanism, noise, guarantee and error.
@@ -170,7 +169,7 @@ def plan(
   )
   if print_toml:
     click.echo(planned.to_toml())
-    return output.DONE
+    return
   if arrivals is not None:
     _check_rule(planned, arrivals)
   if population is not None:
@@ -185,14 +184,11 @@ def plan(
   compared = None if arrivals is None else _compared(planned, arrivals, columns)
   if out is not None:
     planned.save(out)
-  if as_json:
-    record = {
-      **planned.to_dict(),
-      'population': population,
-      **({} if compared is None else {'arrivals': compared}),
-      'seconds': output.seconds(),
-    }
-    output.show(record, as_json=True)
+  if output.as_json():
+    arrived = {} if compared is None else {'arrivals': compared}
+    output.show_result(
+      {**planned.to_dict(), 'population': population, **arrived}
+    )
   else:
     with output.progress('looking at worse cohorts'):
       text = str(planned)
@@ -206,7 +202,6 @@ def plan(
         f'{counts["rounds"]} cohorts could not be filled; '
         f'{counts["turned_away"]} check-ins were turned away'
       )
-  return output.DONE
 
 
 def _is_given(name: str) -> bool:

@@ -50,8 +50,7 @@ def account(file, noise_multiplier, z_stddev, **flags):
   if noise_multiplier is None:
     scale = sensitivity_lib.sensitivity(strategy, cohorts.schema).value
     noise_multiplier = z_stddev / (flags['clip'] * scale)
-  guarantee = accounting.Guarantee(strategy, cohorts, noise_multiplier)
-  return _show(guarantee, flags)
+  _show(accounting.Guarantee(strategy, cohorts, noise_multiplier), flags)
 
 
 @click.command()
@@ -69,7 +68,7 @@ def calibrate(file, epsilon, **flags):
   guarantee = accounting.calibrate(
     *_run(file, flags), epsilon=epsilon, delta=flags['delta']
   )
-  return _show(guarantee, flags)
+  _show(guarantee, flags)
 
 
 def _run(
@@ -82,7 +81,7 @@ def _run(
   )
 
 
-def _show(guarantee: accounting.Guarantee, flags: dict[str, Any]) -> int:
+def _show(guarantee: accounting.Guarantee, flags: dict[str, Any]) -> None:
   """Prints the record of a strategy, and of the guarantee of its run."""
   delta, clip = flags['delta'], flags['clip']
   claim = guarantee.claim(delta)
@@ -108,15 +107,14 @@ def _show(guarantee: accounting.Guarantee, flags: dict[str, Any]) -> int:
     flags['with_coefficients'],
     sensitivity=guarantee.sensitivity,
   )
-  record = {
-    **result,
-    **described,
-    **result,
-    **claim.to_dict(),
-    'adjacency': guarantee.cohorts.adjacency,
-    'amplification': flags['amplification'],
-    'sampling_prob': flags['sampling_prob'],
-    'seconds': output.seconds(),
-  }
-  output.show(record, flags['as_json'])
-  return output.DONE
+  output.show_result(
+    {
+      **result,
+      **described,
+      **result,
+      **claim.to_dict(),
+      'adjacency': guarantee.cohorts.adjacency,
+      'amplification': flags['amplification'],
+      'sampling_prob': flags['sampling_prob'],
+    }
+  )

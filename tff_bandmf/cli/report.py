@@ -109,7 +109,7 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'several runs, the current folder]',
 )
 @options.as_json
-def report(run_dirs, what_if, plan, log, notes, releases, as_json, **more):
+def report(run_dirs, what_if, plan, log, notes, releases, **more):
   """Writes the privacy report of a run into its directory.
 
   With --plan, the report is on training that ran without tff_bandmf.Run: on the
@@ -139,11 +139,11 @@ def report(run_dirs, what_if, plan, log, notes, releases, as_json, **more):
         f'what_if={what_if}: is about the noise of one run; give one RUN_DIR'
       )
     numbers = report_lib.what_if(run_dirs[0], **what_if)
-    if as_json:
-      output.show(numbers, as_json)
+    if output.as_json():
+      output.show(numbers)
     else:
       click.echo(numbers['summary'])
-    return output.DONE
+    return
   if run_dirs:
     sources = [report_lib.of_run(run) for run in run_dirs]
   else:
@@ -172,8 +172,8 @@ def report(run_dirs, what_if, plan, log, notes, releases, as_json, **more):
   else:
     written = report_lib.from_source(sources[0]).write(folder)
     line, name = written['summary'], report_lib.MARKDOWN_FILE
-  if as_json:
-    output.show(written, as_json)
+  if output.as_json():
+    output.show(written)
   else:
     # A reader could take the claim so far for the claim of the whole run.
     if not all(source.completed for source in sources):
@@ -181,11 +181,10 @@ def report(run_dirs, what_if, plan, log, notes, releases, as_json, **more):
     click.echo(line)
     click.echo(str(folder / name))
   if broken:
-    return output.did_not_hold(
+    raise output.did_not_hold(
       'violated=True: clients took part more often, or in closer rounds, than '
       'planned; the epsilon of the report holds for their actual participation'
     )
-  return output.DONE
 
 
 def _check(

@@ -26,7 +26,7 @@ _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {:<4} {}'
   help='Also the tables of amplified figures, which take half an hour.',
 )
 @options.as_json_rows
-def reproduce(names, plot_folder, slow, as_json):
+def reproduce(names, plot_folder, slow):
   """Compares published figures with our own; NAMES chooses tables.
 
   Amplified figures are estimates from samples with a fixed seed, as in the
@@ -36,6 +36,7 @@ def reproduce(names, plot_folder, slow, as_json):
   tolerance of the row.
   """
   rows = reproduction.reproduce(names or None, slow)
+  as_json = output.as_json()
   if not as_json:
     click.echo(
       _FORMAT.format(
@@ -48,22 +49,7 @@ def reproduce(names, plot_folder, slow, as_json):
     count += 1
     failed += not row.passed
     if as_json:
-      output.show(
-        {
-          'table': row.table,
-          'row': row.row,
-          'published': row.published,
-          'ours': row.ours,
-          'difference': row.difference,
-          'tolerance': row.tolerance,
-          'pass': row.passed,
-          'bound': row.bound,
-          'samples': row.samples,
-          'seed': row.seed,
-          'seconds': time.perf_counter() - started,
-        },
-        as_json,
-      )
+      output.show({**row.to_dict(), 'seconds': time.perf_counter() - started})
     else:
       click.echo(
         _FORMAT.format(
@@ -84,8 +70,7 @@ def reproduce(names, plot_folder, slow, as_json):
     for path in plots.draw(pathlib.Path(plot_folder)):
       click.echo(str(path), err=True)
   if failed:
-    return output.did_not_hold(
+    raise output.did_not_hold(
       f'rows={failed} of {count}: differ from the published numbers by more '
       'than the tolerance; see the column pass'
     )
-  return output.DONE

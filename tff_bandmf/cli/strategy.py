@@ -28,7 +28,7 @@ from tff_bandmf.cli import options, output
 @options.coefficients
 @options.as_json
 def optimize(
-  family, rounds, workload, objective, out, with_coefficients, as_json, **flags
+  family, rounds, workload, objective, out, with_coefficients, **flags
 ):
   """Optimises (or builds) a strategy.
 
@@ -67,16 +67,14 @@ def optimize(
       participation=schema,
       optimized={**workload.to_dict(), **optimized},
     )
-  record.update(optimized, seconds=output.seconds())
-  output.show(record, as_json)
+  output.show_result({**record, **optimized})
   if not result.converged:
     written = f'; {out} is written' if out else ''
-    return output.did_not_hold(
+    raise output.did_not_hold(
       f'converged=False: stopped after {result.evaluations} '
       f'evaluations{written}; the errors hold for this strategy, but a better '
       'strategy may exist'
     )
-  return output.DONE
 
 
 @click.command()
@@ -85,13 +83,13 @@ def optimize(
 @options.workload
 @options.coefficients
 @options.as_json
-def evaluate(file, who, workload, with_coefficients, as_json):
+def evaluate(file, who, workload, with_coefficients):
   """Shows the errors and the sensitivity of a strategy.
 
   FILE is a strategy file or a .npy file of the matrix C.
   """
   strategy, stored = output.load(file)
   schema = who.schema(stored)
-  record = output.describe(strategy, schema, with_coefficients, workload)
-  output.show({**record, 'seconds': output.seconds()}, as_json)
-  return output.DONE
+  output.show_result(
+    output.describe(strategy, schema, with_coefficients, workload)
+  )

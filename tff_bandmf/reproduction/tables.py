@@ -13,7 +13,7 @@ import importlib.resources
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -60,6 +60,12 @@ class Row:
   def passed(self) -> bool:
     # A comparison with NaN is False, so NaN does not pass.
     return bool(abs(self.difference) <= self.tolerance)
+
+  def to_dict(self) -> _files.JsonObject:
+    """Returns the row as a JSON object; `pass` is `passed`."""
+    values = dataclasses.asdict(self)
+    del values['absolute']
+    return {**values, 'difference': self.difference, 'pass': self.passed}
 
 
 def reproduce(
@@ -186,13 +192,7 @@ def _banded_rmse(table) -> Iterator[Row]:
     1e-5,
   )
   for row in table['rows']:
-    optimized = optimize.optimize(
-      row['family'],
-      rounds,
-      schema,
-      bands=row.get('bands'),
-      **{key: row[key] for key in ('column_normalize',) if key in row},
-    )
+    optimized = _optimized(row, rounds, schema)
     ratio = math.sqrt(optimized.loss) / table['unit']
     # Sensitivities of a C whose sensitivity under fixed epochs is 1.
     under = {
@@ -292,13 +292,11 @@ def _calibrated_rmse(table) -> Iterator[Row]:
     table['min_sep'], table['max_participations']
   )
   for row in table['rows']:
-    optimized = optimize.optimize(
-      row['family'],
+    optimized = _optimized(
+      row,
       table['rounds'],
       schema,
       objective=row.get('objective', optimize.MEAN),
-      bands=row.get('bands'),
-      lambda_=row.get('lambda'),
     )
     yield _row(
       _label(row), row['value'], sigma * math.sqrt(optimized.loss), table['tol']
@@ -332,7 +330,7 @@ def _sampled_rmse(table) -> Iterator[Row]:
   """
   rounds, claim = table['rounds'], {'delta': table['delta']}
 
-  def optimized(row, bands, epsilon):
+  def with_bands(row, bands, epsilon):
     """Returns the cohorts and the best strategy with a number of bands."""
     cohorts = (
       accounting.BallsInBins(table['bins'])
@@ -342,19 +340,13 @@ def _sampled_rmse(table) -> Iterator[Row]:
       )
     )
     noise = accounting.needed_noise(cohorts, rounds, epsilon, **claim)
-    search = functools.partial(
-      optimize.optimize,
-      row['family'],
-      rounds,
-      cohorts.schema,
-      bands=bands,
-      lambda_=row.get('lambda'),
-    )
+    row = {**row, 'bands': bands}
     if not row.get('unamplified'):
-      return cohorts, search(noise=noise)
+      return cohorts, _optimized(row, rounds, cohorts.schema, noise=noise)
     # C has the least error without amplification, as in the publication.
     problem = optimize.Problem(rounds, cohorts.schema, noise=noise)
-    return cohorts, problem.evaluated(search().strategy)
+    strategy = _optimized(row, rounds, cohorts.schema).strategy
+    return cohorts, problem.evaluated(strategy)
 
   for place, epsilon in enumerate(table['epsilons']):
     for row in table['rows']:
@@ -362,7 +354,7 @@ def _sampled_rmse(table) -> Iterator[Row]:
         row = {**row, 'bands': row['bands_at'][place]}
       cohorts, best = min(
         (
-          optimized(row, bands, epsilon)
+          with_bands(row, bands, epsilon)
           for bands in row.get('any_bands', [row.get('bands')])
         ),
         key=lambda each: each[1].loss,
@@ -390,15 +382,7 @@ def _unknown_min_sep(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   planned = participation_lib.MinSep(table['optimized_min_sep'], k)
   for row in table['rows']:
-    optimized = optimize.optimize(
-      row['family'],
-      rounds,
-      planned,
-      bands=row.get('bands'),
-      buffers=row.get('buffers'),
-      b0=row.get('b0'),
-    )
-    strategy = optimized.strategy
+    strategy = _optimized(row, rounds, planned).strategy
     for min_sep, published in zip(table['min_sep'], row['value']):
       sensitivity = sensitivity_lib.sensitivity(
         strategy, participation_lib.MinSep(min_sep, k)
@@ -439,15 +423,35 @@ def _cyclic_poisson_sigma(
   )
 
 
+# Parameters of families that the label of a published row has.
+_PARAMETERS = ('bands', 'buffers', 'lambda', 'b0')
+
+
+def _optimized(
+  row: Mapping[str, _files.Json],
+  rounds: int,
+  schema: participation_lib.Participation,
+  **settings: Any,
+) -> optimize.Optimized:
+  """Returns C of the family and the parameters of a published row.
+
+  Args:
+    row: the row.
+    rounds: number of rounds.
+    schema: participation schema.
+    **settings: other arguments of `optimize.optimize`.
+  """
+  for name in (*_PARAMETERS, 'column_normalize'):
+    if name in row:
+      settings['lambda_' if name == 'lambda' else name] = row[name]
+  return optimize.optimize(row['family'], rounds, schema, **settings)
+
+
 def _label(row: Mapping[str, _files.Json]) -> str:
   """Returns the family and the parameters of a published row."""
   return ', '.join(
     [row['family']]
-    + [
-      f'{name} {row[name]}'
-      for name in ('bands', 'buffers', 'lambda', 'b0')
-      if name in row
-    ]
+    + [f'{name} {row[name]}' for name in _PARAMETERS if name in row]
     + ['norms free'] * (not row.get('column_normalize', True))
     + ['optimised without amplification'] * row.get('unamplified', False)
   )
