@@ -227,7 +227,7 @@ _BY_NOISE = {'epsilon': None, 'noise_multiplier': 1.0}
     (_SAMPLED, {'mechanism': 'identity', 'noise_multiplier': 0.3}),
     (tff_bandmf.MinSep(4), {'stands_for': 9, **_BY_NOISE}),
     (tff_bandmf.FixedEpoch(2), {'stop': 3, 'mechanism': 'sqrt-toeplitz'}),
-    (tff_bandmf.MinSep(3), {'rounds': 100, 'mechanism': 'online-tree'}),
+    (tff_bandmf.MinSep(3), {'rounds': 40, 'mechanism': 'online-tree'}),
     (
       tff_bandmf.Single(),
       {'l2_norm_clip': tff_bandmf.AdaptiveClip(0.1, until=5), 'delta': 1e-8},
