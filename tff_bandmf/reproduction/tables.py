@@ -173,11 +173,11 @@ def _amplified_sigma(table) -> Iterator[Row]:
     )
 
 
-def _banded_rmse(table) -> Iterator[Row]:
-  rounds = table['rounds']
-  limits = table['min_sep'], table['max_participations']
-  schema = participation_lib.FixedEpoch(*limits)
-  tree = strategies.Tree(rounds)
+def _tree_and_banded_rmse(table) -> Iterator[Row]:
+  tree = strategies.Tree(table['rounds'])
+  schema = participation_lib.FixedEpoch(
+    table['min_sep'], table['max_participations']
+  )
   sensitivity = sensitivity_lib.sensitivity(tree, schema).value
   yield _row(
     'tree, squared sensitivity',
@@ -191,8 +191,14 @@ def _banded_rmse(table) -> Iterator[Row]:
     sensitivity * math.sqrt(tree.errors()[0]),
     1e-5,
   )
+  yield from _rmse(table)
+
+
+def _rmse(table) -> Iterator[Row]:
+  limits = table['min_sep'], table['max_participations']
+  schema = participation_lib.FixedEpoch(*limits)
   for row in table['rows']:
-    optimized = _optimized(row, rounds, schema)
+    optimized = _optimized(row, table['rounds'], schema)
     ratio = math.sqrt(optimized.loss) / table['unit']
     # Sensitivities of a C whose sensitivity under fixed epochs is 1.
     under = {
@@ -441,7 +447,7 @@ def _optimized(
     schema: participation schema.
     **settings: other arguments of `optimize.optimize`.
   """
-  for name in (*_PARAMETERS, 'column_normalize'):
+  for name in (*_PARAMETERS, 'column_normalize', 'gap'):
     if name in row:
       settings['lambda_' if name == 'lambda' else name] = row[name]
   return optimize.optimize(row['family'], rounds, schema, **settings)
@@ -461,7 +467,8 @@ TABLES: dict[str, Callable[[Mapping[str, _files.Json]], Iterator[Row]]] = {
   'example_b1': _example_b1,
   'gaussian_sigma': _gaussian_sigma,
   'amplified_sigma': _amplified_sigma,
-  'banded_rmse': _banded_rmse,
+  'banded_rmse': _tree_and_banded_rmse,
+  'dense_rmse': _rmse,
   'optimal_bands': _optimal_bands,
   'optimal_bands_more': _optimal_bands,
   'tail_at_its_limit': _tail_at_its_limit,
@@ -478,6 +485,7 @@ TABLES: dict[str, Callable[[Mapping[str, _files.Json]], Iterator[Row]]] = {
 
 # Tables that take many minutes.
 SLOW = (
+  'dense_rmse',
   'optimal_bands_more',
   'dp_cgd_table4_amplified',
   'bifr_table6_amplified',
