@@ -64,6 +64,8 @@ _LIMITS_OF_PEOPLE = """\
 - All rates follow from L by the same rule of BandMF23. A search for each
   mechanism may change the order of mechanisms with close losses.
 - Each test compares two mechanisms. Nothing corrects for the number of tests.
+- The best BLT for these participations has one buffer, so blt-1, blt-2 and
+  blt-4 have the same C. Their losses differ by their noise alone.
 - [Participation by budget](budget) has no row: cohorts of 50 need 14.3 of the
   15 rounds of each of 837 people. Nobody has budget left to take part again
   soon, and the driver refuses `apart = 8` because round 175 cannot be filled.
@@ -373,8 +375,7 @@ def _memory(summary: summary_lib.Summary) -> list[str]:
   ]
   return rows and [
     '## What a copy of the model buys',
-    'The noise keeps some arrays as large as the model in memory. Each is a '
-    'copy. More copies allow a C with less error:',
+    'A copy is an array as large as the model that the noise keeps in memory.',
     tabulate.tabulate(
       rows,
       ['epsilon', 'copies', 'mechanism', 'test loss', 'against independent'],
