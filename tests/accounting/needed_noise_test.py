@@ -211,7 +211,7 @@ def test_sweep_reaches_the_best_of_all_values(cohorts, family, rounds, build):
   parameters = {} if family in ('dp-cgd', 'lti') else {'bands': 2}
   loss = _loss(cohorts, _optimized(cohorts, family, rounds, **parameters))
   best = min(
-    _loss(cohorts, build(rounds, x)) for x in np.linspace(0.0, 1.0, 51)
+    _loss(cohorts, build(rounds, x)) for x in np.linspace(0.0, 1.0, 21)
   )
   assert loss <= 1.005 * best
 
@@ -317,7 +317,7 @@ def test_bands_and_exponent_are_chosen_together(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('cohorts', 'rounds', 'most'), [(_BINS, 4, 400), (_SEPARATED, 3, 60)]
+  ('cohorts', 'rounds', 'most'), [(_BINS, 4, 150), (_SEPARATED, 3, 30)]
 )
 def test_banded_reaches_the_best_columns(cohorts, rounds, most):
   optimized = _optimized(cohorts, 'banded', rounds, bands=2)
