@@ -76,12 +76,10 @@ def write(
     _fill(part, contents)
 
 
-def write_json(
-  path: pathlib.Path, content: Json, mode: int = 0o644, durable: bool = True
-) -> None:
+def write_json(path: pathlib.Path, content: Json, mode: int = 0o644) -> None:
   """Writes a JSON file as `write` does; NaN and infinities are refused."""
   text = json.dumps(content, indent=1, allow_nan=False) + '\n'
-  write(path, text.encode(), mode=mode, durable=durable)
+  write(path, text.encode(), mode=mode)
 
 
 def json_digest(content: Json) -> bytes:

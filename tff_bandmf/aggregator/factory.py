@@ -78,6 +78,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     z_stddev: standard deviation of z in the unit of the sum, on the lattice;
       None before a process is created. For an adaptive clip it is the value of
       the first round, and it changes in proportion to the clip.
+    query: query of the process; None before a process is created.
   """
 
   def __init__(
@@ -107,17 +108,12 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self._bounds = l2_norm_clip, *zeroing
     self._clients_per_round = clients_per_round
     self._sums = sums
-    self._query: Optional[query_lib.CorrelatedNoiseQuery] = None
-
-  @property
-  def query(self) -> Optional[query_lib.CorrelatedNoiseQuery]:
-    """Query of the process; None before a process is created."""
-    return self._query
+    self.query: Optional[query_lib.CorrelatedNoiseQuery] = None
 
   def close(self) -> None:
     """Stops the producer of noise, if there is one, and removes its files."""
-    if self._query is not None:
-      self._query.close()
+    if self.query is not None:
+      self.query.close()
 
   def __enter__(self) -> CorrelatedNoiseFactory:
     return self
@@ -200,7 +196,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     if not isinstance(kind, tff.FederatedType):
       value = tff.federated_zip(value)
     process = self.create(value.type_signature.member)
-    query = self._query
+    query = self.query
     assert query is not None
     begun = tf.nest.map_structure(
       np.asarray, query.begin(query.initial_global_state())
@@ -272,12 +268,12 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     # noise, which would cancel in the difference of their releases. A second
     # process is refused.
     # Guard: aggregator_runs_test.test_second_process_of_a_factory_is_refused.
-    if self._query is not None:
+    if self.query is not None:
       raise errors.value_error(
         'create=called twice: an aggregator serves one run; call dp_aggregator '
         'for every learning process'
       )
-    self._query = query = query_lib.CorrelatedNoiseQuery.from_guarantee(
+    self.query = query = query_lib.CorrelatedNoiseQuery.from_guarantee(
       self.guarantee,
       specs,
       self._bounds,

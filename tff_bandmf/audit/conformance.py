@@ -130,6 +130,7 @@ class Runs:
     subject: the aggregator.
     ordinary: pairs of runs with the ordinary probes.
     others: pairs of runs with all other probes.
+    noisy: probes of `others`.
     cohorts: probes without noise.
     sums: releases without noise by probe, in clips, [d]; None if there is no
       variant without noise.
@@ -154,13 +155,12 @@ class Runs:
     self.ordinary = list(
       subject.pairs(usual, max(1, len(statement.matrix) // len(usual)))
     )
+    finite = {**sizes, **probes.attacks(clients, True)}
+    not_finite = probes.not_finite(clients, True)
+    self.noisy = {**finite, **not_finite}
     self.others = [
-      pair
-      for cohorts, count in (
-        ({**sizes, **probes.attacks(clients, True)}, repetitions),
-        (probes.not_finite(clients, True), 1),
-      )
-      for pair in subject.pairs(cohorts, count)
+      *subject.pairs(finite, repetitions),
+      *subject.pairs(not_finite, 1),
     ]
     self.cohorts = {
       _FIRST: (probes.Group(clients),),
@@ -202,17 +202,12 @@ class Runs:
     """
     statement = self.subject.statement
     clients = statement.clients_per_round
-    cohorts = {
-      **probes.cohort_sizes(clients),
-      **probes.attacks(clients, True),
-      **probes.not_finite(clients, True),
-    }
     intervals: dict[str, answers_lib.Interval] = {}
     for pair in self.others:
       sums, deviations = pair.mean_sums()
       for name, total in sums.items():
         groups = [
-          (i, each) for i, each in enumerate(cohorts[name]) if each.measured
+          (i, each) for i, each in enumerate(self.noisy[name]) if each.measured
         ]
         i, group = groups[0]
         by_layer = self.subject.direction(group, i)

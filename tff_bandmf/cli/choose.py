@@ -134,11 +134,8 @@ def choose(
       }
     )
   else:
-    click.echo(
-      output.table(
-        [{name: record[name] for name in _COLUMNS} for record in records]
-      )
-    )
+    rows = [{name: record[name] for name in _COLUMNS} for record in records]
+    click.echo(output.table(rows))
     if accounting.needed_noise(cohorts, rounds, **flags):
       click.echo('C is optimised for the noise of sampled cohorts')
     for record in records:

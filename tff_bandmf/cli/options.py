@@ -310,13 +310,11 @@ class Participants:
       ValueError: a flag is missing, or does not go with the amplification.
     """
     sampled = amplification != NO_AMPLIFICATION
-    for name, value in (
-      ('participation', self.participation if sampled else None),
-      ('max_participations', self.max_participations if sampled else None),
-      ('apart', self.apart if sampled else None),
-      ('horizon', self.horizon if sampled else None),
-      ('sampling_prob', None if sampled else sampling_prob),
-    ):
+    refused: dict[str, Any] = {'sampling_prob': sampling_prob}
+    if sampled:
+      refused = dataclasses.asdict(self)
+      del refused['min_sep']
+    for name, value in refused.items():
       if value is not None:
         raise errors.value_error(
           f'{name}={value}: does not go with amplification {amplification}; '

@@ -10,5 +10,5 @@
 
 from tff_bandmf.cohorts.admission import Admission, admit
 from tff_bandmf.cohorts.cohort_sampler import CohortError, CohortSampler
-from tff_bandmf.cohorts.history import History, Patterns
+from tff_bandmf.cohorts.history import AnyHistory, History, Patterns
 from tff_bandmf.cohorts.history import empty as empty_history

@@ -84,9 +84,11 @@ def violations(
     participation.min_sep, rounds
   )
   if participation.evenly_spaced:
-    too_soon |= (history.count > 0) & _off_epoch(
-      participation, rounds, round_index - history.last_round.astype(np.int64)
-    )
+    min_sep = participation.separation(rounds)
+    off = round_index - history.last_round.astype(np.int64) - min_sep
+    if participation.participations(rounds) >= -(-rounds // min_sep):
+      off %= min_sep
+    too_soon |= (history.count > 0) & (off != 0)
   return too_soon, too_often
 
 
@@ -123,15 +125,6 @@ def _over_budget(
   too_often = costs.total(patterns) > costs.limit
   too_soon = history.last_round > round_index - budget.apart
   return too_soon, too_often
-
-
-def _off_epoch(
-  participation: participation_lib.Participation, rounds: int, gaps: np.ndarray
-) -> np.ndarray:
-  min_sep = participation.separation(rounds)
-  if participation.participations(rounds) < -(-rounds // min_sep):
-    return gaps != min_sep
-  return gaps % min_sep != 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

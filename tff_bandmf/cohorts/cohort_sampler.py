@@ -20,7 +20,7 @@ be filled, the constructor draws the cohorts of all rounds once to find out.
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional, Protocol, Union
+from typing import Optional, Protocol
 
 import numpy as np
 
@@ -117,7 +117,7 @@ class CohortSampler:
       self.clients, self.cohort_size, self.rounds, self.participation
     )
 
-  def history(self) -> Union[history_lib.History, history_lib.Patterns]:
+  def history(self) -> history_lib.AnyHistory:
     """Returns the history of the population before the first round."""
     return history_lib.empty(self.clients, self.participation)
 
@@ -151,9 +151,7 @@ class CohortSampler:
     )
 
   def eligible(
-    self,
-    round_index: int,
-    history: Union[history_lib.History, history_lib.Patterns],
+    self, round_index: int, history: history_lib.AnyHistory
   ) -> np.ndarray:
     """Returns the int64 indices of clients that may take part, ascending.
 
@@ -178,9 +176,7 @@ class CohortSampler:
     return places * candidates.step + candidates.start
 
   def sample(
-    self,
-    round_index: int,
-    history: Union[history_lib.History, history_lib.Patterns],
+    self, round_index: int, history: history_lib.AnyHistory
   ) -> np.ndarray:
     """Returns the cohort of a round.
 
@@ -217,11 +213,7 @@ class CohortSampler:
       )
     return np.sort(generator.choice(available, self.cohort_size, replace=False))
 
-  def _check(
-    self,
-    round_index: int,
-    history: Union[history_lib.History, history_lib.Patterns],
-  ) -> None:
+  def _check(self, round_index: int, history: history_lib.AnyHistory) -> None:
     admission.check_round(round_index, self.rounds)
     if len(history.count) != self.clients:
       raise errors.value_error(
@@ -260,7 +252,7 @@ class CohortSampler:
     self,
     generator: np.random.Generator,
     round_index: int,
-    history: Union[history_lib.History, history_lib.Patterns],
+    history: history_lib.AnyHistory,
   ) -> Optional[np.ndarray]:
     """Draws clients at random until the cohort is full, and returns it.
 

@@ -206,9 +206,13 @@ class Patterns:
     self.count[cohort] = count
 
 
+# The history of a population, for any schema.
+AnyHistory = Union[History, Patterns]
+
+
 def empty(
   clients: int, participation: Optional[participation_lib.Participation]
-) -> Union[History, Patterns]:
+) -> AnyHistory:
   """Returns the history of clients that never took part, for a schema."""
   if isinstance(participation, participation_lib.Budget):
     return Patterns.empty(clients)

@@ -122,14 +122,8 @@ class Event:
         *(DRAWN, NOT_DRAWN, ENDED, NOTED, *FLAGS),
       )
       and isinstance(self.digest, (bytes, type(None)))
-      and (
-        self.z_stddev is None
-        or (
-          isinstance(self.z_stddev, float)
-          and math.isfinite(self.z_stddev)
-          and self.z_stddev >= 0
-        )
-      )
+      and isinstance(self.z_stddev, (float, type(None)))
+      and 0 <= (self.z_stddev or 0) < math.inf
       and isinstance(self.noise_checked, bool)
       and isinstance(self.payload, (str, type(None)))
     )

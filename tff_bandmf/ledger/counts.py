@@ -139,13 +139,9 @@ def from_attempts(
   }
   finished = [attempt for done in finishes.values() for attempt in done]
   measured = [each.z_stddev for each in finished if each.z_stddev is not None]
-  verdicts = [attempt.drawn for tried in attempts.values() for attempt in tried]
-  starts = [
-    attempt
-    for tried in attempts.values()
-    for attempt in tried
-    if attempt.outcome != chain.ABANDONED
-  ]
+  entries = [attempt for tried in attempts.values() for attempt in tried]
+  verdicts = [attempt.drawn for attempt in entries]
+  starts = [each for each in entries if each.outcome != chain.ABANDONED]
   stated = {attempt.rounds for attempt in starts}
 
   def rounds(condition) -> tuple[int, ...]:

@@ -232,7 +232,7 @@ class Ledger:
     clients: int,
     before: int,
     participation: Optional[participation_lib.Participation] = None,
-  ) -> Union[history_lib.History, history_lib.Patterns]:
+  ) -> history_lib.AnyHistory:
     """Returns the rounds below `before` of each client of a population.
 
     Args:
@@ -261,7 +261,7 @@ class Ledger:
     ids: _Clients,
     before: int,
     participation: Optional[participation_lib.Participation] = None,
-  ) -> tuple[Union[history_lib.History, history_lib.Patterns], int]:
+  ) -> tuple[history_lib.AnyHistory, int]:
     """Returns the rounds below `before` of clients, and who is missing.
 
     The running time for indices is that of one look at each participation.
@@ -277,12 +277,11 @@ class Ledger:
     """
     names = names_lib.names(ids)
     whole = isinstance(participation, participation_lib.Budget)
+    history: history_lib.AnyHistory
     if not isinstance(names, np.ndarray):
       index = self._index_before(before, whole)
       hashes = self._hash().hashes(names)
-      history: Union[history_lib.History, history_lib.Patterns] = (
-        index.patterns(hashes) if whole else index.for_clients(hashes)
-      )
+      history = index.patterns(hashes) if whole else index.for_clients(hashes)
       return history, index.clients() - int(np.count_nonzero(history.count))
     hashed = self._hash()
     history = history_lib.empty(len(names), participation)

@@ -322,25 +322,12 @@ def _events(
   rows = connection.execute(
     query.order_by(_EVENTS.c.place), execution_options={'stream_results': True}
   )
-  for (
-    place,
-    number,
-    kind,
-    digest,
-    z_stddev,
-    checked,
-    payload,
-    head,
-  ) in rows.yield_per(_EVENTS_AT_A_TIME):
+  for values in rows.yield_per(_EVENTS_AT_A_TIME):
+    place, number, kind, digest, z_stddev, checked, payload, head = values
     _require(isinstance(place, int) and checked in (0, 1), 'event')
-    event = chain.Event(
-      number,
-      kind,
-      None if digest is None else _content(digest, 'event'),
-      z_stddev,
-      bool(checked),
-      payload,
-    )
+    if digest is not None:
+      digest = _content(digest, 'event')
+    event = chain.Event(number, kind, digest, z_stddev, bool(checked), payload)
     _require(event.is_possible(), 'event')
     yield place, event, _content(head, 'event')
 
@@ -383,7 +370,10 @@ def verify(connection: sa.engine.Connection) -> Contents:
     ):
       raise _broken(event.round)
     if event.kind == chain.NOTED:
-      statements.update(_statements(event))
+      try:
+        statements.update(event.content)
+      except ValueError:
+        raise _broken(event.round) from None
     else:
       events.setdefault(event.round, []).append((event, head))
     count, last_event = count + 1, event.round
@@ -401,14 +391,6 @@ def verify(connection: sa.engine.Connection) -> Contents:
   if unmatched:
     raise _broken(min(unmatched))
   return Contents(sizes, attempts, statements)
-
-
-def _statements(event: chain.Event) -> dict[str, Any]:
-  """Returns the statements of an event."""
-  try:
-    return event.content
-  except ValueError:
-    raise _broken(event.round) from None
 
 
 def cohort(

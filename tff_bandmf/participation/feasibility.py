@@ -41,6 +41,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
+
+import attrs
 
 from tff_bandmf.participation import schemas
 
@@ -111,24 +114,18 @@ class Demand:
     name without such a value is missing.
     """
     schema = self.participation
+
+    def fits(**changes: Any) -> bool:
+      return dataclasses.replace(self, **changes).certainly_feasible()
+
     largest = {
-      name: most(
-        getattr(self, name),
-        lambda value, name=name: dataclasses.replace(
-          self, **{name: value}
-        ).certainly_feasible(),
-      )
-      for name in ('cohort_size', 'rounds')
+      'cohort_size': most(self.cohort_size, lambda m: fits(cohort_size=m)),
+      'rounds': most(self.rounds, lambda n: fits(rounds=n)),
     }
     if schema.min_sep is not None and not isinstance(schema, schemas.Budget):
       largest['min_sep'] = most(
         schema.min_sep,
-        lambda value: dataclasses.replace(
-          self,
-          participation=schemas.from_name(
-            schema.name, value, schema.max_participations
-          ),
-        ).certainly_feasible(),
+        lambda b: fits(participation=attrs.evolve(schema, **{'min_sep': b})),
       )
     return {name: value for name, value in sorted(largest.items()) if value}
 

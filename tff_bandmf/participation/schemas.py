@@ -149,7 +149,8 @@ class Participation(Cohorts):
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the schema as a JSON object, whose values `from_name` takes."""
-    return {'participation': self.name, **attrs.asdict(self)}
+    values = attrs.asdict(self, filter=lambda field, _: field.name != 'costs')
+    return {'participation': self.name, **values}
 
 
 @attrs.frozen
@@ -167,21 +168,20 @@ class Single(Participation):
     return rounds
 
 
+_CONSECUTIVE = 'it is r2 - r1, so 1 allows consecutive rounds'
+
+
 def _count_min_sep(min_sep: int) -> int:
-  return _checks.count(
-    'min_sep', min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
-  )
+  return _checks.count('min_sep', min_sep, _CONSECUTIVE)
+
+
+def _count_apart(apart: int) -> int:
+  return _checks.count('apart', apart, _CONSECUTIVE)
 
 
 def _count_participations(most: int) -> int:
   return _checks.count(
     'max_participations', most, 'leave it out where only min_sep is enforced'
-  )
-
-
-def _count_apart(apart: int) -> int:
-  return _checks.count(
-    'apart', apart, 'it is r2 - r1, so 1 allows consecutive rounds'
   )
 
 
@@ -193,7 +193,7 @@ def _count_horizon(horizon: int) -> int:
 
 @attrs.frozen
 class _Separated(Participation):
-  """The fields that `MinSep` and `FixedEpoch` share.
+  """The fields of schemas with a min_sep.
 
   Attributes:
     min_sep: b, the least difference of two round numbers of one client.
@@ -328,7 +328,7 @@ class Costs:
 
 
 @attrs.frozen
-class Budget(Participation):
+class Budget(_Separated):
   """A client's rounds cost at most a budget, and are at least `apart` apart.
 
   `max_participations` rounds that are at least `min_sep` apart never cost more
@@ -354,10 +354,6 @@ class Budget(Participation):
   """
 
   name: ClassVar[str] = 'budget'
-  min_sep: int = attrs.field(converter=_count_min_sep)
-  max_participations: Optional[int] = attrs.field(
-    default=None, converter=attrs.converters.optional(_count_participations)
-  )
   apart: int = attrs.field(default=1, kw_only=True, converter=_count_apart)
   horizon: Optional[int] = attrs.field(
     default=None,
@@ -438,15 +434,6 @@ class Budget(Participation):
   @property
   def reference_schema(self) -> MinSep:
     return MinSep(self.min_sep, self.max_participations)
-
-  def to_dict(self) -> _files.JsonObject:
-    return {
-      'participation': self.name,
-      'min_sep': self.min_sep,
-      'max_participations': self.max_participations,
-      'apart': self.apart,
-      'horizon': self.horizon,
-    }
 
 
 def check(participation: object) -> None:

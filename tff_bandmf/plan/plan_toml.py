@@ -94,12 +94,10 @@ def to_text(request: request_lib.Request) -> str:
       'mechanism=a strategy: has no words in TOML; save the strategy, and plan '
       'with the path of its file'
     )
-  defaults = {
-    field.name: field.default for field in attrs.fields(request_lib.Request)
-  }
+  fields = attrs.fields_dict(request_lib.Request)
   stated = {
     name: value
     for name, value in document.items()
-    if getattr(request, name) != defaults[name]
+    if getattr(request, name) != fields[name].default
   }
   return '\n'.join(_files.toml_lines(stated))

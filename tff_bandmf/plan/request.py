@@ -55,18 +55,14 @@ def _clients(value: int) -> int:
   )
 
 
-def _epsilon(value: Optional[float]) -> Optional[float]:
-  if value is None:
-    return None
+def _epsilon(value: float) -> float:
   positive = _checks.positive('epsilon', value, 'usual values are 1 to 10')
   return _checks.between(
     'epsilon', positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
   )
 
 
-def _delta(value: Optional[float]) -> Optional[float]:
-  if value is None:
-    return None
+def _delta(value: float) -> float:
   remedy = 'take one far below one over the population'
   positive = _checks.positive('delta', value, remedy)
   return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)
@@ -103,9 +99,7 @@ def _zeroing_norm(value: float) -> float:
   return _checks.positive('zeroing_norm', value, 'leave it out to zero nothing')
 
 
-def _dimension(value: Optional[int]) -> Optional[int]:
-  if value is None:
-    return None
+def _dimension(value: int) -> int:
   return _checks.count('dimension', value, 'the coordinates of the model')
 
 
@@ -177,8 +171,12 @@ class Request:
   l2_norm_clip: Union[float, tuple[float, ...], clips.AdaptiveClip] = (
     attrs.field(converter=_clips)
   )
-  epsilon: Optional[float] = attrs.field(default=None, converter=_epsilon)
-  delta: Optional[float] = attrs.field(default=None, converter=_delta)
+  epsilon: Optional[float] = attrs.field(
+    default=None, converter=attrs.converters.optional(_epsilon)
+  )
+  delta: Optional[float] = attrs.field(
+    default=None, converter=attrs.converters.optional(_delta)
+  )
   noise_multiplier: Optional[float] = attrs.field(
     default=None, converter=attrs.converters.optional(_noise_multiplier)
   )
@@ -196,7 +194,9 @@ class Request:
   objective: workloads.Objective = attrs.field(
     default=workloads.MEAN, converter=_objective
   )
-  dimension: Optional[int] = attrs.field(default=None, converter=_dimension)
+  dimension: Optional[int] = attrs.field(
+    default=None, converter=attrs.converters.optional(_dimension)
+  )
   clients_per_unit: int = attrs.field(default=1, converter=_clients_per_unit)
   stands_for: Optional[int] = None
 

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Optional
 
 import tabulate
@@ -64,7 +63,7 @@ class TradeOff:
     epsilons = sorted({point.epsilon for point in self.points})
     rows = [
       [clients, *(_cell(points.get(epsilon)) for epsilon in epsilons)]
-      for clients, points in self._by_clients()
+      for clients, points in self._by_clients().items()
     ]
     heads = ['clients a round', *(f'epsilon {each:g}' for each in epsilons)]
     table = tabulate.tabulate(rows, headers=heads, disable_numparse=True)
@@ -89,7 +88,7 @@ class TradeOff:
     drawing, axes = _figures.empty(
       'epsilon of the whole run', 'error by the noise'
     )
-    for clients, points in self._by_clients():
+    for clients, points in self._by_clients().items():
       axes.plot(
         sorted(points),
         [points[epsilon].error for epsilon in sorted(points)],
@@ -104,16 +103,11 @@ class TradeOff:
     axes.legend(frameon=False, fontsize=12)
     return drawing
 
-  def _by_clients(self) -> Iterator[tuple[int, dict[float, Point]]]:
-    for clients in sorted({point.clients_per_round for point in self.points}):
-      yield (
-        clients,
-        {
-          point.epsilon: point
-          for point in self.points
-          if point.clients_per_round == clients
-        },
-      )
+  def _by_clients(self) -> dict[int, dict[float, Point]]:
+    by_clients: dict[int, dict[float, Point]] = {}
+    for point in sorted(self.points, key=lambda each: each.clients_per_round):
+      by_clients.setdefault(point.clients_per_round, {})[point.epsilon] = point
+    return by_clients
 
 
 def _cell(point: Optional[Point]) -> str:

@@ -203,26 +203,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     Inside `initialize`, TFF evaluates a round with this state. This round
     returns zeros and reads no noise.
     """
+    clip: graph_clipping.Tensors = ()
+    if self.clip.adaptive is not None:
+      clip = collections.OrderedDict(
+        l2_norm_clip=tf.constant(self.clip.initial, tf.float64),
+        fraction=tf.constant(0.5, tf.float64),
+      )
     return QueryState(
-      tf.constant(NOT_BEGUN, tf.int64),
-      self._source.initial_state(),
-      self.initial_clip(),
-    )
-
-  def initial_clip(
-    self, l2_norm_clip: Optional[float] = None
-  ) -> graph_clipping.Tensors:
-    """Returns the clip part of a state, which is empty for a constant clip.
-
-    Args:
-      l2_norm_clip: adaptive clip of the next round of a resumed run, > 0. None
-        means the clip of the first round.
-    """
-    if self.clip.adaptive is None:
-      return ()
-    return collections.OrderedDict(
-      l2_norm_clip=tf.constant(l2_norm_clip or self.clip.initial, tf.float64),
-      fraction=tf.constant(0.5, tf.float64),
+      tf.constant(NOT_BEGUN, tf.int64), self._source.initial_state(), clip
     )
 
   def begin(self, global_state: QueryState) -> QueryState:

@@ -65,11 +65,7 @@ class _Cohort:
 class CohortSource(Protocol):
   """A sampler of a run's cohorts."""
 
-  def sample(
-    self,
-    round_index: int,
-    history: Union[cohorts.History, cohorts.Patterns],
-  ) -> np.ndarray:
+  def sample(self, round_index: int, history: cohorts.AnyHistory) -> np.ndarray:
     """Returns the cohort of a round: [m] int64 indices, ascending."""
 
 

@@ -13,7 +13,6 @@ test_seed_has_no_part_in_sampled_cohorts.
 from __future__ import annotations
 
 import pathlib
-from typing import Union
 
 import numpy as np
 
@@ -61,9 +60,7 @@ class SampledCohorts:
     return self._cohorts.sampler(generator.Generator(self._key).words)
 
   def sample(
-    self,
-    round_index: int,
-    history: Union[cohorts_lib.History, cohorts_lib.Patterns],
+    self, round_index: int, history: cohorts_lib.AnyHistory
   ) -> np.ndarray:
     """Returns the cohort of a round: int64 indices in `ids`, ascending.
 

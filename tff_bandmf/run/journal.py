@@ -16,7 +16,7 @@ import hashlib
 import pathlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 import numpy as np
 import tree
@@ -117,9 +117,7 @@ class Journal:
     """
     self._ledger = ledger
     self._measurements = measurements
-    self.observe: Callable[[int, Mapping[str, float]], None] = lambda t, row: (
-      None
-    )
+    self.observe: Callable[[int, Mapping[str, float]], None] = lambda *_: None
     self.closed = False
     self.open_round: Optional[Entry] = None
     self._directory = directory
@@ -199,11 +197,8 @@ class Journal:
     return state
 
   def history(
-    self,
-    ids: np.ndarray,
-    before: int,
-    schema: participation.Participation,
-  ) -> Union[cohorts.History, cohorts.Patterns]:
+    self, ids: np.ndarray, before: int, schema: participation.Participation
+  ) -> cohorts.AnyHistory:
     """Returns the rounds below `before` in which each client took part.
 
     Args:

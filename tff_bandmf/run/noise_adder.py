@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Callable, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Callable, Optional, TypeVar
 
 from tff_bandmf import errors, query
 from tff_bandmf.ledger import chain
@@ -184,7 +184,7 @@ class NoiseAdder:
     """
     if not self._plan.guarantee.noise_multiplier > 0:
       return 0.0
-    source = self._source()
+    source = self._mean or self._factory
     # Without a factory or a query, the round released nothing, and the journal
     # refuses to finish it.
     return (source and source.z_stddev) or self._plan.z_stddev
@@ -194,11 +194,6 @@ class NoiseAdder:
     for source in self._factory, self._mean:
       if source is not None:
         source.close()
-
-  def _source(
-    self,
-  ) -> Optional[Union[query.NoisyMean, factory.CorrelatedNoiseFactory]]:
-    return self._mean or self._factory
 
 
 def _at_most(clients: int, updates: Iterable[_Update]) -> Iterator[_Update]:

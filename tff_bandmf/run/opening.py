@@ -286,10 +286,8 @@ def _load_or_save_plan(
   if not path.exists():
     plan.save(path)
   stored = plan_lib.Plan.load(path)
-  stored_request, request = (
-    plan_json.to_document(stored),
-    plan_json.to_document(plan),
-  )
+  stored_request = plan_json.to_document(stored)
+  request = plan_json.to_document(plan)
   by_budget = isinstance(stored.cohorts, participation.Budget)
   if by_budget and stored.rounds < plan.rounds:
     _check_more_rounds(directory, stored, plan.rounds)

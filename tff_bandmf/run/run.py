@@ -129,14 +129,11 @@ class Run:
     """Records the open round, if any, as failed, and unlocks the folder."""
     if self._journal.closed:
       return
-    with self._stack:
+    with self._stack, contextlib.closing(self._journal):
       try:
-        try:
-          self._journal.fail_open_round()
-        finally:
-          self._end_noise()
+        self._journal.fail_open_round()
       finally:
-        self._journal.close()
+        self._end_noise()
 
   def _end_noise(self) -> None:
     """Ends the noise producers, and destroys the keys if the run has ended."""
@@ -469,28 +466,21 @@ class Run:
         # the true epsilon, so the operator would read too strong a claim. The
         # progress bar shows an epsilon that is rounded up.
         # Guard: run_test.test_learning_process_is_trained_by_the_run.
-        budget_left = self._budget_left
-        parts = [
-          *(
-            [] if spent is None else [f'epsilon {plan_text.rounded_up(spent)}']
-          ),
-          *(
-            []
-            if budget_left is None
-            else [f'{budget_left:.1%} of the budget left']
-          ),
-        ]
+        parts = []
+        if spent is not None:
+          parts.append(f'epsilon {plan_text.rounded_up(spent)}')
+        if self._budget_left is not None:
+          parts.append(f'{self._budget_left:.1%} of the budget left')
         bar.set_postfix_str(', '.join(parts))
         output = open_round.attempt(
           functools.partial(process.next, state, data)
         )
-        if output is None:
-          bar.update(journal.next - bar.n)
-          continue
-        state = open_round.finish(output.state, output.metrics)
-        self._warn(open_round)
+        if output is not None:
+          state = open_round.finish(output.state, output.metrics)
+          self._warn(open_round)
         bar.update(journal.next - bar.n)
-        yield rounds_lib.Done(t, open_round.cohort, state, output.metrics)
+        if output is not None:
+          yield rounds_lib.Done(t, open_round.cohort, state, output.metrics)
 
   def _warn(self, done: Optional[rounds_lib.Round] = None) -> None:
     """Warns on standard error of too much noise, or of zero updates, once each.
@@ -709,9 +699,9 @@ class Run:
     for name, value in values.items():
       # A model may give a number as an array of one entry.
       if isinstance(value, np.ndarray) and value.size == 1:
-        results[name] = value.item()
-    for name, value in results.items():
-      if name == run_json.LEDGER_HEAD or not _is_finite(value):
+        results[name] = value = value.item()
+      is_finite = _checks.is_number(value) and math.isfinite(value)
+      if name == run_json.LEDGER_HEAD or not is_finite:
         raise errors.value_error(
           f'record={name}={value}: must be a finite number under a name of '
           'your own; record numbers such as test_accuracy=0.24'
@@ -825,7 +815,3 @@ class Run:
     of its arguments, so a run can be an argument of `compose`.
     """
     return report.of_run(self.directory).guarantee
-
-
-def _is_finite(value: Any) -> bool:
-  return _checks.is_number(value) and math.isfinite(value)

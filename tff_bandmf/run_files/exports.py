@@ -11,7 +11,6 @@ from an export. A missing export is written again when the run is opened.
 
 from __future__ import annotations
 
-import json
 import pathlib
 from typing import TYPE_CHECKING, Optional
 
@@ -58,7 +57,12 @@ def check(
     # head or other results than the ledger, and is refused.
     # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     if path.exists():
-      if content is None or _text(_read(path)) != _text(content):
+      try:
+        exported = _files.read_json(path)
+      except ValueError:
+        exported = None
+      digest = _files.json_digest
+      if content is None or digest(exported) != digest(content):
         raise errors.value_error(
           f'{path.stem}={path}: differs from {source}, of which it is an '
           f'export; restore the files of this run, or remove {name}'
@@ -66,14 +70,3 @@ def check(
     elif content is not None:
       missing.append((path, content))
   return missing
-
-
-def _read(path: pathlib.Path) -> _files.Json:
-  try:
-    return _files.read_json(path)
-  except ValueError:
-    return None
-
-
-def _text(content: _files.Json) -> str:
-  return json.dumps(content, sort_keys=True)

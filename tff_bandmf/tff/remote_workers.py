@@ -23,17 +23,11 @@ class Workers:
   A worker that exceeds a time limit is given up: it gets no further work.
   """
 
-  def __init__(
-    self,
-    contexts: dict[str, runtime.SyncContext],
-  ):
+  def __init__(self, contexts: dict[str, runtime.SyncContext]):
     self._contexts = contexts
 
   def map(
-    self,
-    computation: tff.Computation,
-    shared: Any,
-    members: Sequence[Any],
+    self, computation: tff.Computation, shared: Any, members: Sequence[Any]
   ) -> list[Any]:
     """Returns the results of a computation for all members, in their order.
 
@@ -53,7 +47,7 @@ class Workers:
     remaining = [
       context
       for address, context in self._contexts.items()
-      if not context.given_up and runtime.answers(address)
+      if not context.link.given_up and runtime.answers(address)
     ]
     if not remaining:
       raise RuntimeError(

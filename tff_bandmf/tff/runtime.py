@@ -303,23 +303,19 @@ class _Link:
 
 
 class SyncContext(tff.framework.SyncExecutionContext):
-  """A TFF context that waits for results; see `execution_context`."""
+  """A TFF context that waits for results; see `execution_context`.
+
+  Attributes:
+    link: connection to the worker.
+  """
 
   def __init__(self, link: _Link):
     super().__init__(**link.arguments())
-    self._link = link
-
-  @property
-  def given_up(self) -> bool:
-    """Whether a computation exceeded the time limit.
-
-    If so, all later computations fail.
-    """
-    return self._link.given_up
+    self.link = link
 
   def invoke(self, comp, arg):
     """Returns the result of a computation."""
-    with self._link.waiting():
+    with self.link.waiting():
       return super().invoke(comp, arg)
 
 
