@@ -73,11 +73,28 @@ def test_errors_are_those_of_the_strategy(workload):
 def test_sensitivity_is_never_below_that_of_the_strategy(schema):
   problem = solver.Problem(_N, schema)
   for form, strategy in _forms():
-    squared = float(form.squared_sensitivity(problem))
+    squared = float(form.squared_noise(problem))
     exact = sensitivity.sensitivity(strategy, schema)
     assert squared >= exact.value**2 * (1 - 1e-12), form
     if strategy.bands <= schema.separation(_N):
       assert squared == pytest.approx(exact.value**2, rel=1e-12)
+
+
+@pytest.mark.parametrize('schema', _SCHEMAS, ids=repr)
+def test_gradient_of_the_sensitivity_is_that_of_tensorflow(schema):
+  c = tf.constant(np.random.default_rng(8).normal(size=_N))
+  b, k = schema.separation(_N), schema.participations(_N)
+  with tf.GradientTape() as tape:
+    tape.watch(c)
+    m = tf.abs(c)
+    if k > 1 and not schema.evenly_spaced:
+      later = [tf.reduce_max(m[t:]) for t in range(b, _N)]
+      m = tf.concat([m[:b], later], 0)
+    shifted = [tf.pad(m[: _N - j * b], [[j * b, 0]]) for j in range(k)]
+    squared = tf.reduce_sum(tf.add_n(shifted) ** 2)
+  value, gradient = series.squared_sensitivity(c.numpy(), _N, schema)
+  assert value == pytest.approx(float(squared), rel=1e-12)
+  np.testing.assert_allclose(gradient, tape.gradient(squared, c), rtol=1e-10)
 
 
 def _agree(loss, build, problem, x):
@@ -105,7 +122,8 @@ def _blt(x):
     top = tf.stack([tf.constant(1.0, tf.float64), -hat])
     bottom = tf.stack([tf.constant(1.0, tf.float64), -one])
     quotient = in_tensorflow.divide(bottom, top, _N)
-    matrix = in_tensorflow._toeplitz(quotient, _N)
+    columns = tf.repeat(quotient[None], _N, 0)
+    matrix = in_tensorflow.Columns(columns).matrix()
     padded = tf.pad(series_of, [[0, _N - series_of.shape[0]]])
     series_of = tf.linalg.matvec(matrix, padded)
   return in_tensorflow.Toeplitz(series_of)
@@ -122,17 +140,8 @@ def test_gradients_of_series_are_those_of_tensorflow(workload, objective):
   problem = solver.Problem(_N, schema, workload, objective)
   free = np.array([0.8, 0.5, 0.45, 0.3])
 
-  def toeplitz_build(x):
-    c = np.concatenate([[1.0], x])
-    inverse = series.reciprocal(c, _N)
-    return (
-      c,
-      inverse,
-      lambda by_c, by_r: (by_c + series.reciprocal_back(by_r, inverse, c))[1:],
-    )
-
   _agree(
-    series.Objective(toeplitz_build, problem),
+    series.Objective(lambda x: series.from_few(x, _N), problem),
     lambda x: in_tensorflow.Toeplitz(tf.concat([[1.0], x], 0)),
     problem,
     free,
@@ -169,11 +178,11 @@ def test_gradient_of_banded_is_that_of_tensorflow(workload):
   x = rng.uniform(0.1, 0.4, (_N, 4)) + np.eye(1, 4)
   inside = np.add.outer(np.arange(_N), np.arange(4)) < _N
 
-  def to_columns(columns):
-    scaled, back = banded._scaled(banded._inside(columns, _N), _N)
-    return scaled, 0.0, 0.0, back
-
-  loss = banded.Loss(to_columns, x.shape, problem)
+  loss = banded.Loss(
+    lambda x: banded.scaled(x.reshape(_N, 4) * inside, _N),
+    lambda columns: (1.0, 0.0),
+    problem,
+  )
   loss.power = 7.0
 
   def build(x):
@@ -231,7 +240,8 @@ def test_largest_error_of_bands_is_no_worse_than_in_numpy():
   schema = participation.MinSep(8)
   problem = solver.Problem(24, schema, objective=solver.MAX)
   in_numpy = banded.optimize_banded(problem, 4)
-  assert in_tensorflow.banded(problem, 4).loss < in_numpy.loss * (1 + 1e-6)
+  in_tensorflow = banded.optimize_in_tensorflow(problem, 4)
+  assert in_tensorflow.loss < in_numpy.loss * (1 + 1e-6)
 
 
 def test_function_of_the_errors_is_an_objective():

@@ -79,14 +79,8 @@ def _build(rounds):
   """Returns c and r of the free coefficients of r."""
 
   def build(free):
-    inverse = np.concatenate([[1.0], free])
-    column = series.reciprocal(inverse, rounds)
-
-    def pullback(by_column, by_inverse):
-      by_c = series.reciprocal_back(by_column, column, inverse)
-      return (by_inverse + by_c)[1:]
-
-    return column, inverse, pullback
+    inverse, column, pullback = series.from_few(free, rounds)
+    return column, inverse, lambda by_c, by_r: pullback(by_r, by_c)
 
   return build
 
@@ -176,6 +170,7 @@ def test_minimum_at_a_kink_has_converged():
   def function(x):
     return float(np.abs(x - kink).sum()), np.sign(x - kink)
 
-  found = solver.restarted(function, np.zeros(2))
+  problem = solver.Problem(2, participation.Single())
+  found = solver.minimize(function, np.zeros(2), problem)
   assert found.converged
   assert found.value == pytest.approx(0, abs=1e-6)

@@ -147,7 +147,9 @@ def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(
     2,
   )
   start = np.array([0.5])
-  slow = solver.restarted(all_terms, start, [(0, 1)])
+  slow = solver.minimize(
+    all_terms, start, solver.Problem(rounds, schema), [(0, 1)]
+  )
   optimized = toeplitz.optimize_banded_toeplitz(
     solver.Problem(rounds, participation.Single(), objective=objective), 2
   )

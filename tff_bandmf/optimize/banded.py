@@ -31,8 +31,7 @@ import scipy.special
 
 from tff_bandmf import _blas, errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.optimize import covariance, solver, toeplitz
-from tff_bandmf.strategies import base
+from tff_bandmf.optimize import covariance, series, solver, toeplitz
 
 # Least sum of weights that the scale of a column counts.
 _LEAST_CURVATURE = 1e-4
@@ -45,13 +44,14 @@ _LEAST_DIAGONAL = 1e-3
 search = functools.partial(solver.search, tolerance=1e-10, corrections=5)
 
 # Function from the gradient by the columns of C, [n, b], to the gradient by the
-# parameters, for a constant sens(C).
+# parameters.
 _Pullback = Callable[[np.ndarray], np.ndarray]
-# Function from parameters, [n, b] or [b - 1], to the columns of C, [n, b], to
-# log sens(C)^2 with its gradient by the parameters, and to the pullback.
-_ToColumns = Callable[
-  [np.ndarray], tuple[np.ndarray, float, Union[np.ndarray, float], _Pullback]
-]
+# Function from parameters, [parameters], to the columns of C, [n, b], and their
+# pullback.
+_ToColumns = Callable[[np.ndarray], tuple[np.ndarray, _Pullback]]
+# Function from the columns of C to the squared sensitivity, or the squared
+# noise for sampled cohorts, and its gradient by the columns.
+_Squared = Callable[[np.ndarray], tuple[float, Union[np.ndarray, float]]]
 
 
 def optimize_banded(
@@ -86,9 +86,10 @@ def optimize_banded(
   (24.8809, True)
   """
   rounds, schema = problem.rounds, problem.participation
-  base.check_few(base.count_bands(bands), rounds)
   k = schema.participations(rounds)
   solver.check_separated(bands, schema.min_sep)
+  if problem.workload.inverse_bands is None:
+    return optimize_in_tensorflow(problem, bands)
   # Columns with the same index modulo `groups` form a set, and their squared
   # norms have sum 1. One client has the columns of `sets` sets.
   if equal_column_norms or k == 1:
@@ -97,24 +98,28 @@ def optimize_banded(
     groups, sets = _check_epochs(rounds, schema), 1
   if problem.noise:
     return _optimize_sampled(problem, bands)
-  coordinates = Coordinates.of_problem(problem, bands, groups == rounds)
+  coordinates = Coordinates(problem, bands, groups == rounds)
 
-  def to_columns(parameters):
-    columns, scaled_back = _scaled(coordinates.columns(parameters), groups)
+  def to_columns(x):
+    columns, scaled_back = scaled(coordinates.columns(x), groups)
 
-    def pullback(by_columns):
-      return _rows(scaled_back(by_columns)) @ coordinates.times.T
+    def pullback(by):
+      return strategies.rows_of_columns(scaled_back(by)) @ coordinates.times.T
 
-    return columns, math.log(sets), 0.0, pullback
+    return columns, pullback
 
-  start = coordinates.start(problem.weights)
   with _blas.one_thread():
     loss = Loss(
-      to_columns, (rounds, bands), problem, restart=coordinates.restart
+      to_columns,
+      lambda _: (sets, 0.0),
+      problem,
+      restart=coordinates.restart,
     )
-    minimum = search(loss, start, problem)
-  columns, *_ = to_columns(minimum.x.reshape(rounds, bands))
-  return problem.evaluated(strategies.Banded(_rows(columns)), minimum)
+    minimum = search(loss, coordinates.start(problem.weights), problem)
+  columns, _ = to_columns(minimum.x)
+  return problem.evaluated(
+    strategies.Banded(strategies.rows_of_columns(columns)), minimum
+  )
 
 
 def _optimize_sampled(
@@ -127,25 +132,57 @@ def _optimize_sampled(
   The search starts at the best Toeplitz C, and its parameters are the columns.
   """
   assert problem.noise is not None
-  noise = problem.noise
-  first = optimize_banded_toeplitz(problem, bands).strategy.coefficients
+  first = optimize_toeplitz(problem, bands).strategy.coefficients
   start = _inside(first, problem.rounds)
-
-  def to_columns(columns):
-    squared, by_columns = noise.squared_of_columns(columns)
-    return columns, math.log(squared), by_columns / squared, lambda by: by
-
   bounds = np.zeros((*start.shape, 2))
   bounds[..., 1] = np.where(_inside(np.ones(bands), problem.rounds), np.inf, 0)
   bounds[:, 0, 0] = _LEAST_DIAGONAL
-  loss = Loss(to_columns, start.shape, problem)
+  loss = Loss(
+    lambda x: (x.reshape(start.shape), np.ravel),
+    problem.noise.squared_of_columns,
+    problem,
+  )
   limits = bounds.reshape(-1, 2).tolist()
   minimum = search(loss, start.reshape(-1), problem, limits)
-  strategy = strategies.Banded(_rows(minimum.x.reshape(start.shape)))
+  strategy = strategies.Banded(
+    strategies.rows_of_columns(minimum.x.reshape(start.shape))
+  )
   return problem.evaluated(strategy, minimum)
 
 
-@attrs.frozen(eq=False)
+def optimize_in_tensorflow(
+  problem: solver.Problem, bands: int
+) -> solver.Optimized[strategies.Banded]:
+  """Returns the C of least loss with columns of norm 1, for any workload.
+
+  Args:
+    problem: error to minimise.
+    bands: number of bands, at most n and at most min_sep.
+
+  Raises:
+    ImportError: TensorFlow is not installed.
+  """
+  with errors.importing('family banded with this workload', 'optimizer'):
+    from tff_bandmf.optimize import in_tensorflow
+  tf, n = in_tensorflow.tf, problem.rounds
+  coordinates = Coordinates(problem, bands)
+
+  def build(x):
+    rows = tf.reshape(x, [n, bands]) @ coordinates.times
+    columns = in_tensorflow.columns_of_rows(rows)
+    return in_tensorflow.Columns(
+      columns / tf.norm(columns, axis=1, keepdims=True)
+    )
+
+  minimum = search(
+    in_tensorflow.Loss(build, problem, restart=coordinates.restart),
+    coordinates.start(problem.weights),
+    problem,
+  )
+  rows = build(tf.constant(minimum.x)).strategy(n).band_rows(0, n)
+  return problem.evaluated(strategies.Banded(rows), minimum)
+
+
 class Coordinates:
   """The rows of Z in C = Z T, where T is the Toeplitz C of the start.
 
@@ -155,33 +192,33 @@ class Coordinates:
   steps as one over the rows of C.
 
   Attributes:
-    rounds: n.
-    coefficients: first column of T, [b] float64.
-    times: the b x b part of T that each row of Z is multiplied by.
-    free_norms: whether columns are scaled later, so that their norms are free.
+    times: [b, b] float64, the part of T that each row of Z is multiplied by.
   """
 
-  rounds: int
-  coefficients: np.ndarray
-  times: np.ndarray
-  free_norms: bool
+  def __init__(
+    self, problem: solver.Problem, bands: int, free_norms: bool = True
+  ):
+    """Makes the coordinates of C with this number of bands.
 
-  @classmethod
-  def of_problem(
-    cls, problem: solver.Problem, bands: int, free_norms: bool = True
-  ) -> Coordinates:
-    """Returns the coordinates of C with this number of bands."""
-    start = _toeplitz_start(problem, bands)
-    times = scipy.linalg.toeplitz(start[0] * np.eye(1, bands)[0], start)
-    return cls(problem.rounds, start, times, free_norms)
+    Args:
+      problem: error to minimise.
+      bands: b.
+      free_norms: whether columns are scaled later, so that their norms are
+        free.
+    """
+    self._rounds, self._free_norms = problem.rounds, free_norms
+    self._first = _toeplitz_start(problem, bands)
+    self.times = scipy.linalg.toeplitz(
+      self._first[0] * np.eye(1, bands)[0], self._first
+    )
 
   def start(self, weights: np.ndarray) -> np.ndarray:
     """Returns the parameters of T for weights of the rounds, [n]."""
-    return self.parameters(_inside(self.coefficients, self.rounds), weights)
+    return self.parameters(_inside(self._first, self._rounds), weights)
 
   def columns(self, x: np.ndarray) -> np.ndarray:
     """Returns the columns of C, [n, b], for parameters x."""
-    return _columns(x.reshape(self.rounds, -1) @ self.times)
+    return _columns(x.reshape(self._rounds, -1) @ self.times)
 
   def restart(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns the parameters of the same C for other weights, see `Loss`."""
@@ -196,44 +233,23 @@ class Coordinates:
     rounds t >= j, so the squared norm is this sum.
     """
     columns = columns / np.linalg.norm(columns, axis=1, keepdims=True)
-    if self.free_norms:
+    if self._free_norms:
       later = np.cumsum(weights[::-1])[::-1]
       columns *= np.sqrt(np.maximum(later, _LEAST_CURVATURE))[:, None]
     return scipy.linalg.solve_triangular(
-      self.times, _rows(columns).T, trans='T'
+      self.times, strategies.rows_of_columns(columns).T, trans='T'
     ).T.reshape(-1)
 
 
-def unit_column_loss(rounds: int, bands: int) -> Loss:
-  """Returns the function log mean(e) of C, with columns scaled to norm 1.
-
-  The workload is prefix sums. The argument of the function is [n * bands]
-  float64, C[j + s, j] at [j, s] of its [n, bands] view.
-
-  Args:
-    rounds: n.
-    bands: number of bands of C.
-  """
-
-  def to_columns(columns):
-    scaled, pullback = _scaled(_inside(columns, rounds), rounds)
-    return scaled, 0.0, 0.0, pullback
-
-  single = solver.Problem(rounds, participation_lib.Single())
-  return Loss(to_columns, (rounds, bands), single)
-
-
-def optimize_banded_toeplitz_scheduled(
-  problem: solver.Problem,
-  bands: int,
+def optimize_toeplitz(
+  problem: solver.Problem, bands: int
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss, for any workload.
 
     loss = error * |c|^2, where c is the first column of C
 
-  This search is for workloads that are not Toeplitz, such as workloads with a
-  learning rate schedule; for Toeplitz workloads `optimize_banded_toeplitz` is
-  much faster.
+  The module `toeplitz` has a much faster search for workloads that are
+  Toeplitz.
 
   Args:
     problem: error to minimise; the search assumes that each client has only
@@ -246,23 +262,33 @@ def optimize_banded_toeplitz_scheduled(
   >>> from tff_bandmf import participation, workloads
   >>> workload = workloads.Workload(cooldown=0.25)
   >>> problem = solver.Problem(64, participation.Single(), workload)
-  >>> found = optimize_banded_toeplitz_scheduled(problem, 8)
+  >>> found = optimize_toeplitz(problem, 8)
   >>> found.converged
   True
   """
-  rounds = problem.rounds
-  base.check_few(base.count_bands(bands), rounds)
-  start = _toeplitz_start(problem, bands)
+  rounds, workload = problem.rounds, problem.workload
+  if workload.is_toeplitz or workload.inverse_bands is None:
+    return toeplitz.optimize_banded_toeplitz(problem, bands)
+  single = attrs.evolve(problem, participation=participation_lib.Single())
+
+  def to_columns(free):
+    coefficients = np.concatenate([[1.0], free])
+    return _inside(coefficients, rounds), lambda by: by.sum(0)[1:]
+
+  def squared(columns):
+    value, by_first = series.squared_noise(columns[0], single)
+    by_columns = np.zeros_like(columns)
+    by_columns[0] = by_first
+    return value, by_columns
+
   minimum = search(
-    Loss(lambda free: _toeplitz_columns(free, problem), (bands - 1,), problem),
-    start[1:],
+    Loss(to_columns, squared, problem),
+    _toeplitz_start(problem, bands)[1:],
     problem,
     [(0.0, 1.0)] * (bands - 1),
   )
   coefficients = np.concatenate([[1.0], minimum.x])
-  if not problem.noise:
-    problem = attrs.evolve(problem, participation=participation_lib.Single())
-  return problem.evaluated(
+  return single.evaluated(
     strategies.BandedToeplitz(rounds, coefficients), minimum
   )
 
@@ -292,16 +318,6 @@ def _check_epochs(
   return min_sep
 
 
-def optimize_banded_toeplitz(
-  problem: solver.Problem, bands: int
-) -> solver.Optimized[strategies.BandedToeplitz]:
-  """Returns the banded Toeplitz C of least loss, by the faster search."""
-  workload = problem.workload
-  if workload.is_toeplitz or workload.inverse_bands is None:
-    return toeplitz.optimize_banded_toeplitz(problem, bands)
-  return optimize_banded_toeplitz_scheduled(problem, bands)
-
-
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
   """Returns the best Toeplitz coefficients, [b], for a constant rate."""
   easier = solver.Problem(
@@ -321,7 +337,7 @@ def _inside(columns: np.ndarray, rounds: int) -> np.ndarray:
   return np.where(rows < rounds, columns, 0.0)
 
 
-def _scaled(columns: np.ndarray, groups: int) -> tuple[np.ndarray, _Pullback]:
+def scaled(columns: np.ndarray, groups: int) -> tuple[np.ndarray, _Pullback]:
   """Returns scaled columns, [n, b], and their pullback of gradients.
 
   The squared norms of all columns with the same index modulo `groups` have
@@ -347,22 +363,6 @@ def _scaled(columns: np.ndarray, groups: int) -> tuple[np.ndarray, _Pullback]:
   return scaled, pullback
 
 
-def _toeplitz_columns(
-  free: np.ndarray, problem: solver.Problem
-) -> tuple[np.ndarray, float, np.ndarray, _Pullback]:
-  """Returns the four values of `_ToColumns` for the Toeplitz C of c_1, ...."""
-  coefficients = np.concatenate([[1.0], free])
-  squared, by_squared = float(coefficients @ coefficients), 2 * coefficients
-  if problem.noise:
-    squared, by_squared = problem.noise.squared_of_column(coefficients)
-  return (
-    _inside(coefficients, problem.rounds),
-    math.log(squared),
-    by_squared[1:] / squared,
-    lambda by_columns: by_columns.sum(0)[1:],
-  )
-
-
 def _columns(rows: np.ndarray) -> np.ndarray:
   """Returns columns[j, s] = rows[j + s, s], 0 where j + s >= n."""
   columns = np.zeros_like(rows)
@@ -371,48 +371,36 @@ def _columns(rows: np.ndarray) -> np.ndarray:
   return columns
 
 
-def _rows(columns: np.ndarray) -> np.ndarray:
-  """Returns rows[t, s] = columns[t - s, s], 0 where t < s."""
-  rows = np.zeros_like(columns)
-  for s in range(columns.shape[1]):
-    rows[s:, s] = columns[: len(columns) - s, s]
-  return rows
-
-
 class Loss(solver.Loss):
   """The loss of the module docstring, as a function of the parameters of C."""
 
   def __init__(
     self,
     to_columns: _ToColumns,
-    shape: tuple[int, ...],
+    squared: _Squared,
     problem: solver.Problem,
     **more: Callable[..., np.ndarray],
   ):
     super().__init__(problem, **more)
-    self._shape = shape
-    self._to_columns = to_columns
+    self._to_columns, self._squared = to_columns, squared
     self._inverse_rows = problem.workload.inverse_rows(problem.rounds)
 
   def evaluate(self, x):
-    parameters = x.reshape(self._shape)
-    if parameters.ndim == 2 and np.min(parameters[:, 0]) <= 0:
-      # A diagonal entry of C is not positive: the loss counts as infinite.
-      return np.inf, np.zeros_like(x), np.full(len(self.log_weights), np.inf)
     with np.errstate(all='ignore'):
-      columns, log_sens, by_sens, pullback = self._to_columns(parameters)
-      e, errors_back = covariance.per_query_errors(
-        covariance.times_inverse_workload(columns, self._inverse_rows)
-      )
-      log_e = np.log(e)
+      columns, pullback = self._to_columns(x)
+      if not np.min(columns[:, 0]) > 0:
+        # There is no C with such a diagonal: the loss counts as infinite.
+        return np.inf, np.zeros_like(x), np.full(len(columns), np.inf)
+      squared, by_squared = self._squared(columns)
+      e, errors_back = covariance.per_query_errors(columns, self._inverse_rows)
+      log_e, log_squared = np.log(e), math.log(squared)
       terms = self.log_weights + self.power * log_e
       total = scipy.special.logsumexp(terms)
-      by_columns = covariance.times_inverse_workload_back(
-        errors_back(np.exp(terms - total) / e), self._inverse_rows
-      )
-      gradient = pullback(by_columns) + by_sens
+      by_columns = errors_back(np.exp(terms - total) / e)
+      by_columns += by_squared / squared
+      gradient = pullback(by_columns)
     return (
-      log_sens + float(total / self.power),
+      log_squared + float(total / self.power),
       gradient.reshape(-1),
-      log_sens + log_e,
+      log_squared + log_e,
     )

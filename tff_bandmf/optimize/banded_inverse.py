@@ -51,35 +51,25 @@ def optimize_banded_inverse(
   """
   rounds = problem.rounds
   start = strategies.BandedInverseSqrt(rounds, bands).inverse_coefficients[1:]
-  minimum = solver.Minimum(start, np.nan, 0, True)
-  if bands > 1:
 
-    def build(free):
-      inverse = np.concatenate([[1.0], free])
-      column = series.reciprocal(inverse, rounds)
+  def build(free):
+    inverse, column, pullback = series.from_few(free, rounds)
+    return column, inverse, lambda by_c, by_r: pullback(by_r, by_c)
 
-      def pullback(by_column, by_inverse):
-        through = series.reciprocal_back(by_column, column, inverse)
-        return (by_inverse + through)[1:]
-
-      return column, inverse, pullback
-
-    loss = series.Objective(build, problem)
-    minimum = loss.minimize(start)
-    if not problem.noise and (
-      minimum.evaluations < problem.max_evaluations and not minimum.interrupted
-    ):
-      # The first search starts at `BandedInverseSqrt`. It may stop at a kink of
-      # the loss, because the sensitivity of `series` contains maxima over
-      # entries of c. If min_sep is small, C^-1 = I (independent noise) is a
-      # better start, so a second search starts there.
-      other = loss.minimize(
-        np.zeros(bands - 1), evaluations=minimum.evaluations
-      )
-      minimum = dataclasses.replace(
-        other if other.value < minimum.value else minimum,
-        evaluations=other.evaluations,
-        converged=minimum.converged and not other.interrupted,
-      )
+  loss = series.Objective(build, problem)
+  minimum = loss.minimize(start)
+  if not problem.noise and (
+    minimum.evaluations < problem.max_evaluations and not minimum.interrupted
+  ):
+    # The first search starts at `BandedInverseSqrt`. It may stop at a kink of
+    # the loss, because the sensitivity of `series` contains maxima over entries
+    # of c. If min_sep is small, C^-1 = I (independent noise) is a better start,
+    # so a second search starts there.
+    other = loss.minimize(np.zeros(bands - 1), evaluations=minimum.evaluations)
+    minimum = dataclasses.replace(
+      min(minimum, other, key=lambda each: each.value),
+      evaluations=other.evaluations,
+      converged=minimum.converged and not other.interrupted,
+    )
   inverse = np.concatenate([[1.0], minimum.x])
   return problem.evaluated(strategies.BandedInverse(rounds, inverse), minimum)

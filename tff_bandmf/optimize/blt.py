@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Callable
 
 import attrs
 import numpy as np
@@ -101,39 +102,42 @@ def _decays(x: np.ndarray) -> list[np.ndarray]:
   ]
 
 
-class _Series:
-  """The series c_0 = 1, c_t = sum_i scale_i theta_i^(t - 1), and its gradient.
+def _terms(
+  rounds: int, scales: np.ndarray, decays: np.ndarray
+) -> tuple[np.ndarray, Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]]:
+  """Returns c_0 = 1, c_t = sum_i scale_i theta_i^(t - 1), and its pullback.
 
   With t - 1 = B u + s for a block size B, each power theta^(t - 1) is the
   product theta^(B u) theta^s, so that the sum is a product of two matrices of
   about sqrt(n) columns.
+
+  Args:
+    rounds: n.
+    scales: [d] float64.
+    decays: theta, [d] float64.
+
+  Returns:
+    c, [n] float64, and the function from the gradient by c to the gradients by
+    the scales and by the decays, [d] each.
   """
+  block = math.isqrt(rounds - 1) + 1
+  exponents, base = np.arange(block), decays[:, None]
+  # Powers, and their derivatives by the decays.
+  (fine, fine_slopes), (coarse, coarse_slopes) = (
+    (base**each, each * base ** np.maximum(each - 1.0, 0.0))
+    for each in (exponents * 1.0, exponents * float(block))
+  )
 
-  def __init__(self, rounds: int, scales: np.ndarray, decays: np.ndarray):
-    """Makes the series of scales and decays, [d] float64 each."""
-    self._scales, self._rounds = scales, rounds
-    self._block = math.isqrt(rounds - 1) + 1
-    exponents, base = np.arange(self._block), decays[:, None]
-    # Powers, and their derivatives by the decays.
-    self._fine, self._coarse = (
-      (base**each, each * base ** np.maximum(each - 1.0, 0.0))
-      for each in (exponents * 1.0, exponents * float(self._block))
-    )
-
-  def terms(self) -> np.ndarray:
-    """Returns c, [n] float64."""
-    powers = (self._scales[:, None] * self._coarse[0]).T @ self._fine[0]
-    return np.concatenate([[1.0], powers.reshape(-1)[: self._rounds - 1]])
-
-  def back(self, by_terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the gradients by the scales and by the decays, [d] each."""
-    grid = np.zeros(self._block**2)
-    grid[: self._rounds - 1] = by_terms[1:]
-    grid = grid.reshape(self._block, self._block)
-    (fine, fine_slopes), (coarse, coarse_slopes) = self._fine, self._coarse
+  def back(by_terms):
+    grid = np.zeros(block**2)
+    grid[: rounds - 1] = by_terms[1:]
+    grid = grid.reshape(block, block)
     by_fine = coarse @ grid
     by_powers = by_fine * fine_slopes + (coarse_slopes @ grid) * fine
-    return np.sum(by_fine * fine, 1), self._scales * by_powers.sum(1)
+    return np.sum(by_fine * fine, 1), scales * by_powers.sum(1)
+
+  powers = ((scales[:, None] * coarse).T @ fine).reshape(-1)
+  return np.concatenate([[1.0], powers[: rounds - 1]]), back
 
 
 def _columns(
@@ -147,14 +151,15 @@ def _columns(
   moved = _decays(x + _STEP * 1j * np.eye(len(x)))
   slopes = np.concatenate(moved, -1).imag / _STEP
   scales, decays, other_scales, others = (each[0].real for each in moved)
-  column = _Series(rounds, scales, decays)
-  inverse = _Series(rounds, other_scales, others)
+  column, back = _terms(rounds, scales, decays)
+  inverse, inverse_back = _terms(rounds, other_scales, others)
 
   def pullback(by_column, by_inverse):
-    by_decays = *column.back(by_column), *inverse.back(by_inverse)
-    return slopes @ np.concatenate(by_decays)
+    return slopes @ np.concatenate(
+      [*back(by_column), *inverse_back(by_inverse)]
+    )
 
-  return column.terms(), inverse.terms(), pullback
+  return column, inverse, pullback
 
 
 def optimize_blt(
@@ -204,7 +209,7 @@ def optimize_blt(
     minimum = loss(problem).minimize(
       best.x,
       _bounds(rounds, len(best.x) // 2),
-      sampled_tolerance=_SAMPLED_TOLERANCE,
+      tolerance=_SAMPLED_TOLERANCE if problem.noise else None,
     )
     best = dataclasses.replace(
       minimum, evaluations=best.evaluations + minimum.evaluations

@@ -38,14 +38,14 @@ import scipy.linalg
 # dominates.
 _SHORTEST_BLOCK = 16
 
-# Function from the gradient by e to the gradient by the columns of L.
+# Function from the gradient by e to the gradient by the columns of C.
 Pullback = Callable[[np.ndarray], np.ndarray]
 
 
-def times_inverse_workload(
+def per_query_errors(
   columns: np.ndarray, inverse_rows: np.ndarray
-) -> np.ndarray:
-  """Returns the bands of the columns of L = C A^-1.
+) -> tuple[np.ndarray, Pullback]:
+  """Returns e, the squared L2 norms of the rows of A C^-1, and its pullback.
 
     L[j + r, j] = sum_p C[j + r, j + p] A^-1[j + p, j]
 
@@ -54,55 +54,21 @@ def times_inverse_workload(
     inverse_rows: [n, q] float64, A^-1[t, t - s] at [t, s], 0 where t < s.
 
   Returns:
-    [n, b + min(n, q) - 1] float64, L[j + r, j] at [j, r], 0 where j + r >= n.
-  """
-  (rounds, bands), lags = columns.shape, min(inverse_rows.shape)
-  product = np.zeros((rounds, bands + lags - 1))
-  for p in range(lags):
-    product[: rounds - p, p : p + bands] += (
-      columns[p:] * inverse_rows[p:, p : p + 1]
-    )
-  return product
-
-
-def times_inverse_workload_back(
-  by_product: np.ndarray, inverse_rows: np.ndarray
-) -> np.ndarray:
-  """Returns the gradient of a loss by the columns of C.
-
-  Args:
-    by_product: [n, b + min(n, q) - 1] float64, gradient of the loss by the
-      result of `times_inverse_workload`.
-    inverse_rows: [n, q] float64, A^-1[t, t - s] at [t, s], 0 where t < s.
-  """
-  rounds, lags = len(by_product), min(inverse_rows.shape)
-  bands = by_product.shape[1] - lags + 1
-  by_columns = np.zeros((rounds, bands))
-  for p in range(lags):
-    by_columns[p:] += (
-      by_product[: rounds - p, p : p + bands] * inverse_rows[p:, p : p + 1]
-    )
-  return by_columns
-
-
-def per_query_errors(columns: np.ndarray) -> tuple[np.ndarray, Pullback]:
-  """Returns e, the squared L2 norms of the rows of L^-1, and its pullback.
-
-  Args:
-    columns: [n, m + 1] float64, L[j + s, j] at [j, s], 0 where j + s >= n.
-
-  Returns:
     e, [n] float64, and the function from the gradient by e, [n], to the
     gradient by `columns`.
   """
-  rounds, bands = columns.shape
-  count, size = _blocks(rounds, max(bands - 1, _SHORTEST_BLOCK))
-  # Rows of the identity fill up the last block. The width of rows is chosen so
-  # that after reshaping each diagonal entry is one column to the right of the
-  # previous one.
+  (rounds, bands), lags = columns.shape, min(inverse_rows.shape)
+  count, size = _blocks(rounds, max(bands + lags - 2, _SHORTEST_BLOCK))
+  # The first columns of `rows` are the bands of the columns of L. Rows of the
+  # identity fill up the last block. The width of rows is chosen so that after
+  # reshaping each diagonal entry is one column to the right of the previous
+  # one.
   width = 2 * size + 1
   rows = np.zeros((count * size, width))
-  rows[:rounds, :bands] = columns
+  for p in range(lags):
+    rows[: rounds - p, p : p + bands] += (
+      columns[p:] * inverse_rows[p:, p : p + 1]
+    )
   rows[rounds:, 0] = 1.0
   blocks = rows.reshape(count, size * width)[:, : size * (width - 1)]
   blocks = blocks.reshape(count, size, width - 1)
@@ -136,7 +102,13 @@ def per_query_errors(columns: np.ndarray) -> tuple[np.ndarray, Pullback]:
     by_blocks[:, :, :size] *= -2
     np.matmul(before.transpose(0, 2, 1), k[1:], out=by_blocks[:-1, :, size:])
     by_blocks[:-1, :, size:] *= 2
-    return by_rows.reshape(count * size, width)[:rounds, :bands]
+    by_rows = by_rows.reshape(count * size, width)
+    by_columns = np.zeros_like(columns)
+    for p in range(lags):
+      by_columns[p:] += (
+        by_rows[: rounds - p, p : p + bands] * inverse_rows[p:, p : p + 1]
+      )
+    return by_columns
 
   e = np.einsum('kii->ki', covariance).reshape(-1)[:rounds]
   return e, pullback

@@ -522,6 +522,9 @@ def optimize_dense(
   def search(dual):
     nonlocal left, interrupted
     before, most = np.inf, left
+    watched = attrs.evolve(
+      problem, callback=callback and (lambda _: callback(dual.loss))
+    )
     # `dual` holds its best strategy, in whichever way the search ends.
     try:
       while left > 0 and not interrupted and dual.gained(before):
@@ -529,9 +532,8 @@ def optimize_dense(
         minimum = solver.minimize(
           dual,
           dual.parameters,
+          attrs.evolve(watched, max_evaluations=left),
           dual.bounds,
-          left,
-          callback and (lambda _: callback(dual.loss)),
         )
         interrupted = minimum.interrupted
         dual.evaluate(minimum.x, check=True)
@@ -554,11 +556,7 @@ def optimize_dense(
 
   if is_max or not schema.evenly_spaced and 1 < k and k * b < n:
     few = attrs.evolve(problem, max_evaluations=1 + int(_FEW_BANDS * left))
-    optimized = (
-      in_tensorflow.banded(few, min(b, n))
-      if problem.workload.inverse_bands is None
-      else banded.optimize_banded(few, min(b, n))
-    )
+    optimized = banded.optimize_banded(few, min(b, n))
     interrupted = optimized.interrupted
     left -= optimized.evaluations
     # The columns of a pattern, at most k of them, have norm 1.

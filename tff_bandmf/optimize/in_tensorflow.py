@@ -35,6 +35,7 @@ the device of TensorFlow that `with tf.device(...)` names.
 from __future__ import annotations
 
 import abc
+import functools
 import math
 import os
 from typing import Callable, Optional
@@ -48,8 +49,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 import tensorflow as tf  # noqa: E402
 
 from tff_bandmf import _checks, errors, strategies
-from tff_bandmf.optimize import banded as banded_lib
-from tff_bandmf.optimize import solver
+from tff_bandmf.optimize import series, solver
 
 # Least number of rounds in a block; in smaller blocks the overhead of the loop
 # dominates.
@@ -80,30 +80,8 @@ class Form(abc.ABC):
     """Returns e, [n]."""
 
   @abc.abstractmethod
-  def squared_sensitivity(self, problem: solver.Problem) -> tf.Tensor:
-    """Returns sens^2, or an upper bound of it."""
-
-  @abc.abstractmethod
-  def _sampled(self, noise: solver.Noise, rounds: int) -> tuple:
-    """Returns numbers of C, and the function from them to noise^2."""
-
   def squared_noise(self, problem: solver.Problem) -> tf.Tensor:
-    """Returns sens^2, or for sampled cohorts the square of their noise.
-
-    The value and the gradient for sampled cohorts come from NumPy, by the
-    implicit function theorem on samples that are fixed for the whole search.
-    """
-    if problem.noise is None:
-      return self.squared_sensitivity(problem)
-    numbers, function = self._sampled(problem.noise, problem.rounds)
-
-    @tf.custom_gradient
-    def squared(numbers):
-      value, slopes = tf.numpy_function(function, [numbers], [tf.float64] * 2)
-      slopes = tf.ensure_shape(slopes, numbers.shape)
-      return tf.ensure_shape(value, []), lambda by: by * slopes
-
-    return squared(numbers)
+    """Returns sens^2 or an upper bound of it, or s^2 for sampled cohorts."""
 
   @abc.abstractmethod
   def strategy(self, rounds: int) -> strategies.Strategy:
@@ -132,24 +110,14 @@ class _Series(Form):
       steps = tf.constant(workload.steps)
       w = divide(steps, self._inverse(n), n)
       return tf.cumsum(w**2)
-    product = tf.constant(workload.matrix(n)) @ _toeplitz(self._inverse(n), n)
-    return tf.reduce_sum(product**2, 1)
+    inverse = Columns(tf.repeat(self._inverse(n)[None], n, 0)).matrix()
+    return tf.reduce_sum((tf.constant(workload.matrix(n)) @ inverse) ** 2, 1)
 
-  def _sampled(self, noise, rounds):
-    return self._column(rounds), noise.squared_of_column
-
-  def squared_sensitivity(self, problem):
-    """Returns what `series.squared_sensitivity` returns."""
-    n, schema = problem.rounds, problem.participation
-    b, k = schema.separation(n), schema.participations(n)
-    m = tf.abs(_padded(self._column(n), n))
-    if not schema.evenly_spaced:
-      m = tf.concat([m[:b], _falling(m[b:])], 0)
-    rows = -(-n // b)
-    sums = tf.cumsum(tf.reshape(_padded(m, rows * b), [rows, b]))
-    if k < rows:
-      sums -= tf.pad(sums[:-k], [[k, 0], [0, 0]])
-    return tf.reduce_sum(tf.reshape(sums, [-1])[:n] ** 2)
+  def squared_noise(self, problem):
+    return _from_numpy(
+      functools.partial(series.squared_noise, problem=problem),
+      self._column(problem.rounds),
+    )
 
 
 class Toeplitz(_Series):
@@ -203,7 +171,7 @@ class Columns(Form):
     rows = np.add.outer(np.arange(n), np.arange(bands))
     return tf.where(rows < n, self.values, 0.0)
 
-  def _matrix(self) -> tf.Tensor:
+  def matrix(self) -> tf.Tensor:
     """Returns C, [n, n]."""
     n, bands = self.values.shape
     lag = -np.subtract.outer(np.arange(n), np.arange(n)).T
@@ -214,7 +182,7 @@ class Columns(Form):
     n, workload = problem.rounds, problem.workload
     if workload.inverse_bands is None:
       solved = tf.linalg.triangular_solve(
-        self._matrix(), workload.matrix(n).T, adjoint=True
+        self.matrix(), workload.matrix(n).T, adjoint=True
       )
       return tf.reduce_sum(solved**2, 0)
     rows = workload.inverse_rows(n)
@@ -225,18 +193,15 @@ class Columns(Form):
     ]
     return banded_errors(tf.add_n(terms))
 
-  def _sampled(self, noise, rounds):
-    return self._inside, noise.squared_of_columns
-
-  def squared_sensitivity(self, problem):
+  def squared_noise(self, problem):
     schema, columns = problem.participation, self._inside
+    if problem.noise:
+      return _from_numpy(problem.noise.squared_of_columns, columns)
     if schema.participations(problem.rounds) > 1 and (
       columns.shape[1] > schema.separation(problem.rounds)
     ):
-      c = self._matrix()
-      return Gram(tf.matmul(c, c, transpose_a=True)).squared_sensitivity(
-        problem
-      )
+      c = self.matrix()
+      return Gram(tf.matmul(c, c, transpose_a=True)).squared_noise(problem)
     return _heaviest(tf.reduce_sum(columns**2, 1), problem)
 
   def strategy(self, rounds):
@@ -254,14 +219,13 @@ class Gram(Form):
       self.values, tf.constant(problem.workload.matrix(problem.rounds).T)
     )
 
-  def _sampled(self, noise, rounds):
-    raise errors.value_error(
-      'build=Gram: does not show that C >= 0, and sampled cohorts need it; '
-      'return Columns'
-    )
-
-  def squared_sensitivity(self, problem):
+  def squared_noise(self, problem):
     """Returns the largest sum over a pattern of sum_j |X_ij|, j with i."""
+    if problem.noise:
+      raise errors.value_error(
+        'build=Gram: does not show that C >= 0, and sampled cohorts need it; '
+        'return Columns'
+      )
     n = problem.rounds
     together = pairs(n, problem.participation) | np.eye(n, dtype=bool)
     weights = tf.reduce_sum(tf.where(together, tf.abs(self.values), 0.0), 1)
@@ -307,14 +271,23 @@ def _convolved(a: tf.Tensor, b: np.ndarray) -> tf.Tensor:
   )
 
 
-def _falling(m: tf.Tensor) -> tf.Tensor:
-  """Returns max_{s>=t} m_t for each t, [..., terms], for m >= 0."""
-  terms, step = m.shape[-1], 1
-  ranks = [[0, 0]] * (len(m.shape) - 1)
-  while step < terms:
-    m = tf.maximum(m, tf.pad(m[..., step:], [*ranks, [0, step]]))
-    step *= 2
-  return m
+def _from_numpy(
+  function: Callable[[np.ndarray], tuple[float, np.ndarray]], x: tf.Tensor
+) -> tf.Tensor:
+  """Returns the number function(x), whose gradient the function returns too."""
+
+  @tf.custom_gradient
+  def value(x):
+    value, slopes = tf.numpy_function(
+      # TensorFlow takes a float of Python for a float32.
+      lambda x: [np.asarray(each, np.float64) for each in function(x)],
+      [x],
+      [tf.float64] * 2,
+    )
+    slopes = tf.ensure_shape(slopes, x.shape)
+    return tf.ensure_shape(value, []), lambda by: by * slopes
+
+  return value(x)
 
 
 def _heaviest(weights: tf.Tensor, problem: solver.Problem) -> tf.Tensor:
@@ -350,12 +323,6 @@ def _heaviest(weights: tf.Tensor, problem: solver.Problem) -> tf.Tensor:
 
   chosen = tf.numpy_function(rounds, [weights], tf.int64, stateful=False)
   return tf.reduce_sum(tf.gather(weights, tf.ensure_shape(chosen, [None])))
-
-
-def _toeplitz(c: tf.Tensor, n: int) -> tf.Tensor:
-  """Returns the lower-triangular Toeplitz matrix of c, [n, n]."""
-  lag = np.subtract.outer(np.arange(n), np.arange(n))
-  return tf.gather(_padded(c, n + 1), np.where(lag >= 0, lag, n))
 
 
 def divide(q: tf.Tensor, x: tf.Tensor, terms: int) -> tf.Tensor:
@@ -613,32 +580,3 @@ def minimize(
   )
   strategy = build(tf.constant(minimum.x)).strategy(problem.rounds)
   return problem.evaluated(strategy, minimum)
-
-
-def banded(
-  problem: solver.Problem, bands: int
-) -> solver.Optimized[strategies.Banded]:
-  """Returns the C of least loss with few bands and columns of norm 1.
-
-  The module `banded` does the same in NumPy, for workloads whose inverse has
-  few bands.
-
-  Args:
-    problem: error to minimise.
-    bands: number of bands, at most n and at most min_sep.
-  """
-  n = problem.rounds
-  solver.check_separated(bands, problem.participation.min_sep)
-  coordinates = banded_lib.Coordinates.of_problem(problem, bands)
-
-  def build(x):
-    columns = columns_of_rows(tf.reshape(x, [n, bands]) @ coordinates.times)
-    return Columns(columns / tf.norm(columns, axis=1, keepdims=True))
-
-  minimum = banded_lib.search(
-    Loss(build, problem, restart=coordinates.restart),
-    coordinates.start(problem.weights),
-    problem,
-  )
-  rows = build(tf.constant(minimum.x)).strategy(n).band_rows(0, n)
-  return problem.evaluated(strategies.Banded(rows), minimum)

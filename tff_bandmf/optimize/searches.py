@@ -23,11 +23,6 @@ _Request = request_lib.Request
 
 def banded(request: _Request) -> solver.Optimized:
   """Returns the best C with `request.bands` bands."""
-  if request.workload.inverse_bands is None:
-    with errors.importing('family banded with this workload', 'optimizer'):
-      from tff_bandmf.optimize import in_tensorflow
-
-    return in_tensorflow.banded(request, request.bands)
   return banded_lib.optimize_banded(
     request,
     request.bands,
@@ -38,7 +33,7 @@ def banded(request: _Request) -> solver.Optimized:
 def banded_toeplitz(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C with `request.bands` bands."""
   min_sep = request.participation.min_sep
-  optimized = banded_lib.optimize_banded_toeplitz(
+  optimized = banded_lib.optimize_toeplitz(
     request, solver.check_separated(request.bands, min_sep)
   )
   return request.evaluated(request.normalized(optimized.strategy), optimized)
@@ -48,7 +43,7 @@ def robust_toeplitz(request: _Request) -> solver.Optimized:
   """Finds the best Toeplitz C with `request.bands` bands, then tapers it."""
   b0, bands = request['b0'], request.bands
   _checks.at_most('b0', b0, bands, 'bands', 'min_sep lies in [b0, bands]')
-  optimized = banded_lib.optimize_banded_toeplitz(request, bands)
+  optimized = banded_lib.optimize_toeplitz(request, bands)
   coefficients = strategies.taper(optimized.strategy.coefficients, b0)
   strategy = strategies.RobustToeplitz(request.rounds, coefficients, b0)
   return request.evaluated(request.normalized(strategy), optimized)

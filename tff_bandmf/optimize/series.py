@@ -36,7 +36,6 @@ division backwards in time, and the gradient by c_s is -sum_t u_t y_{t-s}.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Callable, Optional
 
@@ -110,6 +109,29 @@ def reciprocal_back(
   return -np.correlate(padded, by_series, 'valid')[::-1]
 
 
+def from_few(
+  free: np.ndarray, rounds: int
+) -> tuple[np.ndarray, np.ndarray, Pullback]:
+  """Returns a polynomial, its reciprocal, and their pullback.
+
+  Args:
+    free: [terms] float64, coefficients of the polynomial after the first,
+      which is 1.
+    rounds: number of terms of the reciprocal.
+
+  Returns:
+    [terms + 1] float64, [rounds] float64, and the function from the gradients
+    by both to the gradient by `free`.
+  """
+  few = np.concatenate([[1.0], free])
+  many = reciprocal(few, rounds)
+
+  def pullback(by_few, by_many):
+    return (by_few + reciprocal_back(by_many, many, few))[1:]
+
+  return few, many, pullback
+
+
 def squared_sensitivity(
   column: np.ndarray,
   rounds: int,
@@ -157,6 +179,21 @@ def squared_sensitivity(
   return squared, by_column
 
 
+def squared_noise(
+  column: np.ndarray, problem: solver.Problem, falls: bool = False
+) -> tuple[float, np.ndarray]:
+  """Returns the squared noise that a Toeplitz C needs, and its gradient.
+
+  The noise is `Problem.noise` for sampled cohorts, and else the sensitivity.
+  See `squared_sensitivity`.
+  """
+  if problem.noise:
+    return problem.noise.squared_of_column(column)
+  return squared_sensitivity(
+    column, problem.rounds, problem.participation, falls
+  )
+
+
 def _last_maxima(m: np.ndarray) -> np.ndarray:
   """Returns for each t the last index of the maximum of m_t, m_{t+1}, ...."""
   backwards = m[::-1]
@@ -199,22 +236,22 @@ class Objective:
       )
     self._norms: tuple[float, ...] = (1.0,)
     self._error: _Error
-    if workload.is_toeplitz:
-      weights = np.ones(rounds)
-      if problem.objective != solver.MAX:
-        weights = np.cumsum(problem.weights[::-1])[::-1]
-      steps = workload.steps
-      self._error = lambda inverse, norm: _toeplitz_error(
-        inverse, weights, steps
-      )
-    elif problem.objective != solver.MAX:
-      form, steps = _mean_form(problem), workload.polynomial
-      self._error = lambda inverse, norm: _scheduled_mean(inverse, form, steps)
-    else:
+    is_max, steps = problem.objective == solver.MAX, workload.polynomial
+    if is_max and not workload.is_toeplitz:
       self._norms = _NORMS
       self._error = lambda inverse, norm: _scheduled_max(
         inverse, norm, workload
       )
+      return
+    if not workload.is_toeplitz:
+      form = _mean_form(problem)
+    else:
+      # The error of a query does not decrease from round to round, so the max
+      # error is the error of the last round.
+      form, steps = np.ones(rounds), workload.steps
+      if not is_max:
+        form = np.cumsum(problem.weights[::-1])[::-1]
+    self._error = lambda inverse, norm: _quadratic(inverse, form, steps)
 
   def __call__(
     self, x: np.ndarray, norm: Optional[float] = None
@@ -232,13 +269,7 @@ class Objective:
       padded = np.zeros(problem.rounds)
       padded[: len(inverse)] = inverse
       error, by_inverse = self._error(padded, norm or self._norms[-1])
-      squared, by_column = (
-        problem.noise.squared_of_column(column)
-        if problem.noise
-        else squared_sensitivity(
-          column, problem.rounds, problem.participation, self._falls
-        )
-      )
+      squared, by_column = squared_noise(column, problem, self._falls)
       value = float(np.log(error) + np.log(squared))
       gradient = pullback(
         by_column / squared, by_inverse[: len(inverse)] / error
@@ -250,67 +281,39 @@ class Objective:
   def minimize(
     self,
     start: np.ndarray,
-    bounds: Optional[list] = None,
+    bounds: Optional[solver.Bounds] = None,
     evaluations: int = 0,
-    sampled_tolerance: float = solver.SAMPLED_TOLERANCE,
+    tolerance: Optional[float] = None,
   ) -> solver.Minimum:
-    """Returns the best point that `solver.restarted` finds.
-
-    Args:
-      start: [parameters] float64, start of the search.
-      bounds: (low, high) of each parameter; None means no bounds.
-      evaluations: number of evaluations before this search; it is added to the
-        number in the result.
-      sampled_tolerance: relative decrease of the log loss that ends the search
-        for sampled cohorts.
-    """
-    problem = self._problem
+    """Returns the best point that `solver.minimize` finds from `start`."""
     for norm in self._norms:
-      minimum = solver.restarted(
+      minimum = solver.minimize(
         functools.partial(self, norm=norm),
         start,
+        self._problem,
         bounds,
-        problem.max_evaluations - evaluations,
-        problem.callback,
-        sampled_tolerance if problem.noise else solver.TOLERANCE,
+        evaluations=evaluations,
+        tolerance=tolerance,
       )
-      start, evaluations = minimum.x, evaluations + minimum.evaluations
-      if minimum.interrupted or evaluations >= problem.max_evaluations:
+      start, evaluations = minimum.x, minimum.evaluations
+      if minimum.interrupted or evaluations >= self._problem.max_evaluations:
         break
-    return dataclasses.replace(minimum, evaluations=evaluations)
+    return minimum
 
 
-def _toeplitz_error(
-  inverse: np.ndarray, weights: np.ndarray, steps: np.ndarray
-) -> tuple[float, np.ndarray]:
-  """Returns sum_j a_j w_j^2, the mean or the max error, and its gradient.
-
-  The error of a query does not decrease from round to round, so the max error
-  is the error of the last round.
-
-  Args:
-    inverse: r, [n] float64.
-    weights: a_j, [n] float64.
-    steps: coefficients of 1 / A(x) = (1 - x) h(x).
-  """
-  w = divide(inverse, steps)
-  weighted = weights * w
-  return float(w @ weighted), divide_back(2 * weighted, steps)
-
-
-def _scheduled_mean(
+def _quadratic(
   inverse: np.ndarray, form: np.ndarray, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns v^T Q v and its gradient by r.
+  """Returns w^T Q w for w(x) = r(x) / steps(x), and its gradient by r.
 
   Args:
     inverse: r, [n] float64.
-    form: Q, [n, n] float64.
-    steps: coefficients of h(x).
+    form: Q, [n, n] float64, or its diagonal, [n], if it is diagonal.
+    steps: coefficients of the divisor.
   """
-  v = divide(inverse, steps)
-  product = form @ v
-  return float(v @ product), divide_back(2 * product, steps)
+  w = divide(inverse, steps)
+  product = form @ w if form.ndim == 2 else form * w
+  return float(w @ product), divide_back(2 * product, steps)
 
 
 def _scheduled_max(

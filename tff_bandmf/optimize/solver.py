@@ -196,27 +196,31 @@ class Problem:
 def minimize(
   function: Callable[[np.ndarray], tuple[float, np.ndarray]],
   start: np.ndarray,
+  problem: Problem,
   bounds: Optional[Bounds] = None,
-  max_evaluations: int = MAX_EVALUATIONS,
-  callback: Optional[Callback] = None,
-  tolerance: float = TOLERANCE,
+  *,
+  evaluations: int = 0,
+  tolerance: Optional[float] = None,
   corrections: int = 20,
 ) -> Minimum:
   """Returns the best point that L-BFGS-B evaluates while minimising `function`.
 
-  Ctrl-C ends the search; the result is then the best point so far, and has not
-  converged.
+  L-BFGS-B may stop before a minimum, at a kink or because of rounding errors.
+  So it is started again from its best point until it converges, or until it
+  does not decrease the value any more, which counts as convergence. Ctrl-C ends
+  the search; the result is then the best point so far, and has not converged.
 
   Args:
-    function: function from [parameters] float64 to its value and gradient. A
-      value that is not finite counts as larger than all finite values.
-    start: [parameters] float64, start of the search.
-    bounds: (low, high) of each parameter; None means no bound.
-    max_evaluations: largest number of evaluations of `function`, >= 1.
-    callback: function that is called after every iteration with the least value
-      so far.
+    function: function from [parameters] float64 to a log loss and its gradient.
+      A value that is not finite counts as larger than all finite values.
+    start: [parameters] float64, start of the search. If it is empty, the result
+      is `start`.
+    problem: the largest number of evaluations, and the callback.
+    bounds: (low, high) of each parameter; None means no bounds.
+    evaluations: number of evaluations of earlier searches, which count too.
     tolerance: the search has converged if an iteration decreases the value by
-      less than this; relative if the value is above 1, else absolute.
+      less than this; relative if the value is above 1, else absolute. None for
+      `TOLERANCE`, or `SAMPLED_TOLERANCE` if cohorts are sampled.
     corrections: number of past gradients that L-BFGS stores; the search takes
       about 2 * `corrections` + 5 times the memory of `start`.
 
@@ -224,7 +228,9 @@ def minimize(
     ValueError: `function` is not finite at `start`.
   """
   best = Minimum(np.asarray(start, np.float64), np.inf, 0, False)
-  evaluations = 0
+  callback = problem.callback
+  if tolerance is None:
+    tolerance = SAMPLED_TOLERANCE if problem.noise else TOLERANCE
 
   def watched(x):
     nonlocal best, evaluations
@@ -237,23 +243,31 @@ def minimize(
       return best.value + max(1.0, abs(best.value)), np.zeros_like(x)
     return value, np.asarray(gradient, np.float64)
 
-  success = interrupted = False
+  ended = converged = interrupted = False
   try:
-    success = scipy.optimize.minimize(
-      watched,
-      best.x,
-      method='L-BFGS-B',
-      jac=True,
-      bounds=bounds,
-      callback=None if callback is None else lambda _: callback(best.value),
-      options={
-        'maxcor': corrections,
-        'ftol': tolerance,
-        'gtol': 1e-9,
-        'maxfun': max_evaluations,
-        'maxiter': max_evaluations,
-      },
-    ).success
+    if not len(best.x):
+      watched(best.x)
+      ended = converged = True
+    while not ended:
+      before = best.value
+      converged = scipy.optimize.minimize(
+        watched,
+        best.x,
+        method='L-BFGS-B',
+        jac=True,
+        bounds=bounds,
+        callback=callback and (lambda _: callback(math.exp(best.value))),
+        options={
+          'maxcor': corrections,
+          'ftol': tolerance,
+          'gtol': 1e-9,
+          'maxfun': problem.max_evaluations - evaluations,
+          'maxiter': problem.max_evaluations,
+        },
+      ).success
+      ended = converged or evaluations >= problem.max_evaluations
+      if not ended and before - best.value <= max(tolerance, _NO_GAIN):
+        ended = converged = True
   except KeyboardInterrupt:
     if not np.isfinite(best.value):
       raise
@@ -266,60 +280,9 @@ def minimize(
   return dataclasses.replace(
     best,
     evaluations=evaluations,
-    converged=bool(success),
+    converged=bool(converged) and not interrupted,
     interrupted=interrupted,
   )
-
-
-def restarted(
-  function: Callable[[np.ndarray], tuple[float, np.ndarray]],
-  start: np.ndarray,
-  bounds: Optional[Bounds] = None,
-  max_evaluations: int = MAX_EVALUATIONS,
-  callback: Optional[Callback] = None,
-  tolerance: float = TOLERANCE,
-) -> Minimum:
-  """Returns the best point of `minimize` for a log loss.
-
-  L-BFGS-B may stop before a minimum, at a kink or because of rounding errors.
-  So it is started again from its last point until it converges, or until it
-  does not decrease the loss any more, which counts as convergence.
-
-  Args:
-    function: function from [parameters] float64 to log loss and gradient.
-    start: [parameters] float64, start of the search.
-    bounds: (low, high) of each parameter; None means no bounds.
-    max_evaluations: largest number of evaluations of the function, >= 1.
-    callback: function that is called after every iteration with the least loss
-      so far.
-    tolerance: relative decrease of the log loss by an iteration that ends the
-      search.
-  """
-  evaluations, previous = 0, np.inf
-  while True:
-    minimum = minimize(
-      function,
-      start,
-      bounds,
-      max_evaluations - evaluations,
-      callback and (lambda log: callback(math.exp(log))),
-      tolerance,
-    )
-    evaluations += minimum.evaluations
-    ended = minimum.interrupted or evaluations >= max_evaluations
-    gained = previous - minimum.value
-    converged = minimum.converged or (
-      not ended and gained <= max(tolerance, _NO_GAIN)
-    )
-    if ended or converged:
-      return Minimum(
-        minimum.x,
-        minimum.value,
-        evaluations,
-        converged,
-        minimum.interrupted,
-      )
-    start, previous = minimum.x, minimum.value
 
 
 class Loss(abc.ABC):
@@ -394,27 +357,26 @@ def search(
 
   Args:
     loss: the loss; its weights and its power change during the search.
-    start: [parameters] float64. If it is empty, the result is `start`.
+    start: see `minimize`.
     problem: the objective, and limits of the search.
     bounds: (low, high) of each parameter; None means no bounds.
     tolerance: see `minimize`; sampled cohorts have `SAMPLED_TOLERANCE`.
     corrections: see `minimize`.
   """
-  if not len(start):
-    return Minimum(start, loss(start)[0], 1, True)
-  is_max, callback = problem.objective == MAX, problem.callback
-  most = problem.max_evaluations
   run = functools.partial(
     minimize,
     loss,
     bounds=bounds,
-    callback=callback
-    and (lambda value: callback(math.exp(loss.least if is_max else value))),
-    tolerance=SAMPLED_TOLERANCE if problem.noise else tolerance,
+    tolerance=None if problem.noise else tolerance,
     corrections=corrections,
   )
-  if not is_max:
-    return run(start, max_evaluations=most)
+  if problem.objective != MAX or not len(start):
+    return run(start, problem)
+  callback, most = problem.callback, problem.max_evaluations
+  stage = attrs.evolve(
+    problem,
+    callback=callback and (lambda _: callback(math.exp(loss.least))),
+  )
   x, evaluations, least = start, 1, _LEAST_WEIGHT
   converged = interrupted = False
   try:
@@ -427,9 +389,8 @@ def search(
       before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
       size = _STAGE_EVALUATIONS if is_last else _FEW_EVALUATIONS
       weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
-      minimum = run(
-        loss.restart(x, weights), max_evaluations=min(size, most - evaluations)
-      )
+      stage = attrs.evolve(stage, max_evaluations=min(size, most - evaluations))
+      minimum = run(loss.restart(x, weights), stage)
       x, interrupted = minimum.x, minimum.interrupted
       log_e = loss.evaluate(x)[2]
       evaluations += minimum.evaluations + 1

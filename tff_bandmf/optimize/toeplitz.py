@@ -38,6 +38,7 @@ negligible from j = n on, all n terms are added up. The loss is from
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Callable
@@ -198,35 +199,30 @@ def optimize_banded_toeplitz(
   >>> round(found.loss, 6), found.converged
   (39.415317, True)
   """
+  problem = attrs.evolve(problem, participation=participation.Single())
   start = strategies.BandedSqrt(problem.rounds, bands).coefficients
   evaluations = 0
   for loss in _losses(problem, bands):
     if problem.noise:
       start, evaluations = _best_start(problem.rounds, bands, loss)
-    minimum = solver.Minimum(start[1:], np.nan, 0, True)
-    if bands > 1:
-      minimum = solver.restarted(
-        loss,
-        start[1:],
-        [(0, 1)] * (bands - 1),
-        problem.max_evaluations - evaluations,
-        problem.callback,
-        solver.SAMPLED_TOLERANCE if problem.noise else solver.TOLERANCE,
-      )
-    evaluations += minimum.evaluations
+    minimum = solver.minimize(
+      loss,
+      start[1:],
+      problem,
+      [(0, 1)] * (bands - 1),
+      evaluations=evaluations,
+    )
+    evaluations = minimum.evaluations
     start = np.concatenate([[1.0], minimum.x])
-    strategy = strategies.BandedToeplitz(problem.rounds, start)
-    if problem.noise:
-      value, exact = problem.evaluated(strategy).loss, True
-      break
-    value = problem.error(strategy) * float(start @ start)
+    optimized = problem.evaluated(
+      strategies.BandedToeplitz(problem.rounds, start), minimum
+    )
+    distance = abs(minimum.value - math.log(optimized.loss))
     # If the closed form is not exact, the next loss adds up all terms.
-    exact = bands == 1 or abs(minimum.value - math.log(value)) <= _EXACT
+    exact = bool(problem.noise) or bands == 1 or distance <= _EXACT
     if exact or minimum.interrupted or evaluations >= problem.max_evaluations:
       break
-  return solver.Optimized(
-    strategy, value, evaluations, minimum.converged and exact
-  )
+  return dataclasses.replace(optimized, converged=minimum.converged and exact)
 
 
 def _best_start(rounds: int, bands: int, loss: _Loss) -> tuple[np.ndarray, int]:
@@ -260,14 +256,6 @@ def _losses(problem: solver.Problem, bands: int) -> Iterator[_Loss]:
   ):
     yield _Settled(problem.rounds, problem.objective, h)
 
-  def build(free):
-    c = np.concatenate([[1.0], free])
-    inverse = series.reciprocal(c, problem.rounds)
-
-    def pullback(by_c, by_inverse):
-      return (by_c + series.reciprocal_back(by_inverse, inverse, c))[1:]
-
-    return c, inverse, pullback
-
-  single = attrs.evolve(problem, participation=participation.Single())
-  yield series.Objective(build, single)
+  yield series.Objective(
+    lambda free: series.from_few(free, problem.rounds), problem
+  )

@@ -280,8 +280,11 @@ def _tail_at_its_limit(table) -> Iterator[Row]:
   )
   start = strategies.BandedSqrt(rounds, bands).coefficients[1:]
   for terms, published in table['rows']:
-    minimum = solver.restarted(
-      functools.partial(log_loss, terms=terms), start, [(0, 1)] * len(start)
+    minimum = solver.minimize(
+      functools.partial(log_loss, terms=terms),
+      start,
+      solver.Problem(terms, participation_lib.Single()),
+      [(0, 1)] * len(start),
     )
     yield _row(
       f'{terms} rounds',

@@ -62,6 +62,14 @@ class Banded(base.Strategy):
     return self.rows[start:stop]
 
 
+def rows_of_columns(columns: np.ndarray) -> np.ndarray:
+  """Returns rows[t, s] = columns[t - s, s], 0 where t < s, [n, bands]."""
+  rows = np.zeros_like(columns)
+  for s, row in enumerate(rows.T):
+    row[s:] = columns[: max(len(columns) - s, 0), s]
+  return rows
+
+
 FAMILIES = (
   families.Family(
     Banded,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar, Optional
 
 import attrs
-import numpy as np
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.strategies import (
@@ -101,10 +100,7 @@ def custom(
       f'columns.shape={bands.shape}: must be [rounds, bands]; give the bands '
       'of each column of C, the diagonal first'
     )
-  rows = np.zeros_like(bands)
-  for s, row in enumerate(rows.T):
-    row[s:] = bands[: max(len(bands) - s, 0), s]
-  return CustomBanded(rows)
+  return CustomBanded(banded.rows_of_columns(bands))
 
 
 FAMILIES = (
