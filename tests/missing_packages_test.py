@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import processes
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -33,6 +34,17 @@ sys.argv[1:] = ['--config={_ROOT}/configs/demo.toml', '--output_dir=run']
 sys.exit(run_stackoverflow.main())
 """
 _URL = 'postgresql+psycopg2://localhost/none'
+
+
+def _run_without(package, program, folder):
+  """Runs a program that imports the library anew, without a package."""
+  processes.to_files(folder)
+  os.chdir(folder)
+  for name in [*sys.modules]:
+    if name.split('.')[0] in ('simulations', 'tff_bandmf'):
+      del sys.modules[name]
+  sys.modules[package] = None
+  exec(program, {'sys': sys})
 
 
 @pytest.mark.parametrize(
@@ -93,22 +105,12 @@ def test_missing_package_is_said_with_the_words_of_the_readme(
   make = 'bandmf optimize --family identity --rounds 9 --min-sep 3 --out c.json'
   program = program.replace('"X"', repr(_URL))
   code = f'{_COMMAND.format(make[7:]).replace("sys.exit(status)", "")}'
-  result = subprocess.run(
-    [
-      sys.executable,
-      '-c',
-      f'import sys\nsys.path.insert(0, {str(_ROOT)!r})\n'
-      f'sys.modules[{package!r}] = None\n'
-      + (code if 'c.json' in program else '')
-      + program,
-    ],
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert result.returncode in (1, 2), result.stdout
-  line = result.stderr.splitlines()[-1]
+  if 'c.json' in program:
+    program = code + program
+  process = processes.start(_run_without, package, program, tmp_path)
+  process.join(300)
+  assert process.exitcode in (1, 2), (tmp_path / 'out').read_text()
+  line = (tmp_path / 'err').read_text().splitlines()[-1]
   assert f'{package}=not installed: ' in line
   assert f"pip install '.[{extra}]'" in line
   readme = (_ROOT / 'README.md').read_text()

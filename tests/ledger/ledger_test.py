@@ -85,7 +85,7 @@ def _kill_writers(place, kills):
 
 @pytest.mark.slow
 def test_killed_writers_lose_no_round_and_let_nobody_in_early(place):
-  kills = int(os.environ.get('LEDGER_KILLS', 20))
+  kills = int(os.environ.get('LEDGER_KILLS', 12))
   # In a process without TensorFlow's threads, which a fork does not survive.
   said = subprocess.run(
     [sys.executable, __file__, json.dumps(place, default=str), str(kills)],

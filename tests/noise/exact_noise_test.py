@@ -136,6 +136,17 @@ def _assert_rounded(name, z_steps, y, pairs):
     assert y[t, i] == right, (t, i)
 
 
+@functools.cache
+def _ideal(name, z_steps):
+  """Returns the ideal noise of a few coordinates, [n, _FEW]."""
+  y = np.zeros((_ROUNDS, _FEW), np.int64)
+  for t, i in itertools.product(range(_ROUNDS), range(_FEW)):
+    y[t, i] = ideal_noise.rounded(
+      _KINDS[name].strategy, z_steps, _KEY, t, i, y[:t, i]
+    )
+  return y
+
+
 def _distances(kind, y):
   """Returns |v - (the nearest half-integer)|, from float64, [n, d] float32."""
   recursion, distances = kind.strategy.recursion(), []
@@ -251,8 +262,12 @@ def _bound(monkeypatch, error, unit):
   monkeypatch.setattr(recursion_lib, 'UNIT', unit)
 
 
+# The lattice is another one here, on which these are 'window of y' once more.
+_SAME = ('window of y, adaptive clip', 'window of y, budget past the plan')
+
+
 # The last decorator varies slowest: programs with its bounds are traced once.
-@pytest.mark.parametrize('name', _KINDS)
+@pytest.mark.parametrize('name', [each for each in _KINDS if each not in _SAME])
 @pytest.mark.parametrize('backend', stream.BACKENDS)
 @pytest.mark.parametrize('coarse', ['bounds times 2^20', 'float32'])
 def test_coarse_fast_path_gives_the_same_bits(
@@ -271,8 +286,7 @@ def test_coarse_fast_path_gives_the_same_bits(
     monkeypatch.setattr(_jax_devices(coarse), '_FEW', 1)
   y = _streamed(name, _FEW, z_steps, backend=backend)
   assert len(set(decided)) > _PAIRS / 100
-  pairs = itertools.product(range(_ROUNDS), range(_FEW))
-  _assert_rounded(name, z_steps, y, pairs)
+  assert np.array_equal(y, _ideal(name.split(', none kept')[0], z_steps))
 
 
 def _finest(recursion):

@@ -131,8 +131,8 @@ def _blt(x):
 
 @pytest.mark.parametrize(
   'workload, objective',
-  [(0, 'mean'), (0, 'max'), (0, 'last'), (0, tuple(_RATES)), (1, 'last')]
-  + [(2, 'mean'), (3, 'mean'), (4, tuple(_RATES)), (5, 'last'), (6, 'mean')],
+  [(0, 'max'), (1, 'last'), (2, 'mean'), (3, 'mean'), (4, tuple(_RATES))]
+  + [(5, 'last'), (6, 'mean')],
 )
 def test_gradients_of_series_are_those_of_tensorflow(workload, objective):
   workload = _WORKLOADS[workload]

@@ -201,8 +201,12 @@ def test_clip_comes_to_the_quantile_from_far_away(start):
     clients_per_round=4,
   )
   state = query.begin(query.initial_global_state())
+  play = tf.function(
+    lambda state: _round(query, state, map(_record, (0.1, 0.2, 0.6, 0.9))),
+    autograph=False,
+  )
   for _ in range(80):
-    _, state = _round(query, state, map(_record, (0.1, 0.2, 0.6, 0.9)))
+    _, state = play(state)
   # Between the third and the fourth, or on its way over one of them.
   assert 0.5 < state.clip['l2_norm_clip'] < 1.0
 
