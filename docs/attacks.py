@@ -61,7 +61,8 @@ def page(lines: Lines) -> str:
     '## Who was trained on',
     'The score of a person is the gain: the decrease through training of the '
     "mean loss per word of the person's text. Rates are in percent, and are "
-    'means over seeds. The upper end is the largest upper end of all seeds.',
+    'means over seeds. An upper end is the largest end of the intervals of '
+    'all seeds.',
     _table(plain, lambda line: line['membership'], _area, 'area'),
     *_sentences(plain, lambda line: line['membership'], 'members'),
   ]

@@ -58,7 +58,10 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
     'the absolute one. Where each was printed stands in '
     '`tff_bandmf/reproduction/published.json`.\n'
   )
-  for table in dict.fromkeys(row['table'] for row in rows):
+  from tff_bandmf import reproduction
+
+  tables = {row['table'] for row in rows}
+  for table in filter(tables.__contains__, reproduction.TABLES):
     bounds = [row for row in rows if row['table'] == table and row.get('bound')]
     text += f'\n## {table}\n\n'
     if bounds:

@@ -67,6 +67,8 @@ class Choice:
   """A strategy, its calibrated noise and its error.
 
   Attributes:
+    name: name of the family; for a strategy of one's own its path, or its
+      family and digest.
     guarantee: guarantee of C with noise that is calibrated to (epsilon, delta).
     rmse: root mean square error over all rounds, for a clip of 1.
     max_rmse: root mean square error of the worst round, for a clip of 1.
@@ -77,6 +79,7 @@ class Choice:
     ranked: root of the error by which the choices are ranked, for a clip of 1.
   """
 
+  name: str
   guarantee: accounting.Guarantee
   rmse: float
   max_rmse: float
@@ -116,7 +119,7 @@ class Ranking:
 
     best = self.choices[0]
     return _figures.errors(
-      [(each.strategy.family, each.ranked) for each in self.choices],
+      [(each.name, each.ranked) for each in self.choices],
       [(each.copies, each.ranked) for each in self.choices],
       (best.copies, best.ranked),
       'error for a clip of 1',
@@ -221,7 +224,7 @@ def choose(
       for parameters in _parameters(family, rounds, cohorts, memory_copies)
     ]
 
-  def calibrated(results: list[optimize.Optimized]) -> list[Choice]:
+  def calibrated(name: str, results: list[optimize.Optimized]) -> list[Choice]:
     choices = []
     # PRIVACY: Each Monte Carlo bound is too low with a small probability, and
     # its strategy then seems to need less noise and ranks better. So the claim
@@ -250,6 +253,7 @@ def choose(
       )
       choices.append(
         Choice(
+          name,
           guarantee,
           rmse,
           max_rmse,
@@ -297,7 +301,8 @@ def choose(
         default=math.nan,
       )
       calibrations = {
-        pool.submit(calibrated, each): name for name, each in results.items()
+        pool.submit(calibrated, name, each): name
+        for name, each in results.items()
       }
       for name, choices in finished(calibrations):
         by_family[name] = choices

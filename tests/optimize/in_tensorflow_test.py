@@ -273,6 +273,9 @@ def test_function_of_the_errors_is_an_objective():
     (lambda x: optimize.Toeplitz(x), [np.nan], 'not finite'),
     (lambda x: optimize.Gram(x * np.ones([_N, _N])), [1.0], 'not finite'),
     (lambda x: optimize.Toeplitz(x), ['a'], 'start'),
+    (lambda x: optimize.Toeplitz(np.exp(x)), [0.5], 'tf in place of NumPy'),
+    # The derivative of sqrt(x) at 0 is infinite.
+    (lambda x: optimize.Toeplitz(1 + tf.sqrt(x)), [0.0], 'another start'),
   ],
 )
 def test_wrong_function_gets_one_line(build, start, match):
@@ -280,6 +283,35 @@ def test_wrong_function_gets_one_line(build, start, match):
   with pytest.raises((TypeError, ValueError), match=match) as error:
     optimize.minimize(build, start, problem)
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'start, bounds, match',
+  [
+    ([0.5], [(0, 1), (0, 1)], 'bounds=2 pairs: start has 1'),
+    ([2.0], [(0, 1)], r'start=2.0: .*\(0, 1\)'),
+    ([-1.0], [(0, None)], r'start=-1.0: .*\(0, None\)'),
+  ],
+)
+def test_start_and_bounds_that_do_not_fit_get_one_line(start, bounds, match):
+  problem = solver.Problem(_N, participation.MinSep(6))
+  with pytest.raises(ValueError, match=match):
+    optimize.minimize(optimize.Toeplitz, start, problem, bounds=bounds)
+
+
+def test_search_goes_on_where_the_gradient_is_not_finite():
+  problem = solver.Problem(_N, participation.MinSep(6))
+  lag = tf.range(6, dtype=tf.float64)
+
+  def build(x):
+    # At x = 0 the derivative of x^0 is NaN.
+    return optimize.Inverse(tf.concat([[1.0], -x[1] * x[0] ** lag], 0))
+
+  best = optimize.minimize(build, [0.5, 0.5], problem, bounds=[(0, 1)] * 2)
+  assert best.converged and best.evaluations > 5
+  narrow = [(0.01, 1)] * 2
+  other = optimize.minimize(build, [0.5, 0.5], problem, bounds=narrow)
+  assert best.loss <= other.loss * (1 + 1e-6)
 
 
 def _sampled(cohorts):

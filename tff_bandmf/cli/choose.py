@@ -134,14 +134,17 @@ def choose(
       }
     )
   else:
-    rows = [{name: record[name] for name in _COLUMNS} for record in records]
+    rows = [
+      {**{name: record[name] for name in _COLUMNS}, 'family': record['name']}
+      for record in records
+    ]
     click.echo(output.table(rows))
     if accounting.needed_noise(cohorts, rounds, **flags):
       click.echo('C is optimised for the noise of sampled cohorts')
     for record in records:
       if not record['converged']:
         click.echo(
-          f'not converged: {record["family"]}: a better strategy may exist'
+          f'not converged: {record["name"]}: a better strategy may exist'
         )
     for family, reason in ranking.left_out.items():
       click.echo(f'left out: {family}: {reason}')
@@ -186,6 +189,7 @@ def _sampled(
 def _record(choice, schema, workload, epsilon, delta):
   """Returns the record of a choice."""
   return {
+    'name': choice.name,
     **output.describe(
       choice.strategy,
       schema,

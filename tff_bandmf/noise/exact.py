@@ -34,8 +34,8 @@ from tff_bandmf.strategies import recursion as recursion_lib
 # Number of further words of a coordinate of a round. All of them are needed
 # with a probability below 2^-400.
 _FURTHER_WORDS = 8
-# Decimal digits: of the first decision, and for each further word. A word has
-# 19.3 digits.
+# Number of decimal digits of the first decision, and of each further word. A
+# word has 19.3 digits.
 _DIGITS, _WORD_DIGITS = 20, 20
 # Bits of the fractions in `Recursion.ideal` for each further word.
 _WORD_BITS = 96
@@ -99,9 +99,9 @@ class Rounding:
   ) -> int:
     """Returns y_t of coordinate i, for a recursion with buffers.
 
-    Mostly the buffers decide together with further words. If their errors
-    leave the rounding in doubt, it follows from the words of all rounds up to
-    t.
+    The buffers and further words decide nearly all roundings. If the errors of
+    the buffers leave a rounding in doubt, the words of all rounds up to t
+    decide it.
 
     Args:
       t: round, in [0, n).
@@ -157,7 +157,7 @@ class Rounding:
     error += recursion_lib.UNIT * (len(v.factors) + 8) * (size + 1)
     # PRIVACY: If the error of float64 could change the rounding, releases would
     # not be a function of the ideal mechanism, and epsilon would not hold. More
-    # words decide then, and where a normal is NaN.
+    # words decide such a rounding, and that of a normal that is NaN.
     # Guard: exact_noise_test.test_float64_decides_within_its_error.
     if abs(mean - np.rint(mean)) < 0.5 - error:
       return int(np.rint(mean))

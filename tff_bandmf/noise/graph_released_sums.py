@@ -125,9 +125,9 @@ class GraphPosition:
     )
     numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
     numbers = tf.ensure_shape(numbers, [4])
-    # PRIVACY: Epsilon counts only clients whom the ledger has, and the ledger
-    # can lack the clients of an aggregation while no round is open. A release
-    # of their updates would not be counted. The graph fails unless a round of
+    # PRIVACY: Epsilon covers only the clients in the ledger. If no round is
+    # open, the ledger may lack the clients of an aggregation, and epsilon would
+    # not count a release of their updates. The graph fails unless a round of
     # this run is open.
     # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
     is_open = tf.debugging.Assert(

@@ -493,10 +493,7 @@ class Loss(solver.Loss):
         loss, log_e = value(x, log_weights, power)
       by_x = tape.gradient(loss, x)
       if by_x is None:
-        raise errors.value_error(
-          'build=a function without gradient: C must depend on the parameters '
-          'through operations of TensorFlow; use tf in place of NumPy'
-        )
+        raise _without_gradient()
       return loss, by_x, log_e
 
     self._gradient = tf.function(gradient, autograph=False)
@@ -508,7 +505,10 @@ class Loss(solver.Loss):
       for each in (x, self.log_weights, self.power)
     ]
     if self._traced is None:
-      self._traced = self._gradient.get_concrete_function(*arguments)
+      try:
+        self._traced = self._gradient.get_concrete_function(*arguments)
+      except NotImplementedError as error:
+        raise _without_gradient() from error
     loss, by_x, log_e = self._traced(*arguments)
     return float(loss), by_x.numpy(), log_e.numpy()
 
@@ -520,6 +520,13 @@ class Loss(solver.Loss):
       if 'Cholesky' not in error.message:
         raise
       return math.inf, np.zeros_like(x)
+
+
+def _without_gradient() -> ValueError:
+  return errors.value_error(
+    'build=a function without gradient: C must depend on the parameters '
+    'through operations of TensorFlow; use tf in place of NumPy'
+  )
 
 
 def check(c: object, rounds: int) -> None:
@@ -553,15 +560,18 @@ def minimize(
     problem: rounds, schema, workload and objective. The objective may be a
       function of TensorFlow from the errors of the rounds, [n], to a number. If
       cohorts are sampled, `noise` is `accounting.needed_noise`.
-    bounds: (low, high) of each parameter; None means no bounds.
+    bounds: (low, high) of each parameter, which contain the start; None means
+      no bounds. C should have a gradient at its bounds too: `decay**lag` has
+      none for the decay 0 and the lag 0.
 
   Returns:
     A strategy of the family `custom`. Its loss is computed from its numbers.
 
   Raises:
     TypeError: `build` does not return a form of C, or `start` is not an array.
-    ValueError: C does not fit the rounds or has no gradient, the loss is not
-      finite at the start, or no amplification is proved for C.
+    ValueError: C does not fit the rounds or has no gradient, the loss or its
+      gradient is not finite at the start, the start is out of bounds, or no
+      amplification is proved for C.
 
   >>> from tff_bandmf import participation
   >>> problem = solver.Problem(64, participation.MinSep(16))
@@ -571,6 +581,16 @@ def minimize(
   ('custom', True)
   """
   x = _checks.real_array('start', start).reshape(-1)
+  if bounds is not None and len(bounds) != len(x):
+    raise errors.value_error(
+      f'bounds={len(bounds)} pairs: start has {len(x)} parameters; give one '
+      '(low, high) for each parameter'
+    )
+  for value, (low, high) in zip(x, bounds or []):
+    if not (low is None or low <= value) or not (high is None or value <= high):
+      raise errors.value_error(
+        f'start={value}: is out of its bounds ({low}, {high}); start inside'
+      )
   if problem.noise:
     first = build(tf.constant(x))
     check(first, problem.rounds)

@@ -212,7 +212,8 @@ def minimize(
 
   Args:
     function: function from [parameters] float64 to a log loss and its gradient.
-      A value that is not finite counts as larger than all finite values.
+      A value counts as larger than all others if it or its gradient is not
+      finite.
     start: [parameters] float64, start of the search. If it is empty, the result
       is `start`.
     problem: the largest number of evaluations, and the callback.
@@ -236,11 +237,11 @@ def minimize(
     nonlocal best, evaluations
     value, gradient = function(x)
     evaluations += 1
-    if value < best.value:
-      best = Minimum(x.copy(), float(value), evaluations, False)
-    if not np.isfinite(value):
+    if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
       # The line search interpolates values, so it needs a finite value.
       return best.value + max(1.0, abs(best.value)), np.zeros_like(x)
+    if value < best.value:
+      best = Minimum(x.copy(), float(value), evaluations, False)
     return value, np.asarray(gradient, np.float64)
 
   ended = converged = interrupted = False
@@ -274,8 +275,8 @@ def minimize(
     interrupted = True
   if not np.isfinite(best.value):
     raise errors.value_error(
-      f'start={len(best.x)} parameters: the loss is not finite where the '
-      'search starts; use fewer rounds, or fewer bands'
+      f'start={len(best.x)} parameters: the loss or its gradient is not finite '
+      'where the search starts; use another start, fewer rounds, or fewer bands'
     )
   return dataclasses.replace(
     best,

@@ -16,11 +16,11 @@
 participations, and N clients may have at most N k participations; and min(b, n)
 m <= N, because no client is in two of min(b, n) consecutive rounds.
 
-**Sufficient for min-sep.** Let a = min(t, b - 1). The clients of the last a
-cohorts before round t, a m different clients, may not take part in round t. In
-the t - a rounds before these cohorts, at most (t - a) m / k other clients took
-part k times. All remaining clients may take part. So every cohort can be
-filled, whatever was drawn before, if
+**Sufficient for min-sep.** Let a = min(t, b - 1). The last a cohorts before
+round t have a m different clients, who may not take part in round t. In the
+t - a rounds before these cohorts, at most (t - a) m / k other clients took part
+k times. All remaining clients may take part, and round t needs m of them. So
+every cohort can be filled, whatever was drawn before, if
 
     min(b, n) m + floor(max(n - b, 0) m / k) <= N
 

@@ -30,8 +30,8 @@ from tff_bandmf.plan import search as search_lib
 FORMAT = 'tff_bandmf.plan'
 VERSION = 3
 
-# Calibration meets epsilon up to a relative difference of some 1e-6. If its
-# bound of delta rests on samples, the bound is near delta, but not equal to it.
+# The epsilon of a calibrated plan is below the requested one by about 1e-6 of
+# it. If samples bound delta, the bound may be well below the requested delta.
 _LEAST_EPSILON, _LEAST_DELTA = 1 - 1e-4, 0.7
 
 
@@ -201,10 +201,10 @@ def _check_noise(
       f'plan={path}: the noise in the file does not prove its claim; make the '
       'plan again'
     )
-  # PRIVACY: The training that a plan was made for has the noise of its request.
-  # If the noise multiplier in the file is edited to more, a report states an
-  # epsilon that this training does not have. Noise that is more than the least
-  # noise for the request is refused.
+  # PRIVACY: The training of a plan has the noise that its request needs. If the
+  # noise multiplier in the file was raised later, a report would state too low
+  # an epsilon for this training. So a plan is refused if its noise is more than
+  # the least noise for its request.
   # Guards: plan_test.test_plan_with_noise_beyond_its_request_is_refused
   # and test_sampled_plan_with_less_noise_is_refused.
   if (

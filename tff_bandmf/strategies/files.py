@@ -104,7 +104,7 @@ def check_known(strategy: base.Strategy) -> None:
   if type(inner) is column_normalized.ColumnNormalized:
     inner = inner.toeplitz
   declared = families.known().get(inner.family)
-  # PRIVACY: A file names a family, and who reads it makes the C of that family.
+  # PRIVACY: A file names a family, and its reader builds the C of that family.
   # The C of another class under the same name may have a larger sensitivity, so
   # the noise of a run could be too little for it. Only classes of declared
   # families are written.
