@@ -41,7 +41,7 @@ from tff_bandmf.accounting.methods import gaussian
 
 # Number of float64 values for all samples of one direction, and the limits of
 # the number of samples.
-_ENTRIES = 2**19
+_ENTRIES = 2**20
 _FEWEST, _MOST = 2**11, 2**15
 # Number of samples for the choice of a and kappa.
 _PILOTS = 2**8
