@@ -376,11 +376,9 @@ def _memory(summary: summary_lib.Summary) -> list[str]:
   return rows and [
     '## What a copy of the model buys',
     'A copy is an array as large as the model that the noise keeps in memory.',
-    tabulate.tabulate(
+    _table(
       rows,
       ['epsilon', 'copies', 'mechanism', 'test loss', 'against independent'],
-      'github',
-      disable_numparse=True,
     ),
   ]
 
@@ -414,11 +412,9 @@ def _momentum(summary: summary_lib.Summary) -> list[str]:
     "C optimised for the run's own momentum and schedule, compared with C of "
     'the same family optimised for prefix sums: ratios of L, and the '
     'difference in loss on one seed.',
-    tabulate.tabulate(
+    _table(
       rows,
       ['mechanism', 'seed', 'L of sums', 'L of models', 'difference in loss'],
-      'github',
-      disable_numparse=True,
     ),
   ]
 
@@ -487,6 +483,11 @@ def _unseen(summary: summary_lib.Summary) -> list[str]:
       'or the largest one. A better rate may lie outside the candidates.'
     )
   return items
+
+
+def _table(rows: list[list[Any]], headers: list[str]) -> str:
+  """Returns a Markdown table whose cells stay as they are."""
+  return tabulate.tabulate(rows, headers, 'github', disable_numparse=True)
 
 
 def _of(paired: analysis.Paired) -> str:

@@ -48,6 +48,8 @@ _FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 
 def write_reproduction(rows: list[dict[str, Any]]) -> None:
   """Writes the page of published figures beside ours, and stores the rows."""
+  from tff_bandmf import reproduction
+
   rows = _stored('reproduction', rows, 'table', 'row')
   passed = sum(row['pass'] for row in rows)
   text = (
@@ -58,8 +60,6 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
     'the absolute one. Where each was printed stands in '
     '`tff_bandmf/reproduction/published.json`.\n'
   )
-  from tff_bandmf import reproduction
-
   tables = {row['table'] for row in rows}
   for table in filter(tables.__contains__, reproduction.TABLES):
     bounds = [row for row in rows if row['table'] == table and row.get('bound')]

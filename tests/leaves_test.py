@@ -166,7 +166,7 @@ class _Attack:
 
 
 def _names(folder, file):
-  """Returns the names of the leaves of a file; none if there is no file."""
+  """Returns the names of the leaves of a file; [] for a missing file."""
   path = folder / file
   content = json.loads(path.read_bytes()) if path.exists() else {}
   return {_name(place) for place, _ in _leaves(content)}

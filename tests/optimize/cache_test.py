@@ -87,9 +87,9 @@ def test_damaged_entry_is_searched_for_again(folder, tmp_path):
   other = (tmp_path / 'other.npz').read_bytes()
   for calls, content in enumerate((b'', whole[:-100], other), 2):
     path.write_bytes(content)
-    found = cache.found_before(_REQUEST, search)
+    best = cache.found_before(_REQUEST, search)
     assert search.calls == calls
-    assert found.strategy == strategies.BandedSqrt(16, 4)
+    assert best.strategy == strategies.BandedSqrt(16, 4)
     # It is whole again.
     assert path.read_bytes() == whole
 

@@ -250,16 +250,16 @@ def test_function_of_the_errors_is_an_objective():
     participation.MinSep(6),
     objective=lambda e: tf.reduce_mean(tf.sqrt(e)) ** 2,
   )
-  found = optimize.minimize(
+  best = optimize.minimize(
     lambda x: optimize.Inverse(tf.stack([1.0, -x[0]])), [0.5], problem
   )
-  e = found.strategy.per_query_errors()
+  e = best.strategy.per_query_errors()
   squared = (
-    sensitivity.sensitivity(found.strategy, participation.MinSep(6)).value ** 2
+    sensitivity.sensitivity(best.strategy, participation.MinSep(6)).value ** 2
   )
-  assert found.loss == pytest.approx(np.mean(np.sqrt(e)) ** 2 * squared)
+  assert best.loss == pytest.approx(np.mean(np.sqrt(e)) ** 2 * squared)
   other = optimize.optimize('dp-cgd', _N, participation.MinSep(6)).strategy
-  assert found.strategy.inverse_coefficients[1] != pytest.approx(
+  assert best.strategy.inverse_coefficients[1] != pytest.approx(
     other.inverse_column(2)[1], rel=1e-4
   )
 

@@ -41,18 +41,18 @@ def test_optimum_is_below_the_published_one(bands, published, best):
 
 
 def test_two_bands_are_the_swept_dp_cgd():
-  found = banded_inverse.optimize_banded_inverse(
+  best = banded_inverse.optimize_banded_inverse(
     solver.Problem(300, participation.MinSep(60)), 2
   )
   swept = optimize.optimize('dp-cgd', 300, participation.MinSep(60))
-  assert found.loss == pytest.approx(swept.loss, rel=1e-8)
+  assert best.loss == pytest.approx(swept.loss, rel=1e-8)
 
 
 def test_one_band_is_the_identity():
-  found = banded_inverse.optimize_banded_inverse(
+  best = banded_inverse.optimize_banded_inverse(
     solver.Problem(30, participation.MinSep(10)), 1
   )
-  assert found.converged and found.loss == pytest.approx(15.5 * 3)
+  assert best.converged and best.loss == pytest.approx(15.5 * 3)
 
 
 @pytest.mark.parametrize(
@@ -67,35 +67,35 @@ def test_one_band_is_the_identity():
 )
 def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
   schema = participation.MinSep(20, 3)
-  found = banded_inverse.optimize_banded_inverse(
+  best = banded_inverse.optimize_banded_inverse(
     solver.Problem(60, schema, workload, objective), 4
   )
-  assert found.converged
-  assert found.loss == pytest.approx(
-    _loss(found.strategy, schema, workload, objective), rel=1e-9
+  assert best.converged
+  assert best.loss == pytest.approx(
+    _loss(best.strategy, schema, workload, objective), rel=1e-9
   )
   rng = np.random.default_rng(0)
   # A norm stands for the maximum of errors with learning rates.
   tolerance = 1e-9 if workload.is_toeplitz or objective == 'mean' else 1e-3
   for size in (1e-3, 1e-2):
     for _ in range(5):
-      moved = found.strategy.inverse_coefficients.copy()
+      moved = best.strategy.inverse_coefficients.copy()
       moved[1:] += size * rng.normal(size=3)
       loss = _loss(
         strategies.BandedInverse(60, moved), schema, workload, objective
       )
-      assert loss >= found.loss * (1 - tolerance)
+      assert loss >= best.loss * (1 - tolerance)
 
 
 def test_optimum_at_many_rounds_is_below_the_closed_form():
   schema = participation.MinSep(4_000, 5)
-  found = banded_inverse.optimize_banded_inverse(
+  best = banded_inverse.optimize_banded_inverse(
     solver.Problem(20_000, schema), 8
   )
   root = strategies.BandedInverseSqrt(20_000, 8)
   mean, _ = root.errors()
   value = sensitivity.sensitivity(root, schema).value
-  assert found.loss < 0.8 * mean * value**2
+  assert best.loss < 0.8 * mean * value**2
 
 
 def test_search_that_is_interrupted_returns_the_best_so_far():
@@ -106,10 +106,10 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
     if len(losses) == 3:
       raise KeyboardInterrupt
 
-  found = banded_inverse.optimize_banded_inverse(
+  best = banded_inverse.optimize_banded_inverse(
     solver.Problem(300, participation.MinSep(60), callback=callback), 4
   )
-  assert len(losses) == 3 and not found.converged
+  assert len(losses) == 3 and not best.converged
 
 
 @pytest.mark.parametrize(

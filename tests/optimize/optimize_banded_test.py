@@ -112,20 +112,20 @@ def test_singular_matrix_has_no_errors():
 
 
 def test_optimum_is_the_published_matrix():
-  found = banded.optimize_banded(solver.Problem(9, _SINGLE), 3)
+  best = banded.optimize_banded(solver.Problem(9, _SINGLE), 3)
   published = np.zeros((9, 9))
   for t, line in enumerate(_EXAMPLE_B1.split('\n')[1:-1]):
     published[t, : t + 1] = [float(entry) for entry in line.split()]
-  assert found.converged
-  assert 9 * found.loss == pytest.approx(24.8809, abs=6e-4)
-  np.testing.assert_allclose(found.strategy.matrix(), published, atol=6e-4)
+  assert best.converged
+  assert 9 * best.loss == pytest.approx(24.8809, abs=6e-4)
+  np.testing.assert_allclose(best.strategy.matrix(), published, atol=6e-4)
 
 
 def test_optimum_is_the_known_one():
   # Found by other code than this, to 9 digits.
-  found = banded.optimize_banded(solver.Problem(256, _SINGLE), 16)
-  assert found.converged
-  assert found.loss == pytest.approx(12.8663406, rel=1e-8)
+  best = banded.optimize_banded(solver.Problem(256, _SINGLE), 16)
+  assert best.converged
+  assert best.loss == pytest.approx(12.8663406, rel=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_optimum_is_the_known_one():
 def test_loss_is_the_dense_one_and_a_minimum(
   schema, equal_column_norms, workload, objective
 ):
-  found = banded.optimize_banded(
+  best = banded.optimize_banded(
     solver.Problem(10, schema, workload, objective),
     3,
     equal_column_norms=equal_column_norms,
   )
-  assert found.converged and found.strategy.bands == 3
+  assert best.converged and best.strategy.bands == 3
 
   def loss(matrix):
     columns = (matrix**2).sum(0)
@@ -159,12 +159,12 @@ def test_loss_is_the_dense_one_and_a_minimum(
     e = _dense_errors(matrix, workload)
     return squared * (e.mean() if objective == 'mean' else e.max())
 
-  matrix = found.strategy.matrix()
-  assert found.loss == pytest.approx(loss(matrix), rel=1e-10)
-  found_sensitivity = sensitivity.sensitivity(found.strategy, schema)
+  matrix = best.strategy.matrix()
+  assert best.loss == pytest.approx(loss(matrix), rel=1e-10)
+  found_sensitivity = sensitivity.sensitivity(best.strategy, schema)
   assert found_sensitivity.method == sensitivity.EXACT
-  e = found.strategy.errors(workload)[objective == 'max']
-  assert found.loss == pytest.approx(e * found_sensitivity.value**2, rel=1e-12)
+  e = best.strategy.errors(workload)[objective == 'max']
+  assert best.loss == pytest.approx(e * found_sensitivity.value**2, rel=1e-12)
   # MAX stops at a gap of 1e-4.
   tolerance = 1e-9 if objective == 'mean' else 1.1e-4
   rng = np.random.default_rng(0)
@@ -172,7 +172,7 @@ def test_loss_is_the_dense_one_and_a_minimum(
   for size in (1e-3, 1e-2, 0.1):
     for _ in range(10):
       moved = matrix * (1 + size * rng.normal(size=matrix.shape)) * band
-      assert loss(moved) >= found.loss * (1 - tolerance)
+      assert loss(moved) >= best.loss * (1 - tolerance)
 
 
 @pytest.mark.parametrize(
@@ -210,20 +210,20 @@ def _lower_bound(matrix, bands, weights):
 
 
 def test_mean_error_is_the_least_possible_one():
-  found = banded.optimize_banded(solver.Problem(128, _SINGLE), 8)
-  bound = _lower_bound(found.strategy.matrix(), 8, np.full(128, 1 / 128))
-  assert bound <= found.loss * (1 + 1e-12)
-  assert found.loss <= bound * (1 + 2e-4)
+  best = banded.optimize_banded(solver.Problem(128, _SINGLE), 8)
+  bound = _lower_bound(best.strategy.matrix(), 8, np.full(128, 1 / 128))
+  assert bound <= best.loss * (1 + 1e-12)
+  assert best.loss <= bound * (1 + 2e-4)
 
 
 def test_max_error_is_the_least_possible_one():
   mean = banded.optimize_banded(solver.Problem(128, _SINGLE), 8)
-  found = banded.optimize_banded(
+  best = banded.optimize_banded(
     solver.Problem(128, _SINGLE, objective='max'), 8
   )
-  assert found.converged
-  assert found.loss < 0.95 * mean.strategy.errors()[1]
-  matrix = found.strategy.matrix()
+  assert best.converged
+  assert best.loss < 0.95 * mean.strategy.errors()[1]
+  matrix = best.strategy.matrix()
   # Weights of the queries for which this C is as good as stationary.
   rows = np.tri(128) @ np.linalg.inv(matrix.T @ matrix)
   slopes = [
@@ -236,17 +236,17 @@ def test_max_error_is_the_least_possible_one():
     np.append(np.zeros(len(slopes[0])), 1.0),
   )
   bound = _lower_bound(matrix, 8, weights / weights.sum())
-  assert bound <= found.loss * (1 + 1e-12)
-  assert found.loss <= bound * (1 + 1e-2)
+  assert bound <= best.loss * (1 + 1e-12)
+  assert best.loss <= bound * (1 + 1e-2)
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_scheduled_toeplitz_is_the_dense_minimum(objective):
-  found = banded.optimize_toeplitz(
+  best = banded.optimize_toeplitz(
     solver.Problem(30, _SINGLE, _SCHEDULED, objective), 4
   )
-  coefficients = found.strategy.coefficients
-  assert found.converged and coefficients[0] == 1
+  coefficients = best.strategy.coefficients
+  assert best.converged and coefficients[0] == 1
 
   def loss(coefficients):
     matrix = sum(c * np.eye(30, k=-s) for s, c in enumerate(coefficients))
@@ -254,29 +254,29 @@ def test_scheduled_toeplitz_is_the_dense_minimum(objective):
     error = e.mean() if objective == 'mean' else e.max()
     return error * np.sum(np.square(coefficients))
 
-  assert found.loss == pytest.approx(loss(coefficients), rel=1e-10)
+  assert best.loss == pytest.approx(loss(coefficients), rel=1e-10)
   tolerance = 1e-9 if objective == 'mean' else 1.1e-4
   rng = np.random.default_rng(0)
   for size in (1e-3, 1e-2, 0.1):
     for _ in range(10):
       moved = coefficients.copy()
       moved[1:] = np.clip(moved[1:] + size * rng.normal(size=3), 0, 1)
-      assert loss(moved) >= found.loss * (1 - tolerance)
+      assert loss(moved) >= best.loss * (1 - tolerance)
 
 
 def test_scheduled_toeplitz_agrees_with_the_exact_one_for_prefix_sums():
   for rounds, bands, loss in ((1000, 16, 39.4153173), (7, 1, 4)):
     ones = workloads.Workload(learning_rates=np.ones(rounds))
-    found = banded.optimize_toeplitz(
+    best = banded.optimize_toeplitz(
       solver.Problem(rounds, _SINGLE, ones), bands
     )
-    assert found.loss == pytest.approx(loss, rel=5e-9)
+    assert best.loss == pytest.approx(loss, rel=5e-9)
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_search_that_is_cut_short_says_so(objective):
   losses = []
-  found = banded.optimize_banded(
+  best = banded.optimize_banded(
     solver.Problem(
       100,
       _SINGLE,
@@ -286,9 +286,9 @@ def test_search_that_is_cut_short_says_so(objective):
     ),
     8,
   )
-  assert not found.converged
-  assert found.evaluations <= 8
-  assert losses[-1] == pytest.approx(found.loss, rel=1e-9)
+  assert not best.converged
+  assert best.evaluations <= 8
+  assert losses[-1] == pytest.approx(best.loss, rel=1e-9)
   np.testing.assert_array_less(np.diff(losses), 1e-12)
 
 
@@ -304,13 +304,13 @@ def test_interrupted_search_returns_the_best_so_far(objective):
   # The shell may have this one ignored in the background.
   handler = signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
-    found = banded.optimize_banded(
+    best = banded.optimize_banded(
       solver.Problem(100, _SINGLE, objective=objective, callback=callback), 8
     )
   finally:
     signal.signal(signal.SIGINT, handler)
-  assert not found.converged
-  assert found.loss <= losses[-1] * (1 + 1e-9)
+  assert not best.converged
+  assert best.loss <= losses[-1] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -355,6 +355,6 @@ def test_largest_error_converges_in_few_evaluations():
   problem = solver.Problem(
     256, participation.Single(), objective=solver.MAX, max_evaluations=900
   )
-  found = banded.optimize_banded(problem, 16)
-  assert found.converged
-  assert found.loss < 18.5525
+  best = banded.optimize_banded(problem, 16)
+  assert best.converged
+  assert best.loss < 18.5525

@@ -36,11 +36,11 @@ def _dense_loss(strategy, schema, workload, objective):
   ],
 )
 def test_optimum_is_the_best_known(buffers, objective, golden):
-  found = blt.optimize_blt(
+  best = blt.optimize_blt(
     solver.Problem(2052, _SCHEMA, objective=objective), buffers
   )
-  assert found.converged and found.strategy.buffers <= buffers
-  assert golden * (1 - 1e-6) <= found.loss <= golden + 1e-6
+  assert best.converged and best.strategy.buffers <= buffers
+  assert golden * (1 - 1e-6) <= best.loss <= golden + 1e-6
 
 
 def test_loss_falls_with_more_buffers_at_another_setting():
@@ -64,21 +64,21 @@ def test_loss_falls_with_more_buffers_at_another_setting():
 )
 def test_optimum_is_below_its_neighbours(workload, objective):
   n, schema = 60, participation.MinSep(15, 3)
-  found = blt.optimize_blt(solver.Problem(n, schema, workload, objective), 2)
-  assert found.converged
-  norm = sensitivity.sensitivity(found.strategy, schema).value
-  error = found.strategy.errors(workload)[objective == 'max']
-  assert found.loss == pytest.approx(error * norm**2, rel=1e-12)
-  dense = _dense_loss(found.strategy, schema, workload, objective)
-  assert dense <= found.loss * (1 + 1e-9)
+  best = blt.optimize_blt(solver.Problem(n, schema, workload, objective), 2)
+  assert best.converged
+  norm = sensitivity.sensitivity(best.strategy, schema).value
+  error = best.strategy.errors(workload)[objective == 'max']
+  assert best.loss == pytest.approx(error * norm**2, rel=1e-12)
+  dense = _dense_loss(best.strategy, schema, workload, objective)
+  assert dense <= best.loss * (1 + 1e-9)
   rng = np.random.default_rng(0)
   # A norm stands for the maximum of errors with learning rates.
   tolerance = 1e-9 if workload.is_toeplitz or objective == 'mean' else 1e-4
   for size in (1e-3, 1e-2):
     for _ in range(5):
-      omega = found.strategy.omega * np.exp(size * rng.normal(size=2))
-      theta = found.strategy.theta ** np.exp(size * rng.normal(size=2))
-      moved = type(found.strategy)(n, omega, theta)
+      omega = best.strategy.omega * np.exp(size * rng.normal(size=2))
+      theta = best.strategy.theta ** np.exp(size * rng.normal(size=2))
+      moved = type(best.strategy)(n, omega, theta)
       loss = _dense_loss(moved, schema, workload, objective)
       assert loss >= dense * (1 - tolerance)
 
@@ -139,18 +139,18 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
     if len(losses) == 5:
       raise KeyboardInterrupt
 
-  found = blt.optimize_blt(
+  best = blt.optimize_blt(
     solver.Problem(500, participation.Single(), callback=callback), 3
   )
-  assert len(losses) == 5 and not found.converged
-  assert found.loss == pytest.approx(min(losses), rel=1e-6)
+  assert len(losses) == 5 and not best.converged
+  assert best.loss == pytest.approx(min(losses), rel=1e-6)
 
 
 def test_search_that_is_cut_short_says_so():
-  found = blt.optimize_blt(
+  best = blt.optimize_blt(
     solver.Problem(500, participation.Single(), max_evaluations=3), 1
   )
-  assert not found.converged
+  assert not best.converged
 
 
 @pytest.mark.parametrize(
@@ -175,5 +175,5 @@ def test_bad_input_is_refused(arguments, message):
 
 
 def test_single_round_is_the_identity():
-  found = blt.optimize_blt(solver.Problem(1, participation.Single()), 3)
-  assert (found.loss, found.converged) == (1.0, True)
+  best = blt.optimize_blt(solver.Problem(1, participation.Single()), 3)
+  assert (best.loss, best.converged) == (1.0, True)

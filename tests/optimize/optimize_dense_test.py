@@ -32,7 +32,7 @@ _MOMENTUM = workloads.Workload(momentum=0.9, warmup=0.1, cooldown=0.25)
 def _patterns(rounds, schema):
   """Returns every pattern, [patterns, rounds] of 0 and 1."""
   most = schema.participations(rounds)
-  found = []
+  best = []
   for size in range(1, most + 1):
     for pattern in itertools.combinations(range(rounds), size):
       gaps = np.diff(pattern)
@@ -42,8 +42,8 @@ def _patterns(rounds, schema):
         if exactly
         else np.all(gaps >= schema.min_sep)
       ):
-        found.append(np.isin(np.arange(rounds), pattern))
-  return np.array(found, float)
+        best.append(np.isin(np.arange(rounds), pattern))
+  return np.array(best, float)
 
 
 def _errors(matrix, workload):
@@ -135,14 +135,14 @@ def test_max_error_is_no_worse_than_that_of_few_bands(schema):
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('rounds', [2, 3, 4])
 def test_single_participation_against_direct_search(rounds, objective):
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(rounds, participation.Single(), objective=objective)
   )
   searched = _searched(
     rounds, objective, np.tri(rounds, dtype=bool), np.eye(rounds)
   )
-  assert found.converged
-  assert found.loss == pytest.approx(searched, rel=2e-6)
+  assert best.converged
+  assert best.loss == pytest.approx(searched, rel=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_fixed_epochs_against_direct_search_of_overlapping_columns(
     for signs in itertools.product([1, -1], repeat=rounds):
       forms.append(own * signs)
   forms = np.unique(forms, axis=0)
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(rounds, participation.FixedEpoch(min_sep))
   )
   searched = _searched(rounds, 'mean', np.tri(rounds, dtype=bool), forms)
-  assert found.converged
-  assert found.loss == pytest.approx(searched, rel=2e-6)
+  assert best.converged
+  assert best.loss == pytest.approx(searched, rel=2e-6)
 
 
 def test_search_ends_at_the_gap_asked_for():
@@ -180,9 +180,9 @@ def test_search_ends_at_the_gap_asked_for():
 @pytest.mark.parametrize('rounds, min_sep', [(3, 2), (4, 2), (5, 2), (5, 3)])
 def test_min_sep_against_direct_search_of_bands(rounds, min_sep):
   schema = participation.MinSep(min_sep)
-  found = dense.optimize_dense(solver.Problem(rounds, schema))
-  assert found.converged
-  assert found.strategy.bands <= min_sep
+  best = dense.optimize_dense(solver.Problem(rounds, schema))
+  assert best.converged
+  assert best.strategy.bands <= min_sep
   # Columns do not overlap: all signs of a pattern reach the same.
   searched = _searched(
     rounds,
@@ -190,7 +190,7 @@ def test_min_sep_against_direct_search_of_bands(rounds, min_sep):
     np.tri(rounds, dtype=bool) & ~np.tri(rounds, k=-min_sep, dtype=bool),
     _patterns(rounds, schema),
   )
-  assert found.loss == pytest.approx(searched, rel=2e-6)
+  assert best.loss == pytest.approx(searched, rel=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -201,31 +201,31 @@ def test_one_client_in_every_round_is_the_closed_form(schema, workload):
   # X is diagonal then: sum W_ii / d_i under sum d_i = 1.
   matrix = workload.matrix(20)
   closed = np.sqrt((matrix**2).mean(0)).sum() ** 2
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(20, schema, workload, max_evaluations=600)
   )
-  assert found.loss == pytest.approx(closed, rel=1e-12)
-  assert found.converged or workload != _PREFIX
+  assert best.loss == pytest.approx(closed, rel=1e-12)
+  assert best.converged or workload != _PREFIX
 
 
 @pytest.mark.parametrize('workload', [_PREFIX, _MOMENTUM])
 @pytest.mark.parametrize('schema', _SCHEMAS)
 def test_loss_is_that_of_brute_force(schema, workload):
   rng = np.random.default_rng(1)
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(11, schema, workload, max_evaluations=400)
   )
   # Whether the last digits converge with momentum depends on the processor.
-  assert found.converged or workload != _PREFIX
-  matrix = found.strategy.matrix()
+  assert best.converged or workload != _PREFIX
+  matrix = best.strategy.matrix()
   assert np.array_equal(matrix, np.tril(matrix))
-  squared = sensitivity.sensitivity(found.strategy, schema).value ** 2
+  squared = sensitivity.sensitivity(best.strategy, schema).value ** 2
   assert squared >= _attained(matrix, schema, rng) * (1 - 1e-12)
   # Columns of one client do not overlap: no more than the heaviest pattern.
   chosen = _patterns(11, schema)
   norms = (matrix**2).sum(0)
   assert squared == pytest.approx((chosen @ norms).max(), rel=1e-9)
-  assert found.loss == pytest.approx(
+  assert best.loss == pytest.approx(
     _errors(matrix, workload).mean() * squared, rel=1e-9
   )
 
@@ -321,7 +321,7 @@ def test_gradient_against_finite_differences(schema, objective):
 )
 def test_other_strategies_are_no_better(schema, workload):
   rounds = 40
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(rounds, schema, workload, max_evaluations=200)
   )
   others = [
@@ -332,33 +332,33 @@ def test_other_strategies_are_no_better(schema, workload):
   ]
   for other in others:
     squared = sensitivity.sensitivity(other, schema).value ** 2
-    assert found.loss < other.errors(workload)[0] * squared
+    assert best.loss < other.errors(workload)[0] * squared
 
 
 def test_max_error_of_one_participation_is_equal_everywhere():
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(256, participation.Single(), objective=solver.MAX)
   )
-  e = found.strategy.per_query_errors()
-  assert found.converged
+  e = best.strategy.per_query_errors()
+  assert best.converged
   assert e.min() > 0.9999 * e.max()
   # Of 16 bands the optimum is 20.696.
   mean = dense.optimize_dense(solver.Problem(256, participation.Single()))
-  assert mean.loss < found.loss < 20.696
-  assert found.loss < mean.strategy.errors()[1]
+  assert mean.loss < best.loss < 20.696
+  assert best.loss < mean.strategy.errors()[1]
 
 
 @pytest.mark.parametrize('schema', _SCHEMAS[1:])
 def test_max_error_is_no_worse_than_that_of_the_mean(schema):
   mean = dense.optimize_dense(solver.Problem(12, schema))
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(12, schema, objective=solver.MAX, max_evaluations=400)
   )
   _, largest = mean.strategy.errors()
   squared = sensitivity.sensitivity(mean.strategy, schema).value ** 2
-  assert found.loss <= largest * squared * (1 + 1e-12)
+  assert best.loss <= largest * squared * (1 + 1e-12)
   # A line search, of up to 20 evaluations, is not cut short.
-  assert found.evaluations <= 400 + 20
+  assert best.evaluations <= 400 + 20
 
 
 @pytest.mark.parametrize(
@@ -367,21 +367,21 @@ def test_max_error_is_no_worse_than_that_of_the_mean(schema):
 def test_ill_conditioned_workload_converges(schema):
   # Eigenvalues of the dual span 17 orders of magnitude here.
   workload = workloads.Workload(momentum=0.95, cooldown=0.25)
-  found = dense.optimize_dense(solver.Problem(96, schema, workload))
-  assert found.converged
+  best = dense.optimize_dense(solver.Problem(96, schema, workload))
+  assert best.converged
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('schema', _SCHEMAS)
 def test_few_evaluations_give_a_valid_strategy(schema, objective):
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(30, schema, objective=objective, max_evaluations=2)
   )
-  assert not found.converged
-  squared = sensitivity.sensitivity(found.strategy, schema).value ** 2
-  error = found.strategy.errors()[objective == 'max']
-  assert found.loss == pytest.approx(error * squared, rel=1e-12)
-  assert found.evaluations <= 7
+  assert not best.converged
+  squared = sensitivity.sensitivity(best.strategy, schema).value ** 2
+  error = best.strategy.errors()[objective == 'max']
+  assert best.loss == pytest.approx(error * squared, rel=1e-12)
+  assert best.evaluations <= 7
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
@@ -395,20 +395,20 @@ def test_interrupt_returns_the_best_so_far(schema, objective, monkeypatch):
     return evaluate(self, parameters, check)
 
   monkeypatch.setattr(dense._Dual, 'evaluate', interrupted)
-  found = dense.optimize_dense(solver.Problem(40, schema, objective=objective))
-  assert not found.converged
-  assert found.strategy.rounds == 40
+  best = dense.optimize_dense(solver.Problem(40, schema, objective=objective))
+  assert not best.converged
+  assert best.strategy.rounds == 40
   assert next(calls) <= 7
 
 
 def test_callback_gets_losses_that_fall():
   losses = []
-  found = dense.optimize_dense(
+  best = dense.optimize_dense(
     solver.Problem(40, participation.FixedEpoch(10), callback=losses.append)
   )
   assert len(losses) > 5
   assert losses == sorted(losses, reverse=True)
-  assert found.loss <= losses[-1]
+  assert best.loss <= losses[-1]
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,6 @@ def test_minimum_at_a_kink_has_converged():
     return float(np.abs(x - kink).sum()), np.sign(x - kink)
 
   problem = solver.Problem(2, participation.Single())
-  found = solver.minimize(function, np.zeros(2), problem)
-  assert found.converged
-  assert found.value == pytest.approx(0, abs=1e-6)
+  best = solver.minimize(function, np.zeros(2), problem)
+  assert best.converged
+  assert best.value == pytest.approx(0, abs=1e-6)

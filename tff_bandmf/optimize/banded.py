@@ -81,8 +81,8 @@ def optimize_banded(
     ValueError: a value is out of range, or two values contradict each other.
 
   >>> from tff_bandmf import participation
-  >>> found = optimize_banded(solver.Problem(9, participation.Single()), 3)
-  >>> round(9 * found.loss, 4), found.converged
+  >>> best = optimize_banded(solver.Problem(9, participation.Single()), 3)
+  >>> round(9 * best.loss, 4), best.converged
   (24.8809, True)
   """
   rounds, schema = problem.rounds, problem.participation
@@ -262,8 +262,8 @@ def optimize_toeplitz(
   >>> from tff_bandmf import participation, workloads
   >>> workload = workloads.Workload(cooldown=0.25)
   >>> problem = solver.Problem(64, participation.Single(), workload)
-  >>> found = optimize_toeplitz(problem, 8)
-  >>> found.converged
+  >>> best = optimize_toeplitz(problem, 8)
+  >>> best.converged
   True
   """
   rounds, workload = problem.rounds, problem.workload
@@ -389,7 +389,7 @@ class Loss(solver.Loss):
     with np.errstate(all='ignore'):
       columns, pullback = self._to_columns(x)
       if not np.min(columns[:, 0]) > 0:
-        # There is no C with such a diagonal: the loss counts as infinite.
+        # Such a C has no inverse, and its loss counts as infinite.
         return np.inf, np.zeros_like(x), np.full(len(columns), np.inf)
       squared, by_squared = self._squared(columns)
       e, errors_back = covariance.per_query_errors(columns, self._inverse_rows)

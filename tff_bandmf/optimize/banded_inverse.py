@@ -45,8 +45,8 @@ def optimize_banded_inverse(
 
   >>> from tff_bandmf import participation
   >>> problem = solver.Problem(2052, participation.MinSep(342, 6))
-  >>> found = optimize_banded_inverse(problem, 4)
-  >>> round(found.loss, 4), found.converged
+  >>> best = optimize_banded_inverse(problem, 4)
+  >>> round(best.loss, 4), best.converged
   (129.7275, True)
   """
   rounds = problem.rounds

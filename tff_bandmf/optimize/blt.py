@@ -167,7 +167,7 @@ def optimize_blt(
   buffers: int,
   worth: float = NO_GAIN,
 ) -> solver.Optimized[strategies.Blt]:
-  """Returns the best BLT strategy found.
+  """Returns the best BLT strategy.
 
     loss = error * sens^2
 
@@ -184,8 +184,8 @@ def optimize_blt(
 
   >>> from tff_bandmf import participation
   >>> problem = solver.Problem(2052, participation.MinSep(342, 6))
-  >>> found = optimize_blt(problem, 2)
-  >>> round(found.loss, 5), found.converged
+  >>> best = optimize_blt(problem, 2)
+  >>> round(best.loss, 5), best.converged
   (84.32293, True)
   """
   _checks.count('buffers', buffers, 'give the number of buffers')

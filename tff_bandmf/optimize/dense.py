@@ -503,8 +503,8 @@ def optimize_dense(
   Raises:
     ValueError: there are so many rounds that a matrix would not fit in memory.
 
-  >>> found = optimize_dense(solver.Problem(9, participation_lib.Single()))
-  >>> round(found.loss, 4), found.converged
+  >>> best = optimize_dense(solver.Problem(9, participation_lib.Single()))
+  >>> round(best.loss, 4), best.converged
   (2.3313, True)
   """
   base.check_dense(problem.rounds)

@@ -57,8 +57,8 @@ def optimize(
       parameter that is not given.
 
   >>> from tff_bandmf import participation
-  >>> found = optimize('dp-cgd', 3900, participation.MinSep(390, 10))
-  >>> round(found.strategy.lambda_, 2)
+  >>> best = optimize('dp-cgd', 3900, participation.MinSep(390, 10))
+  >>> round(best.strategy.lambda_, 2)
   0.98
   """
   declared = families.get(family)

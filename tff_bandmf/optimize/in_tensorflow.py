@@ -575,9 +575,9 @@ def minimize(
 
   >>> from tff_bandmf import participation
   >>> problem = solver.Problem(64, participation.MinSep(16))
-  >>> found = minimize(lambda x: Toeplitz(1 / (1 + x * tf.range(
+  >>> best = minimize(lambda x: Toeplitz(1 / (1 + x * tf.range(
   ...   16, dtype=tf.float64))), [1.0], problem)
-  >>> found.strategy.family, found.converged
+  >>> best.strategy.family, best.converged
   ('custom', True)
   """
   x = _checks.real_array('start', start).reshape(-1)

@@ -62,7 +62,7 @@ class Optimized(Generic[StrategyT]):
   """An optimised strategy.
 
   Attributes:
-    strategy: best strategy found.
+    strategy: best strategy of the search.
     loss: error times squared sensitivity, or times the squared noise of
       `Problem.noise`; both are computed from the strategy.
     evaluations: number of evaluations of the loss, with or without gradient.

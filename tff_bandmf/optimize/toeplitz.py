@@ -195,8 +195,8 @@ def optimize_banded_toeplitz(
       many rounds.
 
   >>> problem = solver.Problem(1000, participation.Single())
-  >>> found = optimize_banded_toeplitz(problem, bands=16)
-  >>> round(found.loss, 6), found.converged
+  >>> best = optimize_banded_toeplitz(problem, bands=16)
+  >>> round(best.loss, 6), best.converged
   (39.415317, True)
   """
   problem = attrs.evolve(problem, participation=participation.Single())
