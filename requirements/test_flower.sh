@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the strategy for Flower in .venv-flower, with the newest Flower that
 # setup.py takes and the core. PYTHON=... chooses the Python, at least 3.11. The
-# argument `mutants` tries the entries of tests/mutants.toml there.
+# argument `mutants` runs tests/mutants.py there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,95 +1,66 @@
-"""Sabotage that tests must notice: one line is changed, named tests must fail.
+"""Sabotage that tests must notice: marked lines change, and guards must fail.
 
-`make mutants` applies the entries of `mutants.toml`, one at a time, to a copy
-of the tree and runs their tests there; ARGS='word ...' takes the entries whose
-file or tests contain a word. An entry is
+A `# PRIVACY:` comment names the tests that guard the statement after it, or the
+function after it; a docstring names those of its function, class or module:
+`Guard: participation_test.test_x`. `make mutants` changes a node of the syntax
+tree of each statement that is marked, in a copy of the tree, and runs the
+guards there; `mutations.py` has the changes. ARGS='word ...' takes the marks
+whose file or guards contain a word.
 
-  [[mutant]]
-  file = 'tff_bandmf/participation/schemas.py'
-  old = '''fit = -(-rounds // self.min_sep)'''
-  new = '''fit = rounds // self.min_sep'''
-  tests = ['participation_test.test_participations_is_the_longest_pattern']
+Guards notice a statement if they fail for one of its first changes. A mark
+holds if the guards notice at least half of its statements. `--all` tries
+further changes, and shows which ones survive; some mean the same program. An
+error that any program without a meaning has, such as a wrong type, does not
+count, unless the change took a refusal out.
 
-Several changes that the same tests must notice are one entry, in which a list
-`changes` of [old, new] stands in the place of `old` and `new`.
+The main process imports the packages that the guards need, and a child tries a
+change. A test that hangs has failed. A mark is skipped if pytest skips its
+guards: `make mutants-flower` tries those of the strategy for Flower, which is
+not installed beside TensorFlow.
 
-Tests of the strategy for Flower run where Flower is installed, which is not
-beside TensorFlow: `make mutants-flower` tries their entries.
-
-`old` stands in the file once; where the line alone does not, lines around it
-are in both. Exit status: 0 all were noticed, 1 one was not, 2 a test fails
-without any change, or an entry is wrong.
+Exit status: 0 all marks hold, 1 one does not, 2 a guard fails without a change.
 """
 
+import collections
 import dataclasses
-import importlib.util
+import gc
+import importlib
+import itertools
+import json
 import os
 import pathlib
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
 
-if sys.version_info >= (3, 11):
-  import tomllib
-else:
-  import tomli as tomllib
+import mutations
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIST = pathlib.Path('tests', 'mutants.toml')
+
+# The most changes of a statement that are tried.
+_TRIES = 8
 
 # What a copy of the tree does without.
 _LEFT_OUT = (
   '.venv*', '.git', '.*cache*', '.hypothesis', '__pycache__', 'runs', 'build',
   'dist', '*.egg-info',
 )  # fmt: skip
-_SECONDS = 900
-_FLOWER = 'tff_bandmf/flower.py'
-# Exit statuses of pytest.
-_PASSED = 0
-_FAILED = 1
+# Tests that take longer than this, and than three times their time without a
+# change, hang.
+_SECONDS = 120
+
+NOTICED, SURVIVED, NO_PROGRAM = 'noticed', 'survived', 'no program'
+_NO_PROGRAM = (TypeError, AttributeError, NameError, ImportError)
 
 _MARK = re.compile(r'(# |^\s*|""")PRIVACY:')
 _GUARDS = re.compile(r'\b[Gg]uards?(?::| are)(.*)')
 _TEST = re.compile(r'\b(?:(\w+_test)\.)?(test_\w+)')
-
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-  """A change of a line, and who must notice it.
-
-  Attributes:
-    file: path from the root of the tree.
-    old: what stands in the file once.
-    new: what is put in its place.
-    tests: names like `participation_test.test_x`, each of a function.
-  """
-
-  file: str
-  old: str
-  new: str
-  tests: tuple[str, ...]
-
-  def applied(self, content: str) -> str:
-    """Returns the content of the file with the change.
-
-    Raises:
-      ValueError: the old line is not there once.
-    """
-    count = content.count(self.old)
-    if count != 1:
-      raise ValueError(
-        f'{LIST}: in {self.file} this stands {count} times, not once: '
-        f'{self.old}'
-      )
-    return content.replace(self.old, self.new)
-
-  def __str__(self) -> str:
-    return f'{self.file}: {" ".join(self.new.split())}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,15 +77,172 @@ class Mark:
   line: int
   guards: tuple[str, ...]
 
+  def __str__(self) -> str:
+    return f'{self.file}:{self.line}'
 
-def read(root: pathlib.Path = ROOT) -> list[Mutant]:
-  """Returns the list of a tree."""
-  entries = tomllib.loads((root / LIST).read_text())['mutant']
-  return [
-    Mutant(entry['file'], old, new, tuple(entry['tests']))
-    for entry in entries
-    for old, new in entry.get('changes') or [(entry['old'], entry['new'])]
-  ]
+
+def _name(item: pytest.Item) -> str:
+  return f'{item.path.stem}.{getattr(item, "originalname", item.name)}'
+
+
+class _Outcomes:
+  """A plugin of pytest that collects which tests passed, and how others fail.
+
+  Attributes:
+    passed: seconds of tests, by names like `participation_test.test_x`.
+    failed: names of tests.
+    is_program: whether a test failed with another error than those of a program
+      without a meaning.
+  """
+
+  def __init__(self, tests: Sequence[str]):
+    self._tests = tests
+    self.passed: collections.Counter[str] = collections.Counter()
+    self.failed: set[str] = set()
+    self.is_program = False
+
+  @pytest.hookimpl(trylast=True)
+  def pytest_collection_modifyitems(self, items):
+    items[:] = [
+      item for test in self._tests for item in items if _name(item) == test
+    ]
+
+  def pytest_runtest_makereport(self, item, call):
+    name = _name(item)
+    if call.excinfo is None:
+      if call.when == 'call':
+        self.passed[name] += call.duration
+    elif not isinstance(call.excinfo.value, pytest.skip.Exception):
+      self.failed.add(name)
+      self.is_program |= not isinstance(call.excinfo.value, _NO_PROGRAM)
+
+
+class _Tree:
+  """A copy of the tree, in which files are changed and tests are run."""
+
+  def __init__(self, root: pathlib.Path, folder: pathlib.Path):
+    self._root = root
+    self._folder = folder
+    self._copy = folder / 'tree'
+    self._number = 0
+    self._output = folder / 'output'
+    self._answer = folder / 'answer'
+    shutil.copytree(root, self._copy, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+
+  def source(self, file: str) -> mutations.Source:
+    """Returns a file of the copy."""
+    return mutations.Source((self._copy / file).read_text())
+
+  def output(self) -> str:
+    """Returns the end of what the last tests printed."""
+    return self._output.read_text(errors='replace')[-3000:]
+
+  def unchanged(
+    self, tests: Sequence[str]
+  ) -> tuple[dict[str, float], Sequence[str]]:
+    """Returns the seconds of tests that passed, and the tests that failed.
+
+    It imports what they did, for the children that come.
+    """
+    answer = self._run(tests, _SECONDS * (10 + len(tests)), True)
+    if answer is None:
+      return {}, tests
+    for name in answer['modules']:
+      if name not in sys.modules:
+        try:
+          importlib.import_module(name)
+        except Exception:  # The tests import it themselves.
+          pass
+    gc.collect()
+    gc.freeze()
+    return answer['passed'], answer['failed']
+
+  def changed(
+    self, file: str, content: str, tests: Sequence[str], seconds: float
+  ) -> str:
+    """Returns what tests say of a file with another content.
+
+    Args:
+      file: path from the root of the tree.
+      content: what the file has.
+      tests: the tests that run, until one fails.
+      seconds: what they take without a change.
+    """
+    path = self._copy / file
+    original, times = path.read_bytes(), path.stat()
+    # No compiled file has this time.
+    self._number += 1
+    path.write_text(content)
+    os.utime(path, (0, self._number))
+    answer = self._run(tests, max(_SECONDS, 3 * seconds), False)
+    path.write_bytes(original)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    if answer is None:
+      return NOTICED
+    if answer['failed']:
+      return NOTICED if answer['is_program'] else NO_PROGRAM
+    return SURVIVED if answer['passed'] else NO_PROGRAM
+
+  def _run(
+    self, tests: Sequence[str], seconds: float, compiles: bool
+  ) -> Optional[dict[str, Any]]:
+    """Returns what a child says after its tests, or None if it hangs."""
+    self._answer.write_text('{"passed": {}, "failed": [], "modules": []}')
+    child = os.fork()
+    if not child:
+      try:
+        self._be_child(tests, compiles)
+      finally:
+        os._exit(0)
+    ends = time.monotonic() + seconds
+    while hangs := os.waitpid(child, os.WNOHANG) == (0, 0):
+      if time.monotonic() > ends:
+        break
+      time.sleep(0.02)
+    try:
+      # With what the tests left behind.
+      os.killpg(child, signal.SIGKILL)
+      os.waitpid(child, 0)
+    except (ProcessLookupError, ChildProcessError):
+      pass
+    return None if hangs else json.loads(self._answer.read_text())
+
+  def _be_child(self, tests: Sequence[str], compiles: bool) -> None:
+    """Runs tests in the copy, and writes what came of them."""
+    os.setsid()
+    with open(os.devnull) as nothing, open(self._output, 'w') as output:
+      os.dup2(nothing.fileno(), 0)
+      os.dup2(output.fileno(), 1)
+      os.dup2(output.fileno(), 2)
+    os.chdir(self._copy)
+    tests_here = str(pathlib.Path(__file__).parent)
+    sys.path[:] = [
+      str(self._copy), *(each for each in sys.path if each != tests_here)
+    ]  # fmt: skip
+    sys.dont_write_bytecode = not compiles
+    os.environ.update(PYTHONPATH=str(self._copy), PYTHONDONTWRITEBYTECODE='1')
+    files = {test.partition('.')[0] for test in tests}
+    outcomes = _Outcomes(tests)
+    arguments = ['-q', '-p', 'no:cacheprovider']
+    arguments += [f'--basetemp={self._folder / "pytest"}']
+    arguments += [
+      str(path)
+      for file in sorted(files)
+      for path in sorted((self._copy / 'tests').rglob(f'{file}.py'))
+    ]
+    pytest.main(arguments if compiles else ['-x', *arguments], [outcomes])
+    modules = [
+      name
+      for name, module in list(sys.modules.items())
+      if 'site-packages' in str(getattr(module, '__file__', None))
+    ]
+    answer = {
+      'passed': outcomes.passed,
+      'failed': sorted(outcomes.failed),
+      'is_program': outcomes.is_program,
+      'modules': modules,
+    }
+    self._answer.write_text(json.dumps(answer))
 
 
 def marks(root: pathlib.Path = ROOT) -> Iterator[Mark]:
@@ -155,85 +283,72 @@ def _guards(lines: Sequence[str], before: tuple[str, ...]) -> tuple[str, ...]:
   return tuple(names)
 
 
-def main(words: Sequence[str], root: pathlib.Path = ROOT) -> int:
-  """Tries the mutants that contain a word; returns the exit status."""
+def main(arguments: Sequence[str], root: pathlib.Path = ROOT) -> int:
+  """Tries the marks that contain a word; returns the exit status."""
+  words = [each for each in arguments if each != '--all']
   chosen = [
-    mutant for mutant in read(root)
+    mark for mark in marks(root)
     if not words or any(
-      word in text for word in words for text in (mutant.file, *mutant.tests))
+      word in text for word in words for text in (mark.file, *mark.guards))
   ]  # fmt: skip
-  if not importlib.util.find_spec('flwr'):
-    chosen = [each for each in chosen if each.file != _FLOWER]
-  survived = []
+  counts: collections.Counter[str] = collections.Counter()
+  fail, weak = [], []
+  print(f'{len(chosen)} marks', flush=True)
   with tempfile.TemporaryDirectory(prefix='mutants-') as folder:
-    copy = pathlib.Path(folder, 'tree')
-    shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*_LEFT_OUT))
-    tests = sorted({test for mutant in chosen for test in mutant.tests})
-    print(f'{len(chosen)} mutants, {len(tests)} tests', flush=True)
-    if _run(copy, tests) != _PASSED:
-      print(f'the tests fail without any change:\n{_tail(copy)}')
-      return 2
-    for number, mutant in enumerate(chosen, 1):
-      path = copy / mutant.file
-      content = path.read_text()
-      started = time.monotonic()
-      path.write_text(mutant.applied(content))
-      status = _run(copy, mutant.tests)
-      path.write_text(content)
-      seconds = time.monotonic() - started
-      said = {_FAILED: 'noticed', _PASSED: 'SURVIVED'}.get(status, 'BROKEN')
-      print(f'{number:3} {said:8} {seconds:4.0f} s  {mutant}', flush=True)
-      if status not in (_FAILED, _PASSED):
-        print(_tail(copy))
-        return 2
-      if status == _PASSED:
-        survived.append(mutant)
-  print(f'{len(chosen) - len(survived)} of {len(chosen)} were noticed')
-  for mutant in survived:
-    print(f'survived: {mutant} ({", ".join(mutant.tests)})')
-  return 1 if survived else 0
+    tree = _Tree(root, pathlib.Path(folder))
+    for file, in_file in itertools.groupby(chosen, lambda mark: mark.file):
+      of_file = list(in_file)
+      guards = sorted({guard for mark in of_file for guard in mark.guards})
+      passed, failed = tree.unchanged(guards)
+      if failed:
+        fail += failed
+        print(f'{failed} fail without a change of {file}\n{tree.output()}')
+      for mark in of_file:
+        if not set(mark.guards) <= set(passed) - set(failed):
+          print(f'skipped {mark} ({", ".join(mark.guards)})', flush=True)
+          counts['skipped'] += 1
+          continue
+        outcomes = _outcomes(tree, mark, passed, '--all' in arguments)
+        noticed, survived = outcomes.count(NOTICED), outcomes.count(SURVIVED)
+        holds = noticed >= max(1, survived)
+        weak += [] if holds else [mark]
+        counts['held' if holds else 'weak'] += 1
+        print(
+          f'{"held" if holds else "WEAK"} {mark}: {noticed} of '
+          f'{noticed + survived} statements',
+          flush=True,
+        )
+  print(dict(counts))
+  for mark in weak:
+    print(f'weak: {mark} ({", ".join(mark.guards)})')
+  return 2 if fail else 1 if weak else 0
 
 
-def _run(copy: pathlib.Path, tests: Sequence[str]) -> int:
-  """Returns the exit status of pytest; a test that hangs has failed."""
-  names = [
-    f'{path}::{function}'
-    for file, function in (test.split('.') for test in tests)
-    for path in (copy / 'tests').rglob(f'{file}.py')
-  ]
-  environment = {
-    **os.environ,
-    'PYTHONPATH': str(copy),
-    # What was compiled from another mutant could be taken for this one.
-    'PYTHONDONTWRITEBYTECODE': '1',
-  }
-  # To a file, since processes that tests leave behind would hold a pipe open.
-  with open(copy.parent / 'output', 'w') as output:
-    process = subprocess.Popen(
-      [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider',
-       *names],
-      cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-      stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-    try:
-      return process.wait(_SECONDS * len(tests))
-    except subprocess.TimeoutExpired:
-      return _FAILED
-    finally:
-      try:
-        os.killpg(process.pid, signal.SIGKILL)
-      except ProcessLookupError:
-        pass
-      process.wait()
-
-
-def _tail(copy: pathlib.Path) -> str:
-  return (copy.parent / 'output').read_text()[-3000:]
+def _outcomes(
+  tree: _Tree, mark: Mark, passed: Mapping[str, float], every: bool
+) -> list[str]:
+  """Returns what became of each statement of a mark."""
+  # The fastest one first.
+  guards = sorted(set(mark.guards), key=passed.__getitem__)
+  limit = sum(passed[guard] for guard in guards)
+  outcomes = []
+  for statement in tree.source(mark.file).mutations(mark.line):
+    tried: set[str] = set()
+    for mutation in itertools.islice(statement, _TRIES):
+      outcome = tree.changed(mark.file, mutation.content, guards, limit)
+      if outcome == NO_PROGRAM and mutation.takes_refusal_out:
+        outcome = NOTICED
+      tried.add(outcome)
+      line = f'{outcome:10} line {mutation.line}: {mutation.change}'
+      print(f'  {line}', flush=True)
+      if outcome == NOTICED and not every:
+        break
+    outcomes += [each for each in (NOTICED, SURVIVED) if each in tried][:1]
+  return outcomes
 
 
 if __name__ == '__main__':
-  try:
-    sys.exit(main(sys.argv[1:]))
-  except ValueError as error:
-    print(error, file=sys.stderr)
-    sys.exit(2)
+  # Before anything imports NumPy or TensorFlow.
+  os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  sys.exit(main(sys.argv[1:]))

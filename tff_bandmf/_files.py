@@ -473,6 +473,9 @@ def _fill(path: pathlib.Path, contents) -> None:
       file.write(content)
 
 
+# PRIVACY: If a second process replaced a secret that a first one had made,
+# noise of two keys would go into one run. A link fails if the file exists.
+# Guard: files_test.test_first_of_two_that_make_a_secret_wins.
 def _link(part: pathlib.Path, path: pathlib.Path) -> None:
   with contextlib.suppress(FileExistsError):
     os.link(part, path)

@@ -357,6 +357,11 @@ class CorrelatedNoise(strategies.Strategy):
       for reply in replies
       if reply.has_error()
     )
+    # PRIVACY: A client with two replies would add two updates to one sum, and a
+    # reply of a node that was not asked would add one more. The sum has one
+    # update for each client of the cohort.
+    # Guards: flower_test.test_a_client_has_one_update and
+    # flower_test.test_reply_of_no_node_is_no_update.
     updates = (self._update(by_client.get(client)) for client in cohort)
     mean = current.attempt(
       functools.partial(current.release, updates, like=self._trained())
@@ -574,11 +579,11 @@ class CorrelatedNoise(strategies.Strategy):
             'an array has NaN or infinity; lower the learning rate of the '
             'clients, or look at their data'
           )
+    # PRIVACY: If a reply without readable arrays ended the run, everybody would
+    # see that the client of the reply took part. The run continues, and the
+    # update of this client is zero.
+    # Guard: flower_test.test_clients_that_fail_are_zero.
     except Exception as error:
-      # PRIVACY: If a reply without readable arrays ended the run, everybody
-      # would see that the client of the reply took part. The run continues, and
-      # the update of this client is zero.
-      # Guard: flower_test.test_clients_that_fail_are_zero.
       fault = (
         f'the reply has no arrays that can be read ({type(error).__name__}); '
         'reply with one ArrayRecord, of the arrays that the client got'
@@ -661,12 +666,12 @@ def _check_strategy(strategy: strategies.FedAvg) -> None:
     raise errors.type_error(
       f'strategy={name}: is not a FedAvg; use FedAvg or FedProx'
     )
+  # PRIVACY: A run replaces `aggregate_train` and `start` of a strategy. A
+  # strategy with a median of its own, for instance, would run with a mean, and
+  # its user would take the guarantee of the mean for one of the median. A
+  # strategy that overrides one of the two methods is refused.
+  # Guard: flower_test.test_strategy_that_does_not_average_is_refused.
   for method in 'aggregate_train', 'start':
-    # PRIVACY: A run replaces `aggregate_train` and `start` of a strategy. A
-    # strategy with a median of its own, for instance, would run with a mean,
-    # and its user would take the guarantee of the mean for one of the median. A
-    # strategy that overrides one of the two methods is refused.
-    # Guard: flower_test.test_strategy_that_does_not_average_is_refused.
     if getattr(type(strategy), method) is not getattr(
       strategies.FedAvg, method
     ):
@@ -733,6 +738,9 @@ def _difference(
       )
   for name, each in model.items():
     reply = arrays[name]
+    # PRIVACY: A reply of another shape could end the run, and everybody would
+    # see that its client took part. It differs, so its update is zero.
+    # Guard: flower_test.test_clients_that_fail_are_zero.
     if (reply.dtype.kind, reply.shape) != (each.dtype.kind, each.shape):
       return (
         f'array {name} of the reply is {reply.dtype} of shape {reply.shape}, '

@@ -248,6 +248,9 @@ def arithmetic(c):  # The error of C in float64, and errors of its prefix sums.
                errors=(float(errors.mean()), float(errors.max())))
 def mu_of(parts, sens, k, claim):  # sens: for a client of k rounds.
   rounding = (8 * min(k, parts.bands) * parts.n + 1000 * k) * U + parts.off
+  # PRIVACY: A unit of several clients moves the sum as far as all of them do,
+  # and rounding could hide a loss.
+  # Guard: verify_numbers_test.test_epsilon_agrees_to_the_printed_digit.
   sens = claim['clients_per_unit'] * sens * (1 + rounding)
   return sens / claim['z_stddev_per_clip']
 # 5. Cohorts that are sampled.
@@ -339,6 +342,9 @@ def leaves(value, place=()):  # Yields places of scalars and of empty parts.
 class Document:
   """A file's content, and the places of the values that nothing compared."""
   def __init__(self, name, content):
+    # PRIVACY: A value that nobody compares could be forged. Each leaf is left
+    # until it is compared.
+    # Guard: leaves_test.test_key_that_nobody_checks_is_named.
     self.name, self.content, self.left = name, content, set(leaves(content))
     self.words = set()  # Places of texts whose figures were compared.
   def __getitem__(self, key):
@@ -392,6 +398,8 @@ def read_json(path, *names):
     raise ValueError(f'{path.name}: is of another format or version')
   if report:
     digest = content.pop('content_sha256')
+    # PRIVACY: A report that was edited has another digest.
+    # Guard: forgery_test.test_forged_report_is_refused.
     require(digest == sha(content).hex(), f'{path.name} was edited after it '
             f'was written: content_sha256={digest} is not its digest')
   document = Document(path.name, content)
@@ -404,6 +412,9 @@ CHAINED = 'key', 'digest', 'z_stddev', 'highest', 'cohort', 'payload'
 def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
   require(path.exists(), f'{path}: is missing; only SQLite is read', ValueError)
   wal = pathlib.Path(f'{path}-wal')  # `immutable` writes no file, reads no WAL.
+  # PRIVACY: Events in the write-ahead log alone would be missed.
+  # Guard:
+  # verify_test.test_events_that_are_only_in_the_write_ahead_log_are_read.
   still = '' if wal.exists() and wal.stat().st_size else '&immutable=1'
   database = sqlite3.connect(f'{path.as_uri()}?mode=ro{still}', uri=True)
   tables = [database.execute(f'select * from {name}') for name in LEDGER]
@@ -467,6 +478,8 @@ def check_metrics(path, ledger):  # Returns the file as columns.
   require(whole and len(rows) == len(lines), 'metrics.csv: lacks a row')
   for t in rows:
     digests = [each[1] for each in events[t] if each[0] == 'row'][-1:]
+    # PRIVACY: An edited row of metrics has another digest than the ledger.
+    # Guard: verify_test.test_row_of_metrics_without_an_event_does_not_hold.
     require(digests == [sha((first + rows[t]).encode())], f'metrics.csv: row '
             f'{t} was edited after it was written, or the ledger has another')
   cells = [line.rstrip('\n').split(',') for line in rows.values()]
@@ -475,6 +488,9 @@ def check_metrics(path, ledger):  # Returns the file as columns.
   if rows and 'clients' in columns:  # A cell may be empty.
     sizes = zip(rows, metrics['clients'])
     metrics.hold(('clients',), tuple(
+      # PRIVACY: A cohort of another size than in the ledger is a forged row.
+      # Guard:
+      # verify_test.test_other_cohort_size_than_in_the_ledger_does_not_hold.
       cell and str(len(ledger.cohorts[t])) for t, cell in sizes),
       'cohorts have')
   return metrics
@@ -530,13 +546,19 @@ def check_ledger(folder, run, claim, say):  # Each round must follow the plan.
     for kind, digest, z, tested, _ in each:
       digests[kind].append(digest)
       require(kind != 'finished' or tested, f'round {t}: noise was not tested')
+      # PRIVACY: Noise of a round that failed could raise the least noise.
+      # Guard: verify_test.test_round_of_little_noise_is_not_hidden.
       require(z is None or kind == 'finished', f'round {t}: {kind} has noise')
     text = [x[4] for x in each if x[0] == 'row'][-1:] or [None]
     ledger.released += [(t, json.loads(x)) for x in text if x]
+    # PRIVACY: Every start has the digest of the plan that was enforced.
+    # Guard: verify_test.test_forged_file_does_not_hold.
     require(digests['enforced'] == [sha(fixed)] * len(digests['started']),
             f'run.json or plan.json was edited after round {t} began: the '
             'ledger has another digest of them')
     done = digests['finished']
+    # PRIVACY: Two sums of one round had the same noise.
+    # Guard: verify_test.test_round_with_two_results_does_not_hold.
     require(len(done) < 2 or len({*done}) < 2 and None not in done,
             f'round {t}: was released twice, and not with one digest')
   noise = [z for each in events.values() for kind, _, z, *_ in each
@@ -555,6 +577,8 @@ def claim_of(plan):  # The request of a plan, under the names of a claim.
   kind = planned.get('amplification') or planned['participation']
   if kind not in ('single', 'cyclic-poisson'):
     key = 'bins' if kind == 'balls-in-bins' else 'min_sep'
+    # PRIVACY: A separation of 0, or of half a round, would void the rule.
+    # Guard: leaves_test.test_edited_value_of_a_run_is_refused_or_named.
     require(type(planned.get(key)) is int and planned[key] > 0,
             f'{key}={planned.get(key)}: must be an integer above 0', ValueError)
   adapts = isinstance(clip, dict)
@@ -608,6 +632,8 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   elif kind == 'b-min-sep' and not planned['sampling_prob']:
     q = few / planned['population']
     claim['sampling_prob'] = q / (1 - (planned['min_sep'] - 1) * q)
+  # PRIVACY: A run without noise has no epsilon.
+  # Guard: verify_test.test_run_without_noise_has_no_claim_to_check.
   require(claim['noise_multiplier'],
           f'{folder}: the run added no noise: there is no claim to check')
   ledger = check_ledger(folder, run, claim, say)
@@ -622,10 +648,14 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   n, own, upper = len(cohorts), {'delta': delta}, math.inf
   require(0 < n <= len(whole), f'rounds={n}: 1 to {len(whole)}', ValueError)
   # Releases may have decided when it stopped: they are a part of all releases.
+  # PRIVACY: A run that stopped may not claim fewer rounds than it stated.
+  # Guard: verify_test.test_run_that_ended_early_has_no_smaller_epsilon.
   n = min(ledger.most or math.inf, len(whole))
   gaps = filter(planned.__contains__, ('apart', 'groups', 'bins', 'min_sep'))
   gap = next(filter(None, map(claim.get, gaps)), strategy['rounds'])
   units = claim['clients_per_unit']
+  # PRIVACY: A unit of no client, or a delta of 1, makes any claim true.
+  # Guard: verify_test.test_attacker_with_every_hash_gets_no_smaller_epsilon.
   require(type(units) is int and units > 0 < delta < 1,
           f'clients_per_unit={units}, delta={delta}')
   far = planned.get('min_sep') or gap
@@ -663,11 +693,17 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     at_least('sensitivity', each, lower[len(c)] * (kind != 'cyclic-poisson'))
     top = upper if c is whole else top
   cost, clients, apart, often = check_cohorts(cohorts, c, kind, gap, most)
+  # PRIVACY: A client above the budget has a larger loss than claimed.
+  # Guard: verify_test.test_client_above_the_budget_is_found.
   at_least('budget', each if kind == 'budget' else None, cost, SAME)
   seen = mu_of(parts[n], cost, most, claim)
   own['observed'] = guarantee((seen,), delta)
+  # PRIVACY: Cohorts that were cut, or not drawn, have no amplification.
+  # Guard: verify_test.test_cut_cohorts_are_not_amplified.
   drawn = run.get('sampling_key_id') and not (
     {*ledger.kinds} & {'incomplete', 'not drawn'})
+  # PRIVACY: Rounds of a client that overlap have no amplification proof.
+  # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
   overlap = kind in ('cyclic-poisson', 'b-min-sep') and bands_of(c) > gap
   require(not overlap, 'groups: fewer than the bands of C')
   require(not chance or c.min() >= 0, 'family: C has negative entries')
@@ -687,6 +723,9 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     at_least('epsilon', report.get('epsilon'), e)
     guess, error = sampled_delta(claim, c, gap, e)
     own['delta_with_chance_estimated'] = guess
+    # PRIVACY: A delta that samples estimate far above the claim refutes it.
+    # Guard:
+    # verify_test.test_sampled_claim_of_a_small_delta_is_compared_relatively.
     require(guess - 5 * error <= delta, f'bound: its delta is {guess}, about')
   facts = types.SimpleNamespace(
     **vars(ledger), folder=folder, kind=kind, chance=chance, gap=gap,
@@ -706,6 +745,8 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   facts.metrics = ledger.metrics
   # Together with other runs, a run counts with all its planned rounds.
   still = ledger.ended is None and n < len(whole)  # It may state more rounds.
+  # PRIVACY: A run that may go on counts as planned in a composition.
+  # Guard: run_until_test.test_open_run_counts_as_planned_in_a_composition.
   composed = this if kind == 'budget' or not still else mu_of(
     parts[len(whole)], top, fits(len(whole)), claim)
   known[run['run_id']] = {run['run_id']: composed}
@@ -1016,6 +1057,8 @@ def check_report(report, run, plan, facts):
       plan.left.discard(('request', 'cohorts', key))
   if facts.chance:
     plan.hold(('request', 'cohorts', 'adjacency'), 'zero-out', 'a claim has')
+  # PRIVACY: A second schema in the plan could contradict the first.
+  # Guard: leaves_test.test_edited_value_of_a_run_is_refused_or_named.
   plan.hold(('strategy', 'participation'), None, 'a plan has')
   plan.left -= {x for x in plan.left if x[1:] and x[1] in (
     'family', 'rounds', 'parameters', 'arrays', 'stands_for', 'l2_norm_clip')}

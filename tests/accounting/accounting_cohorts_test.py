@@ -92,7 +92,7 @@ def test_chance_gives_no_rho(cohorts):
 @pytest.mark.parametrize(
   'cohorts', [participation.MinSep(3), *_SAMPLED[1:]], ids=lambda x: x.name
 )
-def test_claim_that_the_noise_does_not_give_is_not_confirmed(cohorts):
+def test_claim_without_its_noise_is_refused(cohorts):
   """A claim of a file that was edited, or of a run with more noise."""
   guarantee = _make(cohorts, 1.3)
   bound = guarantee.claim(1e-3)

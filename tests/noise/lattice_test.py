@@ -85,7 +85,7 @@ def test_random_lattices_hold_sums_and_noise():
   assert min(widths) < 1.5 * lattice._LEAST_STEP
 
 
-def test_nearly_singular_matrix_is_refused_before_the_range_is_left():
+def test_nearly_singular_matrix_is_refused():
   """Roundings of past noise add to a range that noise alone does not leave."""
   rounds = 300
   diagonal = np.exp(np.linspace(0, -11, rounds))

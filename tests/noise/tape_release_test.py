@@ -74,7 +74,7 @@ def test_sum_that_was_marked_meanwhile_is_refused_and_so_is_the_other(
     tapes.release(tape, 0, total)
 
 
-def test_mark_holds_the_fingerprint_of_the_release_and_nothing_else(tape):
+def test_mark_holds_only_the_fingerprint_of_the_release(tape):
   total = np.arange(tapes.DIMENSION)
   released = tapes.release(tape, 0, total)
   high, low = fingerprint.fingerprint(released)

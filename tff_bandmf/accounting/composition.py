@@ -84,6 +84,15 @@ class Composition:
       return None
     return math.fsum(rhos) * (1 + _ROUNDING)
 
+  # PRIVACY: If a run or a release were left out, or got a part of delta that
+  # another one has too, the joint epsilon would be too small. Each is in
+  # exactly one part, and the parts add up.
+  # Guards:
+  # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares,
+  # composition_test.test_gaussian_runs_compose_exactly,
+  # composition_test.test_claims_of_random_compositions_add_up,
+  # releases_test.test_release_counts_where_no_run_is_amplified and
+  # releases_test.test_releases_beside_sampled_runs_count_in_every_way.
   def claim(self, delta: float) -> monte_carlo.Bound:
     """Returns a claim at `delta`.
 
@@ -203,6 +212,10 @@ def compose(
     part: Any = getattr(run, 'guarantee', run)
     if not isinstance(part, Composition):
       part = Composition((part,), (None,))
+    # PRIVACY: If a composition in a composition lost its other releases, the
+    # joint epsilon would be too small. They are added to the others.
+    # Guards: releases_test.test_release_counts_where_no_run_is_amplified and
+    # releases_test.test_releases_beside_sampled_runs_count_in_every_way.
     others += part.releases
     for run_id, each in zip(part.run_ids, part.guarantees):
       # PRIVACY: If two different runs with equal guarantees counted as one run,
@@ -262,6 +275,10 @@ def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
   accountant = run.accountant
   if isinstance(accountant, accountants.Gaussian):
     return poisson.Part(run.exact_noise)
+  # PRIVACY: If another sampling were composed as Poisson sampling, the joint
+  # epsilon would have no proof. Only runs with this accountant are.
+  # Guard:
+  # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
   if isinstance(accountant, poisson.Poisson):
     return poisson.Part(
       run.exact_noise, accountant.sampling_prob, accountant.compositions
@@ -297,6 +314,9 @@ def _of_rho(rho: float, delta: float) -> monte_carlo.Bound:
   return monte_carlo.Bound.certain(epsilon * (1 + _ROUNDING), delta)
 
 
+# PRIVACY: Epsilons of runs on the same clients add up, and their maximum would
+# be too small. The sum is rounded up.
+# Guard: composition_test.test_claims_of_random_compositions_add_up.
 def _epsilon(bounds: Iterable[monte_carlo.Bound]) -> float:
   return math.fsum(each.epsilon for each in bounds) * (1 + _ROUNDING)
 

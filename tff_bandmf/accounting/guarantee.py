@@ -67,6 +67,9 @@ class Guarantee:
   def _check_noise_multiplier(self, attribute, value):
     if value != 0:
       _checks.positive(
+        # PRIVACY: A noise multiplier that is infinite or not a number would
+        # give an epsilon for noise that no run adds. It is refused.
+        # Guard: guarantee_test.test_guarantee_refuses_noise_that_is_none.
         'noise_multiplier',
         value,
         'it is stddev(z) / (clip * sensitivity); 0 adds no noise',
@@ -93,6 +96,10 @@ class Guarantee:
     """The sensitivity of C for one unit of privacy, clip = 1."""
     return self.accountant.sensitivity
 
+  # PRIVACY: If z had the noise multiplier as its deviation, a sensitivity above
+  # 1 would need more noise than the run adds. The multiplier is multiplied by
+  # the sensitivity.
+  # Guard: guarantee_test.test_guarantee_names_both_noise_multipliers.
   @property
   def z_stddev_per_clip(self) -> float:
     """Standard deviation of z for clip = 1; multiply by the clipping norm."""
@@ -107,6 +114,9 @@ class Guarantee:
     """
     if not self.noise_multiplier:
       return None
+    # PRIVACY: The sensitivity has rounding errors, and rho of the multiplier
+    # itself would be too small. The multiplier is divided by their bound.
+    # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
     return self.accountant.rho(self.exact_noise)
 
   @property
@@ -160,6 +170,9 @@ class Guarantee:
     """
     confirmed = self.accountant.confirmed(self.noise_multiplier, bound, delta)
     if (
+      # PRIVACY: A stored claim can be smaller than its noise gives. A claim is
+      # refused if the epsilon or the delta that is computed anew is larger.
+      # Guard: accounting_cohorts_test.test_claim_without_its_noise_is_refused.
       confirmed.epsilon > bound.epsilon * (1 + _SAME) or confirmed.total > delta
     ):
       raise errors.value_error(

@@ -246,6 +246,10 @@ def influence(runs: Runs) -> answers_lib.Answer:
       each.clients for each in runs.cohorts[name] if each.measured
     )
     with np.errstate(invalid='ignore'):
+      # PRIVACY: A client who moves a sum further than a clip, in many
+      # coordinates, would pass if its largest coordinate counted. The norm is
+      # measured.
+      # Guard: conformance_test.test_fault_of_the_sum_fails_its_question.
       moved = float(np.linalg.norm(total - sums[_FIRST])) / max(attackers, 1)
     moved = moved if math.isfinite(moved) else math.inf
     bounds.add(name, (moved, moved))
@@ -326,6 +330,9 @@ def sums(subject: probes.Subject) -> answers_lib.Answer:
   # Values of the cohort are exact in float32 for a unit that is a power of two.
   unit = 2.0 ** math.floor(math.log2(statement.l2_norm_clip))
   unit *= _SUMS_SCALE / statement.l2_norm_clip
+  # PRIVACY: A sum that is inexact for some inputs would pass if only one place
+  # were tried. Each kind of place is tried.
+  # Guard: conformance_test.test_sum_that_is_not_exact_fails.
   places = [*probes.STARTS[:-1], probes.STARTS[3] - 1]
 
   def add(values):
@@ -469,6 +476,9 @@ def correlation(noises: Noises) -> answers_lib.Answer:
   )
   groups = [
     *noises.known,
+    # PRIVACY: An aggregator that starts with the same noise again would pass.
+    # The first rounds of all starts are compared.
+    # Guard: conformance_test.test_same_noise_at_every_start_is_found.
     *([noises.firsts] if noises.firsts else []),
     *([each] for each in noises.differences),
     [many],
@@ -697,6 +707,9 @@ def _other_sums(
   places = *probes.STARTS[:-1], probes.STARTS[3] - 1
   for place in places:
     changed = vector.copy()
+    # PRIVACY: A second release after a change of a single coordinate could go
+    # unseen. This cohort has such a sum.
+    # Guard: conformance_test.test_second_release_of_a_round_fails.
     changed[place] += step
     others[f'another sum: coordinate {place} alone'] = changed
   changed = vector.copy()

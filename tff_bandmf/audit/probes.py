@@ -127,6 +127,9 @@ def ordinary(clients: int) -> Probes:
     'one client: half a clip': (one,),
     'one client: tiny': (Group(1),),
     'one client: zeros': (Group(1, 0.0),),
+    # PRIVACY: Noise that is left out if no client comes would go unseen. One
+    # cohort is empty.
+    # Guard: conformance_test.test_fault_of_the_noise_fails_its_question.
     'no client: no update': (),
     'more clients: one of half a clip': (one, Group(clients)),
   }
@@ -481,6 +484,9 @@ class Subject:
         # A function may count a refused round; an object does not, as the audit
         # hands it the same state again.
         if (len(names) if one.has_state else attempt) == rounds:
+          # PRIVACY: An aggregator whose noise depends on the sum before it
+          # would pass. Each probe is followed by a usual round.
+          # Guard: conformance_test.test_fault_of_the_noise_fails_its_question.
           after = released(usual)[1] or None
           break
         total, means, refusals = released(probes[name])

@@ -82,6 +82,9 @@ def sizes(
       continue
     tests += [
       ('a round', squares.sum(1), dimension, True),
+      # PRIVACY: One coordinate without noise would vanish in the average of a
+      # round. The deviation of each coordinate is compared.
+      # Guard: conformance_test.test_fault_of_the_noise_fails_its_question.
       ('a coordinate', squares.sum(0), rounds, True),
     ]
     layers = np.add.reduceat(squares, noise.starts[:-1], 1)
@@ -278,6 +281,9 @@ def shape(noise: Noise, where: str, false_alarm: float) -> Test:
   below = np.cumsum([sum(layers), *layers], 1)
   below = np.pad(below, [(0, 0), (1, 0)])
   counts, sizes = below[:, highs] - below[:, lows], below[:, -1:]
+  # PRIVACY: Many intervals are compared, and a limit for one would raise false
+  # alarms. The probability is shared by all tests.
+  # Guard: conformance_test.test_false_alarms_of_shape_are_at_most_as_stated.
   miss = false_alarm / (2 * counts.size)
   binomial = scipy.stats.binom(sizes, chances)
   tails = np.minimum(binomial.cdf(counts), binomial.sf(counts - 1))

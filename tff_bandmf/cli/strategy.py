@@ -64,6 +64,10 @@ def optimize(
     strategies.save(
       strategy,
       out,
+      # PRIVACY: If the file of a strategy lacked its schema, a later command
+      # could account it for another schema. The schema is written.
+      # Guard:
+      # cli_participation_test.test_optimize_writes_what_later_commands_take.
       participation=schema,
       optimized={**workload.to_dict(), **optimized},
     )

@@ -80,11 +80,20 @@ def violations(
   # The `last_round` of a client without rounds, -2^30, must not exceed this
   # difference. So a min_sep above n is replaced by n, which allows the same
   # rounds.
+  # PRIVACY: A client that comes back within b rounds can change C x by more
+  # than the sensitivity times the clip. Its last round is compared with this
+  # round.
+  # Guard: admission_test.test_rule_is_the_schema.
   too_soon = history.last_round > round_index - min(
     participation.min_sep, rounds
   )
   if participation.evenly_spaced:
     min_sep = participation.separation(rounds)
+    # PRIVACY: Under fixed epochs a client comes back exactly b rounds later, or
+    # a multiple of b if its rounds are not limited. Any other round is
+    # reported.
+    # Guards: cohorts_test.test_fixed_epochs_keep_each_client_to_its_class and
+    # admission_test.test_rule_is_the_schema.
     off = round_index - history.last_round.astype(np.int64) - min_sep
     if participation.participations(rounds) >= -(-rounds // min_sep):
       off %= min_sep
@@ -200,9 +209,15 @@ def admit(
   # Guard: admission_test.test_client_that_is_there_twice_is_admitted_once.
   repeated = np.ones(len(cohort), bool)
   repeated[np.unique(cohort, return_index=True)[1]] = False
+  # PRIVACY: Each entry of a client after the first one is refused, like a
+  # client who comes too soon.
+  # Guard: admission_test.test_client_that_is_there_twice_is_admitted_once.
   too_soon |= repeated
   return Admission(
     ~(too_soon | too_often),
+    # PRIVACY: The report states how many clients broke the rule. A number that
+    # is too small would hide violations.
+    # Guard: admission_test.test_violators_are_counted_by_reason.
     int(too_soon.sum()),
     int((too_often & ~too_soon).sum()),
   )

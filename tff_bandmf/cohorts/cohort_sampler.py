@@ -194,6 +194,9 @@ class CohortSampler:
       ValueError: the round is after the last round, or `history` has another
         number of clients than the population.
     """
+    # PRIVACY: A cohort for a round after the last one has no accounting. Such a
+    # round is refused.
+    # Guard: cohorts_test.test_round_out_of_range_is_refused.
     self._check(round_index, history)
     generator = np.random.Generator(
       np.random.Philox(np.random.SeedSequence([self.seed, round_index]))
@@ -222,6 +225,9 @@ class CohortSampler:
         'the run started with'
       )
 
+  # PRIVACY: Under fixed epochs a client has one class of rounds. A draw from
+  # other classes would break the schema.
+  # Guard: cohorts_test.test_fixed_epochs_keep_each_client_to_its_class.
   def _candidates(self, round_index: int) -> range:
     """Returns the indices of clients from which a round may draw."""
     if not self.participation.evenly_spaced:

@@ -111,6 +111,9 @@ class _Chain:
     """Number of entries."""
     return self._starts[-1]
 
+  # PRIVACY: If a participation were overwritten, its client could take part too
+  # soon or too often. Each entry points to the entry before it.
+  # Guard: arrivals_test.test_devices_decide_as_the_server_does.
   def add(
     self, rounds: Sequence[int], sizes: Sequence[int], before: np.ndarray
   ) -> None:
@@ -145,6 +148,9 @@ class _Chain:
         client without entries.
       count: [number of clients] uint16, number of rounds of each client.
     """
+    # PRIVACY: If rounds of a client did not fit, its cost would be too small.
+    # There is a column for each round of the client with most rounds.
+    # Guard: arrivals_test.test_devices_decide_as_the_server_does.
     rounds = np.full((len(last), int(count.max(initial=0))), _NEVER, np.int32)
     of_entry = np.array([*self._rounds, _NEVER], np.int32)
     client = np.flatnonzero(last >= 0)
@@ -271,6 +277,9 @@ class IdentifierIndex:
     if block:
       self._add(block)
 
+  # PRIVACY: If a participation were lost while parts are joined, its client
+  # could take part too soon or too often. Tests compare with a plain list.
+  # Guard: admission_test.test_past_is_that_of_every_round_before.
   def _add(self, rounds: list[tuple[int, np.ndarray]]) -> None:
     indices, cohorts = zip(*rounds)
     sizes = [len(cohort) for cohort in cohorts]
@@ -339,6 +348,11 @@ class IdentifierIndex:
     past = self._last(clients)
     return Patterns(past.count, past.last_round, copy.deepcopy(self._chain))
 
+  # PRIVACY: If the rounds of a client were not in the result, the client could
+  # take part too soon. Parts that know the client are added in the order of
+  # rounds.
+  # Guards: admission_test.test_past_is_that_of_every_round_before and
+  # budget_test.test_history_has_every_round_of_a_client.
   def _last(self, clients: np.ndarray) -> History:
     """Returns the history of clients, given their identifiers, in this order.
 
@@ -363,6 +377,9 @@ class IdentifierIndex:
     return past
 
 
+# PRIVACY: A client between two ranges would have no history, and could take
+# part too soon. The ranges cover all identifiers.
+# Guard: admission_test.test_past_is_that_of_every_round_before.
 def _ranges(known: Sequence[np.ndarray]) -> Iterator[list[slice]]:
   """Yields, for each range of identifiers, its slice of each array.
 

@@ -254,6 +254,11 @@ def first_fault(column: Column) -> Optional[tuple[int, str]]:
   return None
 
 
+# PRIVACY: Names such as '7' and '7 ', or 'nan' for all clients without a name,
+# would make one client two or two clients one. Each kind of fault is looked for
+# at both ends.
+# Guards: client_names_test.test_text_that_is_no_name_is_refused_by_every_reader
+# and client_names_test.test_first_fault_is_that_of_one_text_at_a_time.
 def _faults(column: Column) -> Iterable[tuple[int, str]]:
   """Yields (place, fault) for the first text of each kind of fault."""
   content, starts, ends = column.content, column.bounds[:-1], column.bounds[1:]
@@ -306,6 +311,9 @@ def _place(column: Column, byte: int) -> int:
   return int(np.searchsorted(column.bounds, byte, 'right')) - 1
 
 
+# PRIVACY: Two names that look the same can differ in a character that nobody
+# sees, and one client would count as two. Such characters are refused.
+# Guard: client_names_test.test_first_fault_is_that_of_one_text_at_a_time.
 def _unseen(character: str) -> bool:
   """Returns whether a name may not have a character.
 
@@ -404,6 +412,10 @@ def _drop_fractions(
     last[texts] -= 1
 
 
+# PRIVACY: The names '7' and '07' may be one client, who would count as two.
+# Zeros before a number are found in each text.
+# Guard:
+# client_names_test.test_spelling_of_a_column_is_that_of_one_text_at_a_time.
 def _leading_zeros(
   content: np.ndarray, digit: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> np.ndarray:
@@ -455,6 +467,9 @@ class Register:
       hashes.append(self._hashes(chunk))
       slots = _first_bits(hashes[-1], _SLOT_BITS)
       # A name that is the latest of its slot was spelled before.
+      # PRIVACY: Two spellings of one name are found only if each new name is
+      # spelled. A name counts as known only if its whole hash is.
+      # Guard: client_names_test.test_names_alike_are_those_of_one_spelling.
       new = np.flatnonzero(self._latest[slots] != hashes[-1])
       self._latest[slots] = hashes[-1]
       name, chunk = hashes[-1][new], chunk.select(new)

@@ -141,6 +141,10 @@ def from_attempts(
   measured = [each.z_stddev for each in finished if each.z_stddev is not None]
   entries = [attempt for tried in attempts.values() for attempt in tried]
   verdicts = [attempt.drawn for attempt in entries]
+  # PRIVACY: Abandoned attempts have no statement of the number of rounds. All
+  # others count, even those that failed.
+  # Guard:
+  # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
   starts = [each for each in entries if each.outcome != chain.ABANDONED]
   stated = {attempt.rounds for attempt in starts}
 
@@ -231,6 +235,9 @@ def _examined(finished: list[chain.Attempt]) -> Optional[bool]:
   # Guard: run_report_test.test_one_round_of_an_unchecked_process_is_enough.
   if finished and all(chain.DIRECT in each.flags for each in finished):
     return None
+  # PRIVACY: A process can release updates without noise. The claim says that
+  # all were checked only if each finished round was.
+  # Guard: run_report_test.test_one_round_of_an_unchecked_process_is_enough.
   return bool(finished) and all(
     each.flags & {chain.EXAMINED, chain.DIRECT} for each in finished
   )

@@ -293,6 +293,11 @@ class Ledger:
       places = np.searchsorted(names, indices) if gaps else indices
       present = (places >= 0) & (places < len(names))
       present[present] = names[places[present]] == indices[present]
+      # PRIVACY: If clients of the ledger that are missing from the population
+      # were not counted, their rounds would be forgotten. They are counted, and
+      # the run stops.
+      # Guards: identifiers_test.test_clients_can_be_strings and
+      # ledger_test.test_history_of_a_population_is_that_of_its_rounds.
       missing.append(indices[~present])
       history.record(round_index, places[present])
     return history, len(np.unique(np.concatenate(missing)))
@@ -651,6 +656,9 @@ class Ledger:
     The index is -1 if clients are strings, or for an empty cohort.
     """
     names = names_lib.names(cohort)
+    # PRIVACY: The report needs the highest index to see a client outside of the
+    # population. It is in the chain, so an edit of it is seen.
+    # Guard: chain_test.test_head_is_the_hash_of_what_happened.
     highest = names.max(initial=-1) if isinstance(names, np.ndarray) else -1
     return np.sort(self._hash().hashes(names)), int(highest)
 
@@ -730,6 +738,9 @@ class Ledger:
       fingerprint = loaded.fingerprint()
       with self._write() as connection:
         recorded = tables.set_once(connection, key=fingerprint).key
+      # PRIVACY: With another key, all clients have new hashes, and nobody has a
+      # history. The key must be that of the ledger.
+      # Guard: identifiers_test.test_ledger_with_another_key_lets_nobody_in.
       if recorded != fingerprint:
         raise errors.value_error(
           f'ledger key={self._key_file}: is not the key of this ledger; '

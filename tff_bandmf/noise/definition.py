@@ -80,6 +80,9 @@ class Definition(NamedTuple):
         'new key'
       ) from error
     same &= _is_close('z_steps', size_held, size) and set(held) == set(numbers)
+    # PRIVACY: With other numbers than those of the tape, y is the noise of
+    # another C. The numbers must agree.
+    # Guard: definition_test.test_numbers_that_differ_are_refused.
     same = same and all(
       _is_close(name, held[name], numbers[name]) for name in numbers
     )

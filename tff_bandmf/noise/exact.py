@@ -183,6 +183,10 @@ class Rounding:
   def _real(self, fraction: fractions.Fraction) -> Any:
     return self._mp.mpf(fraction.numerator) / fraction.denominator
 
+  # PRIVACY: The same words must give the same z, with more digits. A z from
+  # other words, or an interval without z, would give another y than the ideal
+  # one.
+  # Guard: exact_noise_test.test_more_words_are_further_digits.
   def _normal(self, t: int, i: int, words: int) -> tuple[Any, Any]:
     """Returns (low, high) with low <= z <= high, from the first words of z.
 

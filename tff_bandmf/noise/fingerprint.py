@@ -25,6 +25,9 @@ ROW = 16
 # Number of rows that are hashed at once, so few that they stay in cache.
 _PIECE = 1 << 11
 _K2 = np.uint64(0x9AE16A3B2F90404F)
+# PRIVACY: Every reader of a tape computes the same fingerprint. Another hash
+# would let two sums have one round.
+# Guard: tape_release_test.test_mark_holds_only_the_fingerprint_of_the_release.
 _MULTIPLIER = np.uint64((0x9AE16A3B2F90404F + 2 * 4 * ROW) % 2**64)
 _SHIFT = np.uint64(47)
 
@@ -38,7 +41,7 @@ def fingerprint(released: np.ndarray) -> tuple[int, int]:
   PRIVACY: If two sums had one fingerprint, the noise of a round could be added
   to both, and their difference would have no noise. Each coordinate is hashed.
   Guards: served_tape_test.test_one_sum_is_released_by_all_shards and
-  tape_release_test.test_mark_holds_the_fingerprint_of_the_release_and_nothing_else.
+  tape_release_test.test_mark_holds_only_the_fingerprint_of_the_release.
 
   Args:
     released: [dimension] int32.
@@ -57,6 +60,11 @@ def fingerprint(released: np.ndarray) -> tuple[int, int]:
     words = hashes.view(np.int32)
 
 
+# PRIVACY: Two sums with one fingerprint would get the same noise. All words of
+# a row, and all steps of FarmHash, go into the hash.
+# Guards: served_tape_test.test_one_sum_is_released_by_all_shards,
+# tape_release_test.test_mark_holds_only_the_fingerprint_of_the_release
+# and tape_test.test_round_is_gone_after_the_next_one_was_released.
 def _hashed(rows: np.ndarray) -> np.ndarray:
   """Returns the FarmHash64 of rows of 64 bytes, [rows, 8] uint64 -> [rows]."""
   s = np.ascontiguousarray(rows.T)

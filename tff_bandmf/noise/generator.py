@@ -32,6 +32,9 @@ from tff_bandmf.noise import key as key_lib
 # a caller asks must be a multiple of this number.
 GROUP = 8
 # With k below this number, one word leaves too large an error of z.
+# PRIVACY: One word leaves too large an error in the tails, and z there would
+# not be normal. Numbers below this limit take a further word.
+# Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 # PRIVACY: y is rounded from a v that is computed from these z. If an error of z
 # exceeded its bound, y could be another integer than the rounding of the ideal
@@ -47,6 +50,9 @@ WORDS, EXTENSIONS = 0, 1
 # Coordinates are below the first number, and rows and streams below the second,
 # so each fits in its bits of the nonce.
 _MOST, _MOST_ROWS = 2**63, 2**32
+# PRIVACY: The lowest bit of a word is the sign of z. With another bit, z would
+# not be symmetric or not independent of its size.
+# Guard: generator_test.test_tail_has_words_of_its_own.
 _ONE, _SIGN_BIT = np.uint64(1), np.uint64(63)
 # Number of coordinates computed at once, so few that they stay in cache.
 _PIECE = 1 << 14
@@ -130,6 +136,9 @@ class Generator:
     self.fill(z, first, start)
     return z
 
+  # PRIVACY: Pieces that repeat words would repeat noise. Each piece has the
+  # coordinates that it stands at.
+  # Guard: generator_test.test_pieces_agree_with_the_whole.
   def fill(self, z: np.ndarray, first: int, start: int) -> None:
     """Writes z[first : first + m, start : start + count] to an array.
 
@@ -142,6 +151,13 @@ class Generator:
       for offset in range(0, z.shape[1], _PIECE):
         self._fill(z[r, offset : offset + _PIECE], first + r, start + offset)
 
+  # PRIVACY: Noise of a smaller deviation, of another law or of repeated words
+  # makes epsilon larger than claimed. z is the normal quantile of its words.
+  # Guards: generator_test.test_tail_has_words_of_its_own,
+  # generator_test.test_normals_are_those_of_their_words,
+  # generator_test.test_normals_are_normal_and_independent,
+  # exact_noise_test.test_normal_of_the_smallest_words_is_decided and
+  # generator_test.test_pieces_agree_with_the_whole.
   def _fill(self, z: np.ndarray, row: int, start: int) -> None:
     words = self.words(row, start, len(z))
     magnitudes = words >> _ONE

@@ -108,6 +108,9 @@ class GraphPosition:
       )
     sums = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
     same = tf.debugging.Assert(
+      # PRIVACY: If two sums got the same noise, the difference of the releases
+      # would have none. All marks of the round must be of this sum.
+      # Guard: run_replay_test.test_second_sum_of_a_round_is_refused_in_a_graph.
       tf.reduce_all(tf.equal(sums, released_sum)),
       ['round=', tf.strings.as_string(round_index), released_sums.OTHER_SUM],
     )

@@ -38,6 +38,9 @@ from tff_bandmf.strategies import recursion as recursion_lib
 _LEAST_STEP = 2.0**-17
 # Largest k: float64 holds all integers up to 4^k, the squared clip, exactly.
 MOST_CLIP_BITS = 26
+# PRIVACY: A value outside of int32 wraps around, and the sum of clipped updates
+# is then not what was accounted. This is the largest value.
+# Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
 _RANGE = 2**31 - 1
 
 
@@ -106,15 +109,33 @@ class Lattice:
     min_scale = float(np.min(recursion.scales))
     # The range condition is 2^k (sums + deviations) + constant <= 2^31 - 1.
     norm = recursion.rho * recursion.max_scale if z_stddev_per_clip else 0.0
+    # PRIVACY: A coordinate of y that leaves int32 wraps around. Delta includes
+    # the probability that y exceeds these deviations, so they are in range.
+    # Guard: lattice_test.test_random_lattices_hold_sums_and_noise.
     deviations = stops.DEVIATIONS * z_stddev_per_clip * norm
+    # PRIVACY: Secure aggregation doubles the range that the sum needs. Without
+    # it, sums would wrap around.
+    # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
     sums = largest_cohort * (2 if secure_sum else 1)
     # |row of C^-1 D|_1 <= sqrt(n) |row of C^-1|_2 max_t C[t, t].
+    # PRIVACY: Rounding errors of earlier rounds go through C^-1. Their bound is
+    # a part of the range, so that a nearly singular C is refused.
+    # Guard: lattice_test.test_nearly_singular_matrix_is_refused.
     constant = 1 + math.sqrt(recursion.rounds) * norm / (2 * min_scale)
+    # PRIVACY: Sums and noise that leave int32 wrap around. A clip has no more
+    # steps than the range leaves.
+    # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
     most = min(MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
+      # PRIVACY: A step that is tiny beside the noise needs words that the
+      # generator does not have. A step has at least 2^-17 of the deviation.
+      # Guard: lattice_test.test_step_is_the_least_that_costs_little.
       most = min(
         most, _bits(1 / (_LEAST_STEP * recursion.max_scale * z_stddev_per_clip))
       )
+    # PRIVACY: With a step that is large beside a clip, rounding would shorten
+    # or lengthen updates. A clip has at least 2 sqrt(d) steps.
+    # Guard: lattice_test.test_random_lattices_hold_sums_and_noise.
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if most < least:
       raise errors.value_error(
@@ -124,8 +145,14 @@ class Lattice:
         'better conditioned C, another noise_multiplier, a smaller '
         'largest_cohort, or fewer parameters'
       )
+    # PRIVACY: Noise in other steps than the updates would have another
+    # deviation than accounted. z is scaled by the steps of a clip.
+    # Guard: lattice_test.test_step_is_the_least_that_costs_little.
     return cls(most, largest_cohort, z_stddev_per_clip * 2.0**most)
 
+  # PRIVACY: A clip of more steps than accounted would let a client move the sum
+  # further. It is 2^k.
+  # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
   @property
   def clip_steps(self) -> int:
     """The clipping norm in lattice steps, 2^k."""

@@ -91,6 +91,9 @@ class Position:
     """Waits until the names of the marks are on the disk."""
     _files.sync(self.marks)
 
+  # PRIVACY: After a round is over, another sum would get its noise. A closed
+  # round takes no sum.
+  # Guard: released_sums_test.test_noise_of_a_round_meets_one_sum_in_any_order.
   def close(self) -> None:
     """Closes the round: until the next `open`, every aggregation fails."""
     self._write(_CLOSED, 0, 0)
@@ -121,6 +124,10 @@ class Position:
   def forget(self, below: int) -> None:
     """Removes the marks of all rounds before the round `below`."""
     for path in self.marks.glob('*-*'):
+      # PRIVACY: If marks of the open round were removed, a second sum could get
+      # its noise. Marks of earlier rounds alone are removed.
+      # Guard:
+      # released_sums_test.test_noise_of_a_round_meets_one_sum_in_any_order.
       if int(path.name.split('-')[0]) < below:
         path.unlink()
 
@@ -186,6 +193,10 @@ class Position:
     mark = self.marks / f'{round_index:08d}-{attempt}-{released_sum}'
     mark.write_text('{} {}'.format(*counts))
     sums = {each for _, each in self.released(round_index)}
+    # PRIVACY: If two sums got the same noise, the difference of the releases
+    # would have none. All marks of the round must be of this sum.
+    # Guard:
+    # released_sums_test.test_noise_of_a_round_meets_one_sum_in_any_order.
     if sums != {released_sum.encode()}:
       raise errors.value_error(f'round={round_index}: {OTHER_SUM}')
 

@@ -33,6 +33,10 @@ _UNSOUND = (
 )
 
 
+# PRIVACY: Noise of another deviation than that of C means another epsilon. The
+# sample deviation must be within its limits.
+# Guards: self_test_test.test_noise_of_another_deviation_is_refused and
+# self_test_test.test_noise_of_the_strategy_passes_unchanged.
 def check(
   parts: Sequence[np.ndarray], tape: tape_folder.ReadableTape, round_index: int
 ) -> None:
@@ -77,6 +81,9 @@ def graph_check(
   with tf.control_dependencies([y]):
     low, high = tf.unstack(tf.gather(of_rounds, round_index, axis=1))
   rms = tf.sqrt(2.0 * tf.nn.l2_loss(tf.cast(y, tf.float64)) / tape.dimension)
+  # PRIVACY: Noise that is too small means a larger epsilon, and noise that is
+  # too large means a wrong tape. Both are refused.
+  # Guard: self_test_test.test_noise_of_another_deviation_is_refused.
   sound = tf.debugging.Assert((low <= rms) & (rms <= high), [_UNSOUND])
   with tf.control_dependencies([sound]):
     return tf.identity(y)
@@ -110,6 +117,9 @@ def limits(
   recursion = tape.recursion
   low, high = np.sqrt(interval(tape.dimension, recursion.rounds))
   moved = 0.5 * recursion.max_diagonal * np.sqrt(1.0 + t)
+  # PRIVACY: Limits that are too wide let noise of another deviation pass. They
+  # are the quantiles times the deviation of y_t.
+  # Guard: self_test_test.test_noise_of_another_deviation_is_refused.
   return recursion.row_norms[t] * np.stack(
     [low * tape.z_steps - moved, high * tape.z_steps + moved]
   )

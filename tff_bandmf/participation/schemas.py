@@ -214,6 +214,9 @@ class _Separated(Participation):
     fit = -(-rounds // self.min_sep)
     if self.max_participations is None:
       return fit
+    # PRIVACY: A number of rounds below that of the longest pattern gives too
+    # small a sensitivity. It is k, or what fits if this is less.
+    # Guard: participation_test.test_participations_is_the_longest_pattern.
     return min(self.max_participations, fit)
 
   def separation(self, rounds: int) -> int:
@@ -279,6 +282,9 @@ class Costs:
   unit: float
   strategy_sha256: str
 
+  # PRIVACY: A bound below the number of rounds that a client can reach gives
+  # too small a claim. The cheapest round bounds it.
+  # Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
   @property
   def most(self) -> int:
     """An upper bound on the number of rounds of a client within the limit."""
@@ -426,6 +432,9 @@ class Budget(_Separated):
     }
 
   def participations(self, rounds: int) -> int:
+    # PRIVACY: A bound below the number of rounds that a client can reach gives
+    # too small a claim. The costs bound it, and not the reference schema.
+    # Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
     return min(rounds, self.known_costs.most)
 
   def separation(self, rounds: int) -> int:
@@ -499,6 +508,9 @@ def from_name(
       horizon=horizon,
     )
   schema = MinSep if name == MinSep.name else FixedEpoch
+  # PRIVACY: If fixed epochs were read back as another schema, the sensitivity
+  # would be that of other patterns. The name chooses the class.
+  # Guard: participation_test.test_from_name_reads_to_dict_back.
   return schema(min_sep, max_participations)
 
 

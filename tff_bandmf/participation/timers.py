@@ -23,6 +23,10 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
   >>> min_sep_from_rounds_between(484)
   485
   """
+  # PRIVACY: With min_sep equal to the rounds between, the claimed separation
+  # would be right, but one too small a value lets clients in too soon. One more
+  # round is the separation.
+  # Guard: participation_test.test_rounds_between_are_one_less_than_min_sep.
   return 1 + _checks.count(
     'rounds_between',
     rounds_between,

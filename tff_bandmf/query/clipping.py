@@ -128,6 +128,9 @@ class Clipping(clip_bounds.Bounds):
       ]
       squares[group] = summation.total(np.array(sums))
     norms = np.sqrt(squares)
+    # PRIVACY: A record with infinite or missing values has no norm, and would
+    # make the sum one, too. It is set to zero.
+    # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
     finite = bool(np.all(np.isfinite(norms)))
     above = False
     if self.zeroing_norm is not None and finite:
@@ -159,6 +162,9 @@ def real(leaf: np.typing.ArrayLike) -> np.ndarray:
       f'{type(leaf).__name__} of {array.dtype} says more than its numbers'
     )
   if (
+    # PRIVACY: Complex numbers and booleans have no norm that the clip bounds.
+    # They are refused.
+    # Guard: noisy_mean_test.test_leaf_that_is_no_real_number_is_refused.
     array.dtype.kind not in 'iuf' and array.dtype.name not in clip_bounds.FLOATS
   ):
     raise TypeError(
@@ -185,6 +191,11 @@ def _write(
     rounding: `np.rint` or `np.trunc`.
   """
   total = 0.0
+  # PRIVACY: Values that were not written, or whose rounded values were not
+  # squared, would not count in the norm. Each piece is written, and its norm is
+  # that of what was written.
+  # Guards: noisy_mean_test.test_norm_is_at_most_the_clip and
+  # noisy_mean_test.test_norm_of_what_was_written_is_measured.
   for start in range(0, leaf.size, _PIECE):
     part = out[start : start + _PIECE]
     scaled = leaf[start : start + _PIECE].astype(np.float64)

@@ -126,6 +126,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     ]
     dimension = clip_bounds.record_dimension(record_specs)
     dimension += clips.indicator_count(clip.adaptive)
+    # PRIVACY: Coordinates without noise would be released as they are. The
+    # source must have all coordinates.
+    # Guard: query_test.test_source_of_another_size_is_refused.
     if dimension != source.dimension:
       raise errors.value_error(
         f'source.dimension={source.dimension}: must be {dimension}, the '
@@ -192,6 +195,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Stops the thread that computes noise, if there is one."""
     self._source.close()
 
+  # PRIVACY: A metric that states more noise than there is would support a
+  # smaller epsilon. It is the deviation in the unit of updates.
+  # Guard: query_test.test_metrics_are_round_and_noise.
   @property
   def z_stddev(self) -> float:
     """Standard deviation of z in the unit of updates, in the first round."""

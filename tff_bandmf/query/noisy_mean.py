@@ -187,11 +187,11 @@ class NoisyMean:
     coordinates = record[: sum(map(np.size, tree.flatten(self.like)))]
     count = without_effect = 0
     for update in updates:
-      count += 1
       # PRIVACY: The guarantee assumes that no sum of clipped updates wraps
       # around in int32, and a sum over too many clients could. A round with
       # more clients than `largest_cohort` fails before its release.
       # Guard: noisy_mean_test.test_round_of_more_than_the_largest_cohort_fails.
+      count += 1
       if count > self.lattice.largest_cohort:
         raise errors.value_error(
           f'updates={count} or more: a round has room for '
@@ -244,6 +244,9 @@ class NoisyMean:
       return
     position = self._opened.position
     if position is not None:
+      # PRIVACY: More updates than clients of the ledger mean that one client
+      # sent two. All updates count.
+      # Guard: run_test.test_more_updates_than_clients_are_refused.
       position.check(t, counts[0])
     released_sum = reader.release(
       self._opened.tape,
@@ -265,6 +268,9 @@ class NoisyMean:
     leaves, start = [], 0
     for example in tree.flatten(self.like):
       leaf = np.empty(example.size, example.dtype)
+      # PRIVACY: A part that is not written would be what was in the memory
+      # before, such as an update. Each piece is written.
+      # Guard: noisy_mean_test.test_updates_may_be_of_any_real_numbers.
       for first in range(0, example.size, _PIECE):
         piece = leaf[first : first + _PIECE]
         exact = released[start + first :][: len(piece)].astype(np.float64)

@@ -351,12 +351,12 @@ def from_evidence(
   """
   planned = plan.unamplified or plan.guarantee
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
+  # PRIVACY: rounds more than b apart can have a larger sensitivity than rounds
+  # exactly b apart. The check below compares only the number and the least
+  # distance of a client's rounds, so it accepts both patterns. The claim is
+  # therefore for all patterns of rounds at least b apart.
+  # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
   if schema.evenly_spaced:
-    # PRIVACY: rounds more than b apart can have a larger sensitivity than
-    # rounds exactly b apart. The check below compares only the number and the
-    # least distance of a client's rounds, so it accepts both patterns. The
-    # claim is therefore for all patterns of rounds at least b apart.
-    # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
     planned = planned.for_cohorts(
       participation_lib.MinSep(
         schema.separation(rounds), schema.max_participations
@@ -392,14 +392,14 @@ def _most_rounds(observed: ledger.Observed, planned: int) -> int:
     observed: participation in the ledger or log.
     planned: number of rounds of C.
   """
-  stated = observed.stated_rounds
   # PRIVACY: a program that looked at its model may have decided when to stop,
   # and then the epsilon of the rounds that it did is too small: see
   # `Guarantee.for_first_rounds`. Fewer rounds than planned count only if every
-  # round stated their number when it started, round 0 too, and no round is
-  # past it. Otherwise the claim is for all planned rounds.
+  # round stated their number when it started, round 0 too, and no round is past
+  # it. Otherwise the claim is for all planned rounds.
   # Guards: run_until_test.test_run_that_stops_by_its_model_claims_all_rounds
   # and report_test.test_stopped_run_claims_the_rounds_it_stated.
+  stated = observed.stated_rounds
   if stated is None or not observed.last_round < stated <= planned:
     return planned
   return math.ceil(stated)

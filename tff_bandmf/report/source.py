@@ -73,6 +73,9 @@ class Source:
     Each run counts with all its planned rounds, started or not.
     """
     claims = {self.run.run_id: self.claim}
+    # PRIVACY: Earlier runs on the same clients add to the loss. All claims of
+    # earlier runs are composed.
+    # Guard: after_test.test_guarantee_of_a_run_has_those_before_it.
     claims.update({name: claim for name, (_, claim) in self.before.items()})
     # PRIVACY: earlier runs and other releases on the same clients add to the
     # privacy loss, so the epsilon of this run alone would be too small. The

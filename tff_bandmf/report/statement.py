@@ -116,6 +116,9 @@ def common(
     'unit': run.unit_of_privacy + most,
     'clients_per_unit': clients,
     'adjacency_meaning': ADJACENCY,
+    # PRIVACY: A simulated run could be taken for one of real clients. The
+    # statement says which it is.
+    # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
     'setting': _setting(claim) or run.setting or _SETTING,
     'covered': run.covered or _COVERED + clip,
     'data_accesses': {

@@ -91,6 +91,9 @@ def population(clients: Clients) -> np.ndarray:
       f'clients={type(clients).__name__}: must be a number of clients, or a '
       'list of indices or strings; give the number, the list, or a ClientData'
     )
+  # PRIVACY: NumPy converts IDs of two kinds to one, so that 1 and '1' would be
+  # one client or two. The names are checked first.
+  # Guard: run_rounds_test.test_names_keep_their_kind_in_any_container.
   names = np.asarray(names_lib.names(ids))
   # PRIVACY: samplers draw positions in the list of IDs. If its order differed
   # after a restart, a replayed round could get a different cohort, and thus a
@@ -192,6 +195,9 @@ class Cohorts:
         see `Journal.history`; or too few clients may take part to fill the
         cohort.
     """
+    # PRIVACY: A round with the cohort of another round would be recorded with
+    # clients who did not take part. Each round draws its own.
+    # Guard: run_rounds_test.test_rounds_of_every_way_are_remembered.
     if self._cohort is None or self._cohort.round != t:
       self._cohort = self._draw(t)
     return self._cohort.ids, self._cohort.data
@@ -223,6 +229,9 @@ class Cohorts:
     cohort = self._cohort
     assert cohort is not None
     cost_before = self._cost_of(cohort.indices)
+    # PRIVACY: A client of a burnt round may have been in a sum. The round
+    # counts in the history as soon as it starts.
+    # Guard: run_rounds_test.test_burnt_rounds_are_remembered.
     self._history.record(cohort.round, cohort.indices)
     if self._cost is not None and cost_before is not None:
       self._cost += (self._cost_of(cohort.indices) or 0) - cost_before

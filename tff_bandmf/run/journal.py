@@ -539,6 +539,8 @@ def _is_burnt(
   # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
   released = {fingerprint for _, fingerprint in marks}
   released |= {each.result for each in attempts if each.result is not None}
+  # PRIVACY: Both an abandoned attempt and two sums burn a round.
+  # Guard: run_replay_test.test_round_whose_replay_differs_is_burnt.
   return abandoned or len(released) > 1
 
 
@@ -593,6 +595,13 @@ class _States:
         if isinstance(leaf, np.ndarray):
           self._arrays[id(leaf)] = weakref.ref(leaf), self._latest
 
+  # PRIVACY: A round that is finished with the state of an earlier round would
+  # be counted without its release. A state is of an earlier round if its bits
+  # or its arrays are.
+  # Guards:
+  # run_rounds_test.test_round_is_not_finished_with_the_arrays_of_an_earlier_one
+  # and
+  # run_rounds_test.test_state_with_the_bits_of_an_earlier_one_is_of_its_round.
   def has(self, state: object) -> bool:
     """Returns whether a state is of a round before the last added state."""
     rounds = _aggregator_rounds(state)

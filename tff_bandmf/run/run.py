@@ -286,6 +286,9 @@ class Run:
       return
     ids = clients_lib.population(clients)
     if ids.dtype.kind == 'U':
+      # PRIVACY: Two spellings of one client would be two clients with fewer
+      # rounds each. The program is told.
+      # Guard: run_rounds_test.test_names_alike_are_named_at_the_start_of_a_run.
       self._warn_of_names(names_lib.alike(ids.tolist()))
     source = clients_lib.cohort_source(
       plan, self._sampling_key, ids, seed, last
@@ -383,6 +386,9 @@ class Run:
         f'round={t}: is past the last round of the run, {last - 1}; end the '
         f'run with run.record(...); {opening.MORE_ROUNDS}'
       )
+    # PRIVACY: NumPy converts names of two kinds to one, so that 1 and '1' would
+    # be one client or two. The names are checked first.
+    # Guard: run_rounds_test.test_names_keep_their_kind_in_any_container.
     ids = np.asarray(names_lib.names(cohort))
     if ids.dtype.kind == 'U':
       self._warn_of_names(
@@ -584,6 +590,10 @@ class Run:
     """
     plan = self._plan
     by_budget = isinstance(plan.schema, participation.Budget)
+    # PRIVACY: A run that stops after it saw a model may not claim fewer rounds
+    # than it stated before. It states fewer only if it has to stop there.
+    # Guard:
+    # run_until_test.test_run_that_stops_after_one_round_claims_all_rounds.
     return None if by_budget or last >= plan.rounds else last
 
   def _last(
@@ -710,6 +720,9 @@ class Run:
     # number of rounds up to the horizon.
     by_budget = isinstance(self._plan.schema, participation.Budget)
     least = min(self._rounds, self._plan.rounds)
+    # PRIVACY: A run that ends before its last round could choose its end by its
+    # releases. It is ended early only if a stop was stated.
+    # Guard: run_rounds_test.test_run_is_not_recorded_before_its_last_round.
     least = 1 if by_budget or self._stopped else least
     if self._journal.next < least and not self._ended:
       raise errors.value_error(

@@ -334,6 +334,9 @@ def _place(directory: pathlib.Path, begun: bool) -> _files.JsonObject:
     'device': noise and noise[0],
     'inode': noise and noise[1],
     'sampling': sampling,
+    # PRIVACY: A copy of a run would release other sums with the same noise. The
+    # identity of the folder differs in a copy.
+    # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     'folder': _identity(directory),
     'begun': begun,
   }
@@ -358,6 +361,10 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
   return fresh if not path.exists() and fresh.exists() else path
 
 
+# PRIVACY: A key that others can compute shows who is drawn, and the
+# amplification is lost. The key is random and stays in its file.
+# Guards: run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run
+# and run_sampling_test.test_seed_has_no_part_in_sampled_cohorts.
 def _load(directory: pathlib.Path, name: str) -> key_lib.Key:
   path = directory / name
   if not has_begun(directory):

@@ -62,6 +62,10 @@ def open_ledger(
   # of this library, which has no ledger, does not need SQLAlchemy.
   from tff_bandmf.ledger import ledger as ledger_lib
 
+  # PRIVACY: With another ledger, all rounds of the run would be forgotten, and
+  # their noise could be used again. A run has one ledger.
+  # Guard:
+  # run_folder_test.test_release_that_the_ledger_does_not_know_is_refused.
   path = directory / run_json.LEDGER_URL
   return ledger_lib.Ledger(
     path.read_text() if path.exists() else directory / run_json.LEDGER_FILE,

@@ -138,14 +138,27 @@ def completed(
       'a C for all rounds up to the horizon'
     )
   k = budget.reference_schema.participations(rounds or strategy.rounds)
+  # PRIVACY: Rounding errors of the costs could admit a pattern above the
+  # budget. Each cost has an allowance for them.
+  # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
   error = 64 * (strategy.bands + 64) * recursion.UNIT
+  # PRIVACY: A table of the other kind of C would give costs of other patterns.
+  # Only a C that goes on has costs by lags alone.
+  # Guard: arrivals_test.test_devices_decide_as_the_server_does.
   if strategy.goes_on:
     table, largest = _toeplitz(strategy, error)
     # Any limit is valid, because the sensitivity is computed from it.
+    # PRIVACY: A later round may cost more than the next one. The largest cost
+    # of all later lags counts.
+    # Guard:
+    # budget_test.test_adversary_does_not_exceed_the_budget_but_reaches_it.
     most = np.maximum.accumulate(table[0, ::-1])[::-1]
     lags = np.arange(1, k) * budget.min_sep
     lags = lags[lags < len(most)]
     weights = k - np.arange(1, len(lags) + 1)
+    # PRIVACY: The budget is that of k rounds and all their pairs. A smaller one
+    # would refuse patterns of the schema.
+    # Guard: arrivals_test.test_arrivals_are_taken_as_the_rule_lets_in.
     limit = k * _WHOLE + 2 * sum(
       int(weight) * int(cost) for weight, cost in zip(weights, most[lags])
     )
@@ -155,6 +168,10 @@ def completed(
     value = gram_lib.sensitivity(strategy, typical).value
     # A pattern of k rounds adds up k^2 integer costs. Each is at most 2 above
     # the exact cost.
+    # PRIVACY: The budget is the square of the sensitivity, rounded up, with the
+    # errors of all integer costs.
+    # Guard:
+    # budget_test.test_adversary_does_not_exceed_the_budget_but_reaches_it.
     limit = math.ceil(value**2 / largest * _WHOLE) + 2 * k * k
   if limit > _LARGEST:
     raise errors.value_error(
@@ -170,6 +187,9 @@ def completed(
   )
 
 
+# PRIVACY: A sensitivity below the root of the budget would be that of fewer
+# patterns. It is the root, rounded up.
+# Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
 def bound(
   strategy: strategies.Strategy, budget: participation_lib.Budget
 ) -> result.Sensitivity:
@@ -220,6 +240,9 @@ def _banded(
     ValueError: C does not have few bands.
   """
   rounds, bands = strategy.rounds, strategy.bands
+  # PRIVACY: Costs of some rounds alone would let others in for nothing. A C
+  # with too many costs is refused.
+  # Guard: arrivals_test.test_device_rule_needs_costs_of_all_rounds.
   few = strategy.inverse_bands is None and strategy.buffers is None
   if not (few and bands < rounds):
     raise errors.value_error(
@@ -235,6 +258,9 @@ def _banded(
   gram = np.zeros((rounds, bands))
   for start in range(0, rounds, _ROWS):
     first = np.arange(start, min(start + _ROWS, rounds))[:, np.newaxis]
+    # PRIVACY: A pair of rounds that is not in the table costs nothing. The
+    # table has all pairs within the bands.
+    # Guard: arrivals_test.test_device_rule_needs_costs_of_all_rounds.
     second = first + np.arange(bands)
     is_round = second < rounds
     pairs = np.broadcast_to(first, second.shape)[is_round], second[is_round]

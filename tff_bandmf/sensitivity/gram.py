@@ -31,6 +31,14 @@ _LEAST_ROWS = 64
 ROUNDING = 1e-13
 
 
+# PRIVACY: A sensitivity below that of one pattern makes epsilon too small.
+# Tests compare it with all patterns, or with many.
+# Guards: families_test.test_stamped_banded_inverse_overlaps,
+# sensitivity_test.test_sensitivity_against_brute_force,
+# sensitivity_test.test_chain_of_overlapping_columns_against_all_patterns,
+# sensitivity_test.test_signs_of_the_gram_matrix_do_not_help,
+# sensitivity_test.test_bound_is_never_below_brute_force and
+# admission_test.test_patterns_let_in_never_exceed_the_sensitivity.
 def sensitivity(
   strategy: strategies.Strategy, participation: participation_lib.Participation
 ) -> result.Sensitivity:
@@ -136,6 +144,12 @@ def _column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
   return _by_tile(strategy, lambda tile: tile.column_norms_squared())
 
 
+# PRIVACY: A weight that misses an entry of X gives a bound below the
+# sensitivity. Each row sums its heaviest pattern.
+# Guards: sensitivity_test.test_bound_is_never_below_brute_force,
+# sensitivity_test.test_sensitivity_against_brute_force,
+# admission_test.test_patterns_let_in_never_exceed_the_sensitivity and
+# families_test.test_sensitivity_is_safe_where_rounds_are_many.
 def _row_weights(
   strategy: strategies.Strategy, min_sep: int, k: int, lag_count: int
 ) -> np.ndarray:
@@ -160,6 +174,13 @@ def _row_weights(
   return rows
 
 
+# PRIVACY: A chain that is not the heaviest gives too small a sensitivity. Each
+# step takes the maximum over all next rounds.
+# Guards:
+# sensitivity_test.test_chain_of_overlapping_columns_against_all_patterns,
+# random_structures_test.test_random_patterns_never_exceed_the_sensitivity,
+# admission_test.test_patterns_let_in_never_exceed_the_sensitivity and
+# sensitivity_test.test_sensitivity_against_brute_force.
 def _heaviest_chain(
   strategy: strategies.Strategy, min_sep: int, k: int
 ) -> float:
@@ -198,6 +219,10 @@ def _heaviest_chain(
   return float(best[-1, 0])
 
 
+# PRIVACY: A block that misses an entry of X gives too small a sensitivity. A
+# block has all rows within the bands.
+# Guards: admission_test.test_patterns_let_in_never_exceed_the_sensitivity and
+# sensitivity_test.test_sensitivity_against_brute_force.
 def _gram_rows(
   strategy: strategies.Strategy, backwards_by: Optional[int] = None
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:

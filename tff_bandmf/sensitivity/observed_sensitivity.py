@@ -160,6 +160,9 @@ def of_clients(
     histogram.update(dict(zip(counts.tolist(), times.tolist())))
     if gram is not None:
       heaviest_client = _heaviest(gram, rounds, starts)
+      # PRIVACY: The client with the largest sum decides. Another client would
+      # give too small a sensitivity.
+      # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
       heaviest = max(heaviest, heaviest_client, key=lambda h: h.squared)
   most = max(histogram, default=0)
   return Observed(
@@ -171,6 +174,9 @@ def of_clients(
     None if strategy is None else heaviest.sensitivity(strategy, most, costs),
     heaviest.pattern,
     None if strategy is None else strategy.digest(),
+    # PRIVACY: A cost without a table would be that of another C. There is one
+    # only with the costs of this C.
+    # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
     None if gram is None or costs is None else int(heaviest.squared),
   )
 

@@ -46,6 +46,10 @@ def bound(squared: float, reason: str, attained: float = 0.0) -> Sensitivity:
   return Sensitivity(math.sqrt(squared), UPPER_BOUND, reason)
 
 
+# PRIVACY: A value without proof that it is exact may not replace an exact one,
+# and the larger of two bounds would cost noise. The exact one is taken, else
+# the smaller bound.
+# Guard: sensitivity_test.test_sensitivity_against_brute_force.
 def better(first: Sensitivity, second: Sensitivity) -> Sensitivity:
   """Returns the exact sensitivity, if there is one, else the smaller bound."""
   return min(first, second, key=lambda s: (s.method != EXACT, s.value))

@@ -45,6 +45,9 @@ def sensitivity(
 one client do not overlap (bands <= min_sep)')
   """
   participation_lib.check(participation)
+  # PRIVACY: A budget has patterns that its reference schema lacks. Its
+  # sensitivity follows from its costs.
+  # Guard: stops_test.test_calibrate_meets_epsilon.
   if isinstance(participation, participation_lib.Budget):
     return budget.bound(strategy, participation)
   # A value that overflows is refused after the computation.

@@ -98,6 +98,10 @@ def decoded_sensitivity(
   )
 
 
+# PRIVACY: A pattern that is not in the tables gives too small a sensitivity.
+# The waiting times let in each pattern of the schema.
+# Guards: families_test.test_sensitivity_is_safe and
+# random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
 def _heaviest(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> Optional[float]:
@@ -141,6 +145,9 @@ def _heaviest(
   return float(max(squared for _, squared in forest))
 
 
+# PRIVACY: A pattern with k rounds that is left out gives too small a
+# sensitivity. Only more than k rounds are left out.
+# Guard: families_test.test_sensitivity_is_safe.
 def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
   """Returns the table of two adjacent nodes, or None if it takes too long.
 
@@ -166,6 +173,11 @@ def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
   return _undominated(table, ends - 1)
 
 
+# PRIVACY: A key that is removed without a better one would take the heaviest
+# pattern with it. A better one has all waiting times no longer.
+# Guards:
+# random_structures_test.test_random_patterns_never_exceed_the_sensitivity and
+# families_test.test_tree_of_many_rounds_needs_no_matrix.
 def _undominated(table: _Table, never: int) -> _Table:
   """Returns a table without impossible keys and dominated keys.
 
@@ -204,6 +216,9 @@ def _levels_squared(
   return float(squared)
 
 
+# PRIVACY: A lag that is left out gives too small a sum of X. All lags below k b
+# and within the tree are there.
+# Guard: families_test.test_sensitivity_is_safe.
 def _lags(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> Iterator[np.ndarray]:

@@ -30,6 +30,9 @@ MAX_ROUNDS = 100_000_000
 # `check_entries` refuses a C with a diagonal or an entry beyond these limits.
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _SMALLEST_DIAGONAL = 1e-30
+# PRIVACY: Squares of larger entries overflow or lose their bits, and the
+# sensitivity would be wrong. Such a C is refused.
+# Guard: strategies_test.test_extreme_scale_is_refused.
 _LARGEST_ENTRY = 1e30
 # Least number of columns of a matrix product; fewer columns would be slow.
 _LEAST_COLUMNS = 64

@@ -70,11 +70,12 @@ class ColumnNormalized(base.Strategy):
     # Column i of C holds the first n - i entries of the first column.
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
+      # PRIVACY: If the norm of a column overflowed to infinity, the scaled
+      # column would be 0. The sensitivity would not count the round of this
+      # column, and would be too small. This check refuses norms that overflow.
+      # Guards: strategies_test.test_column_norm_that_overflows_is_refused and
+      # random_structures_test.test_random_patterns_never_exceed_the_sensitivity
       norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds) ** 2))[::-1]
-    # PRIVACY: If the norm of a column overflowed to infinity, the scaled column
-    # would be 0. The sensitivity would not count the round of this column, and
-    # would be too small. This check refuses norms that overflow.
-    # Guard: strategies_test.test_column_norm_that_overflows_is_refused.
     if not np.all(np.isfinite(norms)):
       raise errors.value_error(
         'column_normalize=True: column norms of C overflow; use fewer rounds, '
@@ -114,6 +115,10 @@ class ColumnNormalized(base.Strategy):
   def column_error(self, participations: int) -> float:
     return self.toeplitz.column_error(participations)
 
+  # PRIVACY: If rows were not divided by the norms of their columns, the
+  # sensitivity would be that of another C.
+  # Guard:
+  # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     column = np.arange(start, stop)[:, None] - np.arange(self.bands)
     return (

@@ -292,6 +292,8 @@ def _from_header(
   """
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
+  # PRIVACY: A file of another version may mean another C. It is refused.
+  # Guard: strategies_test.test_file_of_another_version_is_refused.
   if header.get('version') != VERSION:
     raise errors.value_error(
       f'version={header.get("version")}: {path} must have strategy file '
@@ -311,6 +313,9 @@ def _from_header(
     strategy = _build(
       family, rounds, header.get('parameters', {}), header['arrays']
     )
+    # PRIVACY: A file that lost its schema could be accounted for another one.
+    # The schema must be there, if only as none.
+    # Guard: strategies_test.test_file_with_another_schema_is_refused.
     participation = _participation(header['participation'])
   except (AttributeError, KeyError, OverflowError, TypeError) as error:
     raise ValueError(_not_a_strategy(path)) from error

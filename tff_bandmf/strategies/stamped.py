@@ -58,6 +58,10 @@ class Stamped(base.Strategy):
       self, self.block.rounds
     )
 
+  # PRIVACY: The sensitivity is the sum over tiles. A wrong number of tiles
+  # would give that of another C.
+  # Guard:
+  # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   def tiles(self) -> list[tuple[base.Strategy, int]]:
     if self.rounds <= self.block.rounds:
       return super().tiles()

@@ -83,6 +83,10 @@ _MOST_STORED = 4
 _SMALLEST_RATIO = 1e-290
 
 
+# PRIVACY: If w were not that of rounds before the first one, delta would be
+# that of other samplers than those that draw the rounds. Its test compares w
+# with the recursion.
+# Guard: b_min_sep_test.test_warm_rounds_have_one_probability.
 def wait_prob(min_sep: int, sampling_prob: float) -> float:
   """Returns w, rounded down to a multiple of 2^-64; 0 for b = 1."""
   if min_sep == 1:
@@ -91,6 +95,9 @@ def wait_prob(min_sep: int, sampling_prob: float) -> float:
   return min(int(wait * _WORDS), _WORDS // (min_sep - 1)) / _WORDS
 
 
+# PRIVACY: A law of the first eligible round that misses a part would give a
+# delta without this part. The rest of the law is at n.
+# Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
 def starts(
   rounds: int, min_sep: int, wait: Optional[float] = None
 ) -> np.ndarray:
@@ -116,6 +123,9 @@ def starts(
   return law
 
 
+# PRIVACY: The number of clients of a round, and so p, follows from these
+# probabilities. A p below that of the sampler would give too small a delta.
+# Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
 def participation(
   rounds: int, min_sep: int, sampling_prob: float, first: np.ndarray
 ) -> np.ndarray:
@@ -214,17 +224,22 @@ class BMinSepMixture(importance.Mixture):
         later = ratios[start + self._b : stop + self._b]
         np.multiply(terms[start:stop], later, out=part)
         self._accumulate(part, ratios[stop])
+      # PRIVACY: An L_i near the least positive float64 has few correct bits,
+      # and its error carries over to L_j for j < i, so delta would be wrong. A
+      # result with such an L is computed again in logarithms. In all other
+      # results a term that underflows is smaller than a rounding error.
+      # Guards: b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again
+      # and b_min_sep_test.test_recursions_are_the_sums_over_patterns.
       logs = np.log(self._starts @ ratios[: len(self._starts)])
-    # PRIVACY: An L_i near the least positive float64 has few correct bits, and
-    # its error carries over to L_j for j < i, so delta would be wrong. A result
-    # with such an L is computed again in logarithms. In all other results a
-    # term that underflows is smaller than a rounding error.
-    # Guard: b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
     lost = ~np.isfinite(logs) | (ratios.min(0) < _SMALLEST_RATIO)
     if lost.any():
       logs[lost] = self._log_mean_of(self._log_ratios(log_gains[:, lost]))
     return logs
 
+  # PRIVACY: L sums the ratios of all patterns. A pattern without a term would
+  # not count in delta.
+  # Guards: b_min_sep_test.test_long_gaps_do_not_lose_later_rounds and
+  # b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
   def _accumulate(self, terms: np.ndarray, last: np.ndarray) -> None:
     """Replaces terms_i by L_i = terms_i + (1 - p) L_{i+1}, in place.
 
@@ -254,6 +269,9 @@ class BMinSepMixture(importance.Mixture):
     for i in range(head - 1, -1, -1):
       terms[i] += stay * terms[i + 1]
 
+  # PRIVACY: The weight of a sample is that of a pattern with these odds. With
+  # patterns of other odds, the average would not be delta.
+  # Guard: b_min_sep_test.test_rounds_are_drawn_with_the_tilted_odds.
   def _draw_rounds(self, rng, count, log_gains):
     """Draws S with probability proportional to P(S) e^(sum of gains over S).
 

@@ -92,6 +92,9 @@ class BMinSep(sampled_cohorts.Sampled):
         'smaller one'
       )
 
+  # PRIVACY: Without chance, the claim is that of this schema. A schema with
+  # fewer patterns than the sampler has would give too small a sensitivity.
+  # Guard: b_min_sep_test.test_sensitivity_is_that_without_amplification.
   @property
   def schema(self) -> participation_lib.Participation:
     return participation_lib.MinSep(self.min_sep)
@@ -110,6 +113,10 @@ class BMinSep(sampled_cohorts.Sampled):
       'else round 0'
     )
 
+  # PRIVACY: A p below that of the sampler would give too small a delta. It is
+  # the p with which b-min-sep sampling has this expected cohort.
+  # Guard:
+  # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   def for_cohort_size(self, clients_per_round: float) -> BMinSep:
     """Returns the cohorts with p set for an expected cohort size.
 
@@ -141,6 +148,10 @@ class BMinSep(sampled_cohorts.Sampled):
       'and clients_per_round',
     )
 
+  # PRIVACY: If a cold start were accounted as a warm one, delta would be that
+  # of other samplers. Only a warm start has a w.
+  # Guard:
+  # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   @property
   def _wait(self) -> Optional[float]:
     """w of the module `b_min_sep` for a warm start; None for a cold start."""

@@ -62,6 +62,9 @@ class _States(NamedTuple):
   orders: np.ndarray
   after: np.ndarray
 
+  # PRIVACY: Delta sums over the states of the copies. A wrong number of orders
+  # or a wrong next state would give the sum of another sampler.
+  # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
   @classmethod
   @functools.lru_cache(maxsize=8)
   def for_copies(cls, min_sep: int, copies: int) -> _States:
@@ -111,6 +114,10 @@ class Copies:
     log_normalizer: ln A; infinity if A leaves the range of float64.
   """
 
+  # PRIVACY: Delta is averaged over samples with the tilted odds that are
+  # prepared here. Wrong weights would give a wrong average.
+  # Guards: importance_test.test_copies_of_rounds_are_drawn_with_the_tilted_odds
+  # and importance_test.test_normalizer_is_the_mean_over_all_rounds.
   def __init__(
     self,
     gram: np.ndarray,

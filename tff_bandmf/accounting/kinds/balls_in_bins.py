@@ -129,6 +129,10 @@ class BallsInBinsMixture(importance.Mixture):
       drawn = group * size + (inside <= rest).sum(axis=1)
       return np.minimum(drawn, bins - 1), ends[:, -1]
 
+    # PRIVACY: The weight of a sample is the product over all participations. If
+    # a factor were missing, the average could be below delta.
+    # Guard:
+    # importance_test.test_values_respect_their_bound_and_average_to_delta.
     def draw(rng, count):
       rows, taken = np.arange(count), np.zeros((count, bins))
       weights = np.tile(first, (count, 1))
@@ -157,6 +161,9 @@ class BallsInBinsMixture(importance.Mixture):
     return loss, products.mean(axis=1)
 
 
+# PRIVACY: A product between bins that is too small would give too small a loss.
+# G sums the columns of each bin.
+# Guard: balls_in_bins_test.test_gram_is_that_of_the_bins.
 def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   """Returns G, the inner products of the contributions of the bins.
 

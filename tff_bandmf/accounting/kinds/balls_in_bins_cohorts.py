@@ -43,6 +43,9 @@ class BallsInBins(sampled_cohorts.Sampled):
   flags: ClassVar[Mapping[str, str]] = {'min_sep': 'bins'}
   bins: int = attrs.field(converter=_bins)
 
+  # PRIVACY: Without chance, the claim is that of this schema. A schema with
+  # fewer patterns than a bin has would give too small a sensitivity.
+  # Guard: balls_in_bins_test.test_gram_is_that_of_the_bins.
   @property
   def schema(self) -> participation_lib.Participation:
     return participation_lib.FixedEpoch(self.bins)

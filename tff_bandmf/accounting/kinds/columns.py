@@ -32,6 +32,9 @@ class Columns:
     ).tocsr()
     self.squares = self.matrix.power(2).sum(axis=0).A1
 
+  # PRIVACY: Losses are computed from these products. If a product were missing,
+  # the losses and delta would be too small.
+  # Guard: b_min_sep_test.test_separation_of_one_is_poisson_sampling.
   @functools.cached_property
   def gram(self) -> np.ndarray:
     """Returns <c_i, c_(i + d)>, [n, bands] float64, 0 past the last column."""
@@ -47,6 +50,9 @@ class Columns:
         gram[start + i, : len(row)] = row
     return gram
 
+  # PRIVACY: Losses are computed from these columns. If a column were missing,
+  # its round would cost nothing.
+  # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
   @functools.cached_property
   def _blocks(self) -> list[tuple[slice, slice, np.ndarray]]:
     """Blocks of C: (columns, their nonzero rows, [columns, rows] float64)."""

@@ -208,11 +208,12 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     Raises:
       ValueError: C has more bands, or fewer rounds, than g.
     """
-    groups = self.groups or strategy.bands
     # PRIVACY: Rounds of a client can be g apart. If C had more than g bands,
     # their columns would have non-zero entries in the same row, and the claimed
     # epsilon would not be proved. A C with more bands than groups is refused.
-    # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
+    # Guards: cyclic_poisson_test.test_more_bands_than_groups_are_refused and
+    # accounting_cohorts_test.test_json_is_read_back.
+    groups = self.groups or strategy.bands
     accountants.check_bands(strategy, 'groups', groups)
     _checks.at_most(
       'groups',
@@ -221,6 +222,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       'the rounds',
       'a group without a round never takes part',
     )
+    # PRIVACY: The last group of rounds may be cut. A number of groups rounded
+    # down would leave out its rounds, so it is rounded up.
+    # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
     return -(-strategy.rounds // groups)
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:

@@ -87,11 +87,12 @@ def accountant(
   # could be false. Values that are not instances of `Cohorts` are refused.
   # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
   participation_lib.check_cohorts(cohorts)
+  # PRIVACY: The amplification proofs are for units of one client. They do not
+  # cover rounds in which several clients of one unit are drawn, so epsilon
+  # could be too small. Units of several clients are refused.
+  # Guards: accounting_cohorts_test.test_sampled_units_of_several_are_refused
+  # and accounting_cohorts_test.test_chance_gives_no_rho.
   if isinstance(cohorts, sampled_cohorts.Sampled):
-    # PRIVACY: The amplification proofs are for units of one client. They do not
-    # cover rounds in which several clients of one unit are drawn, so epsilon
-    # could be too small. Units of several clients are refused.
-    # Guard: accounting_cohorts_test.test_sampled_units_of_several_are_refused.
     if clients_per_unit > 1:
       raise errors.value_error(
         f'clients_per_unit={clients_per_unit}: no guarantee is proved if '

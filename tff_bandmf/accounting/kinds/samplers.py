@@ -33,6 +33,10 @@ from tff_bandmf.accounting.methods import stops
 Words = Callable[[int, int, int], np.ndarray]
 
 # Number of values of a word.
+# PRIVACY: A word is compared with a threshold that is a probability times this
+# number. With another number, clients would be drawn with other probabilities
+# than accounted.
+# Guard: samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
 _WORDS = 2**64
 # Number of words computed at once; they fit into a processor's cache.
 _PIECE = 2**17
@@ -210,6 +214,12 @@ class BMinSep(Sampler):
     if round_index < self._last:
       self._begin()
     while self._last < round_index:
+      # PRIVACY: If a round took the random words of another one, clients would
+      # be drawn with other probabilities than accounted. Each round has its own
+      # row of words.
+      # Guards:
+      # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected and
+      # samplers_test.test_pattern_of_a_warm_client_has_its_probability.
       self._last += 1
       # With a `wait_prob`, row 0 drew the first eligible rounds.
       row = self._last + (self._wait_prob is not None)
@@ -221,6 +231,10 @@ class BMinSep(Sampler):
       # Guard:
       # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
       self._cohort = drawn[self._from[drawn] <= self._last]
+      # PRIVACY: If the next eligible round were not counted from this round, a
+      # client could take part twice within b rounds. It is b rounds later.
+      # Guard:
+      # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
       self._from[self._cohort] = self._last + self._min_sep
     return self._cohort
 

@@ -72,6 +72,9 @@ class Accountant(abc.ABC):
       strategy, schema.participations(strategy.rounds)
     )
 
+  # PRIVACY: The sensitivity has rounding errors, and a loss for the multiplier
+  # itself would be too small. The multiplier is divided by their bound.
+  # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
   def exact_noise(self, noise_multiplier: float) -> float:
     """Returns the noise multiplier for the sensitivity without its error."""
     return noise_multiplier / (1 + self.error)
@@ -159,6 +162,9 @@ class Exact(Accountant):
 
   def claim_at(self, noise_multiplier, epsilon, samples):
     delta = self.delta(self.exact_noise(noise_multiplier), epsilon)
+    # PRIVACY: The run may stop, and its delta would be too small without the
+    # probability of a stop. It is added.
+    # Guard: stops_test.test_delta_at_an_epsilon_includes_the_stops.
     return monte_carlo.Bound.certain(epsilon, delta + stops.delta(epsilon))
 
   def calibrate(self, epsilon, delta, samples):
@@ -198,6 +204,10 @@ class Gaussian(Exact):
         log and rounded up. If None, it is computed for `schema`.
       clients_per_unit: largest number of clients of one unit of privacy.
     """
+    # PRIVACY: A log can show more than the schema of the plan allows. If the
+    # sensitivity that was observed were dropped, the claim would be that of the
+    # schema.
+    # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     super().__init__(strategy, schema, sensitivity)
     # PRIVACY: A sensitivity computed for the schema has rounding errors, and
     # epsilon without a bound of them would be too small. Only an observed
@@ -301,6 +311,9 @@ class Sampled(Accountant):
       if amplified is None:
         self._notice_no_amplification(mixture, count)
       else:
+        # PRIVACY: The bound is that of fresh samples. The epsilon that pilot
+        # samples chose has no proof.
+        # Guard: balls_in_bins_test.test_calibrated_noise_meets_the_true_delta.
         bound = amplified[1]
     bound = _of_program(bound, growth)
     return bound if bound.total <= delta else monte_carlo.UNPROVED
@@ -315,6 +328,11 @@ class Sampled(Accountant):
       bound if bound.total < unamplified.total else unamplified, growth
     )
     # P <= e^growth P' + delta <= e^epsilon P' + (e^growth - e^epsilon) + delta.
+    # PRIVACY: Rounding errors move the means of the noise, and delta at an
+    # epsilon below their part would be too small. Delta grows by the
+    # difference.
+    # Guard:
+    # accounting_cohorts_test.test_moved_means_raise_an_amplified_epsilon.
     more = max(0.0, _exp(growth) - _exp(epsilon))
     return dataclasses.replace(bound, epsilon=epsilon, upper=bound.upper + more)
 

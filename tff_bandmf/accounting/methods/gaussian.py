@@ -55,10 +55,11 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
   first = float(scipy.special.ndtr(half - shift))
-  second = math.exp(epsilon + float(scipy.special.log_ndtr(-half - shift)))
   # PRIVACY: Rounding errors could make the difference `first` - `second`, and
   # so delta, too small. A bound of these errors is added to the difference.
-  # Guard: gaussian_test.test_epsilon_rounds_up.
+  # Guards: gaussian_test.test_epsilon_rounds_up and
+  # gaussian_test.test_noise_multiplier_is_the_published_one.
+  second = math.exp(epsilon + float(scipy.special.log_ndtr(-half - shift)))
   rounding = _ROUNDING * (100 + (half + shift) ** 2) * first
   return min(1.0, max(0.0, first - second) + rounding)
 
@@ -108,6 +109,11 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
   # `gaussian_epsilon` of the result is rounded up, and must not exceed
   # `epsilon`. So the target is slightly below `epsilon`.
+  # PRIVACY: Calibration and report compute epsilon with rounding errors of
+  # their own. Noise for the epsilon itself could be reported as more than was
+  # asked, so the target is below it.
+  # Guards: gaussian_test.test_noise_multiplier_rounds_up and
+  # gaussian_test.test_calibrated_noise_reports_no_more_than_was_asked.
   target = epsilon * (1 - _CALIBRATION_MARGIN)
 
   def holds(multiplier):
@@ -126,6 +132,9 @@ def _bisect(holds, high: float) -> float:
     holds: predicate that is false below some x and true above it.
     high: an x with `holds(x)`.
   """
+  # PRIVACY: A start above the least x would make the search miss it. The search
+  # starts at 0.
+  # Guard: gaussian_test.test_noise_multiplier_is_the_published_one.
   low = 0.0
   while high - low > _RELATIVE_WIDTH * high:
     middle = (low + high) / 2
@@ -161,6 +170,9 @@ def check_epsilon(epsilon: float) -> None:
 def check_delta(delta: float) -> None:
   """Raises ValueError unless delta is in [1e-50, 1)."""
   _checks.positive('delta', delta, 'use less than 1 / population')
+  # PRIVACY: With a delta of 1 or more, each mechanism is private, and below the
+  # least delta no function here is exact. Such a delta is refused.
+  # Guard: gaussian_test.test_delta_out_of_range_is_refused.
   if not _SMALLEST_DELTA <= delta < 1:
     raise errors.value_error(
       f'delta={delta}: must be in [{_SMALLEST_DELTA:g}, 1); use less than 1 / '

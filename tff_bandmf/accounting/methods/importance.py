@@ -243,6 +243,9 @@ def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
   ]
 
 
+# PRIVACY: The average of the samples is delta only with this weight, and their
+# bound holds only for this normalizer. Tests compare both with known deltas.
+# Guard: importance_test.test_values_respect_their_bound_and_average_to_delta.
 def remove(
   mixture: Mixture, epsilon: float, tilt: Tilt, log_normalizer: float
 ) -> Direction:
@@ -267,6 +270,9 @@ def remove(
   )
 
 
+# PRIVACY: The average of the samples is delta only with this weight, and their
+# bound holds only for this normalizer. Tests compare both with known deltas.
+# Guard: b_min_sep_test.test_separation_of_one_is_poisson_sampling.
 def add(mixture: Mixture, epsilon: float) -> Direction:
   """Returns the way to sample delta with the client added."""
   gap = epsilon - mixture.mean_square / 2
@@ -303,6 +309,10 @@ def _least_bound(
   """
   # The derivative of the sum is at least -slope + curvature k / 2 - 1 / k,
   # which is positive from `most` on.
+  # PRIVACY: A tilt from a range that is too short samples where delta is small,
+  # and the bound becomes loose. The range ends where the derivative stays
+  # positive.
+  # Guard: balls_in_bins_test.test_added_client_is_sampled_where_it_matters.
   most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
   return float(
     scipy.optimize.minimize_scalar(

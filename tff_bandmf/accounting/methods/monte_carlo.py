@@ -81,6 +81,9 @@ class Samples:
     _checks.positive(
       'failure_probability', self.failure_probability, '1e-8 is usual'
     )
+    # PRIVACY: A bound that may fail with probability 1 says nothing. It is
+    # refused.
+    # Guard: balls_in_bins_test.test_samples_out_of_range_are_refused.
     if self.failure_probability >= 1:
       raise errors.value_error(
         f'failure_probability={self.failure_probability}: must be below 1; '
@@ -307,6 +310,9 @@ def _tuned(
   eta = min(
     _LARGEST_ETA / direction.bound, math.sqrt(2 * log_term / (samples * square))
   )
+  # PRIVACY: A margin that is too small gives a bound that fails more often than
+  # stated. This is the margin of the formula, for the eta that is returned.
+  # Guard: monte_carlo_test.test_samples_of_the_bound_are_used_once.
   return eta * square / 2 + log_term / (eta * samples), eta
 
 
@@ -321,6 +327,9 @@ def _average(
   sums = np.zeros(3)
   with _blas.one_thread():
     for start in range(0, count, chunk):
+      # PRIVACY: Averages of more or fewer draws than their number would be
+      # wrong. The last chunk is as long as what is left.
+      # Guard: monte_carlo_test.test_samples_of_the_bound_are_used_once.
       x = direction.draw(rng, min(chunk, count - start))
       sums += x.sum(), x @ x, np.log1p(-direction.eta * x).sum()
   return _Average(*(sums / count).tolist())

@@ -151,6 +151,9 @@ def least(
     if log_x >= math.log(start):
       return None
     mixture, epsilon = problem(math.exp(log_x))
+    # PRIVACY: Each attempt may confirm a wrong x with its failure probability.
+    # It gets the share of all attempts.
+    # Guard: monte_carlo_test.test_attempts_share_the_failure_probability.
     bound = attempted(
       mixture,
       epsilon,
@@ -159,6 +162,9 @@ def least(
       attempt,
       options.tries * monte_carlo.ATTEMPTS,
     )
+    # PRIVACY: The average of the samples can be below delta by chance. Only the
+    # bound with its failure probability confirms x.
+    # Guard: monte_carlo_test.test_attempts_share_the_failure_probability.
     if bound.total <= delta:
       return math.exp(log_x), bound
     log_x += 2e-3 + math.log(bound.total / delta) / max(-slope, 1.0)

@@ -195,6 +195,10 @@ class Devices(makers.Maker):
     where = columns[wrong]
     with jax_generator.precise():
       if len(memory):
+        # PRIVACY: Later rounds are computed from the rounded y. If a correction
+        # did not reach the memory, they would be noise of another C.
+        # Guard:
+        # exact_noise_test.test_device_that_rounds_otherwise_is_corrected.
         self._memories[i] = result.memory.at[:, where].set(memory[:, wrong])
       if result.y is not None:
         self._y[i] = result.y.at[:, where].set(y[:, wrong])
@@ -344,6 +348,9 @@ def _past_y(memory, z, weights, bounds, row, terms):
     for r in range(together):
       v, total = noise[r] + means[r], totals[r]
       for s in range(r):
+        # PRIVACY: The host computes y from the rounded y of earlier rounds.
+        # Devices that use other values would make another y.
+        # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
         v += own[r, s] * new[s][0]
         total += jnp.abs(own[r, s]) * new[s][1]
       # PRIVACY: Released sums contain the rounded y. If later rounds were
@@ -529,6 +536,9 @@ def known(names: Sequence[str]) -> tuple[jax.Device, ...]:
       )
   chosen = tuple(by_name[name] for name in names or by_name)
   kinds = {each.device_kind for each in chosen}
+  # PRIVACY: Devices of two kinds round differently, and the size of chunks is
+  # that of one kind. They are refused.
+  # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(
       f'devices={" ".join(names or by_name)}: are of several kinds; use '

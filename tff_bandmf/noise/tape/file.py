@@ -147,6 +147,9 @@ def unpack(
   except zlib.error:
     raise ValueError(DAMAGED) from None
   expected = np.array(header(tape_id, round_index, first, count), '<i8')
+  # PRIVACY: Noise of another round or tape could be removed by a difference of
+  # releases. The header must be that of this round.
+  # Guard: tape_release_test.test_file_of_another_round_is_refused.
   if packed[: expected.nbytes] != expected.tobytes():
     raise ValueError(OTHER)
   return np.frombuffer(packed, '<i4', offset=expected.nbytes)

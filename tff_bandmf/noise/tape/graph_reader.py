@@ -85,6 +85,10 @@ def release(
   with tf.control_dependencies(checks):
     marked = [folder.mark(owner) for folder in folders]
   with tf.control_dependencies(marked):
+    # PRIVACY: A run on a copy of the tape could release a round that is over
+    # elsewhere. All folders are checked after the marks are written.
+    # Guard:
+    # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
     checks = [each for folder in folders for each in folder.unused(low, owner)]
   with tf.control_dependencies(checks):
     return tf.identity(released), released_sum
@@ -224,6 +228,9 @@ class _Folder:
     genuine = self._check(
       tf.reduce_all(
         tf.equal(
+          # PRIVACY: Noise of another round or tape could be removed by a
+          # difference of releases. The header must be that of this round.
+          # Guard: tape_release_test.test_file_of_another_round_is_refused.
           tf.bitcast(tf.reshape(header, [-1, 2]), tf.int64),
           tf.stack([tf.cast(word, tf.int64) for word in expected]),
         )
@@ -247,6 +254,9 @@ class _Folder:
     known = self._check(tf.size(numbers) > 0, tape_folder.NOT_THERE)
     with tf.control_dependencies([known]):
       reached = tf.reduce_max(numbers)
+    # PRIVACY: A round before the highest mark was released or burnt. It may not
+    # be released again.
+    # Guard: tape_release_test.test_highest_mark_counts_whatever_the_order.
     unused = self._check(reached <= self._round_index, tape_folder.REMOVED)
     here = tf.equal(numbers, self._round_index)
     # PRIVACY: If two runs read the same y_t, the difference of their releases
@@ -256,6 +266,9 @@ class _Folder:
     own = self._check(~tf.reduce_any(others), tape_folder.OTHER_RUN)
     if owner is None:
       return [unused, own]
+    # PRIVACY: If two sums got the same noise, the difference of the releases
+    # would have none. A mark of another sum is refused.
+    # Guard: tape_release_test.test_round_releases_one_sum.
     others = here & tf.equal(runs, self._run) & tf.not_equal(owners, owner)
     one = self._check(~tf.reduce_any(others), tape_folder.OTHER_SUM)
     return [unused, own, one]

@@ -81,6 +81,10 @@ def release(
   for folder in folders:
     folder.check_unused(owner)
   for folder in folders:
+    # PRIVACY: A run on a copy of the tape could release a round that is over
+    # elsewhere. All folders are checked after the marks are written.
+    # Guard:
+    # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
     folder.mark(owner)
   for folder in folders:
     folder.check_unused(owner)
@@ -146,6 +150,9 @@ class _Folder:
     marks = self._marks()
     if not marks:
       raise self._refused(tape_folder.NOT_THERE)
+    # PRIVACY: A round before the highest mark was released or burnt. It may not
+    # be released again.
+    # Guard: tape_release_test.test_highest_mark_counts_whatever_the_order.
     if max(mark.round for mark in marks) > self._round:
       raise self._refused(tape_folder.REMOVED)
     here = [mark for mark in marks if mark.round == self._round and mark.run]
@@ -154,6 +161,9 @@ class _Folder:
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     if any(mark.run != self._run for mark in here):
       raise self._refused(tape_folder.OTHER_RUN)
+    # PRIVACY: If two sums got the same noise, the difference of the releases
+    # would have none. A mark of another sum is refused.
+    # Guard: tape_release_test.test_round_releases_one_sum.
     if owner is not None and any(mark.owner != owner for mark in here):
       raise self._refused(tape_folder.OTHER_SUM)
 
