@@ -1,26 +1,19 @@
 """Tests of the query, eagerly and without TFF."""
 
 import collections
-import itertools
 
 import dp_accounting
-import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
-from hypothesis import strategies as st
 
 from tff_bandmf import noise, strategies
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import generator, placements
 from tff_bandmf.noise import source as source_lib
-from tff_bandmf.query import graph_clipping, summation
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-_MIXES = [
-  mix for size in range(1, 5) for mix in itertools.combinations(_DTYPES, size)
-]
 _ROUNDS = 4
 _STRATEGY = strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5])
 _KEY = noise.Key.from_seed(2)
@@ -37,10 +30,8 @@ def _specs(*dtypes):
   )
 
 
-def _clipping(specs, l2_norm_clip=1.0, clip_bits=_BITS, **zeroing):
-  return query_lib.GraphClipping.from_clip(
-    l2_norm_clip, specs, clip_bits, **zeroing
-  )
+def _clipping(specs, l2_norm_clip=1.0):
+  return query_lib.GraphClipping.from_clip(l2_norm_clip, specs, _BITS)
 
 
 def _query(
@@ -106,156 +97,6 @@ def _flat(record):
   return np.concatenate(
     [tf.cast(x, tf.float64).numpy().ravel() for x in tf.nest.flatten(record)]
   )
-
-
-def _squares(rounded):
-  """Returns the sum of squares of whole numbers, exactly."""
-  assert rounded.dtype == tf.int32
-  return sum(int(q) ** 2 for q in rounded.numpy())
-
-
-def _clip_alone(record, l2_norm_clip=1.0, **kwargs):
-  """Returns the record clipped, and what happened to it."""
-  specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, record)
-  clipping = _clipping(specs, l2_norm_clip, **kwargs)
-  happened = [
-    name for name, count in clipping.describe(record).items() if count
-  ]
-  assert len(happened) <= 1
-  return clipping.clip(record), ''.join(happened)
-
-
-@pytest.mark.parametrize(
-  'mix', _MIXES, ids=lambda mix: '-'.join(dtype.name for dtype in mix)
-)
-@pytest.mark.parametrize('l2_norm_clip', [0.1, 1.0, 3e4, 1e-12])
-def test_norm_is_at_most_the_clip_in_every_dtype(mix, l2_norm_clip):
-  specs = _specs(*mix)
-  clipping = _clipping(specs, l2_norm_clip)
-  for scale in (l2_norm_clip, 1e3 * l2_norm_clip, 1e30, 6e4):
-    record = _record(specs, scale)
-    clipped = clipping.clip(record)
-    assert clipped.shape == _flat(record).shape
-    squares = _squares(clipped)
-    assert squares <= 4**_BITS
-    if np.linalg.norm(_flat(record)) > l2_norm_clip:
-      assert squares >= 4**_BITS * (1 - 1e-5)
-
-
-@pytest.mark.slow
-@hypothesis.settings(max_examples=200)
-@hypothesis.given(
-  values=st.lists(
-    st.floats(width=16, allow_nan=False, allow_infinity=False),
-    min_size=3,
-    max_size=3,
-  ),
-  dtype=st.sampled_from(_DTYPES),
-  clip_bits=st.integers(2, 26),
-  l2_norm_clip=st.floats(1e-30, 1e30),
-)
-def test_norm_is_at_most_the_clip_for_any_values(
-  values, dtype, clip_bits, l2_norm_clip
-):
-  clipped, _ = _clip_alone(
-    tf.constant(values, dtype), l2_norm_clip, clip_bits=clip_bits
-  )
-  assert _squares(clipped) <= 4**clip_bits
-
-
-def test_crafted_record_that_rounding_makes_longer_is_cut():
-  """400 entries just above a half, and one that fills the norm."""
-  record = np.full(401, 2.51)
-  record[-1] = 35.9
-  clipped, happened = _clip_alone(tf.constant(record), 64.0, clip_bits=6)
-  assert happened == ''
-  assert np.sum(np.rint(record) ** 2) > 64**2
-  np.testing.assert_array_equal(clipped, np.trunc(record))
-  shorter = record * 0.9
-  clipped, _ = _clip_alone(tf.constant(shorter), 64.0, clip_bits=6)
-  np.testing.assert_array_equal(clipped, np.rint(shorter))
-
-
-def test_norm_is_compared_exactly():
-  """A norm of 2^26 steps, and of the least that is more."""
-  clipping = _clipping(tf.TensorSpec([17]), clip_bits=26)
-  for place in (0, 16):
-    for least, fits in [(0.0, True), (1.0, False)]:
-      record = np.full(17, 2.0**24)
-      record[place] = least
-      assert bool(clipping._fits([tf.constant(record)])) == fits
-  assert not clipping._fits([tf.fill([17], tf.constant(2.0**40, tf.float64))])
-  # 4^27 + 1 is no float64.
-  with pytest.raises(ValueError, match='clip_bits=27'):
-    _clipping(tf.TensorSpec([17]), clip_bits=27)
-
-
-@hypothesis.given(
-  st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(20, 26)
-)
-def test_bounds_of_layers_add_up_to_at_most_the_clip(clips, clip_bits):
-  specs = [tf.TensorSpec([1])] * len(clips)
-  try:
-    clipping = _clipping(specs, clips, clip_bits)
-  except ValueError:
-    hypothesis.reject()
-  bounds = clipping.squared_bounds
-  assert 4**clip_bits - len(clips) <= sum(bounds) <= 4**clip_bits
-  steps = np.array(clips) / clipping.step
-  # Each is rounded down to an integer.
-  np.testing.assert_allclose(bounds, steps**2, rtol=1e-9, atol=1)
-  assert all(bounds <= steps**2 * (1 + 1e-9))
-
-
-@pytest.mark.parametrize('dtype', _DTYPES, ids=lambda d: d.name)
-def test_largest_values_of_a_dtype_are_clipped_not_lost(dtype):
-  largest = float(dtype.max) if dtype != tf.float64 else 1e150
-  record = tf.cast(tf.constant([largest, -largest], tf.float64), dtype)
-  clipped, happened = _clip_alone(record)
-  assert happened == 'clipped_count'
-  np.testing.assert_allclose(
-    clipped, 2**_BITS * np.array([0.5**0.5, -(0.5**0.5)]), rtol=3e-6
-  )
-
-
-def test_record_within_the_clip_is_rounded_to_the_nearest_step():
-  specs = _specs(*_DTYPES)
-  clipping = _clipping(specs)
-  record = _record(specs, 0.1)
-  np.testing.assert_array_equal(
-    _flat(clipping.clip(record)), np.rint(_flat(record) / clipping.step)
-  )
-
-
-def test_direction_survives_clipping():
-  specs = _specs(tf.float32, tf.float64)
-  record = _flat(_record(specs, 50.0))
-  np.testing.assert_allclose(
-    _flat(_clipping(specs).clip(_record(specs, 50.0))),
-    2**_BITS * record / np.linalg.norm(record),
-    rtol=3e-6,
-    atol=0.51,
-  )
-
-
-@pytest.mark.parametrize('dtype', _DTYPES, ids=lambda d: d.name)
-@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
-def test_record_that_is_not_finite_becomes_zero(dtype, value):
-  record = _record(_specs(*_DTYPES), 0.1)
-  assert not _clip_alone(record)[1]
-  leaf = record[dtype.name][0].numpy()
-  leaf[1, 1] = value
-  record[dtype.name] = (tf.constant(leaf), record[dtype.name][1])
-  clipped, happened = _clip_alone(record)
-  assert happened == 'non_finite_count'
-  assert _squares(clipped) == 0
-
-
-def test_record_whose_norm_overflows_becomes_zero():
-  record = tf.constant([1e200, 1.0], tf.float64)
-  clipped, happened = _clip_alone(record)
-  assert happened == 'non_finite_count'
-  assert _squares(clipped) == 0
 
 
 def test_leaf_that_is_no_float_is_refused_by_name():
@@ -547,149 +388,6 @@ def test_query_is_a_sum_aggregation_query():
   assert isinstance(_query(_specs(tf.float32)), tfp.SumAggregationDPQuery)
 
 
-_LAYERS = collections.OrderedDict(
-  z=(tf.TensorSpec([2, 3], tf.float32), tf.TensorSpec([], tf.bfloat16)),
-  a=[tf.TensorSpec([4], tf.float64), tf.TensorSpec([0], tf.float32)],
-)
-
-
-@pytest.mark.parametrize(
-  'clips, layers',
-  [
-    (collections.OrderedDict(z=0.5, a=2.0), [('z',), ('a',)]),
-    ({'a': 2.0, 'z': 0.5}, [('z',), ('a',)]),
-    (
-      {'a': [2.0, 3.0], 'z': (0.5, np.float32(0.25))},
-      [('z', 0), ('z', 1), ('a', 0), ('a', 1)],
-    ),
-    ({'a': 2, 'z': [0.5, 0.25]}, [('z', 0), ('z', 1), ('a',)]),
-  ],
-)
-def test_norm_of_clips_by_layer_is_at_most_theirs(clips, layers):
-  clipping = _clipping(_LAYERS, clips)
-  assert clipping.l2_norm == pytest.approx(
-    np.linalg.norm(tf.nest.flatten(clips)), rel=1e-14
-  )
-
-  def part(structure, path):
-    for key in path:
-      structure = structure[key]
-    return structure
-
-  for scale in (0.1, 10.0, 1e30):
-    record = _record(_LAYERS, scale)
-    clipped = clipping.clip(record)
-    assert _squares(clipped) <= 4**_BITS
-    sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(_LAYERS)]
-    clipped = tf.nest.pack_sequence_as(_LAYERS, tf.split(clipped, sizes))
-    for path in layers:
-      norm = np.linalg.norm(_flat(part(record, path)))
-      clip = float(part(clips, path))
-      squares = np.sum(_flat(part(clipped, path)) ** 2)
-      assert squares <= (clip / clipping.step) ** 2
-      np.testing.assert_allclose(
-        np.sqrt(squares) * clipping.step, min(norm, clip), atol=1e-5
-      )
-
-
-def test_layer_that_is_not_finite_makes_all_layers_zero():
-  record = _record(_LAYERS, 1.0)
-  record['z'] = (record['z'][0], tf.constant(np.nan, tf.bfloat16))
-  clipped, happened = _clip_alone(record, {'a': 2.0, 'z': 0.5})
-  assert happened == 'non_finite_count'
-  assert _squares(clipped) == 0
-
-
-@pytest.mark.parametrize(
-  'clips',
-  [
-    {'a': 1.0},
-    {'a': 1.0, 'b': 1.0},
-    {'a': 1.0, 'z': (1.0,)},
-    (1.0, 1.0),
-    {'a': 1.0, 'z': ((1.0, 1.0), 1.0)},
-  ],
-)
-def test_clips_that_fit_no_layers_are_refused(clips):
-  with pytest.raises(ValueError, match='l2_norm_clip=.*outer structure'):
-    _clipping(_LAYERS, clips)
-
-
-def test_clip_of_a_layer_that_is_not_positive_is_refused():
-  with pytest.raises(ValueError, match='l2_norm_clip=0.0'):
-    _clipping(_LAYERS, {'a': 1.0, 'z': 0.0})
-
-
-def test_layer_that_rounding_would_empty_is_refused():
-  specs = {'a': tf.TensorSpec([100]), 'b': tf.TensorSpec([100])}
-  _clipping(specs, {'a': 1.0, 'b': 1.0}, clip_bits=8)
-  with pytest.raises(
-    ValueError, match='l2_norm_clip=0.05.*rounding would empty.*raise'
-  ):
-    _clipping(specs, {'a': 1.0, 'b': 0.05}, clip_bits=8)
-  with pytest.raises(ValueError, match='rounding would empty'):
-    _clipping(specs['a'], 1.0, clip_bits=4)
-
-
-@pytest.mark.parametrize('order, norm', [(2, 5.0), (np.inf, 4.0)])
-@pytest.mark.parametrize('l2_norm_clip', [1.0, 100.0])
-def test_record_above_the_zeroing_norm_becomes_zero(order, norm, l2_norm_clip):
-  record = (tf.constant([3.0, 0.0]), tf.constant([[-4.0]], tf.bfloat16))
-
-  def clip(zeroing_norm):
-    return _clip_alone(
-      record, l2_norm_clip, zeroing_norm=zeroing_norm, zeroing_norm_order=order
-    )
-
-  below, happened = clip(norm)
-  # Clipped to less than the bound, but zeroed for what it was before.
-  assert np.linalg.norm(_flat(below)) * l2_norm_clip / 2**_BITS == (
-    pytest.approx(min(5.0, l2_norm_clip), rel=1e-4)
-  )
-  assert happened == ('clipped_count' if l2_norm_clip == 1.0 else '')
-  above, happened = clip(norm * (1 - 1e-9))
-  assert _squares(above) == 0
-  assert happened == 'zeroed_count'
-
-
-def test_zeroing_by_the_l2_norm_works_in_a_graph():
-  clip = tf.function(
-    _clipping(
-      tf.TensorSpec([2]), 100.0, zeroing_norm=5.0, zeroing_norm_order=2
-    ).clip,
-    autograph=False,
-  )
-  assert _squares(clip(tf.constant([3.0, 4.0])))
-  assert not _squares(clip(tf.constant([3.0, 4.001])))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('layers', [False, True])
-def test_many_leaves_are_clipped_to_the_bits_of_numpy(layers):
-  """Leaves of all numbers of rows, in several orders and types."""
-  sizes = [0, 1, 2, 3, 129, 8191, 8192, 8193, 16_385, 16_500, 40_000, 70_001]
-  for seed in range(3):
-    random = np.random.default_rng(seed)
-    record = [
-      random.normal(size=size).astype([np.float32, np.float64][seed % 2])
-      for size in random.permutation(sizes * 2)
-    ]
-    if seed == 2:
-      record[::2] = [leaf.astype(np.float16) for leaf in record[::2]]
-    clip = [1.0 + i for i in range(len(record))] if layers else 1.0
-    arguments = (clip, record, 26, 1e3, 2)
-    expected = query_lib.Clipping.from_clip(*arguments).clip(record)
-    clipped = tf.function(
-      query_lib.GraphClipping.from_clip(*arguments).clip, autograph=False
-    )(list(map(tf.constant, record)))
-    assert expected.any()
-    np.testing.assert_array_equal(clipped, expected)
-    np.testing.assert_array_equal(
-      graph_clipping._sums_of_squares(list(map(tf.constant, record))),
-      [summation.of_squares(leaf) for leaf in record],
-    )
-
-
 @pytest.mark.slow
 def test_graph_has_few_operations_for_a_leaf():
   """Each costs a millisecond, in Python and again in TFF's compiler."""
@@ -711,28 +409,3 @@ def test_graph_has_few_operations_for_a_leaf():
     )
 
   assert operations(70) - operations(20) <= 50 * 10
-
-
-def test_record_that_is_not_finite_counts_as_that_and_not_as_zeroed():
-  for value in (np.nan, np.inf):
-    clipped, happened = _clip_alone(tf.constant([value, 1.0]), zeroing_norm=0.5)
-    assert happened == 'non_finite_count'
-    assert _squares(clipped) == 0
-
-
-@pytest.mark.parametrize(
-  'zeroing, error, match',
-  [
-    ({'zeroing_norm': 0.0}, ValueError, 'zeroing_norm=0.0'),
-    ({'zeroing_norm': np.nan}, ValueError, 'zeroing_norm=nan'),
-    ({'zeroing_norm': 'auto'}, TypeError, 'zeroing_norm=auto'),
-    (
-      {'zeroing_norm': 1.0, 'zeroing_norm_order': 1},
-      ValueError,
-      'zeroing_norm_order=1',
-    ),
-  ],
-)
-def test_bad_zeroing_is_refused(zeroing, error, match):
-  with pytest.raises(error, match=match):
-    _clipping(_LAYERS, **zeroing)

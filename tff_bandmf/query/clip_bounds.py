@@ -146,7 +146,7 @@ class Bounds:
     # PRIVACY: If clip_bits was above `lattice.MOST_CLIP_BITS`, float64 would
     # round sums of squares, and a record with a norm above the clip could pass
     # the comparison with `squared_bounds`. A larger clip_bits is refused.
-    # Guard: query_test.test_norm_is_compared_exactly.
+    # Guard: clipping_test.test_bounds_are_integers_of_float64.
     if self.clip_bits > lattice.MOST_CLIP_BITS:
       raise errors.value_error(
         f'clip_bits={self.clip_bits}: must be at most '
@@ -213,7 +213,7 @@ class Bounds:
     # PRIVACY: `tree` silently skips leaves that have no clip. These leaves
     # would have no bound, and the noise could be too small. If a leaf has no
     # group, the clip is refused.
-    # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
+    # Guard: clipping_test.test_clips_that_fit_no_layers_are_refused.
     if len(groups) != len(specs):
       raise errors.value_error(
         f'l2_norm_clip={layers}: must be a number, or have the outer structure '
@@ -254,7 +254,7 @@ class Bounds:
     PRIVACY: The noise is for records of a squared norm of at most 4^clip_bits.
     If these bounds were rounded up, their sum, and so a record, could exceed
     this limit. The exact bounds are fractions, and they are rounded down.
-    Guard: query_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
+    Guard: clipping_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
     """
     squares = [fractions.Fraction(clip) ** 2 for clip in self.clips]
     total = sum(squares)

@@ -60,8 +60,8 @@ class Clipping(clip_bounds.Bounds):
     PRIVACY: If a record was longer than the clip, the noise would be too small.
     The norm of every record is computed after rounding. A record that is too
     long is truncated, and becomes zero if it is still too long.
-    Guards: noisy_mean_test.test_norm_is_at_most_the_clip,
-    test_norm_is_compared_exactly and
+    Guards: clipping_test.test_norm_is_at_most_the_clip,
+    test_norm_is_compared_exactly_in_numpy and
     test_norm_of_what_was_written_is_measured.
 
     Args:
@@ -92,7 +92,7 @@ class Clipping(clip_bounds.Bounds):
         # the clip could pass the test. A float64 sum of squared integers is
         # rounded only if it exceeds 2^53, and all bounds are below 2^53. So a
         # sum that passes is exact.
-        # Guard: noisy_mean_test.test_norm_is_compared_exactly.
+        # Guard: clipping_test.test_norm_is_compared_exactly_in_numpy.
         if np.all(squares <= self.squared_bounds):
           break
       else:
@@ -102,7 +102,7 @@ class Clipping(clip_bounds.Bounds):
       # becomes the record of an absent client, which is zero in all
       # coordinates. An indicator that is not 0 would still say something about
       # this client. So its indicator is 0.
-      # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
+      # Guard: clipping_test.test_record_that_becomes_zero_says_nothing.
       sign = -1 if np.any(scales < 1.0) else 1
       out[-1] = self.indicator_steps * sign * is_kept
     return out
@@ -130,7 +130,7 @@ class Clipping(clip_bounds.Bounds):
     norms = np.sqrt(squares)
     # PRIVACY: A record with infinite or missing values has no norm, and would
     # make the sum one, too. It is set to zero.
-    # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
+    # Guard: clipping_test.test_record_that_becomes_zero_says_nothing.
     finite = bool(np.all(np.isfinite(norms)))
     above = False
     if self.zeroing_norm is not None and finite:
@@ -194,8 +194,8 @@ def _write(
   # PRIVACY: Values that were not written, or whose rounded values were not
   # squared, would not count in the norm. Each piece is written, and its norm is
   # that of what was written.
-  # Guards: noisy_mean_test.test_norm_is_at_most_the_clip and
-  # noisy_mean_test.test_norm_of_what_was_written_is_measured.
+  # Guards: clipping_test.test_norm_is_at_most_the_clip and
+  # clipping_test.test_norm_of_what_was_written_is_measured.
   for start in range(0, leaf.size, _PIECE):
     part = out[start : start + _PIECE]
     scaled = leaf[start : start + _PIECE].astype(np.float64)

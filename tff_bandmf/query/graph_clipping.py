@@ -25,10 +25,10 @@ class GraphClipping(clip_bounds.Bounds):
   a record could exceed the clip, and the noise would be too small. Both classes
   compare exact sums of squares with the same bounds, and return the same bits.
   Guards: noisy_mean_test.test_bits_are_those_of_tensorflow,
-  query_test.test_norm_is_at_most_the_clip_in_every_dtype,
+  clipping_test.test_norm_is_at_most_the_clip,
   test_crafted_record_that_rounding_makes_longer_is_cut,
   test_record_that_is_not_finite_becomes_zero and
-  test_norm_of_clips_by_layer_is_at_most_theirs.
+  test_norm_of_each_layer_is_at_most_its_clip.
   """
 
   def clip(self, record: Tensors, scale: _Scalar = 1.0) -> tf.Tensor:
@@ -73,7 +73,7 @@ class GraphClipping(clip_bounds.Bounds):
     # the record of an absent client, which is zero in all coordinates. An
     # indicator that is not 0 would still say something about this client. So
     # its indicator is 0.
-    # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
+    # Guard: clipping_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
     return tf.concat([clipped, [self.indicator_steps * sign]], 0)
@@ -112,7 +112,7 @@ class GraphClipping(clip_bounds.Bounds):
     clip could pass the test. A float64 sum of squared integers is rounded only
     if it exceeds 2^53, and all bounds are below 2^53. So a sum that passes is
     exact.
-    Guard: query_test.test_norm_is_compared_exactly.
+    Guard: clipping_test.test_norm_is_compared_exactly_in_a_graph.
 
     Args:
       vectors: integers in float64, in steps, a vector for each run of leaves.

@@ -72,7 +72,7 @@ def of_squares(leaf: np.ndarray) -> float:
 
   # PRIVACY: A sum of squares in another order could be just below the clip
   # where the proof has it above. The order is fixed.
-  # Guard: noisy_mean_test.test_sum_of_squares_has_one_order.
+  # Guard: clipping_test.test_sum_of_squares_has_one_order.
   def added(row: int, stride: int) -> np.ndarray:
     if stride == rows:
       squares = np.zeros(width)
