@@ -53,7 +53,7 @@ def test_no_privacy_mark_is_overlooked():
 
 
 @pytest.mark.slow
-def test_every_privacy_mark_has_a_change_that_compiles():
+def test_every_privacy_mark_has_a_change():
   without = []
   for file, of_file in itertools.groupby(_MARKS, lambda mark: mark.file):
     source = mutations.Source((mutants.ROOT / file).read_text())
@@ -97,12 +97,12 @@ x = 1  # PRIVACY: too few. Guard: they differ.
       ['if False: raise', 'if x <= y: raise', 'if x < y: pass'],
     ),
     ('if not x and y: y = 1', ['if y: y = 1', 'if x and y: y = 1']),
-    ('x = min(x, y)', ['x = max(x, y)', 'x = x', 'x = min(y)']),
+    ('x = min(x, y)', ['x = max(x, y)', 'x = x']),
     ('return math.ceil(x)', ['return math.floor(x)', 'return x']),
     ('return x * y + 1', ['return x * y', 'return x * y - 1', 'return y + 1']),
-    ('f(x, key=y)', ['pass', 'f(x)', 'f(key=y)']),
+    ('f(x, key=y)', ['pass', 'f(x)', 'x']),
     ('f(x, y)', ['f(y, x)']),
-    ('y = x; return x', ['pass; return x']),
+    ('y[0] = x', ['pass', 'y[1] = x']),
     ('z = 0\n  return x', ['z = 0\n  return z', 'z = 1\n  return x']),
     ('return x.part + x.rest', ['return x.rest + x.rest']),
     ('return x if y else 0', ['return x', 'return 0']),
@@ -141,7 +141,7 @@ def function(x):
     g(x),
   )
   # PRIVACY: an assignment, and the statement that reads it.
-  z = x
+  z = x + 1
   if y: raise
   return z
 

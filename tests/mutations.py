@@ -8,7 +8,6 @@ the function or the line belongs to its docstring.
 import ast
 import copy
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from typing import Any, Optional, Union
 
@@ -75,6 +74,8 @@ class Source:
           if isinstance(child, ast.AST) and not isinstance(child, _OPERATORS):
             index = i if isinstance(value, list) else None
             self._places[child] = parent, field, index
+    # Of nodes that begin in one place, the outermost is the first.
+    self._ordered = sorted(self._places, key=_start)
 
   def mutations(self, line: int) -> list[Iterator[Mutation]]:
     """Returns the mutations of each statement that a mark is about."""
@@ -87,9 +88,7 @@ class Source:
         return [(each, False) for part in body for each in _statements(part)]
     while self._lines[line - 1].lstrip()[:1] in ('', '#'):
       line += 1
-    later = [node for node in self._places if _start(node) >= (line, 0)]
-    first = min(map(_start, later))
-    node = next(each for each in later if _start(each) == first)
+    node = next(each for each in self._ordered if _start(each) >= (line, 0))
     if isinstance(node, _DEFINITIONS):
       return [(each, False) for each in _statements(node)]
     parent, field, index = self._places[node]
@@ -123,12 +122,6 @@ class Source:
       _put(parent, field, index, new)
       text = ast.unparse(new if old is top else top)
       _put(parent, field, index, old)
-      with warnings.catch_warnings():
-        warnings.simplefilter('ignore', SyntaxWarning)
-        try:
-          compile(text, '<mutant>', 'exec')
-        except SyntaxError:
-          continue
       change = ' -> '.join(' '.join(each.split())[:70] for each in texts)
       raised = old.body[-1] if isinstance(old, ast.If) else old
       yield Mutation(
@@ -176,8 +169,10 @@ class Source:
       yield ast.If(ast.Constant(True), node.body, [])
     elif isinstance(node, ast.ExceptHandler) and node.type:
       yield _with(node, type=ast.Name('ZeroDivisionError', ast.Load()))
-    elif isinstance(
-      node, (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Raise)
+    elif isinstance(node, (ast.Expr, ast.AugAssign, ast.Delete, ast.Raise)):
+      yield ast.Pass()
+    elif isinstance(node, ast.Assign) and not isinstance(
+      node.targets[0], (ast.Name, ast.Tuple)
     ):
       yield ast.Pass()
     elif isinstance(node, ast.Compare):
@@ -197,10 +192,11 @@ class Source:
     elif isinstance(node, ast.UnaryOp):
       yield node.operand
     elif isinstance(node, ast.Call):
-      yield from node.args[:2]
-      for field in 'keywords', 'args':
-        for i in range(len(getattr(node, field))):
-          yield _without(node, field, i)
+      for each in node.args[:2]:
+        if not isinstance(each, (ast.Constant, ast.JoinedStr, ast.Starred)):
+          yield each
+      for i in range(len(node.keywords)):
+        yield _without(node, 'keywords', i)
       for i in range(1, len(node.args)):
         args = [*node.args]
         args[i - 1 : i + 1] = args[i], args[i - 1]
@@ -264,8 +260,9 @@ def _start(node: ast.AST) -> tuple[int, int]:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-  """Yields a statement and those of its blocks."""
-  yield node
+  """Yields a statement and those of its blocks, but for docstrings."""
+  if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+    yield node
   for child in ast.iter_child_nodes(node):
     if isinstance(child, (ast.stmt, ast.ExceptHandler)):
       yield from _statements(child)

@@ -253,7 +253,8 @@ class Devices(makers.Maker):
 # PRIVACY: JAX may store compiled programs and their constants on disk, where
 # other users could read a key. The key is an argument of the program instead of
 # a constant.
-# Guard: jax_devices_test.test_key_is_in_no_program.
+# Guards: jax_devices_test.test_key_is_in_no_program and
+# jax_devices_test.test_devices_make_the_noise_of_the_host.
 @functools.partial(jax.jit, static_argnums=4)
 def _draw(key, first_row, first_group, noise_scale, count):
   """Returns noise_scale * Z of a block for one chunk, [rows, count] float64."""
