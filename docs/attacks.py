@@ -19,12 +19,12 @@ _INTRODUCTION = """\
 # Attacks on people
 
 An attacker has the last model of a run and the public model from which the run
-started. The attacker wants to know who was trained on, and what these people
-wrote. Each run of the [page of people](people) is attacked alone;
+started. The attacker wants to know which people took part in training, and what
+these people wrote. Each attack has one run of the [page of people](people).
 `simulations/attacks.py` describes the attacks.
 
-A guarantee bounds every attack, also unknown ones: an attacker who calls a
-bystander a member with probability alpha finds a member with probability at
+A guarantee bounds all attacks, also unknown attacks. If an attacker calls a
+bystander a member with probability alpha, it finds a member with probability at
 most Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack that exceeds this
 bound refutes the guarantee. An attack below the bound proves nothing.
 """
@@ -186,12 +186,16 @@ def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
       f'Without noise, {above} of {total} rates are shown to be above chance.'
     )
     if above < total:
-      text += ' With probability 0.8 the test would have shown ' + ', '.join(
-        f'{100 * _detectable(line, rate):.1f} % at {100 * rate["alpha"]:g} %'
-        for line in silent[:1]
-        for rate in rates(line)
+      text += (
+        f' With probability 0.8, the test detects these shares of {those}: '
+        + ', '.join(
+          f'{100 * _detectable(line, rate):.1f} % at '
+          f'{100 * rate["alpha"]:g} % false alarms'
+          for line in silent[:1]
+          for rate in rates(line)
+        )
+        + '.'
       )
-      text += f' of {those}.'
     sentences.append(text)
   return sentences
 

@@ -21,36 +21,36 @@ _INDEPENDENT, _SILENT = 'identity', 'none'
 _MOMENTUM = '-momentum'
 
 _EXPECTED = """\
-- The error L of a mechanism, computed before any training, decides: runs with
-  the same L end with the same loss, whatever the matrix. L is the root mean
-  square of the error that the noise causes in prefix sums of updates, divided
-  by clip and clients per round.
-- The losses of the mechanisms have the order of L. Here the L of independent
-  noise is about seven times the L of banded, and the L of the tree with its
-  optimal decoder one and a half times. BLT, banded inverse and banded differ by
-  less than a quarter.
-- A matrix optimised for the models that momentum makes has the least error of
-  the models, and more error of the prefix sums. BandMF23 found that such a
-  matrix trains no better.
+- The error L of a mechanism determines the loss: runs with the same L end with
+  the same loss, even if their matrices differ. L is computed before training.
+  It is the root mean square of the error that the noise causes in prefix sums
+  of updates, divided by clip and clients per round.
+- The losses of the mechanisms have the order of L. Here independent noise has
+  about seven times the L of banded, and the tree with its optimal decoder one
+  and a half times. BLT, banded inverse and banded differ by less than a
+  quarter.
+- A matrix optimised for training with momentum has the least error of the
+  models, and more error of the prefix sums. BandMF23 found that such a matrix
+  trains no better.
 """
 
 _LIMITS = """\
 - Epsilon is for 850 clients a round, which 85 clients simulate. The noise of
   the mean is the noise of the larger cohort, but the guarantee does not hold
   for the smaller one. `true-` and `poisson-` rows have the guarantee of their
-  own cohort and its larger noise, with which so few clients learn little.
+  own cohort. Its noise is larger, so these few clients learn little.
 - The runs use one corpus of docstrings, one model of 0.15 million parameters
-  and 1,032 rounds. Nothing is shown of other text or of longer training.
+  and 1,032 rounds. They say nothing about other text or longer training.
 - All rates follow from L by the same rule of BandMF23. A search for each
   mechanism may change the order of mechanisms with close losses.
-- Each test compares two mechanisms. Nothing corrects for the number of tests.
+- Each test compares two mechanisms, without correction for multiple tests.
 - An adaptive clip and amplified cohorts change more than L. Their runs show
   that they train, but not how much they gain.
 """
 
 
 _EXPECTED_OF_PEOPLE = """\
-- The error L of a mechanism, computed before any training, decides, as in the
+- The error L of a mechanism determines the loss, as in the
   [comparison](comparison). A person takes part 15 times, so the L of
   independent noise is about three times the L of banded.
 - Noise costs more than on the docstrings, because the 50 people of a round
@@ -59,24 +59,24 @@ _EXPECTED_OF_PEOPLE = """\
 
 _LIMITS_OF_PEOPLE = """\
 - The corpus has 1,145 people who chatted in 2018, 250 of them for the test.
-  Nothing is shown of other people. The vocabulary comes from public text, and
-  about a third of the words that people wrote are unknown words.
+  The runs say nothing about other people. The vocabulary comes from public
+  text, and about a third of the words that people wrote are unknown words.
 - All rates follow from L by the same rule of BandMF23. A search for each
   mechanism may change the order of mechanisms with close losses.
-- Each test compares two mechanisms. Nothing corrects for the number of tests.
+- Each test compares two mechanisms, without correction for multiple tests.
 - The best BLT for these participations has one buffer, so blt-1, blt-2 and
-  blt-4 have the same C. Their losses differ by their noise alone.
+  blt-4 have the same C. Their losses differ only by their random noise.
 - [Participation by budget](budget) has no row: cohorts of 50 need 14.3 of the
-  15 rounds of each of 837 people. Nobody has budget left to take part again
-  soon, and the driver refuses `apart = 8` because round 175 cannot be filled.
+  15 rounds of each of 837 people. No budget is left for rounds close together,
+  and the driver refuses `apart = 8` because it cannot fill round 175.
 - Adam with the known variance of the noise subtracted from its second moment
   did not gain, and is not in the code (commit 46ef42a had it as
   `denoised-adam`). Its loss minus the loss of momentum at epsilon 8, on seeds 1
   to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034, +0.027 for
   banded; +0.029, +0.028, +0.027 for blt-4. Its rate was searched on identity
   (1.7^-8 to 1.7^-11; 1.7^-11 was best) and followed the same rule for the other
-  mechanisms (1.7^-9); beta_2 was 0.99, the floor 0.01. So scaling before
-  privatising was not built.
+  mechanisms (1.7^-9). beta_2 was 0.99, and the floor 0.01. So this library does
+  not scale updates before it privatises them.
 """
 
 
@@ -124,8 +124,8 @@ PEOPLE = Study(
   'Does correlated noise pay for real people, with a guarantee for each of '
   'them? A next-word model learns public text without noise, and then the '
   'chats of 837 people with noise, in 240 rounds of 50 people. A person takes '
-  'part in at most 15 rounds, which are at least 16 apart. No cohort simulates '
-  'a larger one.',
+  'part in at most 15 rounds, which are at least 16 apart. Cohorts have their '
+  'true size.',
   'people',
   '--config=configs/people.toml --out=runs/people_grid',
   '',
@@ -146,8 +146,8 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
       summary,
       f'![Test loss against the predicted error]({study.name}_noise.png)',
       'A point is a run: its predicted error L, and the test loss of its last '
-      'model. The solid line is one curve, fitted to all points. The dashed '
-      f'line is training without noise. {study.hollow}'.strip(),
+      'model. The solid line is a curve fitted to all points. The dashed line '
+      f'is training without noise. {study.hollow}'.strip(),
     ),
     '## What was expected',
     study.expected.strip(),
@@ -286,9 +286,9 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     if curve is not None:
       losses = [run['test_loss'] for run in noised]
       text = (
-        f'One curve in the L of the {name} fits the losses of {len(noised)} '
-        f'runs up to {curve.stdev:.3f} nats a word; the best and the worst run '
-        f'differ by {max(losses) - min(losses):.2f}'
+        f'A curve fitted to the losses of {len(noised)} runs over the L of '
+        f'their {name} has residuals of {curve.stdev:.3f} nats a word. The '
+        f'best and the worst run differ by {max(losses) - min(losses):.2f}'
       )
       if spread:
         seeds = analysis.pooled(spread)
@@ -374,8 +374,9 @@ def _memory(summary: summary_lib.Summary) -> list[str]:
     )
   ]
   return rows and [
-    '## What a copy of the model buys',
-    'A copy is an array as large as the model that the noise keeps in memory.',
+    '## Loss by copies of the model',
+    'A copy is an array of the size of the model that the noise keeps in '
+    'memory.',
     _table(
       rows,
       ['epsilon', 'copies', 'mechanism', 'test loss', 'against independent'],
@@ -409,8 +410,8 @@ def _momentum(summary: summary_lib.Summary) -> list[str]:
   if not rows:
     return []
   return [
-    "C optimised for the run's own momentum and schedule, compared with C of "
-    'the same family optimised for prefix sums: ratios of L, and the '
+    "The table compares C optimised for the run's momentum and schedule with C "
+    'of the same family optimised for prefix sums: the ratios of L, and the '
     'difference in loss on one seed.',
     _table(
       rows,
@@ -473,7 +474,7 @@ def _unseen(summary: summary_lib.Summary) -> list[str]:
     if single:
       where = '' if epsilon is None else f' at epsilon {epsilon:g}'
       items.append(
-        f'- With one seed{where}, so without an order: {", ".join(single)}.'
+        f'- One seed{where} does not show the order of: {", ".join(single)}.'
       )
   taken = [run for run in summary.runs if run['search'] and run['taken']]
   rates = [run['rate'] for run in summary.runs if run['search']]

@@ -569,7 +569,7 @@ def test_page_of_attacks_says_what_is_not_shown():
   assert '1 of 1 intervals lie below the bounds' in page
   assert '0 intervals refute' in page
   assert 'Without noise, 0 of 1 rates are shown to be above chance.' in page
-  least = float(re.search(r'would have shown (.*?) % at 5 %', page).group(1))
+  least = float(re.search(r'detects .*?: (.*?) % at 5 %', page).group(1))
   # More than chance, and what 800 members can show.
   assert 8 < least < 15
   page = attacks.page([line(0.6, 0.6, 0.55, 0.65, 0.5), silent])
