@@ -281,9 +281,6 @@ def shape(noise: Noise, where: str, false_alarm: float) -> Test:
   below = np.cumsum([sum(layers), *layers], 1)
   below = np.pad(below, [(0, 0), (1, 0)])
   counts, sizes = below[:, highs] - below[:, lows], below[:, -1:]
-  # PRIVACY: Many intervals are compared, and a limit for one would raise false
-  # alarms. The probability is shared by all tests.
-  # Guard: conformance_test.test_false_alarms_of_shape_are_at_most_as_stated.
   miss = false_alarm / (2 * counts.size)
   binomial = scipy.stats.binom(sizes, chances)
   tails = np.minimum(binomial.cdf(counts), binomial.sf(counts - 1))

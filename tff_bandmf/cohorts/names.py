@@ -467,8 +467,9 @@ class Register:
       hashes.append(self._hashes(chunk))
       slots = _first_bits(hashes[-1], _SLOT_BITS)
       # A name that is the latest of its slot was spelled before.
-      # PRIVACY: Two spellings of one name are found only if each new name is
-      # spelled. A name counts as known only if its whole hash is.
+      # PRIVACY: If a new name were taken for one that came before, its spelling
+      # would not be compared with others, and one client could have two names.
+      # A name is known by its whole hash.
       # Guard: client_names_test.test_names_alike_are_those_of_one_spelling.
       new = np.flatnonzero(self._latest[slots] != hashes[-1])
       self._latest[slots] = hashes[-1]

@@ -141,8 +141,8 @@ def from_attempts(
   measured = [each.z_stddev for each in finished if each.z_stddev is not None]
   entries = [attempt for tried in attempts.values() for attempt in tried]
   verdicts = [attempt.drawn for attempt in entries]
-  # PRIVACY: Abandoned attempts have no statement of the number of rounds. All
-  # others count, even those that failed.
+  # PRIVACY: If attempts that failed did not count, a run without a finished
+  # round could state another plan. All attempts but abandoned ones count.
   # Guard:
   # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
   starts = [each for each in entries if each.outcome != chain.ABANDONED]

@@ -25,8 +25,8 @@ ROW = 16
 # Number of rows that are hashed at once, so few that they stay in cache.
 _PIECE = 1 << 11
 _K2 = np.uint64(0x9AE16A3B2F90404F)
-# PRIVACY: Every reader of a tape computes the same fingerprint. Another hash
-# would let two sums have one round.
+# PRIVACY: If readers had different fingerprints of one sum, a second sum could
+# pass for the first. This is the constant of FarmHash for rows of this length.
 # Guard: tape_release_test.test_mark_holds_only_the_fingerprint_of_the_release.
 _MULTIPLIER = np.uint64((0x9AE16A3B2F90404F + 2 * 4 * ROW) % 2**64)
 _SHIFT = np.uint64(47)

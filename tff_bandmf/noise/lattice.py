@@ -127,15 +127,9 @@ class Lattice:
     # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
     most = min(MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
-      # PRIVACY: A step that is tiny beside the noise needs words that the
-      # generator does not have. A step has at least 2^-17 of the deviation.
-      # Guard: lattice_test.test_step_is_the_least_that_costs_little.
       most = min(
         most, _bits(1 / (_LEAST_STEP * recursion.max_scale * z_stddev_per_clip))
       )
-    # PRIVACY: With a step that is large beside a clip, rounding would shorten
-    # or lengthen updates. A clip has at least 2 sqrt(d) steps.
-    # Guard: lattice_test.test_random_lattices_hold_sums_and_noise.
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if most < least:
       raise errors.value_error(

@@ -128,8 +128,9 @@ class Clipping(clip_bounds.Bounds):
       ]
       squares[group] = summation.total(np.array(sums))
     norms = np.sqrt(squares)
-    # PRIVACY: A record with infinite or missing values has no norm, and would
-    # make the sum one, too. It is set to zero.
+    # PRIVACY: A record with a value that is not finite would make the whole sum
+    # not finite, and everybody would see that its client took part. It is set
+    # to zero.
     # Guard: clipping_test.test_record_that_becomes_zero_says_nothing.
     finite = bool(np.all(np.isfinite(norms)))
     above = False

@@ -539,7 +539,8 @@ def _is_burnt(
   # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
   released = {fingerprint for _, fingerprint in marks}
   released |= {each.result for each in attempts if each.result is not None}
-  # PRIVACY: Both an abandoned attempt and two sums burn a round.
+  # PRIVACY: A round that was abandoned, or released two sums, could release its
+  # noise again. Either burns it.
   # Guard: run_replay_test.test_round_whose_replay_differs_is_burnt.
   return abandoned or len(released) > 1
 

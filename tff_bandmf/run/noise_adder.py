@@ -173,7 +173,8 @@ class NoiseAdder:
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     if self._released[0] == t:
       return chain.DIRECT
-    # PRIVACY: Only a process that was examined may have the flag.
+    # PRIVACY: A process that nobody examined could release updates without
+    # noise. It gets no flag.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     return chain.EXAMINED if self._process_was_checked else None
 

@@ -148,17 +148,10 @@ def completed(
   if strategy.goes_on:
     table, largest = _toeplitz(strategy, error)
     # Any limit is valid, because the sensitivity is computed from it.
-    # PRIVACY: A later round may cost more than the next one. The largest cost
-    # of all later lags counts.
-    # Guard:
-    # budget_test.test_adversary_does_not_exceed_the_budget_but_reaches_it.
     most = np.maximum.accumulate(table[0, ::-1])[::-1]
     lags = np.arange(1, k) * budget.min_sep
     lags = lags[lags < len(most)]
     weights = k - np.arange(1, len(lags) + 1)
-    # PRIVACY: The budget is that of k rounds and all their pairs. A smaller one
-    # would refuse patterns of the schema.
-    # Guard: arrivals_test.test_arrivals_are_taken_as_the_rule_lets_in.
     limit = k * _WHOLE + 2 * sum(
       int(weight) * int(cost) for weight, cost in zip(weights, most[lags])
     )
@@ -168,10 +161,6 @@ def completed(
     value = gram_lib.sensitivity(strategy, typical).value
     # A pattern of k rounds adds up k^2 integer costs. Each is at most 2 above
     # the exact cost.
-    # PRIVACY: The budget is the square of the sensitivity, rounded up, with the
-    # errors of all integer costs.
-    # Guard:
-    # budget_test.test_adversary_does_not_exceed_the_budget_but_reaches_it.
     limit = math.ceil(value**2 / largest * _WHOLE) + 2 * k * k
   if limit > _LARGEST:
     raise errors.value_error(

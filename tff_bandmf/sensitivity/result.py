@@ -46,9 +46,8 @@ def bound(squared: float, reason: str, attained: float = 0.0) -> Sensitivity:
   return Sensitivity(math.sqrt(squared), UPPER_BOUND, reason)
 
 
-# PRIVACY: A value without proof that it is exact may not replace an exact one,
-# and the larger of two bounds would cost noise. The exact one is taken, else
-# the smaller bound.
+# PRIVACY: A value that errs below the exact one would make epsilon too small.
+# An exact value is taken before any bound.
 # Guard: sensitivity_test.test_sensitivity_against_brute_force.
 def better(first: Sensitivity, second: Sensitivity) -> Sensitivity:
   """Returns the exact sensitivity, if there is one, else the smaller bound."""

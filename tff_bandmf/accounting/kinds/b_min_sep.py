@@ -83,9 +83,9 @@ _MOST_STORED = 4
 _SMALLEST_RATIO = 1e-290
 
 
-# PRIVACY: If w were not that of rounds before the first one, delta would be
-# that of other samplers than those that draw the rounds. Its test compares w
-# with the recursion.
+# PRIVACY: If w were not the probability of each waiting time before round 0,
+# delta would be that of other samplers than those that draw the rounds. Both
+# use this w.
 # Guard: b_min_sep_test.test_warm_rounds_have_one_probability.
 def wait_prob(min_sep: int, sampling_prob: float) -> float:
   """Returns w, rounded down to a multiple of 2^-64; 0 for b = 1."""

@@ -222,8 +222,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       'the rounds',
       'a group without a round never takes part',
     )
-    # PRIVACY: The last group of rounds may be cut. A number of groups rounded
-    # down would leave out its rounds, so it is rounded up.
+    # PRIVACY: A group can have one round more than others, and a number that is
+    # rounded down would not count it. T is rounded up.
     # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
     return -(-strategy.rounds // groups)
 

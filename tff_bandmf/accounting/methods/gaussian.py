@@ -132,9 +132,6 @@ def _bisect(holds, high: float) -> float:
     holds: predicate that is false below some x and true above it.
     high: an x with `holds(x)`.
   """
-  # PRIVACY: A start above the least x would make the search miss it. The search
-  # starts at 0.
-  # Guard: gaussian_test.test_noise_multiplier_is_the_published_one.
   low = 0.0
   while high - low > _RELATIVE_WIDTH * high:
     middle = (low + high) / 2

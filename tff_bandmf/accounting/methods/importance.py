@@ -309,10 +309,6 @@ def _least_bound(
   """
   # The derivative of the sum is at least -slope + curvature k / 2 - 1 / k,
   # which is positive from `most` on.
-  # PRIVACY: A tilt from a range that is too short samples where delta is small,
-  # and the bound becomes loose. The range ends where the derivative stays
-  # positive.
-  # Guard: balls_in_bins_test.test_added_client_is_sampled_where_it_matters.
   most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
   return float(
     scipy.optimize.minimize_scalar(
