@@ -134,7 +134,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
       began = time.perf_counter()
       with jax_generator.precise():
         drawn = collections.deque(
-          (maker.draw(i, block) for i in range(len(maker._layout.starts))),
+          (maker.draw(i, block) for i in range(len(maker._layout.chunks))),
           len(devices),
         )
       for each in drawn:

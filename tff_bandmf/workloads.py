@@ -52,32 +52,32 @@ def _momentum(value: float) -> float:
   return momentum
 
 
-def _warmup(value: float) -> float:
-  return _checks.between('warmup', value, 0, 1, 'give a fraction')
+def _fraction(name: str, about: str) -> Any:
+  """Returns a field of `Workload` for a fraction in [0, 1]; 0 by default."""
 
+  def check(value: float) -> float:
+    return _checks.between(name, value, 0, 1, 'give a fraction')
 
-def _cooldown(value: float) -> float:
-  return _checks.between('cooldown', value, 0, 1, 'give a fraction')
-
-
-def _weight_decay(value: float) -> float:
-  return _checks.between('weight_decay', value, 0, 1, 'give a fraction')
+  return attrs.field(default=0.0, converter=check, metadata={'about': about})
 
 
 def _rates(values: Any) -> Optional[tuple[float, ...]]:
   if values is None:
     return None
-  rates = _checks.real_array('learning_rates', values)
-  if (
-    rates.ndim != 1
-    or not np.any(rates)
-    or not np.all((0 <= rates) & (rates < np.inf))
-  ):
-    raise errors.value_error(
-      'learning_rates: must be one number >= 0 for each round, not all 0; give '
-      'a list'
-    )
-  return tuple(rates.tolist())
+  return _for_rounds(
+    values,
+    'learning_rates',
+    'must be one number >= 0 for each round, not all 0; give a list',
+  )
+
+
+def _for_rounds(values: Any, name: str, rule: str) -> tuple[float, ...]:
+  """Returns a number >= 0 for each round; raises an error if all are 0."""
+  numbers = _checks.real_array(name, values)
+  is_valid = numbers.ndim == 1 and np.any(numbers)
+  if not is_valid or not np.all((0 <= numbers) & (numbers < np.inf)):
+    raise errors.value_error(f'{name}: {rule}')
+  return tuple(numbers.tolist())
 
 
 def _given_matrix(values: Any) -> Optional[np.ndarray]:
@@ -141,29 +141,18 @@ class Workload:
     converter=_momentum,
     metadata={'about': 'Momentum beta of the SGD, in [0, 1).'},
   )
-  warmup: float = attrs.field(
-    default=0.0,
-    converter=_warmup,
-    metadata={
-      'about': 'Fraction of the rounds in which the learning rate climbs from '
-      '5%.'
-    },
+  warmup: float = _fraction(
+    'warmup',
+    'Fraction of the rounds in which the learning rate climbs from 5%.',
   )
-  cooldown: float = attrs.field(
-    default=0.0,
-    converter=_cooldown,
-    metadata={
-      'about': 'Fraction of the rounds in which the learning rate falls to 5%, '
-      'at the end.'
-    },
+  cooldown: float = _fraction(
+    'cooldown',
+    'Fraction of the rounds in which the learning rate falls to 5%, at the '
+    'end.',
   )
-  weight_decay: float = attrs.field(
-    default=0.0,
-    converter=_weight_decay,
-    metadata={
-      'about': 'Fraction of the model that a round at the peak learning rate '
-      'removes.'
-    },
+  weight_decay: float = _fraction(
+    'weight_decay',
+    'Fraction of the model that a round at the peak learning rate removes.',
   )
   _learning_rates: Optional[tuple[float, ...]] = attrs.field(
     default=None, converter=_rates
@@ -431,19 +420,14 @@ def check_objective(
       'objective=a function: cannot be stored in a plan or a file; give it to '
       'optimize.minimize, and its strategy to the plan'
     )
-  weights = _checks.real_array('objective', objective)
-  if (
-    weights.ndim != 1
-    or not np.all((0 <= weights) & (weights < np.inf))
-    or not np.any(weights)
-  ):
-    raise errors.value_error(
-      'objective: must be a list of weights >= 0, not all 0; give a weight for '
-      'each round'
-    )
+  weights = _for_rounds(
+    objective,
+    'objective',
+    'must be a list of weights >= 0, not all 0; give a weight for each round',
+  )
   if rounds is not None:
     _check_rounds('objective', weights, rounds)
-  return tuple(weights.tolist())
+  return weights
 
 
 def weights(objective: Objective, rounds: int) -> np.ndarray:

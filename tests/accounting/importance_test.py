@@ -44,7 +44,9 @@ def _b_min_sep(rounds, min_sep, bands, prob=0.3, warm=True):
   patterns, odds = _patterns(rounds, min_sep, prob, firsts if warm else [1.0])
   return (
     b_min_sep.BMinSepMixture(
-      columns.Columns(columns.of_rows(strategy.band_rows(0, rounds))),
+      columns.Columns(
+        strategies.columns_of_rows(strategy.band_rows(0, rounds))
+      ),
       _STDDEV,
       min_sep,
       prob,
@@ -212,7 +214,7 @@ def test_two_copies_bound_what_chance_hides():
   rounds = 300
   strategy = strategies.BandedToeplitz(rounds, [1.0, 0.5])
   mixture = b_min_sep.BMinSepMixture(
-    columns.Columns(columns.of_rows(strategy.band_rows(0, rounds))),
+    columns.Columns(strategies.columns_of_rows(strategy.band_rows(0, rounds))),
     0.6,
     100,
     1 / 300,
@@ -232,7 +234,10 @@ def test_several_copies_bound_what_few_bands_hide():
   """A client takes part in 8 of 512 rounds on average."""
   strategy = strategies.BandedSqrt(512, 4)
   mixture = b_min_sep.BMinSepMixture(
-    columns.Columns(columns.of_rows(strategy.band_rows(0, 512))), 2.5, 4, 1 / 61
+    columns.Columns(strategies.columns_of_rows(strategy.band_rows(0, 512))),
+    2.5,
+    4,
+    1 / 61,
   )
   bounds = [
     importance.remove(mixture, 1.0, tilt, mixture.log_normalizer(tilt)).bound
@@ -245,7 +250,11 @@ def test_several_copies_bound_what_few_bands_hide():
 @pytest.mark.parametrize('wait', [None, 0.0, 0.3])
 def test_pairs_beyond_the_range_of_float64_are_not_used(wait):
   mixture = b_min_sep.BMinSepMixture(
-    columns.Columns(columns.of_rows(np.ones((3000, 1)))), 0.05, 2, 0.5, wait
+    columns.Columns(strategies.columns_of_rows(np.ones((3000, 1)))),
+    0.05,
+    2,
+    0.5,
+    wait,
   )
   assert mixture.log_normalizer(importance.Tilt(2, 1.0)) == math.inf
 

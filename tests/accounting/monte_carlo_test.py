@@ -116,7 +116,7 @@ def test_attempts_share_the_failure_probability(monkeypatch, beta):
     lambda epsilon: (mixture, epsilon),
     50.0,
     0.01,
-    search.Options(1000, beta, seed=3),
+    monte_carlo.Options(1000, beta, seed=3),
   )
   assert found is None
   assert len(shares) == monte_carlo.ATTEMPTS > 1

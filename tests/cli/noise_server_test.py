@@ -25,7 +25,7 @@ import tapes
 
 from tff_bandmf import _files, noise, strategies
 from tff_bandmf.cli import noise_server
-from tff_bandmf.noise import key_use
+from tff_bandmf.noise import key_use, placements
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
@@ -308,11 +308,10 @@ def test_frozen_server_is_named_while_a_round_waits(tmp_path, expected, capfd):
     served = stack.enter_context(
       contextlib.closing(
         served_tape.ServedTape(
-          [server.directory],
+          placements.Served(server.directory, notice_seconds=1.0),
           _RECURSION,
           _Z_STEPS,
           _DIMENSION,
-          notice_seconds=1.0,
         )
       )
     )

@@ -14,6 +14,7 @@ import pytest
 import tapes
 
 from tff_bandmf import noise
+from tff_bandmf.noise import placements
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import served as served_tape
 
@@ -76,11 +77,10 @@ def view(server, tmp_path):
 
 def _open(directory, start_round=0):
   return served_tape.ServedTape(
-    [directory],
+    placements.Served(directory, start_round),
     tapes.strategy().recursion(),
     tapes.Z_STEPS,
     tapes.DIMENSION,
-    start_round,
   )
 
 

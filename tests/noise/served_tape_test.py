@@ -8,6 +8,7 @@ import pytest
 import tapes
 
 from tff_bandmf import noise, strategies
+from tff_bandmf.noise import placements
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import served as served_tape
 
@@ -53,11 +54,10 @@ def _open(
   start_round=0,
 ):
   return served_tape.ServedTape(
-    [server.directory for server in servers],
+    placements.Served([server.directory for server in servers], start_round),
     recursion,
     z_steps,
     dimension,
-    start_round,
   )
 
 
@@ -209,7 +209,9 @@ def test_shards_of_two_tapes_are_refused(serve):
 
 def test_folder_without_server_is_refused(tmp_path):
   with pytest.raises(ValueError, match='noise_server=.*: .*noise-server'):
-    served_tape.ServedTape([tmp_path], _RECURSION, tapes.Z_STEPS, _DIMENSION)
+    served_tape.ServedTape(
+      placements.Served(tmp_path), _RECURSION, tapes.Z_STEPS, _DIMENSION
+    )
   assert not list(tmp_path.iterdir())
 
 
@@ -225,7 +227,7 @@ def test_tape_of_a_training_process_is_not_served(tmp_path):
   [
     {'version': 2},
     {'format': 'other'},
-    {'z_steps': 1000},
+    {'z_steps': '1000.0'},
     {'served': 1},
     {'more': 1},
     {'tape_id': None},

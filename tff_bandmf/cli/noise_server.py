@@ -7,7 +7,6 @@ a tape, and the training process reads it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pathlib
 import signal
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 import click
+import msgspec
 
 from tff_bandmf import _files, errors, noise
 from tff_bandmf.cli import options, output
@@ -206,7 +206,7 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
     record = {
       'directory': str(tape.directory),
       'start_round': tape.start_round,
-      **dataclasses.asdict(tape.description),
+      **msgspec.structs.asdict(tape.description),
     }
     output.show(record)
     _wait(tape, stop)

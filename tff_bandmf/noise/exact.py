@@ -66,7 +66,7 @@ class Rounding:
     """
     self._recursion = recursion
     self._z_steps = z_steps
-    self._generator = generator
+    self.generator = generator
     # Precision is a property of a context in mpmath, and other threads may use
     # the global one.
     self._mp = mpmath.MPContext()
@@ -150,7 +150,7 @@ class Rounding:
     size = abs(mean)
     for s, factor in enumerate(v.factors):
       weight = float(factor)
-      z = self._generator.normal(t - s, i)
+      z = self.generator.normal(t - s, i)
       mean += weight * z
       size += abs(weight * z)
       error += abs(weight) * generator_lib.ERROR
@@ -196,10 +196,10 @@ class Rounding:
       words: number of further words to read, > 0.
     """
     mp = self._mp
-    first = self._generator.word(t, i, 0)
+    first = self.generator.word(t, i, 0)
     digits = first >> 1
     for stream in range(1, words + 1):
-      digits = digits << 64 | self._generator.word(t, i, stream)
+      digits = digits << 64 | self.generator.word(t, i, stream)
     unit = mp.ldexp(mp.one, -64 * (words + 1))
     low = self._quantile(digits * unit) if digits else mp.ninf
     high = self._quantile((digits + 1) * unit)

@@ -38,7 +38,7 @@ def reserve(key: key_lib.Key) -> int:
 
   **Formal guarantee.**
   Assumption: every tape that this process writes comes from
-  `tape.opened.OpenTape`.
+  `tape.open_tape`.
   Statement: at any time at most one open tape of this process has the noise of
   the key. The statement does not cover a tape of another process with the same
   key; `KeyUse` and the lock of a run's folder exclude such a process if they

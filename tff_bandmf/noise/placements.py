@@ -116,12 +116,16 @@ class Served(Placement):
   notice_seconds: float = 60.0
 
   @property
+  def paths(self) -> list[pathlib.Path]:
+    """The folders of all shards."""
+    if isinstance(self.folders, (str, os.PathLike)):
+      return [pathlib.Path(self.folders)]
+    return list(map(pathlib.Path, self.folders))
+
+  @property
   def definition(self) -> Optional[pathlib.Path]:
     """The file that a noise-server writes to its folder."""
-    folders = self.folders
-    if not isinstance(folders, (str, os.PathLike)):
-      folders = next(iter(folders))
-    return pathlib.Path(folders) / tape_folder.DEFINITION
+    return self.paths[0] / tape_folder.DEFINITION
 
   def __post_init__(self):
     _check_start(self.start_round)

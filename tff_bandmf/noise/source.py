@@ -21,7 +21,8 @@ import tensorflow as tf
 
 from tff_bandmf import errors
 from tff_bandmf.noise import graph_released_sums, placements
-from tff_bandmf.noise.tape import graph_reader, opened
+from tff_bandmf.noise.tape import folder as tape_folder
+from tff_bandmf.noise.tape import graph_reader, open_tape
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # The run ID of a state that `begin` did not create.
@@ -53,7 +54,7 @@ class NoiseSource:
     self,
     dimension: int,
     start_round: int = 0,
-    tape: Optional[opened.OpenTape] = None,
+    tape: Optional[tape_folder.ReadableTape] = None,
   ):
     """Initializes the source; its method `close` also closes the tape.
 
@@ -65,7 +66,7 @@ class NoiseSource:
     self.placement = 'tape' if tape else 'none'
     self.dimension = dimension
     self.start_round = start_round
-    self._opened = tape
+    self._tape = tape
     self._position = (
       graph_released_sums.GraphPosition(tape.position)
       if tape and tape.position
@@ -74,16 +75,16 @@ class NoiseSource:
 
   def initial_state(self) -> State:
     """Returns the state of a run that has not begun, nested tensors."""
-    if self._opened is None:
+    if self._tape is None:
       return ()
     return collections.OrderedDict(
-      tape_id=tf.constant(self._opened.tape.tape_id, tf.int64),
+      tape_id=tf.constant(self._tape.tape_id, tf.int64),
       run=tf.constant(_NOBODY, tf.int64),
     )
 
   def begin(self, state: State) -> State:
     """Returns the first state of a new run, given `initial_state()`."""
-    if self._opened is None:
+    if self._tape is None:
       return state
     # The run ID is public and has 62 random bits. The lowest bit is 1, so that
     # the ID is never `_NOBODY`.
@@ -132,19 +133,18 @@ class NoiseSource:
         of all-zero updates among them. A source with a `released_sums.Position`
         needs the counts; all other sources ignore them.
     """
-    if self._opened is None:
+    if self._tape is None:
       return total, state
     if self._position is not None:
       checked = self._position.check_updates(counts[0], round_index)
       with tf.control_dependencies([checked]):
         total = tf.identity(total)
     released, released_sum = graph_reader.release(
-      self._opened.tape,
+      self._tape,
       total,
       tape_id=state['tape_id'],
       round_index=round_index,
       run=state['run'],
-      timeout_seconds=opened.TIMEOUT_SECONDS,
     )
     if self._position is not None:
       released = self._position.mark(
@@ -164,18 +164,18 @@ class NoiseSource:
     # metrics has passed the self-test.
     metrics = collections.OrderedDict(
       noise_placement=tf.constant(self.placement),
-      noise_checked=tf.constant(self._opened is not None),
+      noise_checked=tf.constant(self._tape is not None),
     )
-    if self._opened is not None:
+    if self._tape is not None:
       metrics['rounds_ahead'] = graph_reader.rounds_ahead(
-        self._opened.tape.shards, round_index
+        self._tape.shards, round_index
       )
     return metrics
 
   def close(self) -> None:
     """Closes the tape, if there is one."""
-    if self._opened is not None:
-      self._opened.close()
+    if self._tape is not None:
+      self._tape.close()
 
 
 def from_placement(
@@ -207,5 +207,5 @@ def from_placement(
       f'noise={type(placement).__name__}: has no source; use a placement of '
       'noise.placements'
     )
-  tape = opened.OpenTape(placement, recursion, z_steps, dimension)
-  return NoiseSource(dimension, tape.tape.start_round, tape)
+  tape = open_tape.open_tape(placement, recursion, z_steps, dimension)
+  return NoiseSource(dimension, tape.start_round, tape)

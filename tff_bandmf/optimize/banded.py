@@ -55,9 +55,7 @@ _Squared = Callable[[np.ndarray], tuple[float, Union[np.ndarray, float]]]
 
 
 def optimize_banded(
-  problem: solver.Problem,
-  bands: int,
-  equal_column_norms: bool = True,
+  problem: solver.Problem, bands: int, equal_column_norms: bool = True
 ) -> solver.Optimized[strategies.Banded]:
   """Returns the banded strategy of least loss.
 
@@ -110,10 +108,7 @@ def optimize_banded(
 
   with _blas.one_thread():
     loss = Loss(
-      to_columns,
-      lambda _: (sets, 0.0),
-      problem,
-      restart=coordinates.restart,
+      to_columns, lambda _: (sets, 0.0), problem, restart=coordinates.restart
     )
     minimum = search(loss, coordinates.start(problem.weights), problem)
   columns, _ = to_columns(minimum.x)
@@ -218,7 +213,7 @@ class Coordinates:
 
   def columns(self, x: np.ndarray) -> np.ndarray:
     """Returns the columns of C, [n, b], for parameters x."""
-    return _columns(x.reshape(self._rounds, -1) @ self.times)
+    return strategies.columns_of_rows(x.reshape(self._rounds, -1) @ self.times)
 
   def restart(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns the parameters of the same C for other weights, see `Loss`."""
@@ -361,14 +356,6 @@ def scaled(columns: np.ndarray, groups: int) -> tuple[np.ndarray, _Pullback]:
     return (by_scaled - along * scaled) / norms
 
   return scaled, pullback
-
-
-def _columns(rows: np.ndarray) -> np.ndarray:
-  """Returns columns[j, s] = rows[j + s, s], 0 where j + s >= n."""
-  columns = np.zeros_like(rows)
-  for s in range(rows.shape[1]):
-    columns[: len(rows) - s, s] = rows[s:, s]
-  return columns
 
 
 class Loss(solver.Loss):

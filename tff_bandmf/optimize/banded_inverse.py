@@ -24,8 +24,7 @@ from tff_bandmf.optimize import series, solver
 
 
 def optimize_banded_inverse(
-  problem: solver.Problem,
-  bands: int,
+  problem: solver.Problem, bands: int
 ) -> solver.Optimized[strategies.BandedInverse]:
   """Returns the best strategy that a search finds with `bands` bands of C^-1.
 

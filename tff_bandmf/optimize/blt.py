@@ -163,9 +163,7 @@ def _columns(
 
 
 def optimize_blt(
-  problem: solver.Problem,
-  buffers: int,
-  worth: float = NO_GAIN,
+  problem: solver.Problem, buffers: int, worth: float = NO_GAIN
 ) -> solver.Optimized[strategies.Blt]:
   """Returns the best BLT strategy.
 
@@ -218,10 +216,7 @@ def optimize_blt(
 
 
 def _search(
-  loss: series.Objective,
-  rounds: int,
-  buffers: int,
-  worth: float,
+  loss: series.Objective, rounds: int, buffers: int, worth: float
 ) -> solver.Minimum:
   """Returns the best minimum for 1, 2, ... up to `buffers` buffers."""
   x, evaluations = np.empty(0), 0

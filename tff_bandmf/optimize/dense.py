@@ -448,10 +448,7 @@ class _Dual:
     loss(1.0)
     if self._is_max:
       scipy.optimize.minimize_scalar(
-        loss,
-        bounds=(0, 1),
-        method='bounded',
-        options={'maxiter': _MIXTURES},
+        loss, bounds=(0, 1), method='bounded', options={'maxiter': _MIXTURES}
       )
 
   @property
@@ -475,8 +472,7 @@ def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
 
 
 def optimize_dense(
-  problem: solver.Problem,
-  gap: float = GAP,
+  problem: solver.Problem, gap: float = GAP
 ) -> solver.Optimized[strategies.Dense]:
   """Returns the strategy of least loss, and whether this is proved.
 

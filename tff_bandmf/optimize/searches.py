@@ -24,9 +24,7 @@ _Request = request_lib.Request
 def banded(request: _Request) -> solver.Optimized:
   """Returns the best C with `request.bands` bands."""
   return banded_lib.optimize_banded(
-    request,
-    request.bands,
-    equal_column_norms=request['column_normalize'],
+    request, request.bands, equal_column_norms=request['column_normalize']
   )
 
 
@@ -60,9 +58,7 @@ def blt(request: _Request) -> solver.Optimized:
     most = min(most, request.memory_copies)
   given = request['buffers']
   optimized = blt_lib.optimize_blt(
-    request,
-    given or most,
-    worth=blt_lib.NO_GAIN if given else _WORTH,
+    request, given or most, worth=blt_lib.NO_GAIN if given else _WORTH
   )
   return request.evaluated(request.normalized(optimized.strategy), optimized)
 

@@ -209,10 +209,7 @@ class Objective:
   """The log loss of a Toeplitz strategy as a function of its parameters."""
 
   def __init__(
-    self,
-    build: Build,
-    problem: solver.Problem,
-    falls: bool = False,
+    self, build: Build, problem: solver.Problem, falls: bool = False
   ):
     """Makes the objective.
 

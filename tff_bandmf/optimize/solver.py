@@ -165,9 +165,7 @@ class Problem:
     return strategy.error(self.workload, self.objective)
 
   def evaluated(
-    self,
-    strategy: StrategyT,
-    minimum: Union[Optimized, Minimum, None] = None,
+    self, strategy: StrategyT, minimum: Union[Optimized, Minimum, None] = None
   ) -> Optimized[StrategyT]:
     """Returns the result of a search that ended with `strategy`.
 
@@ -375,8 +373,7 @@ def search(
     return run(start, problem)
   callback, most = problem.callback, problem.max_evaluations
   stage = attrs.evolve(
-    problem,
-    callback=callback and (lambda _: callback(math.exp(loss.least))),
+    problem, callback=callback and (lambda _: callback(math.exp(loss.least)))
   )
   x, evaluations, least = start, 1, _LEAST_WEIGHT
   converged = interrupted = False

@@ -173,8 +173,7 @@ class _Settled:
 
 
 def optimize_banded_toeplitz(
-  problem: solver.Problem,
-  bands: int,
+  problem: solver.Problem, bands: int
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss.
 
@@ -206,11 +205,7 @@ def optimize_banded_toeplitz(
     if problem.noise:
       start, evaluations = _best_start(problem.rounds, bands, loss)
     minimum = solver.minimize(
-      loss,
-      start[1:],
-      problem,
-      [(0, 1)] * (bands - 1),
-      evaluations=evaluations,
+      loss, start[1:], problem, [(0, 1)] * (bands - 1), evaluations=evaluations
     )
     evaluations = minimum.evaluations
     start = np.concatenate([[1.0], minimum.x])

@@ -16,7 +16,7 @@ import tree
 
 from tff_bandmf import accounting, clips, errors
 from tff_bandmf.noise import definition, placements
-from tff_bandmf.noise.tape import opened, reader
+from tff_bandmf.noise.tape import open_tape, reader
 from tff_bandmf.query import clip_bounds, clipping
 
 # Number of coordinates that are scaled at once, so few that they stay in cache.
@@ -100,16 +100,16 @@ class NoisyMean:
     self._dimension = dimension
     # The public run ID, which the tape stores with each released round.
     self._run = secrets.randbits(63) | 1
-    self._opened = (
-      opened.OpenTape(placement, recursion, self.lattice.z_steps, dimension)
+    self._tape = (
+      open_tape.open_tape(placement, recursion, self.lattice.z_steps, dimension)
       if self.lattice.z_steps
       else None
     )
 
   def close(self) -> None:
     """Stops the thread that computes noise, if there is one."""
-    if self._opened is not None:
-      self._opened.close()
+    if self._tape is not None:
+      self._tape.close()
 
   @property
   def z_stddev(self) -> float:
@@ -240,20 +240,16 @@ class NoisyMean:
     self, t: int, total: np.ndarray, counts: tuple[int, int]
   ) -> None:
     """Adds y_t to a sum in place, and marks the sum as released in round t."""
-    if self._opened is None:
+    if self._tape is None:
       return
-    position = self._opened.position
+    position = self._tape.position
     if position is not None:
       # PRIVACY: More updates than clients of the ledger mean that one client
       # sent two. All updates count.
       # Guard: run_test.test_more_updates_than_clients_are_refused.
       position.check(t, counts[0])
     released_sum = reader.release(
-      self._opened.tape,
-      total,
-      round_index=t,
-      run=self._run,
-      timeout_seconds=opened.TIMEOUT_SECONDS,
+      self._tape, total, round_index=t, run=self._run
     )
     if position is not None:
       position.mark(released_sum, counts, t)

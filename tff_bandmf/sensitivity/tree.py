@@ -19,8 +19,8 @@ than n.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import Optional
 
 import numpy as np
 
@@ -40,6 +40,10 @@ _QUICK_PAIRS = 20_000
 # time at the end of the nodes, for the waiting time w at their start. The
 # docstring of `_heaviest` defines these terms.
 _Table = dict[tuple[int, int], np.ndarray]
+
+
+class _TooLongError(Exception):
+  """The tables of a tree have too many entries."""
 
 
 def sensitivity(
@@ -63,10 +67,10 @@ def sensitivity(
   min_sep = participation.separation(rounds)
   fixed = participation.evenly_spaced
   if not fixed:
-    heaviest = _heaviest(rounds, sizes, min_sep, k)
-    if heaviest is not None:
+    with contextlib.suppress(_TooLongError):
       return result.exact(
-        heaviest, 'heaviest pattern, from the leaves of the tree up'
+        _heaviest(rounds, sizes, min_sep, k),
+        'heaviest pattern, from the leaves of the tree up',
       )
   attained = 0.0
   if rounds * k <= _QUICK_LAGS:
@@ -102,10 +106,8 @@ def decoded_sensitivity(
 # The waiting times let in each pattern of the schema.
 # Guards: families_test.test_sensitivity_is_safe and
 # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
-def _heaviest(
-  rounds: int, sizes: list[int], min_sep: int, k: int
-) -> Optional[float]:
-  """Returns the largest sum of squared counts, or None if it takes too long.
+def _heaviest(rounds: int, sizes: list[int], min_sep: int, k: int) -> float:
+  """Returns the largest sum of squared counts.
 
   The count of a node is the number of a client's rounds below it. The waiting
   time at a round is the number of rounds, 0 to b - 1, before the client may
@@ -113,6 +115,9 @@ def _heaviest(
   node, and the sum of squared counts of this node and all nodes below it. The
   value of a key is an array: for each waiting time at the start of the node,
   the least waiting time at its end, or b if the key is impossible.
+
+  Raises:
+    _TooLongError: the tables have too many entries.
   """
   beginning = np.arange(min_sep + 1)
   never = np.full_like(beginning, min_sep)
@@ -124,10 +129,7 @@ def _heaviest(
   for size, parent in zip(sizes, sizes[1:]):
     children = tables[-1]
     for _ in range(parent // size - 1):
-      joined = _joined(children, tables[-1], k)
-      if joined is None:
-        return None
-      children = joined
+      children = _joined(children, tables[-1], k)
     tables.append(
       {
         (count, squared + count**2): end
@@ -137,10 +139,7 @@ def _heaviest(
   forest: _Table = {(0, 0): beginning[:1]}
   for size, table in zip(reversed(sizes), reversed(tables)):
     for _ in range(rounds // size):
-      joined = _joined(forest, table, k)
-      if joined is None:
-        return None
-      forest = joined
+      forest = _joined(forest, table, k)
     rounds %= size
   return float(max(squared for _, squared in forest))
 
@@ -148,8 +147,8 @@ def _heaviest(
 # PRIVACY: A pattern with k rounds that is left out gives too small a
 # sensitivity. Only more than k rounds are left out.
 # Guard: families_test.test_sensitivity_is_safe.
-def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
-  """Returns the table of two adjacent nodes, or None if it takes too long.
+def _joined(first: _Table, second: _Table, k: int) -> _Table:
+  """Returns the table of two adjacent nodes.
 
   Args:
     first: table of the node with the earlier rounds.
@@ -159,7 +158,7 @@ def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
   ends = len(next(iter(second.values())))
   pairs = len(first) * len(second)
   if pairs > _QUICK_PAIRS or pairs * ends > _QUICK_TABLE:
-    return None
+    raise _TooLongError
   table: _Table = {}
   for (count, squared), middle in first.items():
     for (count_after, squared_after), end in second.items():

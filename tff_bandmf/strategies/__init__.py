@@ -1,7 +1,11 @@
 """Strategy matrices C, with one file for each kind of matrix."""
 
 from tff_bandmf.strategies import families
-from tff_bandmf.strategies.banded import Banded, rows_of_columns
+from tff_bandmf.strategies.banded import (
+  Banded,
+  columns_of_rows,
+  rows_of_columns,
+)
 from tff_bandmf.strategies.banded_inverse import BandedInverse
 from tff_bandmf.strategies.banded_toeplitz import (
   BandedToeplitz,

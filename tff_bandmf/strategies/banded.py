@@ -70,6 +70,14 @@ def rows_of_columns(columns: np.ndarray) -> np.ndarray:
   return rows
 
 
+def columns_of_rows(rows: np.ndarray) -> np.ndarray:
+  """Returns columns[j, s] = rows[j + s, s], 0 where j + s >= n, [n, bands]."""
+  columns = np.zeros_like(rows)
+  for s in range(rows.shape[1]):
+    columns[: len(rows) - s, s] = rows[s:, s]
+  return columns
+
+
 FAMILIES = (
   families.Family(
     Banded,

@@ -138,7 +138,6 @@ class Strategy(abc.ABC):
 
   def of_rounds(self, rounds: int) -> Strategy:
     """Returns C for n = `rounds` if C is Toeplitz, and C itself otherwise."""
-    del rounds
     return self
 
   @property
@@ -201,7 +200,6 @@ class Strategy(abc.ABC):
       rounds: number of rounds of the run; the buffers are reset every n rounds.
       norms: [n] float64, divisors of the columns of C; None for no division.
     """
-    del rounds, norms
     return None
 
   def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -239,7 +237,6 @@ class Strategy(abc.ABC):
     Raises:
       ValueError: rounding errors are so large that no bound is proved.
     """
-    del participations
     return 0.0
 
   def per_query_errors(
@@ -528,7 +525,6 @@ def check_bands(
   strategy: Strategy, field: attrs.Attribute, value: Union[int, np.ndarray]
 ) -> None:
   """Raises ValueError if a number of bands, or a series' length, exceeds n."""
-  del field
   bands = len(value) if isinstance(value, np.ndarray) else value
   check_few(bands, strategy.rounds)
 

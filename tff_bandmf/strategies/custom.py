@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Optional
 
-import attrs
-
 from tff_bandmf import _checks, errors
 from tff_bandmf.strategies import (
   banded,
@@ -17,28 +15,24 @@ from tff_bandmf.strategies import (
 )
 
 
-@attrs.frozen(slots=False, eq=False)
 class CustomToeplitz(banded_toeplitz.BandedToeplitz):
   """C given by the first entries of its first column."""
 
   family: ClassVar[str] = 'custom'
 
 
-@attrs.frozen(slots=False, eq=False)
 class CustomInverse(banded_inverse.BandedInverse):
   """C given by the first entries of the first column of C^-1."""
 
   family: ClassVar[str] = 'custom'
 
 
-@attrs.frozen(slots=False, eq=False)
 class CustomBanded(banded.Banded):
   """C given by its bands, row by row."""
 
   family: ClassVar[str] = 'custom'
 
 
-@attrs.frozen(slots=False, eq=False)
 class CustomDense(dense.Dense):
   """C given as a matrix."""
 

@@ -137,12 +137,7 @@ def from_document(
   Raises:
     ValueError: `content` is not a strategy, or its version is not `VERSION`.
   """
-  path = pathlib.Path(path)
-  try:
-    header = _with_arrays(dict(content))
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
-    raise ValueError(_not_a_strategy(path)) from error
-  return _from_header(path, header)[0]
+  return _from_header(pathlib.Path(path), content)[0]
 
 
 def _header(
@@ -204,11 +199,8 @@ def load(
     )
   content = _files.read(path)
   try:
-    header = (
-      _parse_npz(content)
-      if path.suffix == '.npz'
-      else _with_arrays(_files.parse_json(content))
-    )
+    parse = _parse_npz if path.suffix == '.npz' else _files.parse_json
+    header = parse(content)
   except (json.JSONDecodeError, UnicodeDecodeError) as error:
     fault = _files.json_fault(content, error)
     raise ValueError(_not_a_strategy(path, f', {fault}')) from error
@@ -235,22 +227,19 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
     raise ValueError(str(error)) from error
 
 
-def _with_arrays(header: _files.JsonObject) -> _files.JsonObject:
-  """Returns the header with the lists of `arrays` turned into NumPy arrays."""
-  header['arrays'] = {
-    name: _to_array(values) for name, values in header['arrays'].items()
-  }
-  return header
-
-
 def _to_array(values: _files.Json) -> np.ndarray:
   """Returns a list of numbers, or a list of such lists, as an array."""
+  if isinstance(values, np.ndarray):
+    return values
   nested = bool(values) and isinstance(values[0], list)
   for row in values if nested else [values]:
     # NumPy pads all strings of a list to the longest, which could fill memory.
     if not isinstance(row, list) or not set(map(type, row)) <= {int, float}:
       raise TypeError('must be a list of numbers')
-  return np.array(values)
+  try:
+    return np.array(values)
+  except ValueError as error:
+    raise TypeError('must have rows of one length') from error
 
 
 def _parse_npz(content: bytes) -> _files.JsonObject:
@@ -282,7 +271,7 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
 
 
 def _from_header(
-  path: pathlib.Path, header: _files.JsonObject
+  path: pathlib.Path, header: _files.Json
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
   """Returns the strategy and the schema that a header describes.
 
@@ -310,9 +299,8 @@ def _from_header(
       'rounds', header.get('rounds'), f'{path} is damaged: write it again'
     )
     # A file of a family without parameters may lack the key `parameters`.
-    strategy = _build(
-      family, rounds, header.get('parameters', {}), header['arrays']
-    )
+    arrays = {name: _to_array(each) for name, each in header['arrays'].items()}
+    strategy = _build(family, rounds, header.get('parameters', {}), arrays)
     # PRIVACY: A file that lost its schema could be accounted for another one.
     # The schema must be there, if only as none.
     # Guard: strategies_test.test_file_with_another_schema_is_refused.

@@ -236,7 +236,7 @@ class Window(Recursion):
     return min(self.memory, t) if self.keeps == PAST_Y else 0
 
   def ideal(self, z_steps, t, past, bits=128):
-    del bits  # Every sum is exact.
+    # Every sum is exact, whatever `bits` is.
     row, size = self.rows(t, t + 1)[0, : t + 1].tolist(), Fraction(z_steps)
     if self.keeps == PAST_Z:
       return Ideal([size * Fraction(weight) for weight in row], Fraction(0))

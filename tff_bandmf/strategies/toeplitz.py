@@ -48,12 +48,10 @@ class Toeplitz(base.Strategy):
   """A strategy with constant diagonals.
 
   Attributes:
-    is_geometric: whether c_j = lambda^j for one number lambda.
     rounds: n.
   """
 
   structure: ClassVar[str] = base.TOEPLITZ
-  is_geometric: ClassVar[bool] = False
   rounds: int = attrs.field(converter=base.count_rounds)
 
   def of_rounds(self, rounds: int) -> Toeplitz:
@@ -83,8 +81,7 @@ class Toeplitz(base.Strategy):
     )
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
-    t = np.arange(start, stop)[:, None]
-    return np.where(t >= np.arange(self.bands), self.column(self.bands), 0.0)
+    return _rows(self.column(self.bands), start, stop)
 
   def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns X[i, j] = sum_{l < n - j} c_l c_{l + j - i}, [m] float64."""
@@ -105,12 +102,7 @@ class Toeplitz(base.Strategy):
   def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
     if self.inverse_bands is None:
       return super().inverse_band_rows(start, stop)
-    t = np.arange(start, stop)[:, None]
-    return np.where(
-      t >= np.arange(self.inverse_bands),
-      self.inverse_column(self.inverse_bands),
-      0.0,
-    )
+    return _rows(self.inverse_column(self.inverse_bands), start, stop)
 
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
@@ -205,7 +197,7 @@ class NormalizedWindow(recursion_lib.Window):
   def rows(self, start: int, stop: int) -> np.ndarray:
     t = np.arange(start, stop)[:, np.newaxis]
     column = t - np.arange(len(self._row))
-    row = np.where(column >= 0, self._row, 0.0)
+    row = _rows(self._row, start, stop)
     if self.keeps == recursion_lib.PAST_Z:
       return self._norms[t] * row
     return row / self._norms[np.maximum(column, 0)]
@@ -297,7 +289,7 @@ class BandedInverseC(RationalToeplitz):
     return np.ones(1), self.inverse_coefficients
 
   def column_error(self, participations: int) -> float:
-    del participations  # The bound holds for all contributions.
+    # The bound holds for all contributions.
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
       norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(
@@ -387,6 +379,12 @@ def fractional_coefficients(alpha: float, terms: int) -> np.ndarray:
   """
   j = np.arange(1, terms)
   return np.concatenate([[1.0], np.cumprod((j - 1 + alpha) / j)])
+
+
+def _rows(series: np.ndarray, start: int, stop: int) -> np.ndarray:
+  """Returns rows of the Toeplitz matrix of a series by their bands."""
+  t = np.arange(start, stop)[:, None]
+  return np.where(t >= np.arange(len(series)), series, 0.0)
 
 
 def _series(top: np.ndarray, bottom: np.ndarray, terms: int) -> np.ndarray:

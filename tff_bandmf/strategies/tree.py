@@ -150,7 +150,7 @@ class OnlineTree(_OfNodes):
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> recursion_lib.Buffers:
-    del norms  # The columns of this family are never scaled.
+    # The columns of this family are never scaled.
     return TreeBuffers(self, rounds)
 
   def node_variances(self) -> np.ndarray:

@@ -380,7 +380,6 @@ class BMinSepMixture(importance.Mixture):
     return draw
 
   def sample_add(self, rng, count, kappa, epsilon):
-    del epsilon
     y = rng.standard_normal((len(self._squares), count))
     y -= kappa * self._mean[:, None]
     return self._log_mean(self._losses(y)), self._mean @ y

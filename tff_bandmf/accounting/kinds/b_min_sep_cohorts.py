@@ -182,17 +182,9 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    # PRIVACY: If C had more bands than `min_sep`, columns of a client's rounds
-    # could have non-zero entries in the same row. The likelihood ratio would
-    # not be a product over rounds, and delta could be too low. Such a C is
-    # refused.
-    # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
-    accountants.check_bands(strategy, 'min_sep', self.min_sep)
-    rows = strategy.band_rows(0, strategy.rounds)
-    accountants.check_nonnegative(np.min(rows))
     mixture_of = functools.partial(
       b_min_sep.BMinSepMixture,
-      columns.Columns(columns.of_rows(rows)),
+      columns.Columns(columns.nonnegative(strategy, self.min_sep)),
       min_sep=self.min_sep,
       sampling_prob=self._known_prob(),
       wait=self._wait,

@@ -21,9 +21,9 @@ from typing import Optional
 
 import numpy as np
 
-from tff_bandmf import _blas, _checks
+from tff_bandmf import _checks
 from tff_bandmf.accounting.kinds import b_min_sep, columns
-from tff_bandmf.accounting.methods import accountants, needed_noise
+from tff_bandmf.accounting.methods import needed_noise
 
 # Number of columns in one block of products.
 _BLOCK = 64
@@ -62,10 +62,7 @@ class BMinSepNoise(needed_noise.NeededNoise):
     }
 
   def _of_strategy(self, strategy):
-    accountants.check_bands(strategy, 'min_sep', self.min_sep)
-    rows = strategy.band_rows(0, strategy.rounds)
-    accountants.check_nonnegative(np.min(rows))
-    return columns.of_rows(rows)
+    return columns.nonnegative(strategy, self.min_sep)
 
   def _log_scale(self, variable):
     largest = np.einsum('ij,ij->i', variable, variable).max()
@@ -74,16 +71,11 @@ class BMinSepNoise(needed_noise.NeededNoise):
   def _of_column(self, column):
     _checks.at_most('bands', len(column), self.min_sep, 'min_sep', 'use fewer')
     inside = np.add.outer(np.arange(self.rounds), np.arange(len(column)))
-    return np.where(inside < self.rounds, column, 0.0)
-
-  def _column_back(self, column, by):
-    return by.sum(axis=0)
+    columns = np.where(inside < self.rounds, column, 0.0)
+    return columns, lambda by: by.sum(axis=0)
 
   def _of_columns(self, columns):
-    return columns
-
-  def _columns_back(self, columns, by):
-    return by
+    return columns, lambda by: by
 
   def log_mean(self, log_gains):
     """Returns ln of the mean over S of e^(sum of gains), and its gradient.
@@ -148,10 +140,6 @@ class _Columns(needed_noise.Model):
     law = scale * gains, *mixture.tilted_rounds(rng, count, scale * gains)
     return dataclasses.replace(proposal, law=law)
 
-  def estimate(self, log_noise, proposal, count, gradient=False):
-    with _blas.one_thread():
-      return self._sampled(log_noise, proposal, count, gradient)
-
   def _sampled(self, log_noise, proposal, count, gradient):
     a, kappa, sign = proposal.factor, proposal.shift, proposal.sign
     search, scale = self._search, math.exp(-log_noise)
@@ -180,7 +168,7 @@ class _Columns(needed_noise.Model):
       loss, log_ratio, sign, margins[above]
     )
     if not gradient:
-      return needed_noise.Estimate.of(values, margins)
+      return needed_noise.Estimate.from_samples(values, margins)
     bands = self._columns.bands
     by_losses = by_loss * posterior(above)
     by_products = by_losses.copy()
@@ -201,7 +189,9 @@ class _Columns(needed_noise.Model):
       by += _outer(by_y, taken[:, above].toarray(), bands)
     by += _outer(by_mean[:, None], rates[:, None], bands)
     by += 2 * scale * by_squares[:, None] * self._variable
-    return needed_noise.Estimate.of(values, margins, scale / count * by)
+    return needed_noise.Estimate.from_samples(
+      values, margins, scale / count * by
+    )
 
 
 def _outer(left, right, bands):

@@ -20,7 +20,6 @@ import scipy.sparse
 import scipy.special
 from scipy.linalg import blas
 
-from tff_bandmf import _blas
 from tff_bandmf.accounting.kinds import balls_in_bins
 from tff_bandmf.accounting.methods import accountants, needed_noise
 
@@ -46,7 +45,7 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     column = strategy.first_column()
     if column is not None:
       accountants.check_nonnegative(np.min(column))
-      return self._of_column(column)
+      return self._of_column(column)[0]
     return balls_in_bins.bin_gram(strategy, self._bins)
 
   def _log_scale(self, variable):
@@ -63,40 +62,34 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     return np.ascontiguousarray(windows[:, ::-1])
 
   def _of_column(self, column):
-    folded = self._folded(column)
-    return folded.T @ folded
+    folded, bins, rounds = self._folded(column), self._bins, self.rounds
 
-  def _column_back(self, column, by):
-    bins, rounds = self._bins, self.rounds
-    by_folded = 2 * by.T @ self._folded(column).T
-    by_sums = np.zeros(-(-rounds // bins) * bins)
-    for j, row in enumerate(by_folded):
-      by_sums[: rounds - j] += row[j:]
-    by_sums = np.cumsum(by_sums.reshape(-1, bins)[::-1], axis=0)[::-1]
-    return by_sums.reshape(-1)[: len(column)]
+    def pullback(by):
+      by_sums = np.zeros(-(-rounds // bins) * bins)
+      for j, row in enumerate(2 * by.T @ folded.T):
+        by_sums[: rounds - j] += row[j:]
+      by_sums = np.cumsum(by_sums.reshape(-1, bins)[::-1], axis=0)[::-1]
+      return by_sums.reshape(-1)[: len(column)]
 
-  def _sums(self, columns):
-    """Returns m_j for the columns of C, [n, b]."""
-    rounds, bands = columns.shape
-    sums = np.zeros((rounds, self._bins))
-    for s in range(bands):
-      j = np.arange(rounds - s)
-      # No two of these j have both the same row j + s and the same bin.
-      sums[j + s, j % self._bins] += columns[: rounds - s, s]
-    return sums
+    return folded.T @ folded, pullback
 
   def _of_columns(self, columns):
-    sums = self._sums(columns)
-    return sums.T @ sums
+    (rounds, bands), bins = columns.shape, self._bins
+    lags = [(s, np.arange(rounds - s)) for s in range(bands)]
+    # m_j for the columns of C.
+    sums = np.zeros((rounds, bins))
+    for s, j in lags:
+      # No two of these j have both the same row j + s and the same bin.
+      sums[j + s, j % bins] += columns[: rounds - s, s]
 
-  def _columns_back(self, columns, by):
-    rounds, bands = columns.shape
-    by_sums = 2 * self._sums(columns) @ by
-    by_columns = np.zeros_like(columns)
-    for s in range(bands):
-      j = np.arange(rounds - s)
-      by_columns[: rounds - s, s] = by_sums[j + s, j % self._bins]
-    return by_columns
+    def pullback(by):
+      by_sums = 2 * sums @ by
+      by_columns = np.zeros_like(columns)
+      for s, j in lags:
+        by_columns[: rounds - s, s] = by_sums[j + s, j % bins]
+      return by_columns
+
+    return sums.T @ sums, pullback
 
   def _model(self, variable):
     return _Gram(variable, self.epsilon, self._normals, self._uniforms)
@@ -120,10 +113,6 @@ class _Gram(needed_noise.Model):
     ends = np.cumsum(weights)
     drawn = np.searchsorted(ends / ends[-1], self._uniforms[:count])
     return dataclasses.replace(proposal, law=(weights / 2, drawn))
-
-  def estimate(self, log_noise, proposal, count, gradient=False):
-    with _blas.one_thread():
-      return self._sampled(log_noise, proposal, count, gradient)
 
   def _sampled(self, log_noise, proposal, count, gradient):
     a, kappa, sign = proposal.factor, proposal.shift, proposal.sign
@@ -152,7 +141,7 @@ class _Gram(needed_noise.Model):
       loss, log_ratio, sign, margins[above]
     )
     if not gradient:
-      return needed_noise.Estimate.of(values, margins)
+      return needed_noise.Estimate.from_samples(values, margins)
     by_losses = by_loss[:, None] * posterior()[above]
     by_x = by_losses - (kappa / bins) * values[:, None]
     by_diagonal = -by_losses.sum(axis=0) / 2
@@ -175,7 +164,7 @@ class _Gram(needed_noise.Model):
     by[np.diag_indices_from(by)] += by_diagonal
     by = scale**2 * (by + by.T) / 2
     by += _cholesky_back(self._factor, scale * (by_x.T @ normals[above]))
-    return needed_noise.Estimate.of(values, margins, by / count)
+    return needed_noise.Estimate.from_samples(values, margins, by / count)
 
 
 def _log_mean(x, weights):

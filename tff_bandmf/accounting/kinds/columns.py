@@ -7,6 +7,9 @@ import functools
 import numpy as np
 import scipy.sparse
 
+from tff_bandmf import strategies
+from tff_bandmf.accounting.methods import accountants
+
 # Columns in a dense block: smaller blocks have fewer zeros, and larger blocks
 # have faster products.
 _BLOCK = 64
@@ -74,13 +77,18 @@ class Columns:
     return products
 
 
-def of_rows(rows: np.ndarray) -> np.ndarray:
-  """Returns the entries of the columns of C, [n, bands] float64.
+def nonnegative(strategy: strategies.Strategy, min_sep: int) -> np.ndarray:
+  """Returns the entries of the columns of a C >= 0, [n, bands] float64.
 
-  Args:
-    rows: [n, bands] float64, rows[t, s] = C[t, t - s].
+  Raises:
+    ValueError: C has more bands than `min_sep`, or a negative entry.
   """
-  entries = np.zeros_like(rows)
-  for s in range(rows.shape[1]):
-    entries[: len(rows) - s, s] = rows[s:, s]
-  return entries
+  # PRIVACY: If C had more bands than `min_sep`, columns of a client's rounds
+  # could have non-zero entries in the same row. The likelihood ratio would
+  # not be a product over rounds, and delta could be too low. Such a C is
+  # refused.
+  # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
+  accountants.check_bands(strategy, 'min_sep', min_sep)
+  rows = strategy.band_rows(0, strategy.rounds)
+  accountants.check_nonnegative(np.min(rows))
+  return strategies.columns_of_rows(rows)

@@ -14,10 +14,6 @@ from tff_bandmf.accounting.kinds import poisson, sampled_cohorts, samplers
 from tff_bandmf.accounting.methods import accountants
 
 
-def _sampling_prob(value: float) -> float:
-  return poisson.check_sampling_prob(value)
-
-
 def _groups(value: int) -> int:
   return _checks.count('groups', value, 'at least the bands of C')
 
@@ -71,7 +67,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   flags: ClassVar[Mapping[str, str]] = {'sampling_prob': 'sampling_prob'}
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
   sampling_prob: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_sampling_prob)
+    default=None,
+    converter=attrs.converters.optional(poisson.check_sampling_prob),
   )
   groups: Optional[int] = attrs.field(
     default=None, converter=attrs.converters.optional(_groups)

@@ -335,7 +335,7 @@ def _solve(
   )
 
 
-def check_sampling_prob(sampling_prob: object) -> float:
+def check_sampling_prob(sampling_prob: float) -> float:
   """Returns q rounded down to a multiple of 2^-64, as samplers need it."""
   return samplers.check_prob(
     'sampling_prob', sampling_prob, 'it is groups * cohort / population'

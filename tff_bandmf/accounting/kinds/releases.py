@@ -20,7 +20,6 @@ from tff_bandmf.accounting.methods import gaussian
 
 def _nonnegative(what: str) -> Any:
   def check(instance, attribute, value):
-    del instance
     if value is not None:
       _checks.nonnegative(attribute.name, value, what)
 

@@ -85,7 +85,6 @@ class Sampled(participation_lib.Cohorts):
       epsilon: target epsilon of the whole run.
       delta: target delta of the whole run.
     """
-    del rounds, epsilon, delta
     return None
 
   @property

@@ -299,8 +299,7 @@ class Sampled(Accountant):
       stops.SHARES[-1],
     )
     exact = (1 - share) * delta * math.exp(-growth)
-    count, failure, seed = samples.completed(self._default_samples, exact)
-    options = search.Options(count, failure, seed, samples.tries)
+    options = samples.completed(self._default_samples, exact)
     start = gaussian.gaussian_epsilon(noise_multiplier, exact)
     bound = _unamplified(noise_multiplier, start)
     if start > 0:
@@ -309,7 +308,7 @@ class Sampled(Accountant):
         lambda epsilon: (mixture, epsilon), start, exact, options
       )
       if amplified is None:
-        self._notice_no_amplification(mixture, count)
+        self._notice_no_amplification(mixture, options.samples)
       else:
         # PRIVACY: The bound is that of fresh samples. The epsilon that pilot
         # samples chose has no proof.
@@ -321,8 +320,8 @@ class Sampled(Accountant):
   def claim_at(self, noise_multiplier, epsilon, samples):
     growth = self._growth(noise_multiplier)
     exact = max(0.0, epsilon - growth)
-    options = *samples.completed(self._default_samples), samples.tries
-    bound = search.attempted(self.mixture(noise_multiplier), exact, *options)
+    options = samples.completed(self._default_samples)
+    bound = search.attempted(self.mixture(noise_multiplier), exact, options)
     unamplified = _unamplified(noise_multiplier, exact)
     bound = _of_program(
       bound if bound.total < unamplified.total else unamplified, growth
@@ -337,13 +336,13 @@ class Sampled(Accountant):
     return dataclasses.replace(bound, epsilon=epsilon, upper=bound.upper + more)
 
   def calibrate(self, epsilon, delta, samples):
-    count, failure, seed = samples.completed(self._default_samples, delta)
+    options = samples.completed(self._default_samples, delta)
     # PRIVACY: Each search may end at a bound that is too low. If each search
     # had the whole failure probability, the returned bound would be too low
     # more often than stated. Each search draws new samples and gets an equal
     # share of the failure probability.
     # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
-    options = search.Options(count, failure, seed, samples.tries * _SEARCHES)
+    options = dataclasses.replace(options, tries=samples.tries * _SEARCHES)
     remaining = stops.remaining(epsilon, delta)
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
     near = (
@@ -363,7 +362,7 @@ class Sampled(Accountant):
       noise, bound = self._least_noise(
         epsilon - growth,
         remaining * math.exp(-growth),
-        dataclasses.replace(options, seed=seed + search_index),
+        dataclasses.replace(options, seed=options.seed + search_index),
         near,
       )
       # PRIVACY: If the noise is below `least_noise`, its growth is larger than
@@ -390,13 +389,11 @@ class Sampled(Accountant):
     exact = max(0.0, bound.epsilon - growth)
     confirmation = _unamplified(noise_multiplier, exact)
     if bound.seed is not None:
+      options = monte_carlo.Options(
+        bound.samples, bound.failure_probability, bound.seed, bound.tries
+      )
       confirmation = search.attempted(
-        self.mixture(noise_multiplier),
-        exact,
-        bound.samples,
-        bound.failure_probability,
-        bound.seed,
-        bound.tries,
+        self.mixture(noise_multiplier), exact, options
       )
     return _of_program(confirmation, growth)
 
@@ -404,7 +401,7 @@ class Sampled(Accountant):
     self,
     epsilon: float,
     delta: float,
-    options: search.Options,
+    options: monte_carlo.Options,
     near: Optional[float],
   ) -> tuple[float, monte_carlo.Bound]:
     """Returns nearly the least noise multiplier in real numbers, and a bound.
@@ -417,21 +414,16 @@ class Sampled(Accountant):
         noise multiplier without amplification.
     """
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
-    least = (
-      None
-      if near is None
-      else search.least(
-        lambda noise: (self.mixture(noise), epsilon),
-        start,
-        delta,
-        options,
-        near,
-      )
-    )
-    if least is None:
-      self._notice_no_amplification(self.mixture(start), options.samples)
-      return start, _unamplified(start, epsilon)
-    return least
+    if near is not None:
+
+      def problem(noise):
+        return self.mixture(noise), epsilon
+
+      least = search.least(problem, start, delta, options, near)
+      if least is not None:
+        return least
+    self._notice_no_amplification(self.mixture(start), options.samples)
+    return start, _unamplified(start, epsilon)
 
   def _notice_no_amplification(
     self, mixture: importance.Mixture, samples: int

@@ -90,8 +90,8 @@ class Samples:
         '1e-8 is usual'
       )
 
-  def completed(self, count: int, delta: float = 1.0) -> tuple[int, float, int]:
-    """Returns (N, failure probability, seed) with defaults in place of None.
+  def completed(self, count: int, delta: float = 1.0) -> Options:
+    """Returns the options of a search, with defaults in place of None.
 
     Args:
       count: N if the attribute `count` is None.
@@ -109,7 +109,33 @@ class Samples:
         f'delta={delta}; it is part of the delta to claim'
       )
     seed = secrets.randbits(128) if self.seed is None else self.seed
-    return self.count or count, failure, seed
+    return Options(self.count or count, failure, seed, self.tries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Options of the samples of a search; see the module `search`.
+
+  Attributes:
+    samples: number of samples of a bound, for each direction.
+    failure_probability: probability that at least one of the bounds of all
+      `tries` searches is too low.
+    seed: seed of all samples, >= 0.
+    tries: number >= 1 of searches from which the caller claims one result. Each
+      search samples up to `ATTEMPTS` bounds.
+  """
+
+  samples: int
+  failure_probability: float
+  seed: int
+  tries: int = 1
+
+  def seeds(self) -> list[int]:
+    """Returns the seed of the pilots, followed by one seed for each bound."""
+    words = np.random.SeedSequence(self.seed).generate_state(
+      1 + ATTEMPTS, np.uint64
+    )
+    return [int(word) for word in words]
 
 
 @dataclasses.dataclass(frozen=True)

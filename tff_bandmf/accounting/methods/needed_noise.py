@@ -31,12 +31,12 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Optional
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 import scipy.optimize
 
-from tff_bandmf import _files, strategies
+from tff_bandmf import _blas, _files, strategies
 from tff_bandmf.accounting.methods import gaussian
 
 # Number of float64 values for all samples of one direction, and the limits of
@@ -70,6 +70,10 @@ _SLOPE, _SLOPES, _SLOPE_STEP = -20.0, (-200.0, -2.0), 1e-3
 _TINY = 1e-100
 # Larger weights occur only if s is far too small.
 _LARGEST_LOG_WEIGHT = 100.0
+
+
+# Maps the gradient by the variable of a kind to the gradient by entries of C.
+Pullback = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +112,7 @@ class Estimate:
   gradient: Optional[np.ndarray] = None
 
   @classmethod
-  def of(
+  def from_samples(
     cls,
     values: np.ndarray,
     margins: np.ndarray,
@@ -148,7 +152,6 @@ class Model(abc.ABC):
       count: number of draws.
     """
 
-  @abc.abstractmethod
   def estimate(
     self,
     log_noise: float,
@@ -164,6 +167,14 @@ class Model(abc.ABC):
       count: number of samples.
       gradient: whether the gradient by the variable is needed.
     """
+    with _blas.one_thread():
+      return self._sampled(log_noise, proposal, count, gradient)
+
+  @abc.abstractmethod
+  def _sampled(
+    self, log_noise: float, proposal: Proposal, count: int, gradient: bool
+  ) -> Estimate:
+    """Returns the result of `estimate`, computed in one thread."""
 
 
 class NeededNoise(abc.ABC):
@@ -216,20 +227,12 @@ class NeededNoise(abc.ABC):
     """Returns log |C|, a bound of the sensitivity of C."""
 
   @abc.abstractmethod
-  def _of_column(self, column: np.ndarray) -> np.ndarray:
+  def _of_column(self, column: np.ndarray) -> tuple[np.ndarray, Pullback]:
     """Returns the variable for a Toeplitz C with this first column, [terms]."""
 
   @abc.abstractmethod
-  def _column_back(self, column: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """Returns the gradient by the first column for that by the variable."""
-
-  @abc.abstractmethod
-  def _of_columns(self, columns: np.ndarray) -> np.ndarray:
+  def _of_columns(self, columns: np.ndarray) -> tuple[np.ndarray, Pullback]:
     """Returns the variable for C[j + s, j] = columns[j, s], [n, bands]."""
-
-  @abc.abstractmethod
-  def _columns_back(self, columns: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """Returns the gradient by the columns for that by the variable."""
 
   @abc.abstractmethod
   def _model(self, variable: np.ndarray) -> Model:
@@ -259,11 +262,7 @@ class NeededNoise(abc.ABC):
     Args:
       column: [terms] float64, first column of C; further terms are 0.
     """
-    if not np.min(column) >= 0:
-      return math.inf, np.zeros_like(column)
-    variable = self._of_column(column)
-    squared, by_variable = self._squared(variable)
-    return squared, self._column_back(column, by_variable)
+    return self._squared(column, self._of_column)
 
   def squared_of_columns(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns s(C)^2 for C[j + s, j] = columns[j, s], and its gradient.
@@ -273,13 +272,17 @@ class NeededNoise(abc.ABC):
     Args:
       columns: [n, bands] float64.
     """
-    if not np.min(columns) >= 0:
-      return math.inf, np.zeros_like(columns)
-    squared, by_variable = self._squared(self._of_columns(columns))
-    return squared, self._columns_back(columns, by_variable)
+    return self._squared(columns, self._of_columns)
 
-  def _squared(self, variable: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns s^2 and its gradient by the variable."""
+  def _squared(
+    self,
+    entries: np.ndarray,
+    to_variable: Callable[[np.ndarray], tuple[np.ndarray, Pullback]],
+  ) -> tuple[float, np.ndarray]:
+    """Returns s^2 and its gradient by entries of C."""
+    if not np.min(entries) >= 0:
+      return math.inf, np.zeros_like(entries)
+    variable, pullback = to_variable(entries)
     model = self._model(variable)
     log_noise, proposal = self._solve(model, variable)
     largest = model.estimate(log_noise, proposal, self._count, gradient=True)
@@ -287,11 +290,11 @@ class NeededNoise(abc.ABC):
     # d delta / d log s
     slope = -self.degree * float(np.vdot(largest.gradient, variable))
     if not slope < 0:
-      return math.inf, np.zeros_like(variable)
+      return math.inf, np.zeros_like(entries)
     # A last Newton step, since the slope of log delta is now known.
     log_noise -= self._log_excess(largest) * largest.delta / slope
     squared = math.exp(2 * log_noise)
-    return squared, (-2 * squared / slope) * largest.gradient
+    return squared, pullback((-2 * squared / slope) * largest.gradient)
 
   def _log_excess(self, estimate: Estimate) -> float:
     return math.log(max(estimate.delta, _TINY) / self.delta)

@@ -29,34 +29,8 @@ _ASIDE = 0.1
 Problem = Callable[[float], tuple[importance.Mixture, float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Options of the samples of a search.
-
-  Attributes:
-    samples: number of samples of a bound, for each direction.
-    failure_probability: probability that at least one of the bounds of all
-      `tries` searches is too low.
-    seed: seed of all samples, >= 0.
-    tries: number >= 1 of searches from which the caller claims one result. Each
-      search samples up to `monte_carlo.ATTEMPTS` bounds.
-  """
-
-  samples: int
-  failure_probability: float
-  seed: int
-  tries: int = 1
-
-  def seeds(self) -> list[int]:
-    """Returns the seed of the pilots, followed by one seed for each bound."""
-    words = np.random.SeedSequence(self.seed).generate_state(
-      1 + monte_carlo.ATTEMPTS, np.uint64
-    )
-    return [int(word) for word in words]
-
-
 def _log_excess(
-  problem: Problem, delta: float, options: Options
+  problem: Problem, delta: float, options: monte_carlo.Options
 ) -> Callable[..., float]:
   """Returns (ln x, pilots) -> ln(expected `Bound.total` / `delta`)."""
   seed = options.seeds()[0]
@@ -79,7 +53,7 @@ def _log_excess(
 
 
 def guess(
-  problem: Problem, start: float, delta: float, options: Options
+  problem: Problem, start: float, delta: float, options: monte_carlo.Options
 ) -> Optional[float]:
   """Returns an x near the result of `least`, from few pilot samples.
 
@@ -107,7 +81,7 @@ def least(
   problem: Problem,
   start: float,
   delta: float,
-  options: Options,
+  options: monte_carlo.Options,
   near: Optional[float] = None,
 ) -> Optional[tuple[float, monte_carlo.Bound]]:
   """Returns nearly the least x whose `Bound.total` is at most `delta`.
@@ -143,24 +117,20 @@ def least(
   log_x = math.log(near)
   slope = min(-1.0, (above - below) / (2 * _ASIDE))
   # More pilot samples than in `guess` refine x, the same at both steps.
-  samples = options.samples
-  many = max(_FEW, min(_MANY, samples // 10), samples // 100)
+  many = max(_FEW, min(_MANY, options.samples // 10), options.samples // 100)
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope))
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope)) + 3e-3
-  for attempt in options.seeds()[1:]:
+  for seed in options.seeds()[1:]:
     if log_x >= math.log(start):
       return None
-    mixture, epsilon = problem(math.exp(log_x))
     # PRIVACY: Each attempt may confirm a wrong x with its failure probability.
     # It gets the share of all attempts.
     # Guard: monte_carlo_test.test_attempts_share_the_failure_probability.
     bound = attempted(
-      mixture,
-      epsilon,
-      samples,
-      options.failure_probability,
-      attempt,
-      options.tries * monte_carlo.ATTEMPTS,
+      *problem(math.exp(log_x)),
+      dataclasses.replace(
+        options, seed=seed, tries=options.tries * monte_carlo.ATTEMPTS
+      ),
     )
     # PRIVACY: The average of the samples can be below delta by chance. Only the
     # bound with its failure probability confirms x.
@@ -172,12 +142,7 @@ def least(
 
 
 def attempted(
-  mixture: importance.Mixture,
-  epsilon: float,
-  samples: int,
-  failure_probability: float,
-  seed: int,
-  tries: int,
+  mixture: importance.Mixture, epsilon: float, options: monte_carlo.Options
 ) -> monte_carlo.Bound:
   """Returns a bound of delta whose failure probability covers `tries` bounds.
 
@@ -186,10 +151,8 @@ def attempted(
   Args:
     mixture: mixture P of the module `importance`.
     epsilon: at least 0, finite.
-    samples: number of samples for each direction.
-    failure_probability: probability that any of `tries` bounds is too low.
-    seed: seed of the samples, >= 0.
-    tries: number of bounds of which the caller claims one, >= 1.
+    options: options of the samples. The caller claims one of `tries` bounds,
+      and `failure_probability` is the probability that any of them is too low.
   """
   # PRIVACY: The caller may claim the least of several bounds, and this bound
   # may be too low if any one of them is. If each bound had the whole failure
@@ -198,9 +161,11 @@ def attempted(
   # Guards:
   # monte_carlo_test.test_attempts_share_the_failure_probability and
   # balls_in_bins_test.test_total_counts_the_failure_probability.
-  share = failure_probability / tries
+  share = options.failure_probability / options.tries
   return dataclasses.replace(
-    monte_carlo.delta_bound(mixture, epsilon, samples, share, seed),
-    failure_probability=failure_probability,
-    tries=tries,
+    monte_carlo.delta_bound(
+      mixture, epsilon, options.samples, share, options.seed
+    ),
+    failure_probability=options.failure_probability,
+    tries=options.tries,
   )

@@ -102,7 +102,7 @@ class Chunk(NamedTuple):
     v: np.ndarray,
     y: np.ndarray,
     error: float,
-    decide: Callable[[int], int],
+    decide: Callable[[int, int], int],
     most: float = 0.0,
   ) -> float:
     """Rounds one row of V to y, exactly, and returns a bound of |y|.
@@ -111,7 +111,7 @@ class Chunk(NamedTuple):
       v: [count] float64, a row of V; overwritten.
       y: [count] float64, overwritten.
       error: e without its part for y; see `error_of_y`.
-      decide: function from a column of the chunk to the y of this column.
+      decide: function from a column of the chunk and its coordinate to y.
       most: bound of |v| where v is a number; 0 means that none is known.
 
     Raises:
@@ -130,7 +130,7 @@ class Chunk(NamedTuple):
     limit = 0.5 - error - error_of_y(largest)
     if not max(v.max(initial=0.0), -v.min(initial=0.0)) < limit:
       for column in np.flatnonzero(~(np.abs(v) < limit)):
-        y[column] = decide(int(column))
+        y[column] = decide(int(column), self.coordinates[column])
       largest = max(largest, _largest(y))
     # A larger y would wrap around; see `LARGEST`.
     if not largest <= LARGEST:
@@ -185,7 +185,7 @@ class Block(abc.ABC):
     """
 
 
-def of(
+def for_rounds(
   recursion: recursion_lib.Recursion,
   z_steps: float,
   rounds: range,
@@ -316,12 +316,12 @@ class PastYBlock(Block):
   # PRIVACY: A coordinate in doubt must be rounded with its own past. Another
   # one would give another y than the ideal one.
   # Guard: exact_noise_test.test_coarse_fast_path_gives_the_same_bits.
-  def _decide(self, r: int, y: np.ndarray, chunk: Chunk, column: int) -> int:
+  def _decide(
+    self, r: int, y: np.ndarray, chunk: Chunk, column: int, coordinate: int
+  ) -> int:
     """Returns y of round r of the block for a column in doubt."""
     past = self._past(r, y[:, column], chunk.memory[:, column])
-    return chunk.rounding.decide(
-      self.first + r, chunk.coordinates[column], past
-    )
+    return chunk.rounding.decide(self.first + r, coordinate, past)
 
   def _past(self, r: int, y: np.ndarray, ring: np.ndarray) -> list[int]:
     """Returns the past y of round r of the block, the latest first.
@@ -380,18 +380,13 @@ class PastZBlock(Block):
       chunk.memory[self.row : self.row + self.rounds] = z
     y = chunk.work.array('y', v.shape)
     for r in range(self.rounds):
-      chunk.round(
-        v[r],
-        y[r],
-        float(self.errors[r]),
-        functools.partial(self._decide, r, chunk),
-        float(self.most[r]),
-      )
-    output[:] = y
 
-  def _decide(self, r: int, chunk: Chunk, column: int) -> int:
-    """Returns y of round r of the block for a column in doubt."""
-    return chunk.rounding.decide(self.first + r, chunk.coordinates[column], ())
+      def decide(_, coordinate, t=self.first + r):
+        return chunk.rounding.decide(t, coordinate, ())
+
+      error, most = float(self.errors[r]), float(self.most[r])
+      chunk.round(v[r], y[r], error, decide, most)
+    output[:] = y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -416,14 +411,18 @@ class BufferBlock(Block):
     # Bounds of the rows of the memory: observed once, then carried along.
     sizes = [_largest(row) for row in memory]
     for r, step in enumerate(self._split_steps):
-      t = self.first + r
       if len(step.readout):
         z[r] += step.readout @ memory[: len(step.readout)]
+
+      def decide(column, coordinate, t=self.first + r, errors=errors):
+        buffers = memory[:, column].tolist()  # Before this round changes them.
+        return chunk.rounding.decide_of(t, coordinate, buffers, errors)
+
       largest = chunk.round(
         z[r],
         y[r],
         buffer_error(self.noise_scale[r], step.weights, sizes, errors),
-        functools.partial(_decide_of_buffers, t, chunk, errors),
+        decide,
       )
       if len(step.mixed):
         mixed = step.mix @ memory
@@ -478,15 +477,6 @@ def buffer_error(
       weight * (error + unit * size)
       for weight, size, error in zip(weights.readout, sizes, errors)
     )
-  )
-
-
-def _decide_of_buffers(
-  t: int, chunk: Chunk, errors: Sequence[float], column: int
-) -> int:
-  """Returns y of round t for a column in doubt, before the memory changes."""
-  return chunk.rounding.decide_of(
-    t, chunk.coordinates[column], chunk.memory[:, column].tolist(), errors
   )
 
 

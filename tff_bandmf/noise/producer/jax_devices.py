@@ -73,7 +73,6 @@ class Devices(makers.Maker):
   def __init__(
     self,
     layout: makers.Layout,
-    generator: generator_lib.Generator,
     rounding: exact.Rounding,
     devices: Sequence[jax.Device],
   ):
@@ -82,23 +81,20 @@ class Devices(makers.Maker):
     Args:
       layout: sizes of the memory and of the blocks. `layout.chunk` is ignored;
         the size of a chunk depends on the kind of device.
-      generator: generator of the normals of the key.
-      rounding: decides the coordinates in doubt.
+      rounding: decides the coordinates in doubt, and has the key's normals.
       devices: devices of JAX, all of one kind, at least one.
 
     Raises:
       RuntimeError: a device fails the tests of `check`.
     """
     size = _width(devices[0].platform, layout.memory_rows, layout.block_rounds)
-    super().__init__(
-      dataclasses.replace(layout, chunk=size), generator, rounding
-    )
+    super().__init__(dataclasses.replace(layout, chunk=size), rounding)
     for device in devices:
       check(device)
-    words = jax_generator.key_words(generator.key)
+    words = jax_generator.key_words(rounding.generator.key)
     self._keys = [jax.device_put(words, device) for device in devices]
     self._devices = devices
-    count = len(self._layout.starts)
+    count = len(self._layout.chunks)
     # Memory of each chunk: None until the first block is computed, then [memory
     # rows, count].
     self._memories: list[Optional[jax.Array]] = [None] * count
@@ -115,7 +111,7 @@ class Devices(makers.Maker):
   def advance(self, block: blocks.Block) -> Iterator[None]:
     # `_start` returns at once; each device computes its chunks one by one.
     results = [
-      self._start(i, block, _FEW) for i in range(len(self._layout.starts))
+      self._start(i, block, _FEW) for i in range(len(self._layout.chunks))
     ]
     self._first_row = block.row
     self._y = [None] * len(results)
@@ -176,10 +172,12 @@ class Devices(makers.Maker):
       bounds: `blocks.Chunk.bounds` before the block.
     """
     columns = np.asarray(result.columns)[:number]
-    columns = columns[columns < self._layout.count(i)]  # Others are padding.
+    chunk_coordinates = self._layout.chunks[i]
+    # Other columns are padding.
+    columns = columns[columns < len(chunk_coordinates)]
     if not len(columns):
       return
-    coordinates = [self._layout.of_chunk(i)[column] for column in columns]
+    coordinates = [chunk_coordinates[column] for column in columns]
     rounded = np.asarray(result.rounded)[:, : len(columns)]
     memory = np.array(result.before)[:, : len(columns)]
     chunk = blocks.Chunk(
@@ -216,9 +214,8 @@ class Devices(makers.Maker):
     The result is [earlier + m, len(coordinates)] float64.
     """
     rows = range(block.first - block.earlier, block.first + block.rounds)
-    z = np.array(
-      [[self._generator.normal(t, each) for each in coordinates] for t in rows]
-    )
+    normal = self._rounding.generator.normal
+    z = np.array([[normal(t, each) for each in coordinates] for t in rows])
     z[block.earlier :] *= block.noise_scale[:, np.newaxis]
     return z
 
@@ -234,20 +231,20 @@ class Devices(makers.Maker):
     Returns:
       [earlier + m, count] float64, on the device of the chunk.
     """
-    layout, group = self._layout, generator_lib.GROUP
+    chunk, group = self._layout.chunks[i], generator_lib.GROUP
     return _draw(
       self._keys[i % len(self._devices)],
       np.int64(block.first - block.earlier),
-      np.int64((layout.coordinates.start + layout.starts[i]) // group),
+      np.int64(chunk.start // group),
       np.concatenate([np.ones(block.earlier), block.noise_scale]),
-      -(-layout.count(i) // group) * group,
+      -(-len(chunk) // group) * group,
     )
 
   def _row(self, i: int, r: int) -> np.ndarray:
     rows: Any = self._y[i]
     if rows is None:
       rows, r = self._memories[i], self._first_row + r
-    return np.asarray(_pick(rows, r))[: self._layout.count(i)]
+    return np.asarray(_pick(rows, r))[: len(self._layout.chunks[i])]
 
 
 # PRIVACY: JAX may store compiled programs and their constants on disk, where

@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Optional
 
@@ -19,7 +20,6 @@ import numpy as np
 
 from tff_bandmf import _blas
 from tff_bandmf.noise import exact
-from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise.producer import blocks, past_noise
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -43,18 +43,13 @@ class Layout:
   coordinates: range
   chunk: int
 
-  @property
-  def starts(self) -> range:
-    """First coordinate of each chunk, relative to `coordinates.start`."""
-    return range(0, len(self.coordinates), self.chunk)
-
-  def count(self, i: int) -> int:
-    """Returns the number of coordinates of chunk i."""
-    return min(self.chunk, len(self.coordinates) - self.starts[i])
-
-  def of_chunk(self, i: int) -> range:
-    """Returns the coordinates of chunk i."""
-    return self.coordinates[self.starts[i] :][: self.chunk]
+  @functools.cached_property
+  def chunks(self) -> list[range]:
+    """Coordinates of each chunk."""
+    return [
+      self.coordinates[start : start + self.chunk]
+      for start in range(0, len(self.coordinates), self.chunk)
+    ]
 
   @property
   def dtype(self) -> type:
@@ -69,44 +64,15 @@ class Maker(contextlib.AbstractContextManager):
   The memory is zero at first, and is freed at the end of the `with` statement.
   """
 
-  def __init__(
-    self,
-    layout: Layout,
-    generator: generator_lib.Generator,
-    rounding: exact.Rounding,
-  ):
+  def __init__(self, layout: Layout, rounding: exact.Rounding):
     """Initializes the parts that all makers have.
 
     Args:
       layout: sizes of the memory and of the chunks.
-      generator: generator of the normals of the key.
-      rounding: decides the coordinates in doubt.
+      rounding: decides the coordinates in doubt, and has the key's normals.
     """
     self._layout = layout
-    self._generator = generator
     self._rounding = rounding
-
-  def _draw(
-    self, i: int, block: blocks.Block, work: blocks.Workspace
-  ) -> np.ndarray:
-    """Returns noise_scale * Z of a block for one chunk.
-
-    Args:
-      i: index of the chunk.
-      block: the block.
-      work: arrays for intermediate results. The result is one of these arrays.
-
-    Returns:
-      [earlier + m, count] float64 for a block of m rounds and a chunk of
-      `count` coordinates. Rows before the block have no factor.
-    """
-    layout = self._layout
-    rows = block.earlier + block.rounds
-    z = work.array('z', (rows, layout.count(i)))
-    start = layout.coordinates.start + layout.starts[i]
-    self._generator.fill(z, block.first - block.earlier, start)
-    z[block.earlier :] *= block.noise_scale[:, np.newaxis]
-    return z
 
   @abc.abstractmethod
   def advance(self, block: blocks.Block) -> Iterator[None]:
@@ -122,8 +88,9 @@ class Maker(contextlib.AbstractContextManager):
 
   def copy_row(self, r: int, y: np.ndarray) -> None:
     """Copies y of round r of the latest block into `y`, [coordinates] int32."""
-    for i, start in enumerate(self._layout.starts):
-      y[start : start + self._layout.count(i)] = self._row(i, r)
+    for i, chunk in enumerate(self._layout.chunks):
+      start = chunk.start - self._layout.coordinates.start
+      y[start : start + len(chunk)] = self._row(i, r)
 
 
 class Host(Maker):
@@ -132,7 +99,6 @@ class Host(Maker):
   def __init__(
     self,
     layout: Layout,
-    generator: generator_lib.Generator,
     rounding: exact.Rounding,
     max_memory_bytes: Optional[int],
   ):
@@ -140,8 +106,7 @@ class Host(Maker):
 
     Args:
       layout: sizes of the memory and of the chunks.
-      generator: generator of the normals of the key.
-      rounding: decides the coordinates in doubt.
+      rounding: decides the coordinates in doubt, and has the key's normals.
       max_memory_bytes: maximum number of bytes of past noise in memory, > 0,
         see `past_noise.Chunks`; None means no limit. If past noise does not
         contain y of the latest block, this y may take as many bytes again.
@@ -150,7 +115,7 @@ class Host(Maker):
       OSError: the disk has too little space for past noise.
       ValueError: the host has too little free memory for past noise.
     """
-    super().__init__(layout, generator, rounding)
+    super().__init__(layout, rounding)
     self._work = blocks.Workspace()
     # If the memory is a ring of past y, a block writes its y to the ring.
     self._in_ring = (
@@ -159,7 +124,7 @@ class Host(Maker):
     # Rows of the output arrays that hold y of the latest block.
     self._latest = slice(0)
 
-    sizes = [layout.count(i) for i in range(len(layout.starts))]
+    sizes = list(map(len, layout.chunks))
 
     def chunks(rows, dtype):
       return past_noise.Chunks(rows, sizes, dtype, max_memory_bytes)
@@ -179,12 +144,12 @@ class Host(Maker):
     first = block.row if self._in_ring else 0
     self._latest = slice(first, first + block.rounds)
     with _blas.one_thread():
-      for i in range(len(self._layout.starts)):
-        z = self._draw(i, block, self._work)
+      for i, coordinates in enumerate(self._layout.chunks):
+        z = self._draw(coordinates, block)
         # Get the arrays of one chunk at a time: an array in a file is mapped
         # into memory as long as this method holds it.
         chunk = blocks.Chunk(
-          self._layout.of_chunk(i),
+          coordinates,
           self._memory[i],
           self._bounds[i],
           self._rounding,
@@ -192,6 +157,18 @@ class Host(Maker):
         )
         block.advance(z, self._rows(i), chunk)
         yield
+
+  def _draw(self, coordinates: range, block: blocks.Block) -> np.ndarray:
+    """Returns noise_scale * Z of a block for one chunk, [earlier + m, count].
+
+    Rows before the block have no factor.
+    """
+    rows = block.earlier + block.rounds
+    z = self._work.array('z', (rows, len(coordinates)))
+    first = block.first - block.earlier
+    self._rounding.generator.fill(z, first, coordinates.start)
+    z[block.earlier :] *= block.noise_scale[:, np.newaxis]
+    return z
 
   def _rows(self, i: int) -> np.ndarray:
     return self._out[i][self._latest]

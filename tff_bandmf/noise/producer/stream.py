@@ -140,8 +140,9 @@ class Stream:
       recursion.rounds, _block_rounds(self._memory_copies)
     )
     self.identifier = identify(key, recursion, dimension, self.z_steps)
-    self._generator = generator_lib.Generator(key)
-    self._rounding = exact.Rounding(recursion, self.z_steps, self._generator)
+    self._rounding = exact.Rounding(
+      recursion, self.z_steps, generator_lib.Generator(key)
+    )
     self._max_memory_bytes = memory.max_bytes
     self._backend = backend
     self._devices = _known(backend, devices)
@@ -180,7 +181,9 @@ class Stream:
     recursion, m = self.recursion, self.block_rounds
     for first in range(0, recursion.rounds, m):
       rounds = range(first, min(first + m, recursion.rounds))
-      yield blocks.of(recursion, self.z_steps, rounds, self._memory_rows)
+      yield blocks.for_rounds(
+        recursion, self.z_steps, rounds, self._memory_rows
+      )
 
   def _maker(self) -> makers.Maker:
     """Returns the object that computes blocks with the backend."""
@@ -192,12 +195,8 @@ class Stream:
       _CHUNK if self._backend == NUMPY else _GRID,
     )
     if self._backend == NUMPY:
-      return makers.Host(
-        layout, self._generator, self._rounding, self._max_memory_bytes
-      )
-    return _module(self._backend).Devices(
-      layout, self._generator, self._rounding, self._devices
-    )
+      return makers.Host(layout, self._rounding, self._max_memory_bytes)
+    return _module(self._backend).Devices(layout, self._rounding, self._devices)
 
 
 def _checked_copies(

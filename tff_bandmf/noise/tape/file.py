@@ -24,12 +24,9 @@ from __future__ import annotations
 import pathlib
 import struct
 import zlib
-from typing import TYPE_CHECKING, Union
+from typing import Union
 
 import numpy as np
-
-if TYPE_CHECKING:
-  import tensorflow as tf
 
 MAGIC = 0x7466665F6D66
 VERSION = 4
@@ -76,23 +73,6 @@ def frame(count: int) -> tuple[np.ndarray, np.ndarray]:
   return positions.astype(np.int32), np.concatenate([_GZIP, prefixes.ravel()])
 
 
-def header(
-  tape_id: Union[int, tf.Tensor],
-  round_index: Union[int, tf.Tensor],
-  first: int,
-  count: int,
-) -> list[Union[int, tf.Tensor]]:
-  """Returns the six words of a file's header, as numbers or scalar tensors.
-
-  Args:
-    tape_id: 63-bit ID of the noise.
-    round_index: t, >= 0.
-    first: first coordinate of the shard, >= 0.
-    count: number of coordinates of the shard, > 0.
-  """
-  return [MAGIC, VERSION, tape_id, round_index, first, count]
-
-
 def contents(
   tape_id: int, round_index: int, first: int, y: np.ndarray
 ) -> list[Union[bytes, memoryview]]:
@@ -105,9 +85,8 @@ def contents(
     y: [count] int32, coordinates `first` to `first + count - 1` of y_t, in
       lattice steps.
   """
-  packed = np.array(
-    header(tape_id, round_index, first, len(y)), '<i8'
-  ).tobytes()
+  header = [MAGIC, VERSION, tape_id, round_index, first, len(y)]
+  packed = np.array(header, '<i8').tobytes()
   packed += np.ascontiguousarray(y, '<i4').data
   view = memoryview(packed)
   pieces: list[Union[bytes, memoryview]] = [_GZIP.tobytes()]
@@ -146,7 +125,8 @@ def unpack(
     packed = zlib.decompress(content, 31, _packed_size(count))
   except zlib.error:
     raise ValueError(DAMAGED) from None
-  expected = np.array(header(tape_id, round_index, first, count), '<i8')
+  header = [MAGIC, VERSION, tape_id, round_index, first, count]
+  expected = np.array(header, '<i8')
   # PRIVACY: Noise of another round or tape could be removed by a difference of
   # releases. The header must be that of this round.
   # Guard: tape_release_test.test_file_of_another_round_is_refused.

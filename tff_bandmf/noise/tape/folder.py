@@ -48,12 +48,19 @@ import socket
 import stat
 import tempfile
 from collections.abc import Sequence
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
+
+import msgspec
 
 from tff_bandmf import _files, errors
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.strategies import recursion as recursion_lib
 
+if TYPE_CHECKING:
+  from tff_bandmf.noise import released_sums
+
+# Seconds for which a round waits for its noise.
+TIMEOUT_SECONDS = 600.0
 # Seconds between two polls of a folder.
 POLL_SECONDS = 0.02
 
@@ -123,6 +130,8 @@ class ReadableTape(abc.ABC):
     tape_id: 63-bit ID of the noise, equal to `Stream.identifier`. Every noise
       file holds the ID and every reader compares it, so only a tape with the
       same noise can continue a run.
+    position: record of the open round of a run, or None if the round comes from
+      TFF's state or from the caller.
   """
 
   shards: Sequence[Shard]
@@ -131,14 +140,20 @@ class ReadableTape(abc.ABC):
   recursion: recursion_lib.Recursion
   start_round: int
   tape_id: int
+  position: Optional[released_sums.Position] = None
 
   @abc.abstractmethod
   def close(self) -> None:
     """Closes the tape; a second call does nothing."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Description:
+class Description(
+  msgspec.Struct,
+  frozen=True,
+  forbid_unknown_fields=True,
+  tag_field='format',
+  tag=_FORMAT,
+):
   """The content of `tape.json`: which noise a folder holds.
 
   The file is a JSON object with these fields, a `format`, and the `version` of
@@ -175,36 +190,27 @@ class Description:
     path = directory / DESCRIPTION
     try:
       record = _files.read_json(path)
-      if (record.pop('format'), record.pop('version')) != (
-        _FORMAT,
-        tape_file.VERSION,
-      ):
+      if record.pop('version') != tape_file.VERSION:
         raise ValueError('another version')
-      description = cls(**record)
-      description._check()
-      return description
+      return msgspec.convert(record, cls)
     except FileNotFoundError:
       return None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (
+      AttributeError,
+      KeyError,
+      TypeError,
+      ValueError,
+      msgspec.ValidationError,
+    ) as error:
       raise errors.value_error(
         f'file={path}: is not {_FORMAT} of version {tape_file.VERSION}; use '
         'one version of tff_bandmf for the server and for training, a new '
         'folder and a new key'
       ) from error
 
-  def _check(self) -> None:
-    """Raises TypeError if the type of a field is wrong."""
-    for field in dataclasses.fields(self):
-      if type(getattr(self, field.name)).__name__ != field.type:
-        raise TypeError(field.name)
-
   def write(self, directory: pathlib.Path) -> None:
     """Writes the file, whole or not at all."""
-    content = {
-      'format': _FORMAT,
-      'version': tape_file.VERSION,
-      **dataclasses.asdict(self),
-    }
+    content = {'version': tape_file.VERSION, **msgspec.to_builtins(self)}
     _files.write_json(directory / DESCRIPTION, content, mode=0o600)
 
   def difference(self, other: Description) -> str:
@@ -212,11 +218,10 @@ class Description:
 
     The text is empty if the descriptions are equal.
     """
-    own = dataclasses.asdict(self)
     return ' '.join(
       f'{name}={value}'
-      for name, value in dataclasses.asdict(other).items()
-      if own[name] != value
+      for name, value in msgspec.structs.asdict(other).items()
+      if getattr(self, name) != value
     )
 
 

@@ -27,7 +27,7 @@ def release(
   tape_id: tf.Tensor,
   round_index: tf.Tensor,
   run: tf.Tensor,
-  timeout_seconds: float,
+  timeout_seconds: float = tape_folder.TIMEOUT_SECONDS,
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns S_t + y_t and its fingerprint; no graph outputs y_t alone.
 
@@ -222,9 +222,8 @@ class _Folder:
       tf.ensure_shape(tf.io.decode_raw(packed, tf.int32), [words + count]),
       [words, count],
     )
-    expected = tape_file.header(
-      self._tape_id, self._round_index, self._shard.first, count
-    )
+    own = (self._tape_id, self._round_index, self._shard.first, count)
+    expected = (tape_file.MAGIC, tape_file.VERSION, *own)
     genuine = self._check(
       tf.reduce_all(
         tf.equal(

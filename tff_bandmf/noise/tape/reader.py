@@ -28,7 +28,7 @@ def release(
   *,
   round_index: int,
   run: int,
-  timeout_seconds: float,
+  timeout_seconds: float = tape_folder.TIMEOUT_SECONDS,
 ) -> str:
   """Adds y_t to the sum S_t of round t in place; returns its fingerprint.
 

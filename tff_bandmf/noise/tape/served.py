@@ -12,10 +12,10 @@ import itertools
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Optional
 
 from tff_bandmf import errors
+from tff_bandmf.noise import placements
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -38,23 +38,19 @@ class ServedTape(tape_folder.ReadableTape):
 
   def __init__(
     self,
-    directories: Sequence[Union[str, os.PathLike]],
+    placement: placements.Served,
     recursion: recursion_lib.Recursion,
     z_steps: float,
     dimension: int,
-    start_round: int = 0,
-    notice_seconds: float = 60.0,
   ):
     """Locks the folders and marks `start_round`: earlier rounds are refused.
 
     Args:
-      directories: folders of all shards, in any order.
+      placement: the folders, and the first round to be read, in [0, number of
+        rounds].
       recursion: recursion that computes y from z, for the strategy matrix C.
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
-      start_round: first round to be read, in [0, number of rounds].
-      notice_seconds: number of seconds, > 0. If the noise of the next round is
-        missing for this time, a line on standard error names the late server.
 
     Raises:
       ValueError: `start_round` is out of range; a folder does not belong to a
@@ -62,14 +58,13 @@ class ServedTape(tape_folder.ReadableTape):
         `dimension` or `z_steps`, or has a mark of a round after `start_round`;
         a shard is missing; or the folders hold noise of several keys.
     """
+    start_round = self.start_round = placement.start_round
     tape_folder.check_start(start_round, recursion.rounds)
-    self.dimension = dimension
-    self.z_steps = z_steps
-    self.start_round = start_round
+    self.dimension, self.z_steps = dimension, z_steps
     self.recursion = recursion
     descriptions = {}
-    for directory in directories:
-      path = pathlib.Path(directory).absolute()
+    for folder in placement.paths:
+      path = folder.absolute()
       tape_folder.check_name(path)
       description = tape_folder.Description.read(path)
       if description is None or not description.served:
@@ -78,8 +73,6 @@ class ServedTape(tape_folder.ReadableTape):
           'bandmf noise-server with this --directory first'
         )
       descriptions[path] = description
-    for path, description in descriptions.items():
-      _check(path, description, recursion, z_steps, dimension)
     self.shards = sorted(
       (
         tape_folder.Shard(path, each.first, each.count)
@@ -87,8 +80,8 @@ class ServedTape(tape_folder.ReadableTape):
       ),
       key=lambda shard: shard.first,
     )
-    _check_together(self.shards, list(descriptions.values()), dimension)
-    self.tape_id = next(iter(descriptions.values())).tape_id
+    self._check(descriptions)
+    self.tape_id = descriptions[self.shards[0].directory].tape_id
     self._locks: list[int] = []
     self._closed = threading.Event()
     self._thread: Optional[threading.Thread] = None
@@ -114,11 +107,47 @@ class ServedTape(tape_folder.ReadableTape):
       raise
     self._thread = threading.Thread(
       target=self._watch,
-      args=(notice_seconds,),
+      args=(placement.notice_seconds,),
       name='tff_bandmf late servers',
       daemon=True,
     )
     self._thread.start()
+
+  def _check(
+    self, descriptions: dict[pathlib.Path, tape_folder.Description]
+  ) -> None:
+    """Raises ValueError if the folders are not the shards of this noise."""
+    for path, each in descriptions.items():
+      for name, expected, actual in (
+        ('strategy', self.recursion.digest, each.strategy),
+        ('rounds', self.recursion.rounds, each.rounds),
+        ('parameters', self.dimension, each.dimension),
+        ('z_steps', self.z_steps, each.z_steps),
+      ):
+        if actual != expected:
+          raise errors.value_error(
+            f'{name}={expected}: the noise in {path} has {actual}; start the '
+            'server and the training with the same values'
+          )
+    # PRIVACY: All shards of a run have one key. A shard with a different key
+    # may belong to a second run, and the difference of the two runs' releases
+    # would have no noise in this shard. Shards of two keys are refused.
+    # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
+    if len({each.tape_id for each in descriptions.values()}) > 1:
+      folders = [str(shard.directory) for shard in self.shards]
+      raise errors.value_error(
+        f'noise_server={folders}: hold noise of several keys; start all shards '
+        'with one key file'
+      )
+    ends = itertools.accumulate((each.count for each in self.shards), initial=0)
+    if [*(each.first for each in self.shards), self.dimension] != list(ends):
+      texts = [
+        f'{each.directory}: {each.first}+{each.count}' for each in self.shards
+      ]
+      raise errors.value_error(
+        f'noise_server={texts}: must be shards of {self.dimension} '
+        'coordinates, each once; give the folders of all shards'
+      )
 
   def close(self) -> None:
     """Frees the folders for another reader; a second call does nothing."""
@@ -160,48 +189,3 @@ def _missing(directory: pathlib.Path, rounds: int) -> Optional[int]:
   if t == rounds or tape_folder.noise_path(directory, t).exists():
     return None
   return t
-
-
-def _check(
-  path: pathlib.Path,
-  description: tape_folder.Description,
-  recursion: recursion_lib.Recursion,
-  z_steps: float,
-  dimension: int,
-) -> None:
-  """Raises ValueError if a folder's noise was not made with these values."""
-  for name, expected, actual in (
-    ('strategy', recursion.digest, description.strategy),
-    ('rounds', recursion.rounds, description.rounds),
-    ('parameters', dimension, description.dimension),
-    ('z_steps', z_steps, description.z_steps),
-  ):
-    if actual != expected:
-      raise errors.value_error(
-        f'{name}={expected}: the noise in {path} has {actual}; start the '
-        'server and the training with the same values'
-      )
-
-
-def _check_together(
-  shards: Sequence[tape_folder.Shard],
-  descriptions: Sequence[tape_folder.Description],
-  dimension: int,
-) -> None:
-  """Raises ValueError if the folders are not the shards of one tape."""
-  # PRIVACY: All shards of a run have one key. A shard with a different key may
-  # belong to a second run, and the difference of the two runs' releases would
-  # have no noise in this shard. Shards of two keys are refused.
-  # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
-  if len({each.tape_id for each in descriptions}) > 1:
-    raise errors.value_error(
-      f'noise_server={[str(shard.directory) for shard in shards]}: hold noise '
-      'of several keys; start all shards with one key file'
-    )
-  ends = itertools.accumulate((each.count for each in shards), initial=0)
-  if [*(each.first for each in shards), dimension] != list(ends):
-    texts = [f'{each.directory}: {each.first}+{each.count}' for each in shards]
-    raise errors.value_error(
-      f'noise_server={texts}: must be shards of {dimension} coordinates, each '
-      'once; give the folders of all shards'
-    )

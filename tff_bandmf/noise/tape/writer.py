@@ -68,6 +68,7 @@ class Tape(tape_folder.ReadableTape):
     ahead_bytes: int = _AHEAD_BYTES,
     resume: bool = False,
     before_noise: Callable[[], None] = lambda: None,
+    after_close: Callable[[], None] = lambda: None,
   ):
     """Prepares the folder and starts the producer.
 
@@ -89,6 +90,7 @@ class Tape(tape_folder.ReadableTape):
       before_noise: function that is called once, when the folder is accepted
         and before the producer writes noise. If it raises an error, no noise is
         written, and the error is passed on.
+      after_close: function that is called once, when the tape is closed.
 
     Raises:
       ValueError: a value is out of range; or the folder holds files that belong
@@ -98,10 +100,8 @@ class Tape(tape_folder.ReadableTape):
       OSError: a folder or a file cannot be made.
     """
     self.dimension, self.z_steps = noise_stream.dimension, noise_stream.z_steps
-    self.recursion, rounds = (
-      noise_stream.recursion,
-      noise_stream.recursion.rounds,
-    )
+    self.recursion = noise_stream.recursion
+    rounds = self.recursion.rounds
     tape_folder.check_start(start_round, rounds)
     self._stream = noise_stream
     first, count = noise_stream.coordinates.start, len(noise_stream.coordinates)
@@ -131,6 +131,7 @@ class Tape(tape_folder.ReadableTape):
       )
     self.shards = [tape_folder.Shard(self.directory, first, count)]
     self._resume = resume
+    self._after_close = after_close
     self._stop = threading.Event()
     self._closed = False
     self.is_full = False
@@ -169,6 +170,7 @@ class Tape(tape_folder.ReadableTape):
       tape_folder.remove(self.directory)
     os.close(self._lock)
     self._closed = True
+    self._after_close()
     atexit.unregister(self.close)
 
   def _resumed(self, start_round: int) -> int:
@@ -296,11 +298,9 @@ class Tape(tape_folder.ReadableTape):
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values
     )
-    is_on_disk = path.exists()
-    while not is_on_disk:
+    while not path.exists():
       try:
         _files.write(path, *contents, mode=0o600)
-        is_on_disk = True
       except OSError as error:
         if error.errno not in _FULL:
           raise
