@@ -70,7 +70,7 @@ def _use_one_core() -> None:
 
 
 def regeneration(parameters: int = 10**8, rounds: int = 8) -> dict[str, Any]:
-  """Returns the cost of DP-CGD noise that keeps nothing over that of iid noise.
+  """Returns the cost of DP-CGD noise without past noise, relative to iid noise.
 
   Each noise has a process of its own. `seconds_ratio` is the ratio of the two
   `ratio`, whose seconds are divided by those of as many normals.

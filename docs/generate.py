@@ -54,11 +54,11 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
   passed = sum(row['pass'] for row in rows)
   text = (
     '# Published figures\n\n'
-    'Tables of the literature that need no training, computed again. '
-    f'{passed} of {len(rows)} rows are within their tolerance: of the '
-    'relative difference or, where a figure was printed with few digits, of '
-    'the absolute one. Where each was printed stands in '
-    '`tff_bandmf/reproduction/published.json`.\n'
+    'This page computes tables of the literature again that need no training. '
+    f'{passed} of {len(rows)} rows are within their tolerance. It limits the '
+    'relative difference or, for figures printed with few digits, the absolute '
+    'difference. `tff_bandmf/reproduction/published.json` has the source of '
+    'each figure.\n'
   )
   tables = {row['table'] for row in rows}
   for table in filter(tables.__contains__, reproduction.TABLES):
@@ -66,9 +66,10 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
     text += f'\n## {table}\n\n'
     if bounds:
       text += (
-        "Ours are estimates, as the publication's are; the bound is proved, by "
-        f'{bounds[0]["samples"]} samples with seed {bounds[0]["seed"]}. Each '
-        'row was computed by the version of its date.\n\n'
+        "Our figures are estimates, like the publication's. The bound is "
+        f'proved, by {bounds[0]["samples"]} samples with seed '
+        f'{bounds[0]["seed"]}. Each row was computed by the version of its '
+        'date.\n\n'
       )
     text += _table(
       ['row', 'published', 'ours', 'difference', 'tolerance', 'within']
@@ -189,33 +190,32 @@ def _stored(
 _SIDES = ['tff_bandmf', 'jax_privacy', 'opake']
 _SIDE_BY_SIDE = """\
 tff_bandmf {tff_bandmf} beside jax_privacy {jax_privacy} (its newest commit
-8967688, on 2026-11-22) and opake {opake} (PyTorch, CPU), each in an
-environment of its own, in turns and pinned to one core of a busy machine, by
-`python -m benchmarks.side_by_side`. Times are CPU seconds. For searches they
-are those of the whole process, with its imports; those of the search alone
-are in brackets. For noise and sensitivities they are those of one round or
-one call in steady state. A ratio is our seconds over theirs: less is better.
-Where a cell is empty, that library does not do the task.
+8967688, on 2026-11-22) and opake {opake} (PyTorch, CPU). Each library ran in
+its own environment, in turns, pinned to one core of a busy machine, by
+`python -m benchmarks.side_by_side`. Times are CPU seconds. For a search, the
+time of the whole process with its imports comes first, and the time of the
+search alone is in parentheses. For noise and sensitivities, a time is for one
+round or one call in steady state. A ratio is our seconds over theirs: less is
+better. An empty cell means that the library does not do the task.
 
-- A loss is that of the matrix which a search returned, evaluated by one
-  computation for all. The benchmark fails if our loss is more than 0.1 %
-  above another.
+- All losses are computed by the same function from the returned matrices. The
+  benchmark fails if our loss is more than 0.1 % above another.
 - In the row b-min-sep a ratio compares noise: the standard deviation of z
   over the clip, at (4, 0.0446). The benchmark checks that C and p are the
-  same: C is the optimum of opake for n = 2,052 and 342 bands, with unit
-  columns, and p = 0.677 is that of 1,000 of 342,477 clients a round, with a
-  warm start. The delta of opake is its bound at noise 1.0, with failure
-  probability 1e-6 and a resolution of 1e-3. Ours is the bound at the noise of
-  our calibration, with failure probability 1e-8; the claim of (4, 0.0446) also
-  covers the integer arithmetic. Our seconds are those of a whole calibration,
-  those of opake are of one evaluation. The goal is out of reach: at its noise
-  delta is above 0.0446, by the `estimate_at_goal` of side_by_side.jsonl, which
-  is from 20,000 samples.
+  same. C is the optimum of opake for n = 2,052 and 342 bands, with unit
+  columns; p = 0.677 is for 1,000 of 342,477 clients a round, with a warm start.
+  The delta of opake is its bound at noise 1.0, with failure probability 1e-6
+  and a resolution of 1e-3. Our delta is the bound at the noise of our
+  calibration, with failure probability 1e-8; the claim of (4, 0.0446) also
+  covers the integer arithmetic. Our seconds are for a whole calibration, and
+  the seconds of opake for one evaluation. The goal cannot be reached: at its
+  noise, delta is above 0.0446, by the `estimate_at_goal` of side_by_side.jsonl,
+  which is from 20,000 samples.
 - Our normals are float64 with their whole tail, rounded to a lattice, from
-  ChaCha20. Those of the others are float32. SciPy's inverse CDF takes more than
-  half of our time and ChaCha20 a tenth, see the section normals. Without the
-  inverse, words, fractions and rounding still take more than 1.3 of opake's
-  whole row, so no other inverse CDF would reach that goal.
+  ChaCha20. The normals of the others are float32. SciPy's inverse CDF takes
+  more than half of our time and ChaCha20 a tenth, see the section normals.
+  Without the inverse, words, fractions and rounding still take more than 1.3 of
+  opake's whole row, so no other inverse CDF would reach that goal.
 """
 
 
@@ -255,23 +255,23 @@ def _write_sections(sections: dict[str, str]) -> None:
 _BENCHMARKS = """\
 # Benchmarks
 
-Each figure is of one run. Ratios compare what was measured in the same run;
-seconds depend on the machine, and on what else it did. A goal is the largest
+Each figure comes from one run. Both values of a ratio were measured in the same
+run. Seconds depend on the machine and on its other load. A goal is the largest
 value that a figure should have. The function of a case, in `benchmarks/`,
-says more.
+describes it further.
 
 Every section has the date of its run. This command writes a section again:
-`python -m benchmarks.bench NAME | python docs/generate.py benchmarks`. The
-first section is written by
+`python -m benchmarks.bench NAME | python docs/generate.py benchmarks`. Another
+command writes the first section:
 `python -m benchmarks.side_by_side ... | python docs/generate.py side_by_side`.
 
-The case accelerator is of JAX on a CPU; one section is of a GPU.
+The case accelerator used JAX on a CPU; another section has a GPU.
 
 In many_rounds the memory of TFF's worker grows. With `MALLOC_ARENA_MAX=1` in
-the environment it grows 2.5 KiB a round in `run.train` and 2.7 KiB in TFF alone
-(rounds 100 to 900): TFF leaks, and a run adds nothing.
-Without the variable the C library has arenas for the 18 threads. They hold
-22 MiB more, which go up and down and hide the leak.
+the environment, it grows by 2.5 KiB a round in `run.train` and by 2.7 KiB in
+TFF alone (rounds 100 to 900). So the leak is TFF's, and a run adds nothing.
+Without this variable, the C library has arenas for the 18 threads. They hold
+22 MiB more. This amount varies and hides the leak.
 """
 
 

@@ -35,7 +35,7 @@ _FLOORS = {
   },
   'Applications: runs and their reports': {
     'cohorts': 'the clients that may take part in a round',
-    'ledger': 'the record of the clients of each round',
+    'ledger': 'the durable list of the clients of each round',
     'run_files': 'the folder of a run on disk',
     'report': 'privacy reports of runs, and of training outside this library',
     'run': 'the rounds of a run, from its plan to its report',
