@@ -8,6 +8,7 @@ the function or the line belongs to its docstring.
 import ast
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, Optional, Union
 
@@ -233,7 +234,7 @@ class Source:
     return names[::-1]
 
   def _other_attributes(self, node: ast.Attribute) -> Iterator[ast.Attribute]:
-    """Yields the opposite, or the nearest other attribute of the object."""
+    """Yields the opposite, or other attributes of the object, nearest first."""
     if node.attr in _OPPOSITES:
       yield _with(node, attr=_OPPOSITES[node.attr])
       return
@@ -241,15 +242,15 @@ class Source:
     if field == 'func' or isinstance(parent, ast.Attribute):
       return
     others = {
-      (abs(each.lineno - node.lineno), each.attr)
-      for each in self._places
+      each.attr: abs(each.lineno - node.lineno)
+      for each in reversed(self._ordered)
       if isinstance(each, ast.Attribute)
       and each.attr != node.attr
       and ast.dump(each.value) == ast.dump(node.value)
       and self._places[each][1] != 'func'
     }
-    if others:
-      yield _with(node, attr=min(others)[1])
+    for attr in sorted(others, key=others.__getitem__)[:3]:
+      yield _with(node, attr=attr)
 
 
 def _start(node: ast.AST) -> tuple[int, int]:
@@ -317,4 +318,4 @@ def _other_values(value: Any) -> list[Union[bool, int, float, str]]:
     return [_OPPOSITES[value]] if value in _OPPOSITES else []
   if isinstance(value, int):
     return [value + 1, value - 1]
-  return [2 * value, value / 2] if isinstance(value, float) else []
+  return [2 * value, value / 2, math.inf] if isinstance(value, float) else []

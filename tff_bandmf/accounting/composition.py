@@ -275,10 +275,6 @@ def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
   accountant = run.accountant
   if isinstance(accountant, accountants.Gaussian):
     return poisson.Part(run.exact_noise)
-  # PRIVACY: If another sampling were composed as Poisson sampling, the joint
-  # epsilon would have no proof. Only runs with this accountant are.
-  # Guard:
-  # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
   if isinstance(accountant, poisson.Poisson):
     return poisson.Part(
       run.exact_noise, accountant.sampling_prob, accountant.compositions

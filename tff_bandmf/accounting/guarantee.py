@@ -66,10 +66,10 @@ class Guarantee:
   @noise_multiplier.validator
   def _check_noise_multiplier(self, attribute, value):
     if value != 0:
+      # PRIVACY: A noise multiplier that is infinite or not a number would give
+      # an epsilon for noise that no run adds. It is refused.
+      # Guard: guarantee_test.test_guarantee_refuses_noise_that_is_none.
       _checks.positive(
-        # PRIVACY: A noise multiplier that is infinite or not a number would
-        # give an epsilon for noise that no run adds. It is refused.
-        # Guard: guarantee_test.test_guarantee_refuses_noise_that_is_none.
         'noise_multiplier',
         value,
         'it is stddev(z) / (clip * sensitivity); 0 adds no noise',

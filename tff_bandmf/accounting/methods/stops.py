@@ -57,7 +57,8 @@ def delta(epsilon: float, runs: int = 1) -> float:
   # PRIVACY: A run stops with probability at most tau on either of two data
   # sets, which adds (1 + e^epsilon) tau to delta. Without the terms, delta
   # would be too small.
-  # Guard: stops_test.test_delta_of_a_mechanism_that_stops_is_covered.
+  # Guards: stops_test.test_delta_of_a_mechanism_that_stops_is_covered and
+  # stops_test.test_tau_counts_every_event.
   return min(1.0, (1 + math.exp(min(epsilon, 300.0))) * TAU * runs)
 
 
