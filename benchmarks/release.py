@@ -155,7 +155,7 @@ class _Graph:
     from tff_bandmf import noise, query
     from tff_bandmf.noise import placements
 
-    self._query = query.CorrelatedNoiseQuery.from_guarantee(
+    self._query = query.CorrelatedNoiseQuery(
       record_specs=tf.TensorSpec([parameters], tf.float32),
       noise_from=placements.Tape(key=noise.Key.from_seed(0)),
       **_options(),

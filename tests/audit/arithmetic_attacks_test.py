@@ -16,10 +16,10 @@ import scipy.stats
 import tensorflow as tf
 
 from tff_bandmf import accounting, noise, participation, query, strategies
-from tff_bandmf.audit import arithmetic_attacks, run_attacks
+from tff_bandmf.audit import arithmetic_attacks
 from tff_bandmf.noise import generator
 
-_EPSILON, _DELTA = 2.0, 1e-6
+_EPSILON, _DELTA = arithmetic_attacks.EPSILON, arithmetic_attacks.DELTA
 _NOISE_MULTIPLIER = accounting.gaussian_noise_multiplier(_EPSILON, _DELTA)
 
 
@@ -121,7 +121,7 @@ def test_client_moves_integer_sums_by_at_most_its_clip(clients):
   """The query's own records and sums; whatever the order, they are exact."""
   lattice = noise.Lattice(20, clients, 0.0)
   found = arithmetic_attacks.summing(
-    functools.partial(run_attacks.summed, lattice), clients
+    functools.partial(arithmetic_attacks.summed, lattice), clients
   )
   assert not found.succeeded
   assert 0.999 < found.statistic <= 1
@@ -214,7 +214,7 @@ def test_last_bits_of_float32_releases_tell_sums_apart():
   """
   random = np.random.default_rng(1)
   found = arithmetic_attacks.low_bits(
-    functools.partial(_float32_release, random), _EPSILON, _DELTA
+    functools.partial(_float32_release, random)
   )
   assert found.succeeded and found.statistic > _EPSILON
   assert found.false_alarm <= 1e-6
@@ -223,7 +223,7 @@ def test_last_bits_of_float32_releases_tell_sums_apart():
 @pytest.mark.slow
 def test_last_bits_of_integer_releases_tell_nothing():
   found = arithmetic_attacks.low_bits(
-    functools.partial(_integer_release, itertools.count()), _EPSILON, _DELTA
+    functools.partial(_integer_release, itertools.count())
   )
   assert not found.succeeded and found.statistic == 0
 
@@ -322,7 +322,7 @@ _SPEC = accounting.Guarantee(
 
 @pytest.mark.slow
 def test_attacks_of_an_audit_fail():
-  found = run_attacks.attack(_SPEC)
+  found = arithmetic_attacks.attack(_SPEC)
   assert [each.name for each in found] == [
     'summing', 'tail', 'low_bits', 'inverse'
   ]  # fmt: skip
@@ -344,7 +344,7 @@ def test_attack_of_an_audit_that_succeeds_is_told(monkeypatch):
     'words',
     lambda *args: words(*args) | np.uint64(2**38),
   )
-  found = {each.name: each for each in run_attacks.attack(_SPEC)}
+  found = {each.name: each for each in arithmetic_attacks.attack(_SPEC)}
   assert found['tail'].succeeded
   assert 'tail: fail, the attack succeeds: 0 of ' in str(found['tail'])
   assert not found['summing'].succeeded

@@ -45,7 +45,7 @@ def _query(
   clients_per_round=4.0,
   key=None,
 ):
-  query = query_lib.CorrelatedNoiseQuery.from_guarantee(
+  query = query_lib.CorrelatedNoiseQuery(
     accounting.Guarantee(
       strategy or strategies.BandedToeplitz(6, [1.0, 0.5]),
       schema or participation.MinSep(2),

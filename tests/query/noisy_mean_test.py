@@ -130,7 +130,7 @@ def test_bits_are_those_of_tensorflow(name, kind, zeroing, tmp_path):
   (tmp_path / 'graph').mkdir()
   where = released_sums.Position(tmp_path / 'graph', 1)
   tape = placements.Tape(tmp_path / 'tape', key=_KEY, position=where)
-  adding = query.CorrelatedNoiseQuery.from_guarantee(
+  adding = query.CorrelatedNoiseQuery(
     accounting.Guarantee(strategy(), participation.MinSep(2), 0.4),
     tf.nest.map_structure(
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), _LIKE

@@ -8,10 +8,15 @@ import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tff_bandmf import noise, strategies
+from tff_bandmf import (
+  accounting,
+  noise,
+  participation,
+  sensitivity,
+  strategies,
+)
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import generator, placements
-from tff_bandmf.noise import source as source_lib
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 _ROUNDS = 4
@@ -40,23 +45,18 @@ def _query(
   """A query whose noise is on a tape until the next query is made."""
   if _queries:
     _queries.pop().close()
-  lattice = noise.Lattice(
-    clip_bits=_BITS,
-    largest_cohort=_LARGEST_COHORT,
-    z_steps=noise_per_clip * 2**_BITS,
-  )
-  clipping = _clipping(specs, l2_norm_clip)
-  dimension = query_lib.record_dimension(specs)
-  source = source_lib.from_placement(
-    placements.Tape(key=key), _STRATEGY.recursion(), lattice.z_steps, dimension
-  )
+  once = participation.Single()
   query = query_lib.CorrelatedNoiseQuery(
-    clipping,
-    lattice,
-    divisor,
+    accounting.Guarantee(
+      _STRATEGY,
+      once,
+      noise_per_clip / sensitivity.sensitivity(_STRATEGY, once).value,
+    ),
     specs,
-    _ROUNDS,
-    source,
+    (l2_norm_clip, None, np.inf),
+    divisor,
+    largest_cohort=_LARGEST_COHORT,
+    noise_from=placements.Tape(key=key),
     **kwargs,
   )
   _queries.append(query)
@@ -136,19 +136,6 @@ def test_clip_out_of_range_is_refused(clip):
     _query(_specs(tf.float32), clip)
 
 
-def test_source_of_another_size_is_refused():
-  specs = _specs(tf.float32)
-  with pytest.raises(ValueError, match='source.dimension=5'):
-    query_lib.CorrelatedNoiseQuery(
-      _clipping(specs),
-      noise.Lattice(_BITS, 1, 0.0),
-      1.0,
-      specs,
-      _ROUNDS,
-      source_lib.NoiseSource(5),
-    )
-
-
 def _sum(query, records, state):
   """Returns the clipped sum, as the factory makes it."""
   params = query.derive_sample_params(state)
@@ -206,14 +193,13 @@ def test_release_is_a_whole_number_of_steps():
   def released(records):
     query = _query(specs)
     state = _begun(query)
-    return query.get_noised_result(_sum(query, records, state), state)[0]
+    mean = query.get_noised_result(_sum(query, records, state), state)[0]
+    return mean.numpy() * query.lattice.clip_steps, query.lattice.clip_steps
 
-  steps = released([tf.constant(fine)]).numpy() * 2.0**_BITS
+  steps, clip = released([tf.constant(fine)])
   assert np.array_equal(steps, np.rint(steps))
-  quiet = released([])
-  np.testing.assert_array_equal(
-    steps - quiet.numpy() * 2.0**_BITS, np.rint(fine * 2.0**_BITS)
-  )
+  quiet, _ = released([])
+  np.testing.assert_array_equal(steps - quiet, np.rint(fine * clip))
 
 
 @pytest.mark.slow
@@ -231,7 +217,7 @@ def test_sums_are_exact_in_any_order():
   }
   assert len(sums) == 1
   without, *_ = _sum(query, records[1:], state)
-  assert abs(sums.pop() - int(without)) <= 2**_BITS
+  assert abs(sums.pop() - int(without)) <= query.lattice.clip_steps
 
 
 def test_records_that_add_nothing_are_counted():
@@ -271,11 +257,10 @@ def test_groups_of_any_size_give_the_same_bits():
   single = _query(specs)
   state = _begun(single)
   expected, _, _ = single.get_noised_result(_sum(single, records, state), state)
-  clipping = _clipping(specs)
   for size in (1, 2, 4, 6):
     groups = []
     for first in range(0, 6, size):
-      members = list(map(clipping.clip, records[first : first + size]))
+      members = list(map(single.clip.clip, records[first : first + size]))
       groups.append((tf.add_n(members), tf.constant(len(members))))
     grouped = _query(specs, sums=True)
     state = _begun(grouped)
@@ -284,19 +269,20 @@ def test_groups_of_any_size_give_the_same_bits():
 
 
 @pytest.mark.parametrize(
-  'clients, entry',
+  'clients, clips, steps',
   [
-    (-1, 0),
-    (_LARGEST_COHORT + 1, 0),
-    (2, 2 * 2**_BITS + 1),
-    (2, -2 * 2**_BITS - 1),
-    (0, 1),
-    (1, -(2**31)),
+    (-1, 0, 0),
+    (_LARGEST_COHORT + 1, 0, 0),
+    (2, 2, 1),
+    (2, -2, -1),
+    (0, 0, 1),
+    (1, 0, -(2**31)),
   ],
 )
-def test_sum_of_other_clients_than_it_says_is_refused(clients, entry):
+def test_sum_of_other_clients_than_it_says_is_refused(clients, clips, steps):
   query = _query(tf.TensorSpec([3]), sums=True)
-  good = tf.constant([0, 2 * 2**_BITS, -2 * 2**_BITS])
+  entry = clips * query.lattice.clip_steps + steps
+  good = query.lattice.clip_steps * tf.constant([0, 2, -2])
   query.preprocess_record((), (good, tf.constant(2)))
   with pytest.raises(tf.errors.InvalidArgumentError, match='sum of clipped'):
     query.preprocess_record(
@@ -376,9 +362,9 @@ def test_metrics_are_round_and_noise():
   metrics = query.derive_metrics(_begun(query))
   values = {name: value.numpy() for name, value in metrics.items()}
   assert 0 <= values.pop('rounds_ahead') <= _ROUNDS
+  assert values.pop('z_stddev') == pytest.approx(2.5, rel=1e-12)
   assert values == {
     'round': 0,
-    'z_stddev': 2.5,
     'noise_placement': b'tape',
     'noise_checked': True,
   }

@@ -273,7 +273,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         'create=called twice: an aggregator serves one run; call dp_aggregator '
         'for every learning process'
       )
-    self.query = query = query_lib.CorrelatedNoiseQuery.from_guarantee(
+    self.query = query = query_lib.CorrelatedNoiseQuery(
       self.guarantee,
       specs,
       self._bounds,

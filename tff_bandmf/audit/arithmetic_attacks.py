@@ -5,7 +5,8 @@ numbers. Tests show that each attack here succeeds on float32 sums, normals or
 coefficients, even if the accounting in real numbers is right. Each attack must
 fail on sound arithmetic, such as the integer arithmetic of `noise.lattice`.
 Each attack takes the arithmetic as an argument, a function or an array, so that
-tests can attack float32.
+tests can attack float32. `attack` runs the attacks on the parts of
+`query.NoisyMean`, and tests show that TFF's aggregation releases the same bits.
 
 | attack       | failure of the arithmetic that the attack finds              |
 |--------------|--------------------------------------------------------------|
@@ -20,17 +21,27 @@ noise of the releases R, in standard deviations of z.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import itertools
+import math
 from typing import Callable, Union
 
 import numpy as np
 import scipy.special
-import scipy.stats
 
-from tff_bandmf import _files, strategies
-from tff_bandmf.audit import epsilon_bounds
+from tff_bandmf import (
+  _files,
+  accounting,
+  noise,
+  participation,
+  query,
+  strategies,
+)
+from tff_bandmf.audit import epsilon_bounds, whitened
 from tff_bandmf.noise import generator as generator_lib
-from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise import placements
 from tff_bandmf.strategies import per_query
 
 # Largest probability with which `tail`, or `low_bits`, succeeds on sound
@@ -42,10 +53,11 @@ TAIL = 5.678
 # Number of normals that `tail` examines. About 15 of them are beyond TAIL, and
 # with probability 4e-7 none is.
 TAIL_DRAWS = 2**30
-# Coordinates and trials with which `low_bits` succeeds on float32 at epsilon 2
-# and delta 1e-6.
+# Claimed epsilon and delta of each round that `low_bits` examines.
+EPSILON, DELTA = 2.0, 1e-6
+# Coordinates and trials with which `low_bits` then succeeds on float32.
 LOW_BITS_DIMENSION = 20_000
-LOW_BITS_TRIALS = 200
+_LOW_BITS_TRIALS = 200
 # Largest distance, in standard deviations of z, at which `inverse` fails. An
 # error of this size costs nearly no privacy.
 _OFF = 2.0**-10
@@ -53,6 +65,9 @@ _OFF = 2.0**-10
 VICTIM = 1 - 2.0**-10
 # Random words examined in one step.
 _WORDS = 1 << 16
+# Number of clients of `summing`, and of coordinates of noise that `inverse`
+# examines, in the attacks on a claim.
+_CLIENTS, _COMPARED = 1000, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,58 +128,38 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
       the victim's record.
     clients: number of records, at least 2.
   """
-  plans = [
-    _Cohort.with_largest_gain(2.0**i, clients)
-    for i in range(clients.bit_length())
-  ]
-  best = max(plans, key=lambda plan: plan.gain)
-  moved = abs(
-    add(best.records(clients, True)) - add(best.records(clients, False))
+  _, cohort, before = max(
+    (_worst_cohort(2.0**i, clients) for i in range(clients.bit_length())),
+    key=lambda choice: choice[0],
   )
+  without = cohort.copy()
+  without[before : before + 1] = 0.0
+  moved = abs(add(cohort) - add(without))
   return Attack('summing', moved, 'clips moved by one client', 0.0, 1.0, 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Cohort:
-  """A cohort that brings a sum to a power of two.
+def _worst_cohort(power: float, clients: int) -> tuple[float, np.ndarray, int]:
+  """Returns the worst cohort that brings a sum to a power of two.
 
-  Attributes:
-    power: power of two, in clips.
-    before: number of equal records that come first.
-    size: value of each of these records, in clips.
-    gain: number of clips that rounding adds to the victim's contribution.
+  Returns:
+    The number of clips that rounding adds to the victim's contribution; the
+    values of all clients, [clients] float32 in clips; the victim's place.
   """
-
-  power: float
-  before: int
-  size: float
-  gain: float
-
-  @classmethod
-  def with_largest_gain(cls, power: float, clients: int) -> _Cohort:
-    """Returns the cohort with the largest gain for a power of two."""
-    # Half a unit in the last place of the power of two. Below this power, sums
-    # of multiples of `half` are exact.
-    half = power * 2.0**-24
-    before = np.arange(1, 65) + int(power)
-    size = np.ceil((power - VICTIM) / before / half) * half
-    gain = np.minimum((clients - before - 1) * half, power - before * size)
-    best = int(np.argmax(gain))
-    return cls(power, int(before[best]), float(size[best]), float(gain[best]))
-
-  def records(self, clients: int, with_victim: bool) -> np.ndarray:
-    """Returns the values of all clients, [clients] float32 in clips."""
-    records = np.full(
-      clients, self.power * 2.0**-24 * (1 + 2.0**-10), np.float32
-    )
-    records[: self.before] = self.size
-    records[self.before : self.before + 1] = VICTIM if with_victim else 0.0
-    return records
+  # Half a unit in the last place of the power of two. Below this power, sums
+  # of multiples of `half` are exact.
+  half = power * 2.0**-24
+  before = np.arange(1, 65) + int(power)
+  size = np.ceil((power - VICTIM) / before / half) * half
+  gain = np.minimum((clients - before - 1) * half, power - before * size)
+  best = int(np.argmax(gain))
+  place = int(before[best])
+  records = np.full(clients, half * (1 + 2.0**-10), np.float32)
+  records[:place] = size[best]
+  records[place : place + 1] = VICTIM
+  return float(gain[best]), records, place
 
 
-def tail(
-  beyond: Callable[[int, float], int], draws: int = TAIL_DRAWS
-) -> Attack:
+def tail(beyond: Callable[[int, float], int]) -> Attack:
   """Returns the number of normals that exceed `TAIL` in magnitude.
 
   Let R be the releases if all records but those of one client are zero. Without
@@ -175,22 +170,15 @@ def tail(
   Args:
     beyond: function (draws, threshold) -> number of normals, out of `draws`,
       with a magnitude above the threshold.
-    draws: number of normals to draw, >= 1.
   """
-  rate = draws * 2 * float(scipy.special.ndtr(-TAIL))
-  least = scipy.stats.poisson.ppf(FALSE_ALARM / 2, rate)
-  most = scipy.stats.poisson.isf(FALSE_ALARM / 2, rate)
+  count, miss = beyond(TAIL_DRAWS, TAIL), FALSE_ALARM / 2
+  test = whitened.large_normals(count, TAIL_DRAWS, TAIL, (miss, miss))
   return Attack(
-    'tail',
-    float(beyond(draws, TAIL)),
-    f'of {draws} normals beyond {TAIL} standard deviations',
-    float(least),
-    float(most),
-    FALSE_ALARM,
+    'tail', test.statistic, test.name, test.least, test.most, FALSE_ALARM
   )
 
 
-def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
+def beyond(key: noise.Key, draws: int, threshold: float) -> int:
   """Returns the number of normals of a key beyond a threshold in magnitude.
 
   A larger random word gives a normal of smaller magnitude; the last bit of the
@@ -214,13 +202,7 @@ def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
   return exceeding
 
 
-def low_bits(
-  release: Callable[[np.ndarray], np.ndarray],
-  epsilon: float,
-  delta: float,
-  trials: int = LOW_BITS_TRIALS,
-  dimension: int = LOW_BITS_DIMENSION,
-) -> Attack:
+def low_bits(release: Callable[[np.ndarray], np.ndarray]) -> Attack:
   """Returns a lower bound on epsilon from last bits of one round's releases.
 
   The victim's record is v = 1 / sqrt(d) in every coordinate, and the release is
@@ -231,13 +213,11 @@ def low_bits(
 
   Args:
     release: function from a sum, [d] float32 in clips, to its release, [d] in
-      clips; every call adds new noise.
-    epsilon: claimed epsilon of one release, >= 0.
-    delta: claimed delta of one release, in (0, 1).
-    trials: number of trials with the victim, and of trials without, >= 1.
-    dimension: d, number of coordinates.
+      clips; every call adds new noise, and the claim of one release is
+      (EPSILON, DELTA).
   """
-  victim = np.full(dimension, dimension**-0.5, np.float32)
+  d = LOW_BITS_DIMENSION
+  victim = np.full(d, d**-0.5, np.float32)
   unit = 0.5 * float(np.spacing(victim[0]))
 
   def score(sums):
@@ -246,18 +226,18 @@ def low_bits(
     return float(-np.sum(near % unit != 0))
 
   inside, outside = (
-    np.array([score(each) for _ in range(trials)])
+    np.array([score(each) for _ in range(_LOW_BITS_TRIALS)])
     for each in (victim, np.zeros_like(victim))
   )
   shown = epsilon_bounds.clopper_pearson(
-    inside, outside, -0.5, delta, FALSE_ALARM
+    inside, outside, -0.5, DELTA, FALSE_ALARM
   )
   return Attack(
     'low_bits',
     shown,
-    f'epsilon shown at delta={delta:g}',
+    f'epsilon shown at delta={DELTA:g}',
     0.0,
-    epsilon,
+    EPSILON,
     FALSE_ALARM,
   )
 
@@ -298,3 +278,81 @@ def inverse(
     distance = np.max(off - steps / 2)
     unit = 'standard deviations of z between C y and z'
   return Attack('inverse', max(0.0, float(distance)), unit, 0.0, _OFF, 0.0)
+
+
+def attack(guarantee: accounting.Guarantee) -> tuple[Attack, ...]:
+  """Returns the measurements of all attacks on the arithmetic of a claim.
+
+  `summing` adds 1,000 records on the lattice of the claim, and `inverse`
+  examines noise of the claim's C. `tail` examines the generator of normals, and
+  `low_bits` single rounds at epsilon 2 and delta 1e-6, whatever the claim is.
+
+  Args:
+    guarantee: the claim; its noise multiplier is > 0.
+
+  Raises:
+    ValueError: no lattice has room for the sum of 1,000 clients.
+  """
+  lattice = noise.Lattice.from_noise(
+    guarantee.strategy.recursion(),
+    guarantee.z_stddev_per_clip,
+    largest_cohort=_CLIENTS,
+    dimension=_COMPARED,
+  )
+  return (
+    summing(functools.partial(summed, lattice), _CLIENTS),
+    tail(functools.partial(beyond, noise.Key.from_entropy())),
+    _low_bits_of_rounds(),
+    _inverse_of_claim(guarantee.strategy, lattice.z_steps),
+  )
+
+
+def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
+  """Returns the sum of records of one coordinate after clipping, in clips.
+
+  Args:
+    lattice: lattice of the sum.
+    values: [clients] float32, the records in clips.
+  """
+  clipping = query.Clipping.from_clip(
+    1.0, np.zeros(1, np.float32), lattice.clip_bits
+  )
+  total = np.zeros(1, np.int32)
+  for value in values:
+    total += clipping.clip(value[np.newaxis])
+  return float(total[0]) / lattice.clip_steps
+
+
+def _low_bits_of_rounds() -> Attack:
+  """Returns the measurement of `low_bits`."""
+  mean = query.NoisyMean(
+    accounting.Guarantee(
+      strategies.Identity(2 * _LOW_BITS_TRIALS),
+      participation.Single(),
+      accounting.gaussian_noise_multiplier(EPSILON, DELTA),
+    ),
+    np.zeros(LOW_BITS_DIMENSION, np.float32),
+    (1.0, None, math.inf),
+    1.0,
+    largest_cohort=1,
+    placement=placements.Tape(),
+  )
+  rounds = itertools.count()
+  with contextlib.closing(mean):
+    return low_bits(lambda record: mean.release(next(rounds), [record]).mean)
+
+
+def _inverse_of_claim(strategy: strategies.Strategy, z_steps: float) -> Attack:
+  """Returns the measurement of `inverse` on new noise.
+
+  Args:
+    strategy: C.
+    z_steps: standard deviation of z, in lattice steps.
+  """
+  recursion = strategy.recursion()
+  key = noise.Key.from_entropy()
+  stream = noise.Stream(recursion, z_steps, _COMPARED, key)
+  y = np.stack([row.copy() for row in stream.rows() if row is not None])
+  z = generator_lib.Generator(key).rows(0, strategy.rounds, 0, _COMPARED)
+  scales = recursion.scales[recursion.phase(np.arange(strategy.rounds))]
+  return inverse(strategy, y / z_steps, z, 1 / (z_steps * scales))

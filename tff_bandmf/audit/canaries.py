@@ -120,10 +120,8 @@ def released(
     [rounds, dimension] float64; the coordinates of canaries come first.
   """
   coordinates = generator.permutation(dimension)
-  updates = {
-    sign: [_along(i, sign, dimension) for i in coordinates[:canaries]]
-    for sign in (-1.0, 1.0)
-  }
+  updates = np.zeros((canaries, dimension), np.float32)
+  updates[np.arange(canaries), coordinates[:canaries]] = _SIZE
   signs = dict(zip(pattern.rounds.tolist(), pattern.signs.tolist()))
   clip = np.float32(_CLIP)
   sums = np.zeros((rounds, dimension))
@@ -132,7 +130,7 @@ def released(
       known = generator.normal(size=dimension)
       known *= 0.5 * clip / np.linalg.norm(known)
       known = known.astype(np.float32)
-      sent = [clip * each for each in updates[signs[t]]] if t in signs else []
+      sent = clip * np.float32(signs[t]) * updates if t in signs else ()
       mean, next_clip = next_round(t, [known, *sent])
       sums[t] = _CLIENTS_PER_ROUND * mean.astype(np.float64) - known
       sums[t] /= clip
@@ -140,10 +138,3 @@ def released(
       clip = np.float32(next_clip)
       on_round()
   return sums[:, coordinates]
-
-
-def _along(i: int, sign: float, dimension: int) -> np.ndarray:
-  """Returns a canary's update, [dimension] float32, in clips."""
-  update = np.zeros(dimension, np.float32)
-  update[i] = sign * _SIZE
-  return update

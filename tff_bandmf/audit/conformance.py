@@ -333,7 +333,7 @@ def sums(subject: probes.Subject) -> answers_lib.Answer:
   # PRIVACY: A sum that is inexact for some inputs would pass if only one place
   # were tried. Each kind of place is tried.
   # Guard: conformance_test.test_sum_that_is_not_exact_fails.
-  places = [*probes.STARTS[:-1], probes.STARTS[3] - 1]
+  places = list(probes.PLACES)
 
   def add(values):
     with subject.opened(noise=False) as run:
@@ -443,9 +443,7 @@ class Noises:
     return answers_lib.Answer(
       question,
       answers_lib.verdict(test.failed, True),
-      test.statistic,
-      test.least,
-      test.most,
+      *test[:3],
       unit,
       self.runs.subject.false_alarm * _SHARE,
       tuple(names),
@@ -579,24 +577,12 @@ def counts_beyond(
     beyond: number of normals beyond each of them in magnitude.
     false_alarm: largest probability with which any question fails.
   """
-  tests = []
-  shares = (_TAIL_SHARE, _TAILS_SHARE / 5), (_TAILS_SHARE / 5,) * 2
-  for threshold, count, share in zip(thresholds, beyond, shares):
-    poisson = scipy.stats.poisson(2 * draws * scipy.stats.norm.sf(threshold))
-    least, most = (
-      poisson.ppf(false_alarm * share[0]),
-      poisson.isf(false_alarm * share[1]),
-    )
-    tests.append(
-      whitened.Test(
-        not least <= count <= most,
-        float(count),
-        float(least),
-        float(most),
-        f'of {draws} normals beyond {threshold:.4g} standard deviations',
-      )
-    )
-  return tests
+  high = false_alarm * (_TAILS_SHARE / 5)
+  lows = false_alarm * _TAIL_SHARE, high
+  return [
+    whitened.large_normals(count, draws, threshold, (low, high))
+    for count, threshold, low in zip(beyond, thresholds, lows)
+  ]
 
 
 def tails(
@@ -697,33 +683,28 @@ def _other_sums(
   Args:
     updates: one update of half a clip, and updates that are very small.
   """
-  vector = aggregators.flat(updates[0])
-  step = np.abs(vector).max() / 2
+  vector, rest = aggregators.flat(updates[0]), updates[1:]
+  steps = np.eye(vector.size) * (np.abs(vector).max() / 2)
+  # PRIVACY: A second release after a change of a single coordinate could go
+  # unseen. These cohorts have such sums.
+  # Guard: conformance_test.test_second_release_of_a_round_fails.
   others = {
-    'another sum: the opposite': -vector,
-    'another sum: other order of its coordinates': np.roll(vector, 1),
-    'another sum: zeros': 0 * vector,
-  }
-  places = *probes.STARTS[:-1], probes.STARTS[3] - 1
-  for place in places:
-    changed = vector.copy()
-    # PRIVACY: A second release after a change of a single coordinate could go
-    # unseen. This cohort has such a sum.
-    # Guard: conformance_test.test_second_release_of_a_round_fails.
-    changed[place] += step
-    others[f'another sum: coordinate {place} alone'] = changed
-  changed = vector.copy()
-  changed[0] += 2.0**-10 * step
-  others['another sum: by little'] = changed
-  rest = updates[1:]
-  return {
+    'the opposite': -vector,
+    'other order of its coordinates': np.roll(vector, 1),
+    'zeros': 0 * vector,
     **{
-      name: [aggregators.layers(each, updates[0]), *rest]
-      for name, each in others.items()
+      f'coordinate {place} alone': vector + steps[place]
+      for place in probes.PLACES
     },
-    'another sum: a client less': rest,
-    'another sum: a client more': [*updates, updates[0]],
+    'by little': vector + 2.0**-10 * steps[0],
   }
+  cohorts = {
+    name: [aggregators.layers(each, updates[0]), *rest]
+    for name, each in others.items()
+  }
+  cohorts['a client less'] = rest
+  cohorts['a client more'] = [*updates, updates[0]]
+  return {f'another sum: {name}': sent for name, sent in cohorts.items()}
 
 
 def replay(subject: probes.Subject) -> answers_lib.Answer:

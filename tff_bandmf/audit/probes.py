@@ -42,6 +42,8 @@ DIMENSION = sum(_SIZES)
 _SCALAR = len(SHAPES) - 1
 # First coordinate of each layer, and the number of coordinates.
 STARTS = [0, *np.cumsum(_SIZES).tolist()]
+# The first coordinate of each layer, and the last one before the scalar.
+PLACES = (*STARTS[:-1], STARTS[_SCALAR - 1] - 1)
 # Number of orthogonal directions of updates.
 _DIRECTIONS = 8
 # The clients that attack.
@@ -215,7 +217,7 @@ def not_finite(clients: int, noise: bool) -> Probes:
         norm=norm, value=value, place=place
       )
       for value in (math.nan, math.inf, -math.inf)
-      for place in (*STARTS[:-1], STARTS[_SCALAR - 1] - 1)
+      for place in PLACES
     }
     probes.update(_cohorts(groups, clients, by if noise else _BOTH))
   infinite = Group(1, 0.5, value=math.inf, measured=True)
@@ -353,11 +355,12 @@ class Subject:
         f'aggregator={type(error).__name__}: cannot be made ({error}); give a '
         'function of (like, noise)'
       ) from error
-    if aggregator is None and not noise:
-      yield None
-      return
     try:
-      yield aggregators.Run(aggregator, like, self._on_round)
+      yield (
+        aggregators.Run(aggregator, like, self._on_round)
+        if noise or aggregator is not None
+        else None
+      )
     finally:
       getattr(aggregator, 'close', lambda: None)()
 

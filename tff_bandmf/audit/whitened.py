@@ -8,6 +8,7 @@ exact: its statistic has a known distribution for every d and number of rounds.
 | `sizes`       | sums of squares by probe, layer, round and coordinate        |
 | `correlations`| products of rounds, runs, coordinates and parts of a vector  |
 | `shape`       | numbers of normals in intervals                              |
+| `large_normals` | numbers of large normals                                   |
 """
 
 from __future__ import annotations
@@ -44,18 +45,42 @@ class Test(NamedTuple):
   """The result of a test that is nearest to failing.
 
   Attributes:
-    failed: whether the statistic is outside its limits.
     statistic: measured number.
     least: least statistic that passes.
     most: largest statistic that passes.
     name: words for the normals of the test.
   """
 
-  failed: bool
   statistic: float
   least: float
   most: float
   name: str
+
+  @property
+  def failed(self) -> bool:
+    """Whether the statistic is outside its limits, or not a number."""
+    return not self.least <= self.statistic <= self.most
+
+
+def large_normals(
+  count: float, draws: int, threshold: float, misses: tuple[float, float]
+) -> Test:
+  """Returns the test of the number of normals beyond a threshold.
+
+  Args:
+    count: number of normals beyond the threshold in magnitude.
+    draws: number of normals.
+    threshold: magnitude, in standard deviations.
+    misses: largest probabilities with which a number of normals is below and
+      above its limits.
+  """
+  poisson = scipy.stats.poisson(2 * draws * scipy.stats.norm.sf(threshold))
+  return Test(
+    float(count),
+    float(poisson.ppf(misses[0])),
+    float(poisson.isf(misses[1])),
+    f'of {draws} normals beyond {threshold:.4g} standard deviations',
+  )
 
 
 def sizes(
@@ -106,7 +131,7 @@ def sizes(
     for each in after
   ]
   miss = false_alarm / (2 * sum(len(test[1]) for test in tests))
-  worst = 2.0, Test(False, math.nan, 0.0, math.inf, '')
+  worst = 2.0, Test(math.nan, 0.0, math.inf, '')
   for name, sums, freedom, two_sided in tests:
     chances = scipy.special.chdtr(freedom, sums)
     if two_sided:
@@ -118,7 +143,7 @@ def sizes(
       most = scipy.special.chdtri(freedom, miss) if two_sided else math.inf
       limits = scipy.stats.chi2.ppf(miss, freedom), most
       ratio, low, high = np.sqrt(np.divide((sums[i], *limits), freedom))
-      worst = chances[i], Test(chances[i] < miss, ratio, low, high, name)
+      worst = chances[i], Test(ratio, low, high, name)
   return worst[1]
 
 
@@ -176,7 +201,7 @@ def correlations(
       add(_shifts(rows[1:], rows[:-1]), 'two consecutive rounds')
   most = float(scipy.stats.norm.isf(false_alarm / (2 * max(tests, 1))))
   statistic, name = max(largest)
-  return Test(statistic > most, statistic, 0.0, most, name), tests
+  return Test(statistic, 0.0, most, name), tests
 
 
 def _add_by_round(values, name, add):
@@ -287,10 +312,8 @@ def shape(noise: Noise, where: str, false_alarm: float) -> Test:
   group, i = np.unravel_index(np.argmin(tails), counts.shape)
   binomial = scipy.stats.binom(sizes[group, 0], chances[i])
   low, high = float(binomial.ppf(miss)), float(binomial.isf(miss))
-  count = float(counts[group, i])
   return Test(
-    not low <= count <= high,
-    count,
+    float(counts[group, i]),
     low,
     high,
     f'of {sizes[group, 0]} normals from {ends[lows[i]]:.3g} to '

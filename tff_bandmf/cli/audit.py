@@ -1,14 +1,21 @@
-"""`bandmf audit`: lower bounds on epsilon that attacks show."""
+"""`bandmf audit`: lower bounds on epsilon that attacks show.
+
+With --aggregator, it audits an aggregator that others wrote.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 import warnings
+from typing import Any, Optional
 
 import click
+import numpy as np
 
-from tff_bandmf import accounting, errors
-from tff_bandmf.cli import conformance, options, output
+from tff_bandmf import accounting, errors, strategies
+from tff_bandmf.cli import commands, options, output
 
 
 @click.command()
@@ -40,7 +47,35 @@ from tff_bandmf.cli import conformance, options, output
   metavar='MODULE:FUNCTION',
   help='Function that returns the aggregator of somebody else to audit.',
 )
-@conformance.stated
+# The statement about an aggregator, and the size of its audit.
+@options.number(
+  '--l2-norm-clip',
+  'Stated clip: largest norm of the contribution of one client.',
+)
+@options.number(
+  '--z-stddev',
+  'Stated standard deviation of z in units of the updates, instead of '
+  '--noise-multiplier.',
+)
+@options.integer(
+  '--clients-per-round',
+  'Stated number of clients of a round, and divisor of the mean.',
+)
+@options.integer(
+  '--rounds',
+  'Largest number of rounds of a run of --aggregator.',
+  default=128,
+)
+@options.integer(
+  '--draws',
+  'Normals of --aggregator among which large ones are counted.',
+  default=2**30,
+)
+@options.combined(
+  ('l2_norm_clip', 'z_stddev', 'clients_per_round', 'rounds', 'draws'),
+  'stated',
+  dict,
+)
 @options.as_json
 def audit(
   file, who, epsilon, noise_multiplier, delta, aggregator, stated, **trials
@@ -79,9 +114,9 @@ def audit(
         f'epsilon, delta={epsilon}, {delta}: do not go with aggregator; leave '
         'out --epsilon and --delta'
       )
-    conformance.audit(aggregator, file, who, noise_multiplier, stated)
+    _audit_aggregator(aggregator, file, who, noise_multiplier, stated)
     return
-  conformance.needed(file=file, delta=delta)
+  _needed(file=file, delta=delta)
   if (epsilon is None) == (noise_multiplier is None):
     raise errors.value_error(
       f'epsilon={epsilon}: give either it or noise_multiplier; use --epsilon '
@@ -100,16 +135,16 @@ def audit(
     # Packages that TensorFlow Federated imports print warnings.
     warnings.simplefilter('ignore')
     from tff_bandmf import audit as audit_lib
-    from tff_bandmf.audit import run_attacks
+    from tff_bandmf.audit import arithmetic_attacks
 
     in_tff = audit_lib.has_tff()
-    context = conformance.runtime(in_tff)
+    context = _runtime(in_tff)
   rounds = trials['runs'] * strategy.rounds
   with context, output.progress('rounds', rounds) as step:
     audited = audit_lib.audit(
       guarantee, delta, **trials, on_round=functools.partial(step, '')
     )
-  attacks = run_attacks.attack(guarantee)
+  attacks = arithmetic_attacks.attack(guarantee)
   output.show_result(
     {
       **guarantee.to_dict(),
@@ -128,4 +163,106 @@ def audit(
     }
   )
   if not audited.holds or any(each.succeeded for each in attacks):
+    raise output.did_not_hold()
+
+
+def _runtime(in_tff: bool) -> contextlib.AbstractContextManager:
+  """Returns TFF's runtime for a `with` block; one that does nothing without."""
+  if not in_tff:
+    return contextlib.nullcontext()
+  from tff_bandmf.tff import runtime
+
+  return runtime.local_runtime()
+
+
+def _needed(**values: object) -> None:
+  """Raises ValueError with the names of all values that are None, if any."""
+  context = click.get_current_context()
+  missing = [
+    each
+    for each in context.command.params
+    if each.name in values and values[each.name] is None
+  ]
+  if missing:
+    raise ValueError(commands.missing(context.command_path, missing))
+
+
+def _audit_aggregator(
+  aggregator: str,
+  file: Optional[str],
+  who: options.Participants,
+  noise_multiplier: Optional[float],
+  stated: dict[str, Any],
+) -> None:
+  """Prints the answers about an aggregator.
+
+  Args:
+    aggregator: MODULE:FUNCTION.
+    file: path of the strategy file; None if the noise is independent between
+      rounds.
+    who: flags for participation. The sensitivity follows from them if both
+      `file` and `noise_multiplier` are given; else they are not used.
+    noise_multiplier: standard deviation of z / (clip * sensitivity), or None.
+    stated: statement about the aggregator and size of the audit, by option.
+
+  Raises:
+    ValueError: a part of the statement is missing or given twice, or the
+      aggregator cannot be loaded or run.
+    click.exceptions.Exit: an answer is not 'pass'.
+  """
+  l2_norm_clip, z_stddev = stated['l2_norm_clip'], stated['z_stddev']
+  clients_per_round = stated['clients_per_round']
+  _needed(l2_norm_clip=l2_norm_clip, clients_per_round=clients_per_round)
+  if (noise_multiplier is None) == (z_stddev is None):
+    raise errors.value_error(
+      f'noise_multiplier={noise_multiplier}: give either it or z_stddev; use '
+      '--noise-multiplier or --z-stddev'
+    )
+  matrix, family = np.eye(stated['rounds']), strategies.Identity.family
+  # Without FILE, the noise multiplier is relative to the sensitivity of one
+  # round, which is 1 clip.
+  z_stddev_per_clip = noise_multiplier
+  if file is not None:
+    strategy, stored = output.load(file)
+    rounds = min(stated['rounds'], strategy.rounds)
+    matrix, family = strategy.matrix()[:rounds, :rounds], strategy.family
+    if noise_multiplier is not None:
+      z_stddev_per_clip = accounting.Guarantee(
+        strategy, who.schema(stored), noise_multiplier
+      ).z_stddev_per_clip
+  if z_stddev is not None:
+    z_stddev_per_clip = z_stddev / l2_norm_clip
+  assert z_stddev_per_clip is not None
+  from tff_bandmf.audit import aggregators, conformance
+  from tff_bandmf.audit import answers as answers_lib
+
+  make = aggregators.load(aggregator)
+  statement = conformance.Statement(
+    l2_norm_clip, z_stddev_per_clip, clients_per_round, matrix
+  )
+  in_tff = 'tensorflow_federated' in sys.modules
+  with _runtime(in_tff), output.progress('rounds') as step:
+    answers = conformance.answers(
+      make,
+      statement,
+      stated['draws'],
+      on_round=functools.partial(step, ''),
+      again=functools.partial(aggregators.load, aggregator, again=True),
+    )
+  passes = all(each.verdict == answers_lib.PASS for each in answers)
+  output.show_result(
+    {
+      'aggregator': aggregator,
+      'l2_norm_clip': l2_norm_clip,
+      'z_stddev': z_stddev_per_clip * l2_norm_clip,
+      'clients_per_round': clients_per_round,
+      'family': family,
+      'rounds': len(matrix),
+      'answers': [each.to_dict() for each in answers]
+      if output.as_json()
+      else answers_lib.texts(answers),
+      'holds': passes,
+    }
+  )
+  if not passes:
     raise output.did_not_hold()

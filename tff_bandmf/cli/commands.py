@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Sequence
 from typing import Optional
 
 import click
 
 import tff_bandmf
+from tff_bandmf import errors
 
 # Keys of click's context for the time at which the command began, and for the
 # value of --json.
@@ -39,6 +41,19 @@ _MODULES = {
   'evaluate': 'strategy',
   'optimize': 'strategy',
 }
+
+
+def missing(command: str, parameters: Sequence[click.Parameter]) -> str:
+  """Returns the error message for parameters that a command line lacks."""
+  flags = (
+    each.opts[0] if isinstance(each, click.Option) else str(each.name).upper()
+    for each in parameters
+  )
+  return errors.invalid(
+    f'{", ".join(str(each.name) for each in parameters)}=None: {command} needs '
+    f'{"it" if len(parameters) == 1 else "each of them"}; give '
+    f'{", ".join(flags)}'
+  )
 
 
 class _Commands(click.Group):

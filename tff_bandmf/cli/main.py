@@ -152,16 +152,9 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
       f'option={error.option_name}: is not an option of {name}; {see_help}'
     )
   if isinstance(error, click.MissingParameter) and error.param is not None:
-    missing = _missing(error, arguments[1:])
-    flags = (
-      each.name.upper() if isinstance(each, click.Argument) else each.opts[0]
-      for each in missing
-    )
-    return errors.invalid(
-      f'{", ".join(each.name for each in missing)}=None: {name} needs '
-      f'{"it" if len(missing) == 1 else "each of them"}; give '
-      f'{", ".join(flags)}'
-    )
+    from tff_bandmf.cli import commands
+
+    return commands.missing(name, _missing(error, arguments[1:]))
   if isinstance(error, click.BadParameter) and error.param is not None:
     # click says '... is not ...' of the value, which it may put in quotes.
     value, _, rule = error.message.rpartition(' is ')

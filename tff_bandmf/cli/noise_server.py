@@ -60,22 +60,19 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   'Largest number of clients of a round, the same as in training.',
   required=True,
 )
-@click.option(
+@options.switch(
   '--secure-sum',
-  is_flag=True,
-  help='Training adds up the updates with secure aggregation.',
+  'Training adds up the updates with secure aggregation.',
 )
-@click.option(
+@options.path(
   '--key-file',
-  required=True,
-  type=click.Path(),
-  help='File of 32 secret bytes; the command creates a missing file. A key '
+  'File of 32 secret bytes; the command creates a missing file. A key '
   'file serves one run: all shards of the run, each in its own folder.',
+  required=True,
 )
-@click.option(
+@options.path(
   '--directory',
-  type=click.Path(),
-  help='Folder for the noise, which the training process can read.  [default: '
+  'Folder for the noise, which the training process can read.  [default: '
   'a folder in memory, which is printed]',
 )
 @click.option(

@@ -29,7 +29,7 @@ from tff_bandmf.report import participation_log
 )
 @options.log_columns
 @options.as_json
-def observe(log, file, z_stddev, delta, **more):
+def observe(log, file, z_stddev, delta, clip, columns):
   """Shows the sensitivity and the epsilon of the rounds in a log.
 
   LOG is a CSV or Parquet file, or a folder of Parquet files, with the columns
@@ -38,8 +38,7 @@ def observe(log, file, z_stddev, delta, **more):
   participation schema. The result holds if participation did not depend on
   private data.
   """
-  clip = more.pop('clip')
-  participations = participation_log.ParticipationLog(log, **more)
+  participations = participation_log.ParticipationLog(log, **columns)
   plan = _plan(file)
   if plan is None:
     strategy = output.load(file)[0]

@@ -15,17 +15,6 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.cli import commands
 
 
-def log_columns(command: Callable) -> Callable:
-  """Adds the names of the columns of a participation log to a command."""
-  for column in ('client', 'round'):
-    command = click.option(
-      f'--{column}-column',
-      default=column,
-      help=f'Name of the column of {column}s in the log.',
-    )(command)
-  return command
-
-
 class _Integer(click.IntRange):
   """An integer of at least `min`."""
 
@@ -62,20 +51,14 @@ class _Release(click.ParamType):
   name = 'name:key=value,...'
 
   def convert(self, value, param, ctx):
-    name, colon, rest = value.partition(':')
+    name, _, rest = value.partition(':')
     pairs = [part.partition('=') for part in rest.split(',')]
-    keys = [key.strip() for key, _, _ in pairs]
     try:
-      values = {key: float(text) for key, (_, _, text) in zip(keys, pairs)}
+      values = {key.strip(): float(text) for key, _, text in pairs}
     except ValueError:
       values = {}
     known = {'epsilon', 'delta', 'rho', 'noise_multiplier'}
-    if (
-      not colon
-      or not name
-      or not set(values) <= known
-      or len(keys) > len(values)
-    ):
+    if not name or not values.keys() <= known or len(values) < len(pairs):
       raise errors.value_error(
         f'release={value}: must be a name and numbers, such as '
         'histogram:epsilon=1,delta=1e-9; the keys are epsilon, delta, rho and '
@@ -98,6 +81,16 @@ def integer(flag: str, about: str, **settings: Any) -> Callable:
 def number(flag: str, about: str, **settings: Any) -> Callable:
   """Returns the option of a finite number > 0; see `integer`."""
   return click.option(flag, type=NUMBER, help=about, **settings)
+
+
+def path(flag: str, about: str, **settings: Any) -> Callable:
+  """Returns the option of a path; see `integer`."""
+  return click.option(flag, type=click.Path(), help=about, **settings)
+
+
+def switch(flag: str, about: str) -> Callable:
+  """Returns the option without a value; see `integer`."""
+  return click.option(flag, is_flag=True, help=about)
 
 
 # If at most this number of families take a parameter, --help names them.
@@ -349,6 +342,17 @@ def combined(
   return add
 
 
+log_columns = together(
+  *(
+    click.option(
+      f'--{column}-column',
+      default=column,
+      help=f'Name of the column of {column}s in the log.',
+    )
+    for column in ('round', 'client')
+  ),
+  combined(('round_column', 'client_column'), 'columns', dict),
+)
 participation = together(
   click.option(
     '--participation',

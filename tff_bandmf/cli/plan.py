@@ -55,10 +55,9 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
   help='File with the arguments of the plan, in TOML, or plan.json. A flag '
   'replaces the value of the file.',
 )
-@click.option(
+@options.switch(
   '--print-toml',
-  is_flag=True,
-  help='Print the arguments of the plan for --from, and search nothing.',
+  'Print the arguments of the plan for --from, and search nothing.',
 )
 @options.rounds
 @options.integer(
@@ -123,14 +122,13 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
   'Number of clients in a round of a larger run that this run simulates; '
   '--epsilon and --delta are then the claim of the larger run.',
 )
-@click.option(
+@options.path(
   '--arrivals',
-  type=click.Path(),
-  help='Log of check-ins, CSV or Parquet with the columns round and client, on '
+  'Log of check-ins, CSV or Parquet with the columns round and client, on '
   'which admission by --min-sep and by budget are compared.',
 )
 @options.log_columns
-@click.option('--out', type=click.Path(), help='File to write.')
+@options.path('--out', 'File to write.')
 @options.as_json
 def plan(
   source,
@@ -139,6 +137,7 @@ def plan(
   sampling_prob,
   population,
   parameters,
+  columns,
   out,
   **fields,
 ):
@@ -151,9 +150,6 @@ def plan(
   """
   if out is not None:
     output.check_out(out)
-  columns = {
-    name: fields.pop(name) for name in ('round_column', 'client_column')
-  }
   arrivals, print_toml = fields.pop('arrivals'), fields.pop('print_toml')
   fields['mechanism'] = _mechanism(fields['mechanism'], parameters)
   if source is not None:

@@ -59,15 +59,13 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'two rounds of a client were at least B apart and no client took part in '
   'more than K rounds. If B or K is missing, the planned number counts.',
 )
-@click.option(
+@options.path(
   '--plan',
-  type=click.Path(),
-  help='Plan file of training that ran without tff_bandmf.Run.',
+  'Plan file of training that ran without tff_bandmf.Run.',
 )
-@click.option(
+@options.path(
   '--log',
-  type=click.Path(),
-  help='With --plan: participation log of the training, CSV or Parquet, or a '
+  'With --plan: participation log of the training, CSV or Parquet, or a '
   'folder of Parquet files, with the columns round and client.  [default: '
   'participation as planned]',
 )
@@ -84,32 +82,28 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'other than unit_of_privacy. May be repeated.',
 )
 @options.releases
-@click.option(
+@options.switch(
   '--public',
-  is_flag=True,
-  help='Write a report for the public, on one run or on several runs on the '
+  'Write a report for the public, on one run or on several runs on the '
   'same clients. The report gives the guarantee of all runs together, rounds '
   'numbers to three digits and leaves out counts of clients.',
 )
-@click.option(
+@options.switch(
   '--registry',
-  is_flag=True,
-  help='With --public: also write registry.yaml, a record for the registry of '
+  'With --public: also write registry.yaml, a record for the registry of '
   'deployments of differential privacy.',
 )
-@click.option(
+@options.switch(
   '--card',
-  is_flag=True,
-  help='With --public: also write card.md, a section for a model card.',
+  'With --public: also write card.md, a section for a model card.',
 )
-@click.option(
+@options.path(
   '--out',
-  type=click.Path(),
-  help='Folder to write to.  [default: the folder of the run; with --plan or '
+  'Folder to write to.  [default: the folder of the run; with --plan or '
   'several runs, the current folder]',
 )
 @options.as_json
-def report(run_dirs, what_if, plan, log, notes, releases, **more):
+def report(run_dirs, what_if, plan, log, notes, releases, columns, **more):
   """Writes the privacy report of a run into its directory.
 
   With --plan, the report is on training that ran without tff_bandmf.Run: on the
@@ -148,7 +142,7 @@ def report(run_dirs, what_if, plan, log, notes, releases, **more):
     sources = [report_lib.of_run(run) for run in run_dirs]
   else:
     if log is not None:
-      log = participation_log.ParticipationLog(log, **more)
+      log = participation_log.ParticipationLog(log, **columns)
     sources = [report_lib.of_plan(plan, log, notes)]
   sources[-1] = dataclasses.replace(sources[-1], releases=releases)
   for source in sources:

@@ -20,10 +20,9 @@ _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {:<4} {}'
   'plot_folder',
   help='Folder for plots of matrices, coefficients and errors.',
 )
-@click.option(
+@options.switch(
   '--slow',
-  is_flag=True,
-  help='Also the tables of amplified figures, which take half an hour.',
+  'Also the tables of amplified figures, which take half an hour.',
 )
 @options.as_json_rows
 def reproduce(names, plot_folder, slow):

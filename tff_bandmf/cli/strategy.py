@@ -22,9 +22,7 @@ from tff_bandmf.cli import options, output
   '--out',
   help='Strategy file to write, .json or .npz, with the participation schema.',
 )
-@click.option(
-  '--force', is_flag=True, help='Overwrite an existing strategy file.'
-)
+@options.switch('--force', 'Overwrite an existing strategy file.')
 @options.coefficients
 @options.as_json
 def optimize(

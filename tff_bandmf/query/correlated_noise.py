@@ -26,7 +26,7 @@ import dp_accounting
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tff_bandmf import accounting, clips, errors, noise
+from tff_bandmf import accounting, clips
 from tff_bandmf.noise import definition, placements
 from tff_bandmf.noise import source as source_lib
 from tff_bandmf.query import clip_bounds, graph_clipping
@@ -70,8 +70,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   round of more than `largest_cohort` clients fails before its release, so that
   no sum wraps around.
 
-  `CorrelatedNoiseQuery.from_guarantee` creates the query of a guarantee. The
-  run has this guarantee on the assumptions of `get_noised_result`.
+  The run has the guarantee from which the query is created, on the assumptions
+  of `get_noised_result`.
 
   The query is pure: everything that changes is in its state and in the files of
   a tape. Call `begin` on an initial state before the first round. A round past
@@ -87,57 +87,6 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   def __init__(
     self,
-    clip: graph_clipping.GraphClipping,
-    lattice: noise.Lattice,
-    clients_per_round: float,
-    record_specs: graph_clipping.Tensors,
-    rounds: int,
-    source: source_lib.NoiseSource,
-    sums: bool = False,
-  ):
-    """Initializes the query.
-
-    Args:
-      clip: clipping of one record, in steps of `lattice`.
-      lattice: range of sums and noise, which are integers.
-      clients_per_round: divisor of the mean, > 0, whatever the number of
-        clients of a round.
-      record_specs: nested structure of `tf.TensorSpec` of float types, of one
-        update and of the mean.
-      rounds: n, number of rounds of the run.
-      source: source that adds y_t, in steps of the lattice.
-      sums: whether a record is a pair (sum, number) of several clipped updates.
-        The sum is int32 in steps, and the number is int32. If False, a record
-        is one update, and the query clips it.
-
-    Raises:
-      TypeError: a leaf of the record is not a float.
-      ValueError: a value is out of range.
-    """
-    self.clip = clip
-    self.lattice = lattice
-    self._clients_per_round = clients_per_round
-    self.record_specs = record_specs
-    self._rounds = rounds
-    self._source = source
-    self._sums = sums
-    self._sizes = [
-      spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)
-    ]
-    dimension = clip_bounds.record_dimension(record_specs)
-    dimension += clips.indicator_count(clip.adaptive)
-    # PRIVACY: Coordinates without noise would be released as they are. The
-    # source must have all coordinates.
-    # Guard: query_test.test_source_of_another_size_is_refused.
-    if dimension != source.dimension:
-      raise errors.value_error(
-        f'source.dimension={source.dimension}: must be {dimension}, the '
-        'coordinates of a record; make the source for this record'
-      )
-
-  @classmethod
-  def from_guarantee(
-    cls,
     guarantee: accounting.Guarantee,
     record_specs: graph_clipping.Tensors,
     bounds: tuple[clips.Clip, Optional[float], float],
@@ -147,8 +96,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     noise_from: placements.Placement,
     secure_sum: bool = False,
     sums: bool = False,
-  ) -> CorrelatedNoiseQuery:
-    """Returns the query of a run; call its `close` when the run ends.
+  ):
+    """Opens the source of noise; call `close` when the run ends.
 
     Args:
       guarantee: guarantee of the run, with its noise in units of the clip.
@@ -156,11 +105,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         update and of the mean.
       bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of
         `Bounds.from_clip`, in this order.
-      clients_per_round: divisor of the mean, > 0.
+      clients_per_round: divisor of the mean, > 0, whatever the number of
+        clients of a round.
       largest_cohort: largest number of clients of any round, >= 1.
       noise_from: the user's choice of where noise comes from.
       secure_sum: whether secure aggregation computes the sums.
       sums: whether a record is a pair (sum, number) of several clipped updates.
+        The sum is int32 in steps, and the number is int32. If False, a record
+        is one update, and the query clips it.
 
     Raises:
       TypeError: a leaf of the record is not a float.
@@ -169,7 +121,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = clip_bounds.record_dimension(record_specs)
     dimension += clips.indicator_count(l2_norm_clip)
-    recursion, lattice = definition.of_run(
+    recursion, self.lattice = definition.of_run(
       guarantee.strategy.recursion(),
       noise_from,
       guarantee.z_stddev_per_clip,
@@ -177,19 +129,19 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       dimension=dimension,
       secure_sum=secure_sum,
     )
-    return cls(
-      graph_clipping.GraphClipping.from_clip(
-        l2_norm_clip, record_specs, lattice.clip_bits, zeroing_norm, order
-      ),
-      lattice,
-      clients_per_round,
-      record_specs,
-      guarantee.strategy.rounds,
-      source_lib.from_placement(
-        noise_from, recursion, lattice.z_steps, dimension
-      ),
-      sums,
+    self.clip = graph_clipping.GraphClipping.from_clip(
+      l2_norm_clip, record_specs, self.lattice.clip_bits, zeroing_norm, order
     )
+    self.record_specs = record_specs
+    self._sizes = [
+      spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)
+    ]
+    self._clients_per_round = clients_per_round
+    self._rounds = guarantee.strategy.rounds
+    self._source = source_lib.from_placement(
+      noise_from, recursion, self.lattice.z_steps, dimension
+    )
+    self._sums = sums
 
   def close(self) -> None:
     """Stops the thread that computes noise, if there is one."""
