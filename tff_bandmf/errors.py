@@ -3,15 +3,16 @@
 | function                          | purpose                                  |
 |-----------------------------------|------------------------------------------|
 | `value_error`, `type_error`       | errors for a value that breaks a rule    |
-| `not_installed`, `needs_tff`,     | errors for a package that is missing     |
-| `needs`, `missing`                |                                          |
+| `needs`, `missing`                | errors for a package that is missing     |
 | `importing`                       | raises them for imports that fail        |
 | `invalid`                         | text of an error, in one line            |
 | `from_assertion`                  | error for a failed TensorFlow assertion  |
-| `notice`                          | writes a line, through the logger        |
+| `notice`                          | writes a line to the log and to standard |
+|                                   | error                                    |
 
-Lines go to the logger 'tff_bandmf' of Python's logging. Its own handler writes
-the lines of `notice` to standard error, for programs without logging.
+Lines go to the logger 'tff_bandmf' of Python's logging. While the logger has
+its own handler, `notice` also writes to standard error, for programs without
+logging.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ EXTRAS = {
   'pyarrow': ('PyArrow', 'logs'),
   'tensorboard': ('TensorBoard', 'tensorboard'),
   'tensorflow': ('TensorFlow', 'tff'),
+  'tensorflow_federated': ('TensorFlow Federated 0.87.0', 'tff'),
   'tensorflow_privacy': ('TensorFlow Privacy 0.9.0', 'tff'),
 }
 # Largest number of characters of a message. A longer message loses its middle.
@@ -80,30 +82,21 @@ def type_error(message: str) -> TypeError:
   return TypeError(invalid(message))
 
 
-class _Terminal(logging.Handler):
-  """Writes the lines of `notice` to standard error, above progress bars."""
-
-  def emit(self, record: logging.LogRecord) -> None:
-    if not hasattr(record, 'notice'):
-      return
-    import tqdm  # A late import keeps `bandmf --help` fast.
-
-    # If standard error is closed, the calling thread must continue.
-    with contextlib.suppress(OSError, ValueError):
-      tqdm.tqdm.write(record.getMessage(), file=sys.stderr)
-
-
 LOGGER = logging.getLogger('tff_bandmf')
-_TERMINAL = _Terminal()
+# A program that removes this handler keeps `notice` from standard error.
+_TERMINAL = logging.NullHandler()
 LOGGER.addHandler(_TERMINAL)
 
 
 def notice(line: str, level: int = logging.WARNING) -> None:
-  """Writes a line to standard error, and to the log if it takes the level."""
-  if LOGGER.isEnabledFor(level):
-    LOGGER.log(level, '%s', line, extra={'notice': True})
-  elif _TERMINAL in LOGGER.handlers:
-    _TERMINAL.handle(logging.makeLogRecord({'msg': line, 'notice': True}))
+  """Writes a line to the log, and to standard error above progress bars."""
+  LOGGER.log(level, '%s', line)
+  if _TERMINAL in LOGGER.handlers:
+    import tqdm  # A late import keeps `bandmf --help` fast.
+
+    # If standard error is closed, the calling thread must continue.
+    with contextlib.suppress(OSError, ValueError):
+      tqdm.tqdm.write(line, file=sys.stderr)
 
 
 def install(extra: str) -> str:
@@ -113,11 +106,6 @@ def install(extra: str) -> str:
   "install it: pip install '.[logs]' in the folder of the sources"
   """
   return f"install it: pip install '.[{extra}]' in the folder of the sources"
-
-
-def not_installed(package: str, rule: str, remedy: str) -> ImportError:
-  """Returns the error for a package that is missing."""
-  return ImportError(invalid(f'{package}=not installed: {rule}; {remedy}'))
 
 
 def from_assertion(error: Exception) -> Optional[ValueError]:
@@ -166,17 +154,6 @@ def _printable(character: str) -> str:
   return character if character.isprintable() else repr(character)[1:-1]
 
 
-def needs_tff(module: str) -> ImportError:
-  """Returns the error if TensorFlow Federated is not installed."""
-  return not_installed(
-    'tensorflow_federated',
-    f'{module} needs TensorFlow Federated 0.87.0',
-    f'{install("tff")}, on Python 3.9 to 3.11, and then pip install --no-deps '
-    'tensorflow-federated==0.87.0 google-vizier==0.1.11; or make env, which '
-    'does both',
-  )
-
-
 def needs(package: str, what: str, extra: str = '') -> ImportError:
   """Returns the error if a package of an extra is not installed.
 
@@ -192,7 +169,14 @@ def needs(package: str, what: str, extra: str = '') -> ImportError:
     remedy += ', on Python 3.9 to 3.11'
   if extra == 'jax':
     remedy += ", and JAX's own package for your accelerator"
-  return not_installed(package, f'{what} needs {name}', remedy)
+  if package == 'tensorflow_federated':
+    remedy += (
+      ', and then pip install --no-deps tensorflow-federated==0.87.0 '
+      'google-vizier==0.1.11; or make env, which does both'
+    )
+  return ImportError(
+    invalid(f'{package}=not installed: {what} needs {name}; {remedy}')
+  )
 
 
 def missing(
@@ -206,11 +190,8 @@ def missing(
     extra: see `needs`.
   """
   package = str(getattr(error, 'name', '')).partition('.')[0]
-  if isinstance(error, ModuleNotFoundError):
-    if package == 'tensorflow_federated':
-      return needs_tff(what)
-    if package in EXTRAS:
-      return needs(package, what, extra)
+  if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
+    return needs(package, what, extra)
   return None
 
 

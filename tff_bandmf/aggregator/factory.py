@@ -10,9 +10,9 @@ process = tff.learning.algorithms.build_unweighted_fed_avg(
 from __future__ import annotations
 
 import collections
-import dataclasses
+import functools
 import math
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -22,23 +22,6 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import placements
 from tff_bandmf.tff import names as tff
-
-
-@dataclasses.dataclass(frozen=True)
-class Sums:
-  """Options for the sum of a round and its measurements.
-
-  Attributes:
-    largest_cohort: largest number of clients of any round, >= 1.
-    secure: whether secure aggregation computes the sum, so that the server does
-      not see single updates.
-    measured: whether the factory counts zeroed, clipped and non-finite updates
-      and releases the counts without noise.
-  """
-
-  largest_cohort: int
-  secure: bool = False
-  measured: bool = False
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -83,31 +66,34 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
   def __init__(
     self,
+    make_query: Callable[..., query_lib.CorrelatedNoiseQuery],
     guarantee: accounting.Guarantee,
-    clients_per_round: float,
     l2_norm_clip: clips.Clip,
-    zeroing: tuple[Optional[float], float],
     placement: placements.Placement,
-    sums: Sums,
+    secure_sum: bool,
+    measure_clients: bool,
   ):
     """Initializes the factory with values that `dp_aggregator` checked.
 
     Args:
+      make_query: function that returns the query of the run, with the keywords
+        `record_specs` and `sums`.
       guarantee: guarantee of the run, with its noise in units of the clip.
-      clients_per_round: divisor of the mean, > 0.
       l2_norm_clip: number, numbers by layer or `AdaptiveClip`.
-      zeroing: (zeroing_norm, zeroing_norm_order) of `dp_aggregator`.
       placement: the user's choice of where noise comes from.
-      sums: options for sums and measurements.
+      secure_sum: whether secure aggregation computes the sum of a round, so
+        that the server does not see single updates.
+      measure_clients: whether the factory counts zeroed, clipped and non-finite
+        updates and releases the counts without noise.
     """
     self.guarantee = guarantee
     self.l2_norm_clip = clips.norm(l2_norm_clip)
     self.noise = placement
     self.lattice: Optional[noise.Lattice] = None
     self.z_stddev: Optional[float] = None
-    self._bounds = l2_norm_clip, *zeroing
-    self._clients_per_round = clients_per_round
-    self._sums = sums
+    self._make_query = make_query
+    self._adapts = isinstance(l2_norm_clip, clips.AdaptiveClip)
+    self._secure_sum, self._measure_clients = secure_sum, measure_clients
     self.query: Optional[query_lib.CorrelatedNoiseQuery] = None
 
   def close(self) -> None:
@@ -181,7 +167,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     # before. Without a state, each round would be clipped to the first clip,
     # and the ledger would lack the releases of clips. Such clips are refused.
     # Guard: federated_mean_test.test_clip_that_adapts_is_refused.
-    if isinstance(self._bounds[0], clips.AdaptiveClip):
+    if self._adapts:
       raise errors.value_error(
         'l2_norm_clip=AdaptiveClip: has its clip in the state of an aggregator '
         'process; use run.aggregator.create(value_type), or a constant clip'
@@ -248,8 +234,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         updates, cohort and noise are incompatible; or the factory has
         `secure_sum` or `measure_clients`, which need single updates.
     """
-    if self._sums.secure or self._sums.measured:
-      name = 'secure_sum' if self._sums.secure else 'measure_clients'
+    if self._secure_sum or self._measure_clients:
+      name = 'secure_sum' if self._secure_sum else 'measure_clients'
       raise errors.value_error(
         f'{name}=True: is for updates of single clients; leave it out for sums '
         'over groups'
@@ -273,16 +259,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         'create=called twice: an aggregator serves one run; call dp_aggregator '
         'for every learning process'
       )
-    self.query = query = query_lib.CorrelatedNoiseQuery(
-      self.guarantee,
-      specs,
-      self._bounds,
-      self._clients_per_round,
-      largest_cohort=self._sums.largest_cohort,
-      noise_from=self.noise,
-      secure_sum=self._sums.secure,
-      sums=sums,
-    )
+    self.query = query = self._make_query(record_specs=specs, sums=sums)
     self.lattice = query.lattice
     self.z_stddev = query.z_stddev
     record_type = value_type
@@ -290,7 +267,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       record_type = tff.tensorflow.computation(
         lambda: (query.initial_sample_state()[0], tf.constant(0, tf.int32))
       ).type_signature.result
-    return query.clip, *_process(query, record_type, self._sums)
+    return query.clip, *_process(
+      query, record_type, self._secure_sum, self._measure_clients
+    )
 
 
 def skip_round(
@@ -319,18 +298,20 @@ def skip_round(
 def _process(
   query: query_lib.CorrelatedNoiseQuery,
   record_type: tff.Type,
-  sums: Sums,
+  secure_sum: bool,
+  measure_clients: bool,
 ) -> tuple[tff.Computation, tff.templates.AggregationProcess]:
   """Returns the computation of the clipping's scales, and the query's process.
 
   Args:
     query: query of the run.
     record_type: type of a record: an update, or (sum, number of clients).
-    sums: options for sums and measurements.
+    secure_sum: whether secure aggregation computes the sum of a round.
+    measure_clients: whether to measure counts of clients without noise.
   """
   summed: tff.aggregators.UnweightedAggregationFactory
   summed = tff.aggregators.SumFactory()
-  if sums.secure:
+  if secure_sum:
     # Every clipped record is within these bounds, so they change no record.
     summed = tff.aggregators.SecureSumFactory(
       query.lattice.clip_steps, -query.lattice.clip_steps
@@ -373,7 +354,7 @@ def _process(
     # They are computed only if the caller asks for them (`measure_clients`).
     # Guards: aggregator_options_test.test_only_what_is_free_is_measured and
     # test_update_above_the_zeroing_norm_counts_as_zero.
-    if sums.measured:
+    if measure_clients:
       describe = tff.tensorflow.computation(
         lambda scale, update: query.clip.describe(update, *scale),
         (scales.type_signature.result, record_type),
@@ -523,11 +504,16 @@ def dp_aggregator(
       f'measure_clients={measure_clients}: would reveal each client to the '
       'server, in spite of secure_sum; leave one of them out'
     )
+  guarantee = accounting.Guarantee(strategy, participation, noise_multiplier)
+  make_query = functools.partial(
+    query_lib.CorrelatedNoiseQuery,
+    guarantee,
+    bounds=(l2_norm_clip, zeroing_norm, zeroing_norm_order),
+    clients_per_round=clients_per_round,
+    largest_cohort=largest_cohort,
+    noise_from=placement,
+    secure_sum=secure_sum,
+  )
   return CorrelatedNoiseFactory(
-    accounting.Guarantee(strategy, participation, noise_multiplier),
-    clients_per_round,
-    l2_norm_clip,
-    (zeroing_norm, zeroing_norm_order),
-    placement,
-    Sums(largest_cohort, secure_sum, measure_clients),
+    make_query, guarantee, l2_norm_clip, placement, secure_sum, measure_clients
   )

@@ -130,7 +130,7 @@ def released(
       known = generator.normal(size=dimension)
       known *= 0.5 * clip / np.linalg.norm(known)
       known = known.astype(np.float32)
-      sent = clip * np.float32(signs[t]) * updates if t in signs else ()
+      sent = list(clip * np.float32(signs[t]) * updates) if t in signs else []
       mean, next_clip = next_round(t, [known, *sent])
       sums[t] = _CLIENTS_PER_ROUND * mean.astype(np.float64) - known
       sums[t] /= clip

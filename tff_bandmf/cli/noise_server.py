@@ -125,8 +125,7 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
   the same command is given again, it continues after the last used round.
   """
   strategy, _ = output.load(file)
-  with contextlib.ExitStack() as stack:
-    stop = stack.enter_context(_stopped_by_signals())
+  with _stopped_by_signals() as stop:
     recursion = strategy.recursion()
     # PRIVACY: The tape holds noise as numbers of lattice steps. If a lattice
     # step were smaller in training than in the server, training would add too
@@ -164,49 +163,43 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
       else pathlib.Path(directory)
     )
     coordinates = stream.shard(parameters, index - 1, shards)
+    use = key_use.KeyUse(pathlib.Path(key_file), tape_id, coordinates, folder)
+    with contextlib.closing(use):
 
-    use = stack.enter_context(
-      contextlib.closing(
-        key_use.KeyUse(pathlib.Path(key_file), tape_id, coordinates, folder)
+      def begin():
+        use.record()
+        defined.in_file(folder / tape_folder.DEFINITION, make=True)
+
+      tape = tape_lib.Tape(
+        folder,
+        stream.Stream(
+          recursion,
+          z_steps,
+          parameters,
+          key,
+          stream.Memory(flags['max_memory_bytes'], flags['memory_copies']),
+          coordinates,
+          flags['devices'],
+          flags['backend'],
+        ),
+        start_round=flags['start_round'],
+        ahead_bytes=flags['ahead_bytes'],
+        resume=True,
+        # PRIVACY: If a server died with noise on disk and no record of its
+        # folder, a new server with the same key could make the same noise in
+        # another folder, for other sums. The record is written before noise.
+        # Guard: noise_server_test.test_key_is_recorded_before_noise_is_made.
+        before_noise=begin,
       )
-    )
-
-    def begin():
-      use.record()
-      defined.in_file(folder / tape_folder.DEFINITION, make=True)
-
-    tape = stack.enter_context(
-      contextlib.closing(
-        tape_lib.Tape(
-          folder,
-          stream.Stream(
-            recursion,
-            z_steps,
-            parameters,
-            key,
-            stream.Memory(flags['max_memory_bytes'], flags['memory_copies']),
-            coordinates,
-            flags['devices'],
-            flags['backend'],
-          ),
-          start_round=flags['start_round'],
-          ahead_bytes=flags['ahead_bytes'],
-          resume=True,
-          # PRIVACY: If a server died with noise on disk and no record of its
-          # folder, a new server with the same key could make the same noise in
-          # another folder, for other sums. The record is written before noise.
-          # Guard: noise_server_test.test_key_is_recorded_before_noise_is_made.
-          before_noise=begin,
+      with contextlib.closing(tape):
+        output.show(
+          {
+            'directory': str(tape.directory),
+            'start_round': tape.start_round,
+            **msgspec.structs.asdict(tape.description),
+          }
         )
-      )
-    )
-    record = {
-      'directory': str(tape.directory),
-      'start_round': tape.start_round,
-      **msgspec.structs.asdict(tape.description),
-    }
-    output.show(record)
-    _wait(tape, stop)
+        _wait(tape, stop)
 
 
 @contextlib.contextmanager
@@ -230,8 +223,7 @@ def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
   Raises:
     RuntimeError: the thread that writes the tape failed.
   """
-  shown = ''
-  last_warning = None
+  shown, last_warning = '', None
   reached, since = tape.reached, time.monotonic()
   while not stop.wait(_PROGRESS_SECONDS) and tape.error is None:
     line = (

@@ -320,6 +320,10 @@ class Participants:
     return self.schema(stored)
 
 
+# Maps a value that `combined` makes to the names of its flags.
+COMBINED: dict[str, tuple[str, ...]] = {}
+
+
 def combined(
   names: Iterable[str], name: str, make: Callable[..., Any]
 ) -> Callable[[Callable], Callable]:
@@ -330,12 +334,13 @@ def combined(
     name: name of the value.
     make: function that takes the flags by name and returns the value.
   """
+  flags = COMBINED[name] = tuple(names)
 
   def add(command):
     @functools.wraps(command)
-    def wrapped(**flags):
-      values = {each: flags.pop(each) for each in names}
-      return command(**flags, **{name: make(**values)})
+    def wrapped(**values):
+      given = {each: values.pop(each) for each in flags}
+      return command(**values, **{name: make(**given)})
 
     return wrapped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any, Optional
 
@@ -9,23 +10,16 @@ import attrs
 import click
 import numpy as np
 
-from tff_bandmf import errors, participation, sensitivity, strategies, workloads
+from tff_bandmf import errors, participation, sensitivity, strategies
 from tff_bandmf.cli import options, output
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import plan as plan_lib
 
 # Arguments of a plan, and the flags that give each.
 _FLAGS = {
-  'cohorts': (
-    *('participation', 'min_sep', 'max_participations', 'apart', 'horizon'),
-    *('amplification', 'sampling_prob'),
-  ),
-  'mechanism': ('mechanism', *strategies.PARAMETERS),
-  'l2_norm_clip': (
-    'l2_norm_clip',
-    *(f'clip_{name}' for name in options.ADAPTIVE_CLIP),
-  ),
-  'workload': ('workload', *workloads.PARAMETERS),
+  **options.COMBINED,
+  'cohorts': (*options.COMBINED['who'], 'amplification', 'sampling_prob'),
+  'mechanism': ('mechanism', *options.COMBINED['parameters']),
 }
 
 
@@ -177,13 +171,14 @@ def plan(
     planned.check_population(population, 'population')
   if planned.epsilon is not None and planned.delta is not None:
     output.warn_of_weak(planned.epsilon, planned.delta)
-  compared = None if arrivals is None else _compared(planned, arrivals, columns)
+  compared = {}
+  if arrivals is not None:
+    compared['arrivals'] = _compared(planned, arrivals, columns)
   if out is not None:
     planned.save(out)
   if output.as_json():
-    arrived = {} if compared is None else {'arrivals': compared}
     output.show_result(
-      {**planned.to_dict(), 'population': population, **arrived}
+      {**planned.to_dict(), 'population': population, **compared}
     )
   else:
     with output.progress('looking at worse cohorts'):
@@ -191,7 +186,7 @@ def plan(
     click.echo(text)
     if planned.result.for_sampling:
       click.echo('C is optimised for the noise of sampled cohorts')
-    for name, counts in (compared or {}).items():
+    for name, counts in compared.get('arrivals', {}).items():
       click.echo(
         f'arrivals by {name}: {counts["clients"]} clients took part '
         f'{counts["participations"]} times; {counts["short"]} of '
@@ -258,12 +253,14 @@ def _compared(
     budget = participation.Budget(schema.min_sep, schema.max_participations)
   _, by_budget = sensitivity.budget.for_horizon(budget, plan.planned_strategy)
   return {
-    rule.name: arrivals_lib.admission_counts(
-      np.concatenate([rounds for rounds, _ in parts]),
-      np.concatenate([clients for _, clients in parts]),
-      rule.schema,
-      planned_rounds=plan.rounds,
-      cohort_size=plan.clients_per_round,
-    ).to_dict()
+    rule.name: dataclasses.asdict(
+      arrivals_lib.admission_counts(
+        np.concatenate([rounds for rounds, _ in parts]),
+        np.concatenate([clients for _, clients in parts]),
+        rule.schema,
+        planned_rounds=plan.rounds,
+        cohort_size=plan.clients_per_round,
+      )
+    )
     for rule in (schema.reference_schema, by_budget)
   }

@@ -8,7 +8,6 @@ schema admits, until the cohort is full.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -35,10 +34,6 @@ class AdmissionCounts:
   rounds: int
   short: int
   turned_away: int
-
-  def to_dict(self) -> dict[str, Any]:
-    """Returns the counts as a JSON object."""
-    return dataclasses.asdict(self)
 
 
 def admission_counts(

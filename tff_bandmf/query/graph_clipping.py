@@ -139,14 +139,11 @@ class GraphClipping(clip_bounds.Bounds):
     not cover a release of them.
     """
     finite, above, scales = self._judge(*self._vectors(record), scale)
-    below = finite & ~above
+    clipped = finite & ~above & tf.reduce_any(scales < 1.0)
     return collections.OrderedDict(
-      (name, tf.cast(flag, tf.int32))
-      for name, flag in [
-        ('non_finite_count', ~finite),
-        ('zeroed_count', finite & above),
-        ('clipped_count', below & tf.reduce_any(scales < 1.0)),
-      ]
+      non_finite_count=tf.cast(~finite, tf.int32),
+      zeroed_count=tf.cast(finite & above, tf.int32),
+      clipped_count=tf.cast(clipped, tf.int32),
     )
 
   def _judge(
@@ -211,8 +208,7 @@ def _sums_of_squares(leaves: list[tf.Tensor]) -> tf.Tensor:
   """Returns |x|^2 of each leaf x, with the bits of `summation.of_squares`.
 
   Leaves of equally many rows are folded to one row side by side. The rows of
-  all leaves are then folded below each other: a narrow row joins the wider ones
-  once they are folded to its width.
+  all leaves are then folded below each other.
 
   Args:
     leaves: [size] float vectors, of static sizes.
@@ -220,26 +216,17 @@ def _sums_of_squares(leaves: list[tf.Tensor]) -> tf.Tensor:
   Returns:
     [leaves] float64.
   """
-  classes: dict[int, dict[int, list[int]]] = {}
-  for i, leaf in enumerate(leaves):
-    rows, width = summation.rows_of(leaf.shape[0])
-    row = width + summation.padding(width)
-    classes.setdefault(row, {}).setdefault(rows, []).append(i)
-  order: list[int] = []
-  parts: list[tf.Tensor] = []
-  width = max(classes)
-  # One operation for all halvings.
-  last = tf.constant(1)
-  while width:
-    for rows, members in classes.get(width, {}).items():
-      order += members
-      parts.append(_last_rows([leaves[i] for i in members], rows, width))
-    if len(parts) > 1:
-      parts = [tf.concat(parts, 0)]
-    if width > 1:
-      parts = [_halved(parts[0], last)]
-    width //= 2
-  return tf.gather(parts[0][:, 0], np.argsort(order))
+  shapes = [summation.rows_of(leaf.shape[0]) for leaf in leaves]
+  width = max(width for _, width in shapes)
+  members: dict[int, list[int]] = {}
+  for i, (rows, _) in enumerate(shapes):
+    members.setdefault(rows, []).append(i)
+  parts = [
+    _last_rows([leaves[i] for i in some], rows, width)
+    for rows, some in members.items()
+  ]
+  sums = _folded(tf.concat(parts, 0))
+  return tf.gather(sums, np.argsort(sum(members.values(), [])))
 
 
 def _last_rows(leaves: list[tf.Tensor], rows: int, width: int) -> tf.Tensor:
@@ -259,7 +246,9 @@ def _last_rows(leaves: list[tf.Tensor], rows: int, width: int) -> tf.Tensor:
   ]
   if rows > 1:
     leaves = [
-      tf.reshape(_padded(leaf, rows * length), [rows, length])
+      tf.reshape(
+        tf.pad(leaf, [[0, rows * length - leaf.shape[0]]]), [rows, length]
+      )
       for leaf, length in zip(leaves, lengths)
     ]
   values = _joined(leaves, -1)
@@ -301,9 +290,3 @@ def _folded(x: tf.Tensor) -> tf.Tensor:
   while x.shape[1] > 1:
     x = _halved(x, last)
   return x[:, 0]
-
-
-def _padded(x: tf.Tensor, size: int) -> tf.Tensor:
-  """Returns a vector, padded with zeros to `size` entries."""
-  zeros = size - x.shape[0]
-  return tf.pad(x, [[0, zeros]]) if zeros else x

@@ -42,7 +42,7 @@ def _imported() -> tuple[types_lib.ModuleType, ...]:
     if packages and hasattr(packages[0], 'federated_computation'):
       break
   if not packages:
-    raise errors.needs_tff(__name__) from reason
+    raise errors.needs('tensorflow_federated', __name__) from reason
   return tuple(packages)
 
 
@@ -74,7 +74,7 @@ class _Names:
       getattr(each, name) for each in self._modules if hasattr(each, name)
     )
     if not values and not _HAS_TFF:
-      raise errors.needs_tff(f'tff.{path}')
+      raise errors.needs('tensorflow_federated', f'tff.{path}')
     if not values:
       raise AttributeError(f'TFF has no name tff.{path}')
     if _IS_OLD or not isinstance(values[0], types_lib.ModuleType):
@@ -96,7 +96,7 @@ def folder() -> pathlib.Path:
   """Returns the folder of the installed TFF."""
   path = _PACKAGES[0].__file__
   if not _HAS_TFF or path is None:
-    raise errors.needs_tff('a worker')
+    raise errors.needs('tensorflow_federated', 'a worker')
   return pathlib.Path(path).parent
 
 

@@ -13,6 +13,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
 import os
 import signal
 import socket
@@ -31,7 +32,7 @@ try:
   import grpc
   import portpicker
 except ImportError as error:
-  raise errors.needs_tff(__name__) from error
+  raise errors.needs('tensorflow_federated', __name__) from error
 
 _PR_SET_PDEATHSIG = 1
 # Load the library at import: nothing should be loaded between fork and exec.
@@ -214,26 +215,21 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
       raise
 
 
+@dataclasses.dataclass(eq=False)
 class _Link:
   """The connection of a context to its worker.
 
   A worker that exceeds the time limit is given up: it gets no further work.
   """
 
-  def __init__(
-    self,
-    address: str,
-    check: Callable[[], None],
-    wait_policy: timeouts.WaitPolicy,
-    name: str,
-    channel: grpc.Channel,
-  ):
-    self._address = address
-    self._check_worker = check
-    self._wait_policy = wait_policy
-    self._name = name
-    self._channel = channel
-    self._stub = _stub(channel)
+  address: str
+  check_worker: Callable[[], None]
+  wait_policy: timeouts.WaitPolicy
+  name: str
+  channel: grpc.Channel
+
+  def __post_init__(self):
+    self._stub = _stub(self.channel)
     self._why: Optional[str] = None
 
   @property
@@ -244,7 +240,7 @@ class _Link:
   def executor(self, cardinalities) -> tff.framework.RemoteExecutor:
     """Returns an executor on the worker; raises if the worker is gone."""
     self._check()
-    self._check_worker()
+    self.check_worker()
     remote = tff.framework.RemoteExecutor(self._stub, dispose_batch_size=1)
     # `initialize` has no clients, so TFF gives no number of clients for it.
     remote.set_cardinalities({tff.CLIENTS: 0, **cardinalities})
@@ -261,7 +257,7 @@ class _Link:
     """
     self._check()
     try:
-      with self._wait_policy.waiting(self._describe, self._give_up):
+      with self.wait_policy.waiting(self._describe, self._give_up):
         yield
     except Exception as error:
       if self._why is not None:
@@ -278,11 +274,11 @@ class _Link:
   def _describe(self) -> str:
     status = (
       'which answers, so it may just be busy'
-      if answers(self._address)
+      if answers(self.address)
       else 'which does not answer: it is stopped (kill -CONT continues it) or '
       'hangs (kill ends it)'
     )
-    return f'{self._name}, {status}'
+    return f'{self.name}, {status}'
 
   def _give_up(self, why: str) -> None:
     self._why = why
@@ -290,7 +286,7 @@ class _Link:
     # that cleanup does not wait for the worker.
     self._stub.dispose = self._stub.dispose_executor = lambda _: None
     # A closed channel ends every call that waits for the worker, with an error.
-    self._channel.close()
+    self.channel.close()
 
   def arguments(self) -> dict[str, object]:
     """Returns the arguments for the constructor of a TFF context."""
