@@ -177,7 +177,13 @@ def test_scale_stays_finite():
   for released in (2**31 - 1, -(2**31)):
     clip = state.clip
     for _ in range(3):
-      clip = query._adapted(clip, tf.constant(released), tf.constant(0))
+      clip = query.clip.adapted(
+        clip['l2_norm_clip'],
+        tf.constant(released, tf.float64),
+        1e-3,
+        0,
+        tf.clip_by_value,
+      )
       scale = clip['l2_norm_clip'] / 0.5
       assert 2.0**-64 <= scale <= 2.0**64
       for size in (0.0, 1.0, 1e30):

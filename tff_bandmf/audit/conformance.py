@@ -206,10 +206,9 @@ class Runs:
     for pair in self.others:
       sums, deviations = pair.mean_sums()
       for name, total in sums.items():
-        groups = [
+        i, group = next(
           (i, each) for i, each in enumerate(self.noisy[name]) if each.measured
-        ]
-        i, group = groups[0]
+        )
         by_layer = self.subject.direction(group, i)
         value = float(np.linalg.norm(by_layer @ total)) / group.clients
         error = self._reach() * deviations[name] / group.clients
@@ -730,29 +729,29 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
       )
     updates, _ = subject.cohort(next(iter(cohort.values())), run.like)
     total = subject.total(updates)
-    others = _other_sums(updates)
+    other_sums = _other_sums(updates)
     replays = {
       'the same sum: once more': updates,
       'the same sum: other order of clients': updates[::-1],
-      **others,
-      'another sum: after refusals': others['another sum: the opposite'],
+      **other_sums,
+      'another sum: after refusals': other_sums['another sum: the opposite'],
     }
-    # Names of replays that released another mean, refused replays.
-    released, refused = [], []
-    left, tried = math.nan, []
+    # Names of replays: with any release, with another mean, and refused.
+    answered, released, refused = [], [], []
+    # Standard deviations of the noise in differences.
+    left: list[float] = []
     firsts: list[tuple[object, np.ndarray]] = []
 
     def again(t, name, sent):
-      nonlocal left
       state, first = firsts[t]
       run.state = copy.deepcopy(state)
       name += f' in round {t}'
-      tried.append(name)
       try:
         mean = run.round(sent)
       except aggregators.Refusal:
         refused.append(name)
         return
+      answered.append(name)
       if np.array_equal(mean, first, equal_nan=True):
         return
       # PRIVACY: A second sum with new noise spends the privacy of the round a
@@ -762,7 +761,7 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
       noise = statement.sum_per_mean * (mean - first)
       noise -= subject.total(sent) - total
       stddev = math.sqrt(2) * statement.z_stddev / float(statement.matrix[t, t])
-      left = float(np.fmin(left, np.sqrt(np.mean(noise**2)) / stddev))
+      left.append(np.sqrt(np.mean(noise**2)) / stddev)
 
     for t in range(min(3, len(statement.matrix))):
       state = copy.deepcopy(run.state)
@@ -781,19 +780,16 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
         again(t, name, sent)
       run.state = following
     for t in range(len(firsts)):
-      again(t, 'another sum: later', others['another sum: the opposite'])
-  if released:
-    unit += f'released too: {"; ".join(released)}'
-  else:
-    unit += 'no other release'
+      again(t, 'another sum: later', other_sums['another sum: the opposite'])
+  others = f'released too: {"; ".join(released)}'
   return answers_lib.Answer(
     'replay',
     answers_lib.verdict(bool(released), True),
-    left,
+    float(np.fmin.reduce(left, initial=math.nan)),
     0.0,
     0.0,
-    unit,
+    unit + (others if released else 'no other release'),
     0.0,
-    tuple(name for name in tried if name not in refused),
+    tuple(answered),
     tuple(refused),
   )

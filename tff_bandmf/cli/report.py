@@ -103,7 +103,9 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'several runs, the current folder]',
 )
 @options.as_json
-def report(run_dirs, what_if, plan, log, notes, releases, columns, **more):
+def report(
+  run_dirs, what_if, plan, log, notes, releases, columns, out, **kinds
+):
   """Writes the privacy report of a run into its directory.
 
   With --plan, the report is on training that ran without tff_bandmf.Run: on the
@@ -117,16 +119,7 @@ def report(run_dirs, what_if, plan, log, notes, releases, columns, **more):
   from tff_bandmf import report as report_lib
   from tff_bandmf.report import participation_log
 
-  out = more.pop('out')
-  elsewhere = {'plan': plan, 'log': log, 'note': notes or None}
-  kinds = {name: more.pop(name) for name in ('public', 'registry', 'card')}
-  public = kinds['public']
-  _check(run_dirs, elsewhere, public)
-  for name, value in kinds.items():
-    if value and not public:
-      raise errors.value_error(
-        f'{name}={value}: is made from the public report; give --public too'
-      )
+  _check(run_dirs, {'plan': plan, 'log': log, 'note': notes or None}, kinds)
   if what_if is not None:
     if len(run_dirs) != 1:
       raise errors.value_error(
@@ -150,18 +143,18 @@ def report(run_dirs, what_if, plan, log, notes, releases, columns, **more):
       output.warn(source.alike)
   folder = pathlib.Path(out or (run_dirs[0] if len(run_dirs) == 1 else '.'))
   broken = report_lib.BROKEN * any(source.claim.violated for source in sources)
-  if public:
+  if kinds['public']:
     published = report_lib.publish(sources, notes if run_dirs else None)
     line = f'{broken}epsilon {published.content["epsilon"]}'
-    others = {}
+    texts = {}
     if kinds['registry']:
       entry = report_lib.record(published.content, sources[-1].run.data)
       line += f'; a record of tier {entry["tier"]}'
-      others[report_lib.REGISTRY_FILE] = report_lib.to_yaml(entry)
+      texts[report_lib.REGISTRY_FILE] = report_lib.to_yaml(entry)
     if kinds['card']:
-      others[report_lib.CARD_FILE] = report_lib.card(published.content)
+      texts[report_lib.CARD_FILE] = report_lib.card(published.content)
     written, name = published.write(folder), report_lib.PUBLIC_FILE
-    for file, text in others.items():
+    for file, text in texts.items():
       _files.write(folder / file, text.encode())
   else:
     written = report_lib.from_source(sources[0]).write(folder)
@@ -182,14 +175,18 @@ def report(run_dirs, what_if, plan, log, notes, releases, columns, **more):
 
 
 def _check(
-  run_dirs: tuple[str, ...], elsewhere: dict[str, object], public: bool
+  run_dirs: tuple[str, ...],
+  elsewhere: dict[str, object],
+  kinds: dict[str, bool],
 ) -> None:
   """Raises ValueError if the arguments do not go together.
 
   A report is on runs or on a plan, not both. Only a public report may have
   several runs. `elsewhere` maps plan, log and note to the values of these
-  options. RUN_DIR allows none of them, except notes of a public report.
+  options. RUN_DIR allows none of them, except notes of a public report. `kinds`
+  maps public, registry and card to their switches.
   """
+  public = kinds['public']
   if len(run_dirs) > 1 and not public:
     raise errors.value_error(
       f'run_dir={run_dirs[1]}: is one too many, since only a public report '
@@ -201,10 +198,14 @@ def _check(
         'plan=None: a report needs a run or a plan; give RUN_DIR, or --plan '
         'FILE [--log FILE]'
       )
-    return
-  for name, value in elsewhere.items():
+  for name, value in elsewhere.items() if run_dirs else ():
     if value is not None and not (public and name == 'note'):
       raise errors.value_error(
         f'{name}={value}: is for training that ran elsewhere, but RUN_DIR is a '
         'run; leave it out; the program of a run gives notes by run.note'
+      )
+  for name, value in kinds.items():
+    if value and not public:
+      raise errors.value_error(
+        f'{name}={value}: is made from the public report; give --public too'
       )

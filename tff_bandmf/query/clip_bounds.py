@@ -296,35 +296,41 @@ class Bounds:
     """S_0, the adaptive clip of the first round, without the indicator."""
     return clips_lib.norm(self.clips[:-1])
 
-  def fraction(self, released: Any, clients_per_round: float) -> Any:
-    """Returns the share of updates below the clip of a round, with noise.
-
-    Args:
-      released: float64, number or scalar tensor: the released sum of
-        indicators, in steps.
-      clients_per_round: divisor of the mean, > 0.
-    """
-    return 0.5 + (0.5 / (self.indicator_steps * clients_per_round)) * released
-
-  def next_clip(
+  def adapted(
     self,
     last: Any,
     released: Any,
     clients_per_round: float,
+    t: Any,
     clip: Callable[..., Any] = np.clip,
-  ) -> Any:
-    """Returns S_{t+1}, see `clips.AdaptiveClip.next_clip`.
+    where: Callable[..., Any] = np.where,
+  ) -> dict[str, Any]:
+    """Returns what round t releases about an adaptive clip.
 
     Args:
       last: S_t, float64, number or scalar tensor.
       released: float64, number or scalar tensor: the released sum of indicators
         of round t, in steps.
       clients_per_round: divisor of the mean, > 0.
-      clip: function (value, lower bound, upper bound).
+      t: index of the round, number or scalar tensor.
+      clip: function (value, lower bound, upper bound) of NumPy or TensorFlow.
+      where: function (condition, value, other value) of NumPy or TensorFlow.
+
+    Returns:
+      `l2_norm_clip`, S_{t+1}, see `clips.AdaptiveClip.next_clip`; and
+      `fraction`, the share of updates below S_t, with noise.
     """
     assert self.adaptive is not None
     most = 2.0 * self.indicator_steps * clients_per_round
-    return self.adaptive.next_clip(last, released, most, self.initial, clip)
+    following = self.adaptive.next_clip(
+      last, released, most, self.initial, clip
+    )
+    if self.adaptive.until is not None:
+      following = where(t < self.adaptive.until, following, last)
+    return {
+      'l2_norm_clip': following,
+      'fraction': 0.5 + (1.0 / most) * released,
+    }
 
   def scale(self, l2_norm_clip: Any, maximum: Callable[..., Any] = max) -> Any:
     """Returns the scale of a round, S_t / S_0.

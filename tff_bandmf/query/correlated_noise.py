@@ -358,33 +358,19 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       # without noise, it would reveal updates. It is computed from the released
       # sum of indicators, which has noise.
       # Guard: adaptive_clip_test.test_clip_follows_what_is_released.
-      clip = self._adapted(global_state.clip, released[-1], t)
+      clip = global_state.clip
+      if self.clip.adaptive is not None:
+        clip = collections.OrderedDict(
+          self.clip.adapted(
+            clip['l2_norm_clip'],
+            tf.cast(released[-1], tf.float64),
+            self._clients_per_round,
+            t,
+            tf.clip_by_value,
+            tf.where,
+          )
+        )
       return released, QueryState(t + 1, noise_state, clip)
-
-  def _adapted(
-    self, clip: graph_clipping.Tensors, released: tf.Tensor, t: tf.Tensor
-  ) -> graph_clipping.Tensors:
-    """Returns the next clip, given the noisy sum of indicators of round t.
-
-    Args:
-      clip: clip part of the state of round t.
-      released: scalar, sum of the indicators of round t with noise, in steps.
-      t: scalar int64, index of the round.
-    """
-    adaptive = self.clip.adaptive
-    if adaptive is None:
-      return clip
-    steps = tf.cast(released, tf.float64)
-    last = clip['l2_norm_clip']
-    following = self.clip.next_clip(
-      last, steps, self._clients_per_round, tf.clip_by_value
-    )
-    if adaptive.until is not None:
-      following = tf.where(t < adaptive.until, following, last)
-    return collections.OrderedDict(
-      l2_norm_clip=following,
-      fraction=self.clip.fraction(steps, self._clients_per_round),
-    )
 
   def derive_metrics(self, global_state: QueryState) -> graph_clipping.Tensors:
     """Returns metrics that depend on no record, so they cost no privacy."""

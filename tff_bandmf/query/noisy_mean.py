@@ -161,15 +161,8 @@ class NoisyMean:
       # sum of indicators, which has noise.
       # Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
       steps = float(total[-1])
-      until = self.clip.adaptive.until
-      released = {
-        'l2_norm_clip': float(
-          self.clip.next_clip(last, steps, self._clients_per_round)
-          if until is None or t < until
-          else last
-        ),
-        'fraction': self.clip.fraction(steps, self._clients_per_round),
-      }
+      adapted = self.clip.adapted(last, steps, self._clients_per_round, t)
+      released = {name: float(value) for name, value in adapted.items()}
     unit = self.clip.step / self._clients_per_round * scale
     return Release(self._mean(total, unit), released)
 
