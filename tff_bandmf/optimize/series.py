@@ -88,9 +88,7 @@ def divide_back(
 
 def reciprocal(coefficients: np.ndarray, terms: int) -> np.ndarray:
   """Returns the first terms of 1 / `coefficients`, [terms] float64."""
-  impulse = np.zeros(terms)
-  impulse[:1] = 1.0
-  return divide(impulse, coefficients)
+  return divide(np.eye(1, terms)[0], coefficients)
 
 
 def reciprocal_back(

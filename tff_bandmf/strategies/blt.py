@@ -112,9 +112,8 @@ class Blt(toeplitz.Toeplitz):
     return BltBuffers(self, rounds, norms)
 
   def column(self, terms: int) -> np.ndarray:
-    powers = np.zeros(max(terms - 1, 0))
-    impulse = np.zeros_like(powers)
-    impulse[:1] = 1.0
+    impulse = np.eye(1, max(terms - 1, 0))[0]
+    powers = np.zeros_like(impulse)
     for omega, theta in zip(self.omega, self.theta):
       powers += omega * scipy.signal.lfilter([1.0], [1.0, -theta], impulse)
     return np.concatenate([[1.0], powers])[:terms]

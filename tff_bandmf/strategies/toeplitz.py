@@ -389,8 +389,7 @@ def _rows(series: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 def _series(top: np.ndarray, bottom: np.ndarray, terms: int) -> np.ndarray:
   """Returns the first coefficients of top(x) / bottom(x), [terms]."""
-  impulse = np.zeros(terms)
-  impulse[:1] = 1.0
+  impulse = np.eye(1, terms)[0]
   if len(bottom) > 1:
     return scipy.signal.lfilter(top, bottom, impulse)
   impulse[: len(top)] = top[:terms] / bottom
