@@ -10,7 +10,8 @@ import true_deltas
 from hypothesis import strategies as st
 
 from tff_bandmf import accounting, participation, strategies
-from tff_bandmf.accounting.methods import monte_carlo, stops
+from tff_bandmf.accounting.methods import monte_carlo
+from tff_bandmf.accounting.methods import stop_probability as stops
 
 _SCHEMA = participation.MinSep(4)
 _SAMPLES = monte_carlo.Samples(2000)

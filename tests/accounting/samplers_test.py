@@ -17,7 +17,7 @@ import scipy.stats
 
 from tff_bandmf import accounting
 from tff_bandmf.accounting.kinds import b_min_sep, samplers
-from tff_bandmf.accounting.methods import stops
+from tff_bandmf.accounting.methods import stop_probability as stops
 from tff_bandmf.noise import generator, key
 
 _FALSE_ALARM = 1e-6

@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 
 from tff_bandmf import accounting, participation, strategies
-from tff_bandmf.accounting.methods import stops
+from tff_bandmf.accounting.methods import stop_probability as stops
 
 _STRATEGY = strategies.BandedToeplitz(2052, [1.0, 1 / 3, 1 / 7])
 _SCHEMA = participation.MinSep(342)

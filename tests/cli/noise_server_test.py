@@ -29,7 +29,7 @@ from tff_bandmf.noise import key_use, placements
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import served as served_tape
+from tff_bandmf.noise.tape import noise_server_tape as served_tape
 from tff_bandmf.noise.tape import writer as tape_lib
 
 pytestmark = pytest.mark.slow

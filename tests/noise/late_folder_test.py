@@ -16,7 +16,7 @@ import tapes
 from tff_bandmf import noise
 from tff_bandmf.noise import placements
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import served as served_tape
+from tff_bandmf.noise.tape import noise_server_tape as served_tape
 
 _LOCKS = ('lock', 'reader')
 

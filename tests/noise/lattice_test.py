@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import strategies
-from tff_bandmf.accounting.methods import stops
+from tff_bandmf.accounting.methods import stop_probability as stops
 from tff_bandmf.noise import lattice
 
 _BANDED = strategies.BandedToeplitz(200, [1.0, 0.6, 0.4]).recursion()

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tff_bandmf.accounting.methods import stops
+from tff_bandmf.accounting.methods import stop_probability as stops
 from tff_bandmf.noise import self_test
 
 _Z_STEPS = 1000.0

@@ -10,7 +10,7 @@ import tapes
 from tff_bandmf import noise, strategies
 from tff_bandmf.noise import placements
 from tff_bandmf.noise.producer import stream
-from tff_bandmf.noise.tape import served as served_tape
+from tff_bandmf.noise.tape import noise_server_tape as served_tape
 
 _ROUNDS = 30
 _DIMENSION = 100

@@ -6,8 +6,8 @@ import scipy.stats
 import tensorflow as tf
 
 from tff_bandmf import noise, strategies
+from tff_bandmf.noise import graph_noise_source as source_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.noise import source as source_lib
 
 _ROUNDS = 24
 _KEY = noise.Key.from_seed(11)

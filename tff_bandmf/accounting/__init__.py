@@ -6,7 +6,7 @@ from tff_bandmf.accounting.guarantee import Guarantee
 from tff_bandmf.accounting.kinds.b_min_sep_cohorts import BMinSep
 from tff_bandmf.accounting.kinds.balls_in_bins_cohorts import BallsInBins
 from tff_bandmf.accounting.kinds.cyclic_poisson_cohorts import CyclicPoisson
-from tff_bandmf.accounting.kinds.kinds import (
+from tff_bandmf.accounting.kinds.known_kinds import (
   KINDS,
   from_dict,
   from_flags,

@@ -30,13 +30,13 @@ from typing import Any, Optional, Protocol, Union
 
 from tff_bandmf import _files, errors
 from tff_bandmf.accounting import guarantee
-from tff_bandmf.accounting.kinds import kinds, poisson, releases
+from tff_bandmf.accounting.kinds import known_kinds, poisson, releases
 from tff_bandmf.accounting.methods import (
   accountants,
   gaussian,
   monte_carlo,
-  stops,
 )
+from tff_bandmf.accounting.methods import stop_probability as stops
 
 EXACT = 'exact'
 CONVOLVED = 'losses convolved, rounded up'
@@ -284,7 +284,7 @@ def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
 
 def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
   """Returns the guarantee that holds for every possible draw of cohorts."""
-  sampled = kinds.sampled(run.cohorts)
+  sampled = known_kinds.sampled(run.cohorts)
   return run if sampled is None else run.for_cohorts(sampled.worst_case_schema)
 
 

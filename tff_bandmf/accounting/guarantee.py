@@ -11,7 +11,7 @@ import attrs
 from tff_bandmf import _checks, _files, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting.kinds import kinds, logged_cohorts
+from tff_bandmf.accounting.kinds import known_kinds, logged_cohorts
 from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class Guarantee:
   @functools.cached_property
   def accountant(self) -> accountants.Accountant:
     """The accountant of the run in real numbers."""
-    return kinds.accountant(self.strategy, self.cohorts, self.clients_per_unit)
+    return known_kinds.accountant(
+      self.strategy, self.cohorts, self.clients_per_unit
+    )
 
   @property
   def sensitivity(self) -> sensitivity_lib.Sensitivity:

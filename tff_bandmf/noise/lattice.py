@@ -31,7 +31,7 @@ import math
 import numpy as np
 
 from tff_bandmf import _checks, errors
-from tff_bandmf.accounting.methods import stops
+from tff_bandmf.accounting.methods import stop_probability as stops
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Least step of the lattice in standard deviations of z / C[t, t].

@@ -1,6 +1,6 @@
 """Placements: values that choose where the noise of a run comes from.
 
-`noise.source.from_placement` makes the `NoiseSource` of a placement.
+`graph_noise_source.from_placement` makes the `NoiseSource` of a placement.
 """
 
 from __future__ import annotations

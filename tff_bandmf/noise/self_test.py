@@ -17,7 +17,7 @@ import numpy as np
 import scipy.optimize
 
 from tff_bandmf import errors
-from tff_bandmf.accounting.methods import stops
+from tff_bandmf.accounting.methods import stop_probability as stops
 from tff_bandmf.strategies import recursion as recursion_lib
 
 if TYPE_CHECKING:

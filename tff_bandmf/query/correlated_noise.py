@@ -28,7 +28,7 @@ import tensorflow_privacy as tfp
 
 from tff_bandmf import accounting, clips
 from tff_bandmf.noise import definition, placements
-from tff_bandmf.noise import source as source_lib
+from tff_bandmf.noise import graph_noise_source as source_lib
 from tff_bandmf.query import clip_bounds, graph_clipping
 
 # Round index of a state for which `begin` was not called.

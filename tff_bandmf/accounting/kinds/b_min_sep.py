@@ -56,8 +56,8 @@ past the last round, and for other i
 
 dP/dQ is sum_r P(F = r) L_r. Importance sampling with one copy of S (see the
 module `importance`) uses the same recursion with a l_i, or with
-a (a - 1) |c_i|^2 / (2 s^2), in place of l_i. The module `b_min_sep_copies` has
-the recursion for several copies.
+a (a - 1) |c_i|^2 / (2 s^2), in place of l_i. The module
+`b_min_sep_joint_draws` has the recursion for several copies.
 """
 
 from __future__ import annotations
@@ -69,12 +69,13 @@ import numpy as np
 import scipy.sparse
 import scipy.special
 
-from tff_bandmf.accounting.kinds import b_min_sep_copies, columns
+from tff_bandmf.accounting.kinds import b_min_sep_joint_draws, banded_columns
 from tff_bandmf.accounting.methods import importance
 
 _WORDS = 2**64
-# Largest number of entries of a table of `b_min_sep_copies`, for two copies and
-# for more, whose table takes more time; and largest number of states of more.
+# Largest number of entries of a table of `b_min_sep_joint_draws`, for two
+# copies and for more, whose table takes more time; and largest number of states
+# of more.
 _MOST_OF_TWO, _MOST_OF_SEVERAL, _MOST_STATES = 2**23, 2**21, 2**10
 # Number of `Copies` that a mixture stores. `importance.removes` uses the last
 # four again.
@@ -150,7 +151,7 @@ class BMinSepMixture(importance.Mixture):
 
   def __init__(
     self,
-    strategy: columns.Columns,
+    strategy: banded_columns.Columns,
     z_stddev: float,
     min_sep: int,
     sampling_prob: float,
@@ -173,7 +174,7 @@ class BMinSepMixture(importance.Mixture):
     self.mean_square = float(rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
     self.entries = 4 * rounds
-    self._stored: dict[importance.Tilt, b_min_sep_copies.Copies] = {}
+    self._stored: dict[importance.Tilt, b_min_sep_joint_draws.Copies] = {}
 
   def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
     """Returns ln L_i, [n + b, ...] float64, which is 0 from row n on.
@@ -327,12 +328,12 @@ class BMinSepMixture(importance.Mixture):
     losses -= self._squares[:, None] / 2
     return losses
 
-  def _copies(self, tilt: importance.Tilt) -> b_min_sep_copies.Copies:
+  def _copies(self, tilt: importance.Tilt) -> b_min_sep_joint_draws.Copies:
     """Returns the law of several copies; stores recent laws."""
     if tilt not in self._stored:
       if len(self._stored) == _MOST_STORED:
         del self._stored[next(iter(self._stored))]
-      self._stored[tilt] = b_min_sep_copies.Copies(
+      self._stored[tilt] = b_min_sep_joint_draws.Copies(
         self._columns.gram / self._stddev**2,
         self._b,
         self._prob,
@@ -349,7 +350,7 @@ class BMinSepMixture(importance.Mixture):
   def log_normalizer(self, tilt):
     if tilt.copies == 1:
       return float(self._log_mean_of(self._log_ratios(self._log_tilts(tilt))))
-    states = b_min_sep_copies.states(self._b, tilt.copies)
+    states = b_min_sep_joint_draws.states(self._b, tilt.copies)
     most, entries = _MOST_OF_TWO, len(self._squares) * states
     if tilt.copies > 2:
       most = _MOST_OF_SEVERAL if states <= _MOST_STATES else 0

@@ -14,7 +14,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import (
   b_min_sep,
   b_min_sep_noise,
-  columns,
+  banded_columns,
   sampled_cohorts,
   samplers,
 )
@@ -184,7 +184,9 @@ class BMinSep(sampled_cohorts.Sampled):
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
     mixture_of = functools.partial(
       b_min_sep.BMinSepMixture,
-      columns.Columns(columns.nonnegative(strategy, self.min_sep)),
+      banded_columns.Columns(
+        banded_columns.nonnegative(strategy, self.min_sep)
+      ),
       min_sep=self.min_sep,
       sampling_prob=self._known_prob(),
       wait=self._wait,

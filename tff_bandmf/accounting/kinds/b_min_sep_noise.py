@@ -22,7 +22,7 @@ from typing import Optional
 import numpy as np
 
 from tff_bandmf import _checks
-from tff_bandmf.accounting.kinds import b_min_sep, columns
+from tff_bandmf.accounting.kinds import b_min_sep, banded_columns
 from tff_bandmf.accounting.methods import needed_noise
 
 # Number of columns in one block of products.
@@ -62,7 +62,7 @@ class BMinSepNoise(needed_noise.NeededNoise):
     }
 
   def _of_strategy(self, strategy):
-    return columns.nonnegative(strategy, self.min_sep)
+    return banded_columns.nonnegative(strategy, self.min_sep)
 
   def _log_scale(self, variable):
     largest = np.einsum('ij,ij->i', variable, variable).max()
@@ -123,7 +123,7 @@ class _Columns(needed_noise.Model):
 
   def __init__(self, search: BMinSepNoise, variable: np.ndarray):
     self._search, self._variable = search, variable
-    self._columns = columns.Columns(variable)
+    self._columns = banded_columns.Columns(variable)
     self._matrix = self._columns.matrix
 
   def with_law(self, log_noise, proposal, count):

@@ -147,7 +147,7 @@ class Sampled(participation_lib.Cohorts):
     return value
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the cohorts as a JSON object, which `kinds.from_dict` reads."""
+    """Returns the cohorts as JSON, which `known_kinds.from_dict` reads."""
     record = {'amplification': self.name, **attrs.asdict(self)}
     # An attribute that has its value in `before` is left out, so that the
     # record is the same as earlier versions wrote it.

@@ -27,7 +27,7 @@ from typing import Callable, Optional
 import numpy as np
 
 from tff_bandmf import _checks, errors
-from tff_bandmf.accounting.methods import stops
+from tff_bandmf.accounting.methods import stop_probability as stops
 
 # words(row, first coordinate, count) -> [count] uint64.
 Words = Callable[[int, int, int], np.ndarray]

@@ -22,8 +22,8 @@ from tff_bandmf.accounting.methods import (
   importance,
   monte_carlo,
   search,
-  stops,
 )
+from tff_bandmf.accounting.methods import stop_probability as stops
 
 if TYPE_CHECKING:
   import dp_accounting

@@ -1,7 +1,7 @@
 """A maker on JAX's devices, which compute normals and sums and hold past noise.
 
-`makers` defines makers, blocks and chunks, and `blocks` V, e and doubt. A block
-has m rounds. `count` is the number of coordinates of a chunk, padded to a
+`block_makers` defines makers, blocks and chunks, and `blocks` V, e and doubt. A
+block has m rounds. `count` is the number of coordinates of a chunk, padded to a
 multiple of `generator.GROUP`.
 
 A device speculates: it rounds V of a whole block, feeds the rounded y back, and
@@ -23,7 +23,7 @@ import numpy as np
 from tff_bandmf import errors
 from tff_bandmf.noise import exact, jax_generator
 from tff_bandmf.noise import generator as generator_lib
-from tff_bandmf.noise.producer import blocks, makers
+from tff_bandmf.noise.producer import block_makers, blocks
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Number of rounds of a group. A block is computed group by group: one matrix
@@ -62,7 +62,7 @@ class _Result(NamedTuple):
   before: jax.Array
 
 
-class Devices(makers.Maker):
+class Devices(block_makers.Maker):
   """A maker that works on several devices at the same time.
 
   Chunk i belongs to the device whose index is i modulo the number of devices.
@@ -72,7 +72,7 @@ class Devices(makers.Maker):
 
   def __init__(
     self,
-    layout: makers.Layout,
+    layout: block_makers.Layout,
     rounding: exact.Rounding,
     devices: Sequence[jax.Device],
   ):

@@ -9,8 +9,8 @@
 | d       | number of coordinates of a row                                |
 
 A block is a group of consecutive rounds, and a chunk is a range of coordinates.
-Each part of the work computes one block of one chunk. `makers` defines the
-memory and windows. Noise is in steps of `noise.lattice`.
+Each part of the work computes one block of one chunk. `block_makers` defines
+the memory and windows. Noise is in steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.noise import exact
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise.producer import blocks, makers
+from tff_bandmf.noise.producer import block_makers, blocks
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # A shard, the range of coordinates of one stream, begins at a multiple of this
@@ -185,9 +185,9 @@ class Stream:
         recursion, self.z_steps, rounds, self._memory_rows
       )
 
-  def _maker(self) -> makers.Maker:
+  def _maker(self) -> block_makers.Maker:
     """Returns the object that computes blocks with the backend."""
-    layout = makers.Layout(
+    layout = block_makers.Layout(
       self.recursion.keeps,
       self._memory_rows,
       self.block_rounds,
@@ -195,7 +195,7 @@ class Stream:
       _CHUNK if self._backend == NUMPY else _GRID,
     )
     if self._backend == NUMPY:
-      return makers.Host(layout, self._rounding, self._max_memory_bytes)
+      return block_makers.Host(layout, self._rounding, self._max_memory_bytes)
     return _module(self._backend).Devices(layout, self._rounding, self._devices)
 
 

@@ -17,13 +17,14 @@ normals z, in steps of `noise.lattice`. A folder holds these files:
 
 The producer (`tape.writer`) writes the noise files. The readers (`tape.reader`
 and `tape.graph_reader`) write the mark of a sum before they release the sum. A
-mark without a run shows where a tape begins: `tape.writer` and `tape.served`
-write it. A noise file gets its name when it is complete. A mark is an empty
-file whose name holds all the information, so a mark is never half-written. If a
-folder has several marks, rounds below the highest round are refused. A run ID
-is a number below 2^63, in TFF a part of the server state. A fingerprint is
-computed from S_t + y_t, where S_t is the sum of the clipped records of round t;
-it has 64 bits, written as two numbers of 32 bits.
+mark without a run shows where a tape begins: `tape.writer` and
+`tape.noise_server_tape` write it. A noise file gets its name when it is
+complete. A mark is an empty file whose name holds all the information, so a
+mark is never half-written. If a folder has several marks, rounds below the
+highest round are refused. A run ID is a number below 2^63, in TFF a part of the
+server state. A fingerprint is computed from S_t + y_t, where S_t is the sum of
+the clipped records of round t; it has 64 bits, written as two numbers of 32
+bits.
 
 The folder of a `bandmf noise-server` also holds this file:
 

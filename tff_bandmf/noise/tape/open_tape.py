@@ -9,7 +9,7 @@ from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import key_use, placements
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import served as served_tape
+from tff_bandmf.noise.tape import noise_server_tape as served_tape
 from tff_bandmf.noise.tape import writer
 from tff_bandmf.strategies import recursion as recursion_lib
 
