@@ -738,8 +738,9 @@ def _difference(
       )
   for name, each in model.items():
     reply = arrays[name]
-    # PRIVACY: A reply of another shape could end the run, and everybody would
-    # see that its client took part. It differs, so its update is zero.
+    # PRIVACY: If a reply of another shape ended the run, everybody would see
+    # that its client took part. The run continues, and the update of this
+    # client is zero.
     # Guard: flower_test.test_clients_that_fail_are_zero.
     if (reply.dtype.kind, reply.shape) != (each.dtype.kind, each.shape):
       return (

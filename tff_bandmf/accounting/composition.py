@@ -84,9 +84,9 @@ class Composition:
       return None
     return math.fsum(rhos) * (1 + _ROUNDING)
 
-  # PRIVACY: If a run or a release were left out, or got a part of delta that
-  # another one has too, the joint epsilon would be too small. Each is in
-  # exactly one part, and the parts add up.
+  # PRIVACY: If a run or a release were left out, or if two of them shared a
+  # part of delta, the joint epsilon would be too small. Each is in exactly one
+  # part, and the parts sum to delta.
   # Guards:
   # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares,
   # composition_test.test_gaussian_runs_compose_exactly,
@@ -330,9 +330,9 @@ def _claim(
     delta: delta of all together.
   """
   parts = _merged([*map(_part, runs), *known])
-  # PRIVACY: Each run may stop. Epsilon at the whole `delta`, or with the stops
-  # of one run, would be too small. Epsilon is for what the stops of all runs
-  # leave of `delta`.
+  # PRIVACY: Each run may stop. If epsilon did not count the stops of all runs,
+  # it would be too small. Epsilon is for `delta` minus the part of the stops of
+  # all runs.
   # Guard: composition_test.test_stops_of_all_runs_are_counted.
   for share in stops.SHARES:
     epsilon = poisson.composed_epsilon(parts, (1 - share) * delta)

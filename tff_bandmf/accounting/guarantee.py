@@ -98,9 +98,9 @@ class Guarantee:
     """The sensitivity of C for one unit of privacy, clip = 1."""
     return self.accountant.sensitivity
 
-  # PRIVACY: If z had the noise multiplier as its deviation, a sensitivity above
-  # 1 would need more noise than the run adds. The multiplier is multiplied by
-  # the sensitivity.
+  # PRIVACY: If the standard deviation of z were the noise multiplier, a run
+  # with a sensitivity above 1 would have too little noise. The multiplier is
+  # multiplied by the sensitivity.
   # Guard: guarantee_test.test_guarantee_names_both_noise_multipliers.
   @property
   def z_stddev_per_clip(self) -> float:
@@ -116,8 +116,8 @@ class Guarantee:
     """
     if not self.noise_multiplier:
       return None
-    # PRIVACY: The sensitivity has rounding errors, and rho of the multiplier
-    # itself would be too small. The multiplier is divided by their bound.
+    # PRIVACY: The sensitivity has rounding errors, so rho could be too small.
+    # The noise multiplier is divided by a bound of these errors.
     # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
     return self.accountant.rho(self.exact_noise)
 
@@ -172,8 +172,9 @@ class Guarantee:
     """
     confirmed = self.accountant.confirmed(self.noise_multiplier, bound, delta)
     if (
-      # PRIVACY: A stored claim can be smaller than its noise gives. A claim is
-      # refused if the epsilon or the delta that is computed anew is larger.
+      # PRIVACY: A stored claim can be smaller than the epsilon of its noise.
+      # Epsilon and delta are computed again, and the claim is refused if either
+      # is larger.
       # Guard: accounting_cohorts_test.test_claim_without_its_noise_is_refused.
       confirmed.epsilon > bound.epsilon * (1 + _SAME) or confirmed.total > delta
     ):

@@ -478,8 +478,9 @@ def dp_aggregator(
       f'strategy={strategy}: must be a tff_bandmf.strategies.Strategy; load or '
       'optimise one'
     )
-  # PRIVACY: The factory cannot know whether cohorts are drawn at random, and an
-  # amplified claim without the draw would be too small. Only schemas pass.
+  # PRIVACY: The factory cannot know whether cohorts are drawn at random. If
+  # they are not, an amplified epsilon would be too small. Only schemas of
+  # enforced cohorts are accepted.
   # Guard: aggregator_options_test.test_sampled_cohorts_are_no_schema.
   participation_lib.check(participation)
   if largest_cohort is None:

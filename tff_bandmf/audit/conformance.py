@@ -245,9 +245,9 @@ def influence(runs: Runs) -> answers_lib.Answer:
       each.clients for each in runs.cohorts[name] if each.measured
     )
     with np.errstate(invalid='ignore'):
-      # PRIVACY: A client who moves a sum further than a clip, in many
-      # coordinates, would pass if its largest coordinate counted. The norm is
-      # measured.
+      # PRIVACY: A client may move a sum further than a clip by small changes of
+      # many coordinates. A test of the largest coordinate would miss this, so
+      # the norm is measured.
       # Guard: conformance_test.test_fault_of_the_sum_fails_its_question.
       moved = float(np.linalg.norm(total - sums[_FIRST])) / max(attackers, 1)
     moved = moved if math.isfinite(moved) else math.inf
@@ -329,8 +329,8 @@ def sums(subject: probes.Subject) -> answers_lib.Answer:
   # Values of the cohort are exact in float32 for a unit that is a power of two.
   unit = 2.0 ** math.floor(math.log2(statement.l2_norm_clip))
   unit *= _SUMS_SCALE / statement.l2_norm_clip
-  # PRIVACY: A sum that is inexact for some inputs would pass if only one place
-  # were tried. Each kind of place is tried.
+  # PRIVACY: A sum may be inexact only in some layers or coordinates. A test of
+  # one position would miss this, so each kind of position is tried.
   # Guard: conformance_test.test_sum_that_is_not_exact_fails.
   places = list(probes.PLACES)
 
@@ -473,8 +473,8 @@ def correlation(noises: Noises) -> answers_lib.Answer:
   )
   groups = [
     *noises.known,
-    # PRIVACY: An aggregator that starts with the same noise again would pass.
-    # The first rounds of all starts are compared.
+    # PRIVACY: An aggregator may have the same noise after each start. The first
+    # rounds of all starts are compared.
     # Guard: conformance_test.test_same_noise_at_every_start_is_found.
     *([noises.firsts] if noises.firsts else []),
     *([each] for each in noises.differences),
@@ -755,7 +755,7 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
       if np.array_equal(mean, first, equal_nan=True):
         return
       # PRIVACY: A second sum with new noise spends the privacy of the round a
-      # second time, though no noise cancels. So any other release fails.
+      # second time, although no noise cancels. So any different release fails.
       # Guard: conformance_test.test_second_release_of_a_round_fails.
       released.append(name)
       noise = statement.sum_per_mean * (mean - first)

@@ -129,8 +129,8 @@ def ordinary(clients: int) -> Probes:
     'one client: half a clip': (one,),
     'one client: tiny': (Group(1),),
     'one client: zeros': (Group(1, 0.0),),
-    # PRIVACY: Noise that is left out if no client comes would go unseen. One
-    # cohort is empty.
+    # PRIVACY: An aggregator may add no noise if no client comes. One cohort is
+    # empty.
     # Guard: conformance_test.test_fault_of_the_noise_fails_its_question.
     'no client: no update': (),
     'more clients: one of half a clip': (one, Group(clients)),
@@ -487,8 +487,8 @@ class Subject:
         # A function may count a refused round; an object does not, as the audit
         # hands it the same state again.
         if (len(names) if one.has_state else attempt) == rounds:
-          # PRIVACY: An aggregator whose noise depends on the sum before it
-          # would pass. Each probe is followed by a usual round.
+          # PRIVACY: The noise of an aggregator may depend on the sum of the
+          # round before. Each probe is followed by an ordinary round.
           # Guard: conformance_test.test_fault_of_the_noise_fails_its_question.
           after = released(usual)[1] or None
           break

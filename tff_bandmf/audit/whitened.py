@@ -107,8 +107,9 @@ def sizes(
       continue
     tests += [
       ('a round', squares.sum(1), dimension, True),
-      # PRIVACY: One coordinate without noise would vanish in the average of a
-      # round. The deviation of each coordinate is compared.
+      # PRIVACY: A test of the average over coordinates would miss one
+      # coordinate without noise. The standard deviation of each coordinate is
+      # tested.
       # Guard: conformance_test.test_fault_of_the_noise_fails_its_question.
       ('a coordinate', squares.sum(0), rounds, True),
     ]

@@ -63,7 +63,7 @@ def optimize(
       strategy,
       out,
       # PRIVACY: If the file of a strategy lacked its schema, a later command
-      # could account it for another schema. The schema is written.
+      # could use another schema for the accounting. The file has the schema.
       # Guard:
       # cli_participation_test.test_optimize_writes_what_later_commands_take.
       participation=schema,

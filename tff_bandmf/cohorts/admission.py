@@ -209,8 +209,8 @@ def admit(
   # Guard: admission_test.test_client_that_is_there_twice_is_admitted_once.
   repeated = np.ones(len(cohort), bool)
   repeated[np.unique(cohort, return_index=True)[1]] = False
-  # PRIVACY: A second entry of a client would add a second update to the sum.
-  # Each entry after the first counts as too soon.
+  # PRIVACY: If a client were twice in a cohort, a second update could enter the
+  # sum. Each entry of the client after the first counts as too soon.
   # Guard: admission_test.test_client_that_is_there_twice_is_admitted_once.
   too_soon |= repeated
   return Admission(

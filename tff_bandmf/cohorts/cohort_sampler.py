@@ -194,8 +194,8 @@ class CohortSampler:
       ValueError: the round is after the last round, or `history` has another
         number of clients than the population.
     """
-    # PRIVACY: A cohort for a round after the last one has no accounting. Such a
-    # round is refused.
+    # PRIVACY: The accounting does not cover rounds after the last round. A
+    # cohort for such a round is refused.
     # Guard: cohorts_test.test_round_out_of_range_is_refused.
     self._check(round_index, history)
     generator = np.random.Generator(
@@ -225,8 +225,9 @@ class CohortSampler:
         'the run started with'
       )
 
-  # PRIVACY: Under fixed epochs a client has one class of rounds. A draw from
-  # other classes would break the schema.
+  # PRIVACY: Under fixed epochs a client may take part only in rounds of its own
+  # class. Clients of other classes are not drawn, since this would break the
+  # schema.
   # Guard: cohorts_test.test_fixed_epochs_keep_each_client_to_its_class.
   def _candidates(self, round_index: int) -> range:
     """Returns the indices of clients from which a round may draw."""

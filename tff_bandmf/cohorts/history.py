@@ -148,8 +148,9 @@ class _Chain:
         client without entries.
       count: [number of clients] uint16, number of rounds of each client.
     """
-    # PRIVACY: If rounds of a client did not fit, its cost would be too small.
-    # There is a column for each round of the client with most rounds.
+    # PRIVACY: If the array had no room for a round of a client, the cost of the
+    # client would be too small. The number of columns is the largest number of
+    # rounds of a client.
     # Guard: arrivals_test.test_devices_decide_as_the_server_does.
     rounds = np.full((len(last), int(count.max(initial=0))), _NEVER, np.int32)
     of_entry = np.array([*self._rounds, _NEVER], np.int32)

@@ -254,9 +254,9 @@ def first_fault(column: Column) -> Optional[tuple[int, str]]:
   return None
 
 
-# PRIVACY: Names such as '7' and '7 ', or 'nan' for all clients without a name,
-# would make one client two or two clients one. Each kind of fault is looked for
-# at both ends.
+# PRIVACY: Names such as '7' and '7 ' would make two clients of one, and 'nan'
+# for all clients without a name would make one client of many. The check looks
+# for each kind of fault at both ends.
 # Guards: client_names_test.test_text_that_is_no_name_is_refused_by_every_reader
 # and client_names_test.test_first_fault_is_that_of_one_text_at_a_time.
 def _faults(column: Column) -> Iterable[tuple[int, str]]:
@@ -311,8 +311,8 @@ def _place(column: Column, byte: int) -> int:
   return int(np.searchsorted(column.bounds, byte, 'right')) - 1
 
 
-# PRIVACY: Two names that look the same can differ in a character that nobody
-# sees, and one client would count as two. Such characters are refused.
+# PRIVACY: Two names can differ only in an invisible character, so one client
+# would count as two. Such characters are refused.
 # Guard: client_names_test.test_first_fault_is_that_of_one_text_at_a_time.
 def _unseen(character: str) -> bool:
   """Returns whether a name may not have a character.
@@ -467,9 +467,9 @@ class Register:
       hashes.append(self._hashes(chunk))
       slots = _first_bits(hashes[-1], _SLOT_BITS)
       # A name that is the latest of its slot was spelled before.
-      # PRIVACY: If a new name were taken for one that came before, its spelling
+      # PRIVACY: If a new name were mistaken for an earlier name, its spelling
       # would not be compared with others, and one client could have two names.
-      # A name is known by its whole hash.
+      # Names are compared by their whole hashes.
       # Guard: client_names_test.test_names_alike_are_those_of_one_spelling.
       new = np.flatnonzero(self._latest[slots] != hashes[-1])
       self._latest[slots] = hashes[-1]

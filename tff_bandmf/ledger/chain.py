@@ -232,9 +232,8 @@ def link(head: bytes, index: int, event: Event) -> bytes:
   )
 
 
-# PRIVACY: A cohort that can be changed without a change of its digest could be
-# made smaller after the run. The digest is of all hashes and of the highest
-# index.
+# PRIVACY: If a cohort could change without its digest, somebody could remove
+# clients after the run. The digest covers all hashes and the highest index.
 # Guard: chain_test.test_any_change_of_a_row_is_refused.
 def cohort_digest(cohort: np.ndarray, highest: int) -> bytes:
   """Returns the SHA-256 of a cohort and its highest client index.
@@ -249,9 +248,9 @@ def cohort_digest(cohort: np.ndarray, highest: int) -> bytes:
   return sha.digest()
 
 
-# PRIVACY: A round whose events do not fit its state, or count for another
-# attempt, would hide a release. Each event belongs to the last attempt, and its
-# state must allow it.
+# PRIVACY: If an event did not fit the state of its round, or counted for
+# another attempt, a release could be hidden. Each event belongs to the last
+# attempt, and the state of the round must allow it.
 # Guards: chain_test.test_random_events_are_attempts_or_are_refused,
 # chain_test.test_head_is_a_new_one_after_every_event and
 # ledger_test.test_verdict_is_of_all_rounds_or_none.

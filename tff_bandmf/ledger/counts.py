@@ -141,8 +141,8 @@ def from_attempts(
   measured = [each.z_stddev for each in finished if each.z_stddev is not None]
   entries = [attempt for tried in attempts.values() for attempt in tried]
   verdicts = [attempt.drawn for attempt in entries]
-  # PRIVACY: If attempts that failed did not count, a run without a finished
-  # round could state another plan. All attempts but abandoned ones count.
+  # PRIVACY: If failed attempts did not count, a run without a finished round
+  # could state another plan. All attempts count, except abandoned attempts.
   # Guard:
   # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
   starts = [each for each in entries if each.outcome != chain.ABANDONED]
@@ -235,8 +235,9 @@ def _examined(finished: list[chain.Attempt]) -> Optional[bool]:
   # Guard: run_report_test.test_one_round_of_an_unchecked_process_is_enough.
   if finished and all(chain.DIRECT in each.flags for each in finished):
     return None
-  # PRIVACY: A process can release updates without noise. The claim says that
-  # all were checked only if each finished round was.
+  # PRIVACY: An unchecked process may release updates without noise. The claim
+  # says that the process was checked only if it was checked in each finished
+  # round.
   # Guard: run_report_test.test_one_round_of_an_unchecked_process_is_enough.
   return bool(finished) and all(
     each.flags & {chain.EXAMINED, chain.DIRECT} for each in finished

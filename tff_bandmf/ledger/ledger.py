@@ -656,8 +656,9 @@ class Ledger:
     The index is -1 if clients are strings, or for an empty cohort.
     """
     names = names_lib.names(cohort)
-    # PRIVACY: The report needs the highest index to see a client outside of the
-    # population. It is in the chain, so an edit of it is seen.
+    # PRIVACY: The report uses the highest index to detect a client outside of
+    # the population. The chain has this index, so the report detects an edit of
+    # it.
     # Guard: chain_test.test_head_is_the_hash_of_what_happened.
     highest = names.max(initial=-1) if isinstance(names, np.ndarray) else -1
     return np.sort(self._hash().hashes(names)), int(highest)
@@ -738,8 +739,9 @@ class Ledger:
       fingerprint = loaded.fingerprint()
       with self._write() as connection:
         recorded = tables.set_once(connection, key=fingerprint).key
-      # PRIVACY: With another key, all clients have new hashes, and nobody has a
-      # history. The key must be that of the ledger.
+      # PRIVACY: With another key all clients would have new hashes, so the
+      # ledger would have no history of them. The key must be that of the
+      # ledger.
       # Guard: identifiers_test.test_ledger_with_another_key_lets_nobody_in.
       if recorded != fingerprint:
         raise errors.value_error(

@@ -371,8 +371,8 @@ def verify(connection: sa.engine.Connection) -> Contents:
       raise _broken(event.round)
     if event.kind == chain.NOTED:
       try:
-        # PRIVACY: Statements on a run, such as that of its population, limit
-        # what it may claim. All are read from the chain.
+        # PRIVACY: Statements of a run, for example of its population, limit its
+        # claim. All of them are read from the chain.
         # Guard: run_rounds_test.test_run_of_any_ids_is_reported.
         statements.update(event.content)
       except ValueError:

@@ -157,7 +157,7 @@ class Rounding:
     error += recursion_lib.UNIT * (len(v.factors) + 8) * (size + 1)
     # PRIVACY: If the error of float64 could change the rounding, releases would
     # not be a function of the ideal mechanism, and epsilon would not hold. More
-    # words decide such a rounding, and that of a normal that is NaN.
+    # words decide such a rounding, and the rounding of a normal that is NaN.
     # Guard: exact_noise_test.test_float64_decides_within_its_error.
     if abs(mean - np.rint(mean)) < 0.5 - error:
       return int(np.rint(mean))

@@ -32,8 +32,8 @@ from tff_bandmf.noise import key as key_lib
 # a caller asks must be a multiple of this number.
 GROUP = 8
 # With k below this number, one word leaves too large an error of z.
-# PRIVACY: One word leaves too large an error in the tails, and z there would
-# not be normal. Numbers below this limit take a further word.
+# PRIVACY: In the tails the error of one word is too large, and z would not be
+# normal. Numbers below this limit take a further word.
 # Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 # PRIVACY: y is rounded from a v that is computed from these z. If an error of z
@@ -50,8 +50,8 @@ WORDS, EXTENSIONS = 0, 1
 # Coordinates are below the first number, and rows and streams below the second,
 # so each fits in its bits of the nonce.
 _MOST, _MOST_ROWS = 2**63, 2**32
-# PRIVACY: The lowest bit of a word is the sign of z. With another bit, z would
-# not be symmetric or not independent of its size.
+# PRIVACY: The lowest bit of a word is the sign of z. If another bit gave the
+# sign, the sign and |z| would depend on each other.
 # Guard: generator_test.test_tail_has_words_of_its_own.
 _ONE, _SIGN_BIT = np.uint64(1), np.uint64(63)
 # Number of coordinates computed at once, so few that they stay in cache.
@@ -136,8 +136,8 @@ class Generator:
     self.fill(z, first, start)
     return z
 
-  # PRIVACY: Pieces that repeat words would repeat noise. Each piece has the
-  # coordinates that it stands at.
+  # PRIVACY: If two pieces of a row used the same words, they would have the
+  # same noise. Each piece uses the words of its own coordinates.
   # Guard: generator_test.test_pieces_agree_with_the_whole.
   def fill(self, z: np.ndarray, first: int, start: int) -> None:
     """Writes z[first : first + m, start : start + count] to an array.
@@ -151,8 +151,9 @@ class Generator:
       for offset in range(0, z.shape[1], _PIECE):
         self._fill(z[r, offset : offset + _PIECE], first + r, start + offset)
 
-  # PRIVACY: Noise of a smaller deviation, of another law or of repeated words
-  # makes epsilon larger than claimed. z is the normal quantile of its words.
+  # PRIVACY: Noise of a smaller standard deviation, of another law or of
+  # repeated words would make epsilon larger than claimed. z is the normal
+  # quantile of its words.
   # Guards: generator_test.test_tail_has_words_of_its_own,
   # generator_test.test_normals_are_those_of_their_words,
   # generator_test.test_normals_are_normal_and_independent,

@@ -142,8 +142,9 @@ def normals(
   magnitude = word >> 1
   z = inverse((magnitude.astype(np.float64) + 0.5) * 2.0**-64, jnp)
   z = jnp.where(word & 1 == 1, -z, z)
-  # PRIVACY: With a small word, the words that are not read move z by more than
-  # its bound, so a rounding in doubt would be missed. NaN is always in doubt.
+  # PRIVACY: If a first word is small, the unread words move z by more than its
+  # bound, so a rounding in doubt would be missed. z is NaN for such words, and
+  # NaN is always in doubt.
   # Guard: jax_generator_test.test_normals_of_small_words_are_no_numbers.
   is_small = magnitude < generator_lib.EXTENDED_BELOW
   return jnp.where(is_small, jnp.nan, z).reshape(shape)

@@ -38,8 +38,8 @@ from tff_bandmf.strategies import recursion as recursion_lib
 _LEAST_STEP = 2.0**-17
 # Largest k: float64 holds all integers up to 4^k, the squared clip, exactly.
 MOST_CLIP_BITS = 26
-# PRIVACY: A value outside of int32 wraps around, and the sum of clipped updates
-# is then not what was accounted. This is the largest value.
+# PRIVACY: A value outside of int32 wraps around, and the accounting does not
+# cover such a sum. This is the largest value.
 # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
 _RANGE = 2**31 - 1
 
@@ -122,8 +122,8 @@ class Lattice:
     # a part of the range, so that a nearly singular C is refused.
     # Guard: lattice_test.test_nearly_singular_matrix_is_refused.
     constant = 1 + math.sqrt(recursion.rounds) * norm / (2 * min_scale)
-    # PRIVACY: Sums and noise that leave int32 wrap around. A clip has no more
-    # steps than the range leaves.
+    # PRIVACY: Sums and noise outside of int32 wrap around. The clip has so few
+    # steps that they stay in range.
     # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
     most = min(MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
@@ -139,13 +139,14 @@ class Lattice:
         'better conditioned C, another noise_multiplier, a smaller '
         'largest_cohort, or fewer parameters'
       )
-    # PRIVACY: Noise in other steps than the updates would have another
-    # deviation than accounted. z is scaled by the steps of a clip.
+    # PRIVACY: If noise and updates had different steps, the noise would have
+    # another standard deviation than accounted. z is scaled by the steps of a
+    # clip.
     # Guard: lattice_test.test_step_is_the_least_that_costs_little.
     return cls(most, largest_cohort, z_stddev_per_clip * 2.0**most)
 
-  # PRIVACY: A clip of more steps than accounted would let a client move the sum
-  # further. It is 2^k.
+  # PRIVACY: If the clip had more steps than accounted, a client could move the
+  # sum further. The clip has 2^k steps.
   # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
   @property
   def clip_steps(self) -> int:

@@ -91,8 +91,8 @@ class Position:
     """Waits until the names of the marks are on the disk."""
     _files.sync(self.marks)
 
-  # PRIVACY: After a round is over, another sum would get its noise. A closed
-  # round takes no sum.
+  # PRIVACY: If a round could release a sum after its end, two sums would have
+  # its noise. A closed round releases no sum.
   # Guard: released_sums_test.test_noise_of_a_round_meets_one_sum_in_any_order.
   def close(self) -> None:
     """Closes the round: until the next `open`, every aggregation fails."""

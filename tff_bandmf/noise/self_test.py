@@ -33,8 +33,8 @@ _UNSOUND = (
 )
 
 
-# PRIVACY: Noise of another deviation than that of C means another epsilon. The
-# sample deviation must be within its limits.
+# PRIVACY: If the standard deviation of the noise is not that of C, epsilon is
+# another one. The sample deviation must be within its limits.
 # Guards: self_test_test.test_noise_of_another_deviation_is_refused and
 # self_test_test.test_noise_of_the_strategy_passes_unchanged.
 def check(
@@ -117,8 +117,8 @@ def limits(
   recursion = tape.recursion
   low, high = np.sqrt(interval(tape.dimension, recursion.rounds))
   moved = 0.5 * recursion.max_diagonal * np.sqrt(1.0 + t)
-  # PRIVACY: Limits that are too wide let noise of another deviation pass. They
-  # are the quantiles times the deviation of y_t.
+  # PRIVACY: If the limits were too wide, noise of another standard deviation
+  # would pass. They are quantiles times the standard deviation of y_t.
   # Guard: self_test_test.test_noise_of_another_deviation_is_refused.
   return recursion.row_norms[t] * np.stack(
     [low * tape.z_steps - moved, high * tape.z_steps + moved]

@@ -214,8 +214,8 @@ class _Separated(Participation):
     fit = -(-rounds // self.min_sep)
     if self.max_participations is None:
       return fit
-    # PRIVACY: A number of rounds below that of the longest pattern gives too
-    # small a sensitivity. It is k, or what fits if this is less.
+    # PRIVACY: If a pattern had more rounds than this number, the sensitivity
+    # would be too small. The number is k, or less if fewer rounds fit.
     # Guard: participation_test.test_participations_is_the_longest_pattern.
     return min(self.max_participations, fit)
 
@@ -282,8 +282,8 @@ class Costs:
   unit: float
   strategy_sha256: str
 
-  # PRIVACY: A bound below the number of rounds that a client can reach gives
-  # too small a claim. The cheapest round bounds it.
+  # PRIVACY: If a client could take part in more rounds than this bound, the
+  # claim would be too small. The bound follows from the cheapest round.
   # Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
   @property
   def most(self) -> int:
@@ -432,8 +432,9 @@ class Budget(_Separated):
     }
 
   def participations(self, rounds: int) -> int:
-    # PRIVACY: A bound below the number of rounds that a client can reach gives
-    # too small a claim. The costs bound it, and not the reference schema.
+    # PRIVACY: If a client could take part in more rounds than this bound, the
+    # claim would be too small. The bound follows from the costs, not from the
+    # reference schema.
     # Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
     return min(rounds, self.known_costs.most)
 
@@ -508,8 +509,9 @@ def from_name(
       horizon=horizon,
     )
   schema = MinSep if name == MinSep.name else FixedEpoch
-  # PRIVACY: If fixed epochs were read back as another schema, the sensitivity
-  # would be that of other patterns. The name chooses the class.
+  # PRIVACY: If fixed epochs were read from a file as another schema, the
+  # sensitivity would be for other patterns. The name in the file chooses the
+  # class.
   # Guard: participation_test.test_from_name_reads_to_dict_back.
   return schema(min_sep, max_participations)
 

@@ -23,9 +23,9 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
   >>> min_sep_from_rounds_between(484)
   485
   """
-  # PRIVACY: A min_sep above the rounds that a timer enforces would give too
-  # small a sensitivity. It is one more than the rounds between two rounds of a
-  # client.
+  # PRIVACY: If min_sep were larger than the separation that a timer enforces,
+  # the sensitivity would be too small. It is one more than the number of rounds
+  # between two rounds of a client.
   # Guard: participation_test.test_rounds_between_are_one_less_than_min_sep.
   return 1 + _checks.count(
     'rounds_between',

@@ -184,9 +184,9 @@ def _check_noise(
         f'{stored.noise_multiplier}, and for no claim; make the plan again'
       )
     return
-  # PRIVACY: An edited file could claim a smaller epsilon than its noise gives.
-  # The claim is proved again from the noise in the file, and the file is
-  # refused if the proof fails.
+  # PRIVACY: An edited file could claim a smaller epsilon than its noise has.
+  # Epsilon is computed again from the noise in the file, and a file with a
+  # smaller epsilon is refused.
   # Guards: plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused
   # and test_sampled_plan_with_less_noise_is_refused.
   try:

@@ -185,8 +185,9 @@ def _check_sizes(
   if sampled is None:
     return
   if sampled.population is None:
-    # PRIVACY: Delta includes the chance of a cohort above `largest_cohort`,
-    # which nobody knows without a population. Such a limit is refused.
+    # PRIVACY: Delta includes the probability of a cohort above
+    # `largest_cohort`. This probability is unknown without a population, so
+    # such a limit is refused.
     # Guard: plan_test.test_limit_of_an_unknown_population_is_refused.
     if request.largest_cohort is not None:
       raise errors.value_error(

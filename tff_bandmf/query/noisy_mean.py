@@ -237,8 +237,8 @@ class NoisyMean:
       return
     position = self._tape.position
     if position is not None:
-      # PRIVACY: More updates than clients of the ledger mean that one client
-      # sent two. All updates count.
+      # PRIVACY: If a sum has more updates than the cohort in the ledger has
+      # clients, a client sent two updates. All updates are counted.
       # Guard: run_test.test_more_updates_than_clients_are_refused.
       position.check(t, counts[0])
     released_sum = reader.release(
@@ -257,8 +257,8 @@ class NoisyMean:
     leaves, start = [], 0
     for example in tree.flatten(self.like):
       leaf = np.empty(example.size, example.dtype)
-      # PRIVACY: A part that is not written would be what was in the memory
-      # before, such as an update. Each piece is written.
+      # PRIVACY: If a part of the array were not written, it would keep earlier
+      # content, such as an update. Each piece is written.
       # Guard: noisy_mean_test.test_updates_may_be_of_any_real_numbers.
       for first in range(0, example.size, _PIECE):
         piece = leaf[first : first + _PIECE]

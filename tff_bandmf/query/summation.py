@@ -70,8 +70,9 @@ def of_squares(leaf: np.ndarray) -> float:
   """
   rows, width = rows_of(leaf.size)
 
-  # PRIVACY: A sum of squares in another order could be just below the clip
-  # where the proof has it above. The order is fixed.
+  # PRIVACY: A sum of squares in another order may round to another value, and
+  # could be just below the clip although the proof assumes a value above it.
+  # The order is fixed.
   # Guard: clipping_test.test_sum_of_squares_has_one_order.
   def added(row: int, stride: int) -> np.ndarray:
     if stride == rows:

@@ -122,8 +122,8 @@ def rows(source: source_lib.Source) -> list[document.Assumption]:
       'number that was fixed before its first round.',
       'the run: it states the number when a round starts',
       "the ledger's chain: it has this number for every started round",
-      # PRIVACY: A claim for fewer rounds than planned holds only if the number
-      # was fixed before. The reader must see this assumption.
+      # PRIVACY: A claim for fewer rounds than planned holds only if this number
+      # was fixed before the first release. The report lists this assumption.
       # Guards: report_test.test_stopped_run_claims_the_rounds_it_stated and
       # after_test.test_report_claims_the_composition.
       claim.most_rounds < claim.held.strategy.rounds,

@@ -190,8 +190,8 @@ def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
     ),
     ((run.code_sha256 or code) != code, _OTHER_CODE, ''),
     (
-      # PRIVACY: An earlier run that goes on adds to the loss later. The warning
-      # says that rounds to come count as planned.
+      # PRIVACY: An earlier run that goes on will add to the privacy loss. The
+      # warning says that its remaining planned rounds count.
       # Guards:
       # report_pages_test.test_simulated_run_that_kept_its_plan_leads_with_it,
       # public_test.test_counts_of_clients_are_not_published and

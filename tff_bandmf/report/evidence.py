@@ -96,8 +96,8 @@ def verified_ledger(
       f'highest index of the population, {highest}',
     )
     _require(
-      # PRIVACY: A ledger with more clients than the population has clients whom
-      # the claim does not know. It is refused.
+      # PRIVACY: If a ledger has more clients than the population, the claim
+      # does not cover all of them. Such a ledger is refused.
       # Guard: run_rounds_test.test_run_of_any_ids_is_reported.
       observed.clients <= run.population,
       f'clients={observed.clients}: the ledger has more clients than the '

@@ -195,8 +195,8 @@ class Cohorts:
         see `Journal.history`; or too few clients may take part to fill the
         cohort.
     """
-    # PRIVACY: A round with the cohort of another round would be recorded with
-    # clients who did not take part. Each round draws its own.
+    # PRIVACY: If a round used the cohort of another round, the ledger would
+    # have clients that did not take part. Each round draws its own cohort.
     # Guard: run_rounds_test.test_rounds_of_every_way_are_remembered.
     if self._cohort is None or self._cohort.round != t:
       self._cohort = self._draw(t)

@@ -539,8 +539,8 @@ def _is_burnt(
   # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
   released = {fingerprint for _, fingerprint in marks}
   released |= {each.result for each in attempts if each.result is not None}
-  # PRIVACY: A round that was abandoned, or released two sums, could release its
-  # noise again. Either burns it.
+  # PRIVACY: A round that was abandoned, or that released two sums, could
+  # release its noise again. It is burnt in both cases.
   # Guard: run_replay_test.test_round_whose_replay_differs_is_burnt.
   return abandoned or len(released) > 1
 
@@ -596,9 +596,9 @@ class _States:
         if isinstance(leaf, np.ndarray):
           self._arrays[id(leaf)] = weakref.ref(leaf), self._latest
 
-  # PRIVACY: A round that is finished with the state of an earlier round would
-  # be counted without its release. A state is of an earlier round if its bits
-  # or its arrays are.
+  # PRIVACY: If a round finished with the state of an earlier round, the model
+  # would lack its release. A state counts as earlier if it has the bits or the
+  # arrays of an earlier round.
   # Guards:
   # run_rounds_test.test_round_is_not_finished_with_the_arrays_of_an_earlier_one
   # and

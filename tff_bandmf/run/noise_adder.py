@@ -173,8 +173,8 @@ class NoiseAdder:
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     if self._released[0] == t:
       return chain.DIRECT
-    # PRIVACY: A process that nobody examined could release updates without
-    # noise. It gets no flag.
+    # PRIVACY: An unchecked process may release updates without noise. Its round
+    # gets no flag.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     return chain.EXAMINED if self._process_was_checked else None
 

@@ -208,8 +208,8 @@ class Round(journal_lib.Entry):
         sum; an update has another structure or shape than `like`; or there are
         more updates than clients.
     """
-    # PRIVACY: A round of a run that was closed has no lock, so another process
-    # may release it, too. It is refused.
+    # PRIVACY: After a run is closed, it has no lock, so another process may
+    # release the same round. A round of a closed run is refused.
     # Guard: run_rounds_test.test_run_that_was_closed_does_nothing.
     self._journal.check_open(self)
     clip = self._journal.l2_norm_clip

@@ -286,8 +286,8 @@ class Run:
       return
     ids = clients_lib.population(clients)
     if ids.dtype.kind == 'U':
-      # PRIVACY: Two spellings of one client would be two clients with fewer
-      # rounds each. The program is told.
+      # PRIVACY: Two spellings of one name would make two clients with fewer
+      # rounds each. The program gets a warning.
       # Guard: run_rounds_test.test_names_alike_are_named_at_the_start_of_a_run.
       self._warn_of_names(names_lib.alike(ids.tolist()))
     source = clients_lib.cohort_source(
@@ -590,8 +590,9 @@ class Run:
     """
     plan = self._plan
     by_budget = isinstance(plan.schema, participation.Budget)
-    # PRIVACY: A run that stops after it saw a model may not claim fewer rounds
-    # than it stated before. It states fewer only if it has to stop there.
+    # PRIVACY: A run that stops because of its model must not claim fewer rounds
+    # than it stated before. It states fewer rounds only if it has to stop
+    # there.
     # Guard:
     # run_until_test.test_run_that_stops_after_one_round_claims_all_rounds.
     return None if by_budget or last >= plan.rounds else last
@@ -720,8 +721,8 @@ class Run:
     # number of rounds up to the horizon.
     by_budget = isinstance(self._plan.schema, participation.Budget)
     least = min(self._rounds, self._plan.rounds)
-    # PRIVACY: A run that ends before its last round could choose its end by its
-    # releases. It is ended early only if a stop was stated.
+    # PRIVACY: A run could choose its last round by its releases. It may end
+    # early only if a stop was stated.
     # Guard: run_rounds_test.test_run_is_not_recorded_before_its_last_round.
     least = 1 if by_budget or self._stopped else least
     if self._journal.next < least and not self._ended:

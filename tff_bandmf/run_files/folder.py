@@ -361,8 +361,9 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
   return fresh if not path.exists() and fresh.exists() else path
 
 
-# PRIVACY: A key that others can compute shows who is drawn, and the
-# amplification is lost. The key is random and stays in its file.
+# PRIVACY: If others could compute the sampling key, they would know the
+# cohorts, and amplification would not hold. The key is random and stays in its
+# file.
 # Guards: run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run
 # and run_sampling_test.test_seed_has_no_part_in_sampled_cohorts.
 def _load(directory: pathlib.Path, name: str) -> key_lib.Key:

@@ -142,8 +142,9 @@ def completed(
   # budget. Each cost has an allowance for them.
   # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
   error = 64 * (strategy.bands + 64) * recursion.UNIT
-  # PRIVACY: A table of the other kind of C would give costs of other patterns.
-  # Only a C that goes on has costs by lags alone.
+  # PRIVACY: If costs by lags were used for a C that is not Toeplitz, they would
+  # be wrong. Only a C that is defined for any number of rounds has costs by
+  # lags.
   # Guard: arrivals_test.test_devices_decide_as_the_server_does.
   if strategy.goes_on:
     table, largest = _toeplitz(strategy, error)
@@ -176,8 +177,8 @@ def completed(
   )
 
 
-# PRIVACY: A sensitivity below the root of the budget would be that of fewer
-# patterns. It is the root, rounded up.
+# PRIVACY: If the sensitivity were below the root of the budget, it would not
+# cover all admitted patterns. It is this root, rounded up.
 # Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
 def bound(
   strategy: strategies.Strategy, budget: participation_lib.Budget
@@ -229,8 +230,8 @@ def _banded(
     ValueError: C does not have few bands.
   """
   rounds, bands = strategy.rounds, strategy.bands
-  # PRIVACY: Costs of some rounds alone would let others in for nothing. A C
-  # with too many costs is refused.
+  # PRIVACY: If the table lacked the costs of some rounds, these rounds would
+  # cost nothing. A C with too many costs is refused.
   # Guard: arrivals_test.test_device_rule_needs_costs_of_all_rounds.
   few = strategy.inverse_bands is None and strategy.buffers is None
   if not (few and bands < rounds):
@@ -247,8 +248,8 @@ def _banded(
   gram = np.zeros((rounds, bands))
   for start in range(0, rounds, _ROWS):
     first = np.arange(start, min(start + _ROWS, rounds))[:, np.newaxis]
-    # PRIVACY: A pair of rounds that is not in the table costs nothing. The
-    # table has all pairs within the bands.
+    # PRIVACY: If a pair of rounds were not in the table, it would cost nothing.
+    # The table has all pairs within the bands.
     # Guard: arrivals_test.test_device_rule_needs_costs_of_all_rounds.
     second = first + np.arange(bands)
     is_round = second < rounds

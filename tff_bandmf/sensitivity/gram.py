@@ -31,8 +31,8 @@ _LEAST_ROWS = 64
 ROUNDING = 1e-13
 
 
-# PRIVACY: A sensitivity below that of one pattern makes epsilon too small.
-# Tests compare it with all patterns, or with many.
+# PRIVACY: If one pattern had a larger norm than the sensitivity, epsilon would
+# be too small. Tests compare the sensitivity with all patterns, or with many.
 # Guards: families_test.test_stamped_banded_inverse_overlaps,
 # sensitivity_test.test_sensitivity_against_brute_force,
 # sensitivity_test.test_chain_of_overlapping_columns_against_all_patterns,
@@ -144,8 +144,8 @@ def _column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
   return _by_tile(strategy, lambda tile: tile.column_norms_squared())
 
 
-# PRIVACY: A weight that misses an entry of X gives a bound below the
-# sensitivity. Each row sums its heaviest pattern.
+# PRIVACY: If a weight missed an entry of X, the bound could be below the
+# sensitivity. Each row has the sum of its heaviest pattern.
 # Guards: sensitivity_test.test_bound_is_never_below_brute_force,
 # sensitivity_test.test_sensitivity_against_brute_force,
 # admission_test.test_patterns_let_in_never_exceed_the_sensitivity and
@@ -174,8 +174,8 @@ def _row_weights(
   return rows
 
 
-# PRIVACY: A chain that is not the heaviest gives too small a sensitivity. Each
-# step takes the maximum over all next rounds.
+# PRIVACY: If a heavier chain were overlooked, the sensitivity would be too
+# small. Each step takes the maximum over all next rounds.
 # Guards:
 # sensitivity_test.test_chain_of_overlapping_columns_against_all_patterns,
 # random_structures_test.test_random_patterns_never_exceed_the_sensitivity,
@@ -219,8 +219,8 @@ def _heaviest_chain(
   return float(best[-1, 0])
 
 
-# PRIVACY: A block that misses an entry of X gives too small a sensitivity. A
-# block has all rows within the bands.
+# PRIVACY: If a block missed an entry of X, the sensitivity would be too small.
+# A block has all rows within the bands.
 # Guards: admission_test.test_patterns_let_in_never_exceed_the_sensitivity and
 # sensitivity_test.test_sensitivity_against_brute_force.
 def _gram_rows(

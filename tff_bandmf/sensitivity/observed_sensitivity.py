@@ -160,8 +160,8 @@ def of_clients(
     histogram.update(dict(zip(counts.tolist(), times.tolist())))
     if gram is not None:
       heaviest_client = _heaviest(gram, rounds, starts)
-      # PRIVACY: The client with the largest sum decides. Another client would
-      # give too small a sensitivity.
+      # PRIVACY: The sensitivity of a log is the largest of any client. The
+      # client with the largest sum is kept.
       # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
       heaviest = max(heaviest, heaviest_client, key=lambda h: h.squared)
   most = max(histogram, default=0)
@@ -174,8 +174,8 @@ def of_clients(
     None if strategy is None else heaviest.sensitivity(strategy, most, costs),
     heaviest.pattern,
     None if strategy is None else strategy.digest(),
-    # PRIVACY: A cost without a table would be that of another C. There is one
-    # only with the costs of this C.
+    # PRIVACY: Without the table of costs of this C, a cost would be wrong. The
+    # result has a cost only if the table is given.
     # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
     None if gram is None or costs is None else int(heaviest.squared),
   )

@@ -58,8 +58,8 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
   return best[..., 0]
 
 
-# PRIVACY: A pattern with a round that is left out, or too close, gives a wrong
-# maximum. The next round is b rounds later.
+# PRIVACY: If the next round of a pattern were too early or too late, the
+# maximum would be wrong. The next round is at least b rounds later.
 # Guard: sensitivity_test.test_heaviest_pattern_of_random_weights.
 def with_one_more(
   best: np.ndarray, weights: np.ndarray, min_sep: int
@@ -116,8 +116,8 @@ def _window_sums(epochs: np.ndarray, count: int) -> np.ndarray:
   return sums
 
 
-# PRIVACY: A maximum that misses a later round gives too small a sensitivity. It
-# is over all later rounds.
+# PRIVACY: If the maximum missed a later round, the sensitivity would be too
+# small. It is over all later rounds.
 # Guard: admission_test.test_patterns_let_in_never_exceed_the_sensitivity.
 def _running_max(values: np.ndarray) -> np.ndarray:
   """Returns max_{j >= i} values[..., j] for each i, [..., n]."""

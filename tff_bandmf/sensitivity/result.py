@@ -46,8 +46,8 @@ def bound(squared: float, reason: str, attained: float = 0.0) -> Sensitivity:
   return Sensitivity(math.sqrt(squared), UPPER_BOUND, reason)
 
 
-# PRIVACY: A value that errs below the exact one would make epsilon too small.
-# An exact value is taken before any bound.
+# PRIVACY: If a value were below the exact sensitivity, epsilon would be too
+# small. An exact value has precedence over every bound.
 # Guard: sensitivity_test.test_sensitivity_against_brute_force.
 def better(first: Sensitivity, second: Sensitivity) -> Sensitivity:
   """Returns the exact sensitivity, if there is one, else the smaller bound."""

@@ -45,7 +45,7 @@ def sensitivity(
 one client do not overlap (bands <= min_sep)')
   """
   participation_lib.check(participation)
-  # PRIVACY: A budget has patterns that its reference schema lacks. Its
+  # PRIVACY: A budget allows patterns that its reference schema does not. So its
   # sensitivity follows from its costs.
   # Guard: stops_test.test_calibrate_meets_epsilon.
   if isinstance(participation, participation_lib.Budget):

@@ -75,8 +75,8 @@ def sensitivity(
       float(column @ column), 'largest column norm (one participation)'
     )
   min_sep = participation.separation(rounds)
-  # PRIVACY: Signs that cancel make the sum of columns smaller than that of
-  # opposite contributions. Absolute values are summed.
+  # PRIVACY: If c has negative entries, opposite contributions can have a larger
+  # norm than equal contributions. So absolute values are summed.
   # Guards: sensitivity_test.test_sensitivity_against_brute_force and
   # families_test.test_sensitivity_is_safe.
   leftmost = _leftmost_squared(np.abs(column), rounds, min_sep, k)
@@ -103,8 +103,8 @@ def sensitivity(
   majorant = np.abs(column)
   majorant[min_sep:] = np.maximum.accumulate(majorant[: min_sep - 1 : -1])[::-1]
   bound = result.bound(
-    # PRIVACY: Coefficients that do not fall have a heavier pattern than the
-    # leftmost one. Their least falling majorant bounds it.
+    # PRIVACY: If c increases, another pattern can be heavier than the leftmost
+    # pattern. The smallest non-increasing majorant of c gives a bound.
     # Guards: sensitivity_test.test_sensitivity_against_brute_force and
     # sensitivity_test.test_bound_is_never_below_brute_force.
     leftmost if fixed else _leftmost_squared(majorant, rounds, min_sep, k),
@@ -199,8 +199,8 @@ def normalized_sensitivity(
     attained = patterns.heaviest_fixed(lags(), rounds, min_sep, k)
     if fixed and (np.all(column >= 0) or strategy.bands <= 2 * min_sep):
       return result.exact(attained, 'sum of X over one epoch offset')
-    # PRIVACY: Only fixed epochs have the sum over one offset as their bound.
-    # Other schemas have heavier patterns.
+    # PRIVACY: The sum over one offset is a bound for fixed epochs alone. Other
+    # schemas allow heavier patterns.
     # Guard:
     # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
     if fixed:
@@ -262,8 +262,8 @@ def _leftmost_squared(
   sums = np.zeros((memory, min_sep))
   sums.reshape(-1)[: len(column)] = column
   sums = np.cumsum(sums, axis=0)
-  # PRIVACY: A number of like columns below 0 would shorten the sum. It is at
-  # least 0.
+  # PRIVACY: If the number of equal columns were negative, the sum would be too
+  # small. It is at least 0.
   # Guard:
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   alike = max(k - memory, 0)
@@ -342,8 +342,8 @@ def _nearest(
   for m in range(k):
     lag = next(lags, None)
     if lag is not None:
-      # PRIVACY: Each pair of rounds counts twice in the squared norm. Once
-      # would give too small a sensitivity.
+      # PRIVACY: Each pair of rounds is two terms of the squared norm. With one
+      # term, the sensitivity would be too small.
       # Guards: families_test.test_sensitivity_is_safe and
       # families_test.test_normalised_columns_against_many_patterns.
       weights[: len(lag)] += 2 * lag if m else lag

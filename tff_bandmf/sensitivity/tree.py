@@ -102,8 +102,8 @@ def decoded_sensitivity(
   )
 
 
-# PRIVACY: A pattern that is not in the tables gives too small a sensitivity.
-# The waiting times let in each pattern of the schema.
+# PRIVACY: If the tables lacked a pattern, the sensitivity would be too small.
+# The waiting times allow each pattern of the schema.
 # Guards: families_test.test_sensitivity_is_safe and
 # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
 def _heaviest(rounds: int, sizes: list[int], min_sep: int, k: int) -> float:
@@ -144,8 +144,8 @@ def _heaviest(rounds: int, sizes: list[int], min_sep: int, k: int) -> float:
   return float(max(squared for _, squared in forest))
 
 
-# PRIVACY: A pattern with k rounds that is left out gives too small a
-# sensitivity. Only more than k rounds are left out.
+# PRIVACY: If a pattern of k rounds were left out, the sensitivity would be too
+# small. Only patterns of more than k rounds are left out.
 # Guard: families_test.test_sensitivity_is_safe.
 def _joined(first: _Table, second: _Table, k: int) -> _Table:
   """Returns the table of two adjacent nodes.
@@ -172,8 +172,8 @@ def _joined(first: _Table, second: _Table, k: int) -> _Table:
   return _undominated(table, ends - 1)
 
 
-# PRIVACY: A key that is removed without a better one would take the heaviest
-# pattern with it. A better one has all waiting times no longer.
+# PRIVACY: If a key were removed without a better key, the heaviest pattern
+# could be lost. A key is better if none of its waiting times is longer.
 # Guards:
 # random_structures_test.test_random_patterns_never_exceed_the_sensitivity and
 # families_test.test_tree_of_many_rounds_needs_no_matrix.
@@ -215,8 +215,8 @@ def _levels_squared(
   return float(squared)
 
 
-# PRIVACY: A lag that is left out gives too small a sum of X. All lags below k b
-# and within the tree are there.
+# PRIVACY: If a lag were left out, the sum of X would be too small. All lags
+# below k b and within the tree are included.
 # Guard: families_test.test_sensitivity_is_safe.
 def _lags(
   rounds: int, sizes: list[int], min_sep: int, k: int

@@ -115,7 +115,7 @@ class ColumnNormalized(base.Strategy):
   def column_error(self, participations: int) -> float:
     return self.toeplitz.column_error(participations)
 
-  # PRIVACY: If rows were not divided by the norms of their columns, the
+  # PRIVACY: Entries are divided by the norms of their columns. Otherwise, the
   # sensitivity would be that of another C.
   # Guard:
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.

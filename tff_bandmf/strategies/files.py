@@ -301,8 +301,9 @@ def _from_header(
     # A file of a family without parameters may lack the key `parameters`.
     arrays = {name: _to_array(each) for name, each in header['arrays'].items()}
     strategy = _build(family, rounds, header.get('parameters', {}), arrays)
-    # PRIVACY: A file that lost its schema could be accounted for another one.
-    # The schema must be there, if only as none.
+    # PRIVACY: If a file lost its schema, another schema could be used for the
+    # accounting. The file must have the key of the schema, if only with the
+    # value null.
     # Guard: strategies_test.test_file_with_another_schema_is_refused.
     participation = _participation(header['participation'])
   except (AttributeError, KeyError, OverflowError, TypeError) as error:

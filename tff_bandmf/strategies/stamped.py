@@ -58,8 +58,8 @@ class Stamped(base.Strategy):
       self, self.block.rounds
     )
 
-  # PRIVACY: The sensitivity is the sum over tiles. A wrong number of tiles
-  # would give that of another C.
+  # PRIVACY: The sensitivity is a sum over tiles. With a wrong number of tiles,
+  # it would be the sensitivity of another C.
   # Guard:
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   def tiles(self) -> list[tuple[base.Strategy, int]]:

@@ -309,8 +309,8 @@ class BandedInverseC(RationalToeplitz):
         'compute their inverse accurately; use fewer rounds, or a series whose '
         'inverse is small'
       )
-    # PRIVACY: Coefficients of an inverse have rounding errors, and the
-    # sensitivity could be too small by them. This is their bound.
+    # PRIVACY: Coefficients of an inverse have rounding errors, which could make
+    # the sensitivity too small. This is a bound of these errors.
     # Guard: sensitivity_test.test_sensitivity_of_an_inverse_is_rounded_up.
     return float(off / (1 - off))
 

@@ -84,9 +84,8 @@ _MOST_STORED = 4
 _SMALLEST_RATIO = 1e-290
 
 
-# PRIVACY: If w were not the probability of each waiting time before round 0,
-# delta would be that of other samplers than those that draw the rounds. Both
-# use this w.
+# PRIVACY: If sampler and accountant had different probabilities w of a waiting
+# time, delta would be that of another sampler. Both use this w.
 # Guard: b_min_sep_test.test_warm_rounds_have_one_probability.
 def wait_prob(min_sep: int, sampling_prob: float) -> float:
   """Returns w, rounded down to a multiple of 2^-64; 0 for b = 1."""
@@ -96,8 +95,8 @@ def wait_prob(min_sep: int, sampling_prob: float) -> float:
   return min(int(wait * _WORDS), _WORDS // (min_sep - 1)) / _WORDS
 
 
-# PRIVACY: A law of the first eligible round that misses a part would give a
-# delta without this part. The rest of the law is at n.
+# PRIVACY: If the law of the first eligible round did not sum to 1, delta would
+# miss a part. Entry n has the rest of the probability.
 # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
 def starts(
   rounds: int, min_sep: int, wait: Optional[float] = None
@@ -125,7 +124,7 @@ def starts(
 
 
 # PRIVACY: The number of clients of a round, and so p, follows from these
-# probabilities. A p below that of the sampler would give too small a delta.
+# probabilities. If p were below the p of the sampler, delta would be too small.
 # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
 def participation(
   rounds: int, min_sep: int, sampling_prob: float, first: np.ndarray
@@ -237,8 +236,8 @@ class BMinSepMixture(importance.Mixture):
       logs[lost] = self._log_mean_of(self._log_ratios(log_gains[:, lost]))
     return logs
 
-  # PRIVACY: L sums the ratios of all patterns. A pattern without a term would
-  # not count in delta.
+  # PRIVACY: L is the sum of the ratios of all patterns. If the term of a
+  # pattern were missing, delta would be too small.
   # Guards: b_min_sep_test.test_long_gaps_do_not_lose_later_rounds and
   # b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
   def _accumulate(self, terms: np.ndarray, last: np.ndarray) -> None:
@@ -270,8 +269,8 @@ class BMinSepMixture(importance.Mixture):
     for i in range(head - 1, -1, -1):
       terms[i] += stay * terms[i + 1]
 
-  # PRIVACY: The weight of a sample is that of a pattern with these odds. With
-  # patterns of other odds, the average would not be delta.
+  # PRIVACY: The weight of a sample assumes that patterns are drawn with these
+  # odds. With other odds, the average would not be delta.
   # Guard: b_min_sep_test.test_rounds_are_drawn_with_the_tilted_odds.
   def _draw_rounds(self, rng, count, log_gains):
     """Draws S with probability proportional to P(S) e^(sum of gains over S).

@@ -92,8 +92,8 @@ class BMinSep(sampled_cohorts.Sampled):
         'smaller one'
       )
 
-  # PRIVACY: Without chance, the claim is that of this schema. A schema with
-  # fewer patterns than the sampler has would give too small a sensitivity.
+  # PRIVACY: The claim without amplification uses this schema. If the sampler
+  # had patterns that the schema lacks, the sensitivity would be too small.
   # Guard: b_min_sep_test.test_sensitivity_is_that_without_amplification.
   @property
   def schema(self) -> participation_lib.Participation:
@@ -113,8 +113,8 @@ class BMinSep(sampled_cohorts.Sampled):
       'else round 0'
     )
 
-  # PRIVACY: A p below that of the sampler would give too small a delta. It is
-  # the p with which b-min-sep sampling has this expected cohort.
+  # PRIVACY: If p were below the p of the sampler, delta would be too small.
+  # With this p, b-min-sep sampling has the given expected cohort size.
   # Guard:
   # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   def for_cohort_size(self, clients_per_round: float) -> BMinSep:
@@ -148,8 +148,8 @@ class BMinSep(sampled_cohorts.Sampled):
       'and clients_per_round',
     )
 
-  # PRIVACY: If a cold start were accounted as a warm one, delta would be that
-  # of other samplers. Only a warm start has a w.
+  # PRIVACY: If a cold start were accounted as a warm start, delta would be that
+  # of another sampler. Only a warm start has a w.
   # Guard:
   # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   @property

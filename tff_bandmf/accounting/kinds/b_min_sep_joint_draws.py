@@ -62,8 +62,8 @@ class _States(NamedTuple):
   orders: np.ndarray
   after: np.ndarray
 
-  # PRIVACY: Delta sums over the states of the copies. A wrong number of orders
-  # or a wrong next state would give the sum of another sampler.
+  # PRIVACY: Delta is a sum over the states of the copies. With a wrong number
+  # of orders or a wrong next state, it would be the delta of another sampler.
   # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
   @classmethod
   @functools.lru_cache(maxsize=8)

@@ -161,8 +161,8 @@ class BallsInBinsMixture(importance.Mixture):
     return loss, products.mean(axis=1)
 
 
-# PRIVACY: A product between bins that is too small would give too small a loss.
-# G sums the columns of each bin.
+# PRIVACY: If an inner product of two bins were too small, losses would be too
+# small. G has the inner products of the sums of columns of each bin.
 # Guard: balls_in_bins_test.test_gram_is_that_of_the_bins.
 def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   """Returns G, the inner products of the contributions of the bins.

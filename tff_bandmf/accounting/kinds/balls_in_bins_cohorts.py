@@ -43,8 +43,8 @@ class BallsInBins(sampled_cohorts.Sampled):
   flags: ClassVar[Mapping[str, str]] = {'min_sep': 'bins'}
   bins: int = attrs.field(converter=_bins)
 
-  # PRIVACY: Without chance, the claim is that of this schema. A schema with
-  # fewer patterns than a bin has would give too small a sensitivity.
+  # PRIVACY: The claim without amplification uses this schema. If the schema
+  # lacked the rounds of a bin, the sensitivity would be too small.
   # Guard: balls_in_bins_test.test_gram_is_that_of_the_bins.
   @property
   def schema(self) -> participation_lib.Participation:

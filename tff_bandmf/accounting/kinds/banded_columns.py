@@ -54,7 +54,7 @@ class Columns:
     return gram
 
   # PRIVACY: Losses are computed from these columns. If a column were missing,
-  # its round would cost nothing.
+  # its round would add no loss.
   # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
   @functools.cached_property
   def _blocks(self) -> list[tuple[slice, slice, np.ndarray]]:

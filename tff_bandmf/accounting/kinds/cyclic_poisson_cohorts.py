@@ -219,8 +219,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       'the rounds',
       'a group without a round never takes part',
     )
-    # PRIVACY: A group can have one round more than others, and a number that is
-    # rounded down would not count it. T is rounded up.
+    # PRIVACY: Some groups can have one round more than others. If T were
+    # rounded down, this round would not count. T is rounded up.
     # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
     return -(-strategy.rounds // groups)
 

@@ -162,9 +162,9 @@ def _parts(event: Any, count: int) -> tuple[poisson.Mechanism, ...]:
   if isinstance(event, dp_accounting.PoissonSampledDpEvent):
     inner, prob = event.event, event.sampling_probability
   noise = float(getattr(inner, 'noise_multiplier', 0.0))
-  # PRIVACY: A mechanism without noise, or one that is taken for another one,
-  # would get a guarantee that it does not have. Only Gaussian and Laplace noise
-  # counts here.
+  # PRIVACY: If a mechanism had no noise, or were mistaken for another
+  # mechanism, its guarantee would be false. Only Gaussian and Laplace noise is
+  # accepted here.
   # Guard: releases_test.test_release_without_a_guarantee_is_refused.
   if 0 < noise < math.inf:
     if isinstance(inner, dp_accounting.GaussianDpEvent):

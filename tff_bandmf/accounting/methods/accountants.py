@@ -65,15 +65,15 @@ class Accountant(abc.ABC):
       strategy, schema
     )
     # PRIVACY: The matrix of the noise may have a larger sensitivity than the
-    # one computed in float64, and noise for the latter would be too small.
+    # float64 matrix, and noise for the float64 matrix would be too small.
     # `exact_noise` is the noise multiplier for the larger sensitivity.
     # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
     self.error = sensitivity_lib.rounding(
       strategy, schema.participations(strategy.rounds)
     )
 
-  # PRIVACY: The sensitivity has rounding errors, and a loss for the multiplier
-  # itself would be too small. The multiplier is divided by their bound.
+  # PRIVACY: The sensitivity has rounding errors, so losses could be too small.
+  # The noise multiplier is divided by a bound of these errors.
   # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
   def exact_noise(self, noise_multiplier: float) -> float:
     """Returns the noise multiplier for the sensitivity without its error."""
@@ -151,8 +151,8 @@ class Exact(Accountant):
 
   def claim(self, noise_multiplier, delta, samples):
     noise = self.exact_noise(noise_multiplier)
-    # PRIVACY: The run may stop, and an epsilon at the whole `delta` would be
-    # too small. Epsilon is for what the stops leave of `delta`.
+    # PRIVACY: The run may stop, and epsilon at the whole `delta` would be too
+    # small. Epsilon is for `delta` minus the part of the stops.
     # Guard: stops_test.test_delta_of_a_claim_covers_the_stops.
     for share in stops.SHARES:
       epsilon = self.epsilon(noise, (1 - share) * delta)
@@ -204,14 +204,14 @@ class Gaussian(Exact):
         log and rounded up. If None, it is computed for `schema`.
       clients_per_unit: largest number of clients of one unit of privacy.
     """
-    # PRIVACY: A log can show more than the schema of the plan allows. If the
-    # sensitivity that was observed were dropped, the claim would be that of the
-    # schema.
+    # PRIVACY: A log can have more participations than the schema of the plan
+    # allows. If the observed sensitivity were ignored, epsilon would be too
+    # small.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     super().__init__(strategy, schema, sensitivity)
-    # PRIVACY: A sensitivity computed for the schema has rounding errors, and
-    # epsilon without a bound of them would be too small. Only an observed
-    # sensitivity is rounded up already.
+    # PRIVACY: A sensitivity computed for the schema has rounding errors, so
+    # epsilon could be too small. A bound of these errors is added, but not to
+    # an observed sensitivity, which is already rounded up.
     # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
     # test_log_without_a_sensitivity_is_rounded_up.
     if sensitivity is not None:
@@ -310,8 +310,8 @@ class Sampled(Accountant):
       if amplified is None:
         self._notice_no_amplification(mixture, options.samples)
       else:
-        # PRIVACY: The bound is that of fresh samples. The epsilon that pilot
-        # samples chose has no proof.
+        # PRIVACY: An epsilon from pilot samples has no proof. The bound comes
+        # from new samples.
         # Guard: balls_in_bins_test.test_calibrated_noise_meets_the_true_delta.
         bound = amplified[1]
     bound = _of_program(bound, growth)
@@ -327,9 +327,9 @@ class Sampled(Accountant):
       bound if bound.total < unamplified.total else unamplified, growth
     )
     # P <= e^growth P' + delta <= e^epsilon P' + (e^growth - e^epsilon) + delta.
-    # PRIVACY: Rounding errors move the means of the noise, and delta at an
-    # epsilon below their part would be too small. Delta grows by the
-    # difference.
+    # PRIVACY: Rounding errors move the means of the noise. At an epsilon below
+    # the part of these errors, delta would be too small. The difference is
+    # added to delta.
     # Guard:
     # accounting_cohorts_test.test_moved_means_raise_an_amplified_epsilon.
     more = max(0.0, _exp(growth) - _exp(epsilon))

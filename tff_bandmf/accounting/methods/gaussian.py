@@ -109,9 +109,9 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
   # `gaussian_epsilon` of the result is rounded up, and must not exceed
   # `epsilon`. So the target is slightly below `epsilon`.
-  # PRIVACY: Calibration and report compute epsilon with rounding errors of
-  # their own. Noise for the epsilon itself could be reported as more than was
-  # asked, so the target is below it.
+  # PRIVACY: Calibration and report compute epsilon with different rounding
+  # errors. The report of noise for exactly the given epsilon could state a
+  # larger epsilon, so the target is slightly smaller.
   # Guards: gaussian_test.test_noise_multiplier_rounds_up and
   # gaussian_test.test_calibrated_noise_reports_no_more_than_was_asked.
   target = epsilon * (1 - _CALIBRATION_MARGIN)

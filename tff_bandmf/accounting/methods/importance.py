@@ -243,8 +243,8 @@ def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
   ]
 
 
-# PRIVACY: The average of the samples is delta only with this weight, and their
-# bound holds only for this normalizer. Tests compare both with known deltas.
+# PRIVACY: The mean of the samples is delta only with this weight. Their bound
+# holds only for this normalizer. Tests compare both with known deltas.
 # Guard: importance_test.test_values_respect_their_bound_and_average_to_delta.
 def remove(
   mixture: Mixture, epsilon: float, tilt: Tilt, log_normalizer: float
@@ -270,8 +270,8 @@ def remove(
   )
 
 
-# PRIVACY: The average of the samples is delta only with this weight, and their
-# bound holds only for this normalizer. Tests compare both with known deltas.
+# PRIVACY: The mean of the samples is delta only with this weight. Their bound
+# holds only for this normalizer. Tests compare both with known deltas.
 # Guard: b_min_sep_test.test_separation_of_one_is_poisson_sampling.
 def add(mixture: Mixture, epsilon: float) -> Direction:
   """Returns the way to sample delta with the client added."""

@@ -81,8 +81,7 @@ class Samples:
     _checks.positive(
       'failure_probability', self.failure_probability, '1e-8 is usual'
     )
-    # PRIVACY: A bound that may fail with probability 1 says nothing. It is
-    # refused.
+    # PRIVACY: A failure probability of 1 would allow any bound. It is refused.
     # Guard: balls_in_bins_test.test_samples_out_of_range_are_refused.
     if self.failure_probability >= 1:
       raise errors.value_error(
@@ -336,8 +335,8 @@ def _tuned(
   eta = min(
     _LARGEST_ETA / direction.bound, math.sqrt(2 * log_term / (samples * square))
   )
-  # PRIVACY: A margin that is too small gives a bound that fails more often than
-  # stated. This is the margin of the formula, for the eta that is returned.
+  # PRIVACY: If the margin were too small, the bound would fail more often than
+  # stated. The margin follows from the formula, for the returned eta.
   # Guard: monte_carlo_test.test_samples_of_the_bound_are_used_once.
   return eta * square / 2 + log_term / (eta * samples), eta
 
@@ -353,8 +352,8 @@ def _average(
   sums = np.zeros(3)
   with _blas.one_thread():
     for start in range(0, count, chunk):
-      # PRIVACY: Averages of more or fewer draws than their number would be
-      # wrong. The last chunk is as long as what is left.
+      # PRIVACY: If a chunk had too many or too few draws, the average would be
+      # wrong. The last chunk has exactly the remaining draws.
       # Guard: monte_carlo_test.test_samples_of_the_bound_are_used_once.
       x = direction.draw(rng, min(chunk, count - start))
       sums += x.sum(), x @ x, np.log1p(-direction.eta * x).sum()

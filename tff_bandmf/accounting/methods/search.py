@@ -124,7 +124,7 @@ def least(
     if log_x >= math.log(start):
       return None
     # PRIVACY: Each attempt may confirm a wrong x with its failure probability.
-    # It gets the share of all attempts.
+    # So each attempt gets an equal share of the whole failure probability.
     # Guard: monte_carlo_test.test_attempts_share_the_failure_probability.
     bound = attempted(
       *problem(math.exp(log_x)),

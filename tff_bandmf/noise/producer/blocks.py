@@ -214,8 +214,9 @@ def for_rounds(
     far[:, (first - 1 - np.arange(terms)) % ring_rows] = before
   if recursion.keeps == recursion_lib.PAST_Y:
     return PastYBlock(first, z_steps * scale, row, 0, far, near, terms)
-  # PRIVACY: Noise of a smaller deviation makes epsilon larger than claimed. The
-  # diagonal of C^-1 D is the scale of z itself.
+  # PRIVACY: Noise of a smaller standard deviation would make epsilon larger
+  # than claimed. The diagonal entry of C^-1 scales the normals of the round
+  # itself.
   # Guard: stream_test.test_noise_is_that_of_the_recursion.
   near = near + np.diag(scale)
   sizes = z_steps * (np.abs(before).sum(1) + np.abs(near).sum(1))
@@ -278,7 +279,7 @@ class PastYBlock(Block):
   def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
     mean = self._mean_of_past(chunk) if self.terms else z
     # PRIVACY: If y were written over z, later rounds would use a wrong z. y has
-    # memory of its own.
+    # its own memory.
     # Guard: stream_test.test_noise_is_that_of_the_recursion.
     y = chunk.work.array('y', z.shape)
     # Bounds of sum_s |w_ts| |y_s|, over the ring and over the block.
@@ -313,8 +314,8 @@ class PastYBlock(Block):
     if len(chunk.bounds):
       chunk.bounds[self.row : self.row + self.rounds] = largest
 
-  # PRIVACY: A coordinate in doubt must be rounded with its own past. Another
-  # one would give another y than the ideal one.
+  # PRIVACY: If a coordinate in doubt were rounded with the past of another
+  # coordinate, y would not be the ideal y. It is rounded with its own past.
   # Guard: exact_noise_test.test_coarse_fast_path_gives_the_same_bits.
   def _decide(
     self, r: int, y: np.ndarray, chunk: Chunk, column: int, coordinate: int

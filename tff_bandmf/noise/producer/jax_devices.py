@@ -194,15 +194,15 @@ class Devices(block_makers.Maker):
     with jax_generator.precise():
       if len(memory):
         # PRIVACY: Later rounds are computed from the rounded y. If a correction
-        # did not reach the memory, they would be noise of another C.
+        # did not reach the memory, their noise would be that of another C.
         # Guard:
         # exact_noise_test.test_device_that_rounds_otherwise_is_corrected.
         self._memories[i] = result.memory.at[:, where].set(memory[:, wrong])
       if result.y is not None:
         self._y[i] = result.y.at[:, where].set(y[:, wrong])
-    # PRIVACY: The device's bounds do not count columns that were NaN there. If
-    # later rounds had them alone, their bounds of errors could be too small,
-    # and a rounding in doubt would be missed.
+    # PRIVACY: The bounds of a device do not count columns that are NaN on the
+    # device. If later rounds used only these bounds, the bounds of errors could
+    # be too small, and a rounding in doubt would be missed.
     # Guard: exact_noise_test.test_bounds_on_devices_count_each_column.
     self._bounds[i] = np.maximum(self._bounds[i], chunk.bounds)
 
@@ -346,8 +346,8 @@ def _past_y(memory, z, weights, bounds, row, terms):
     for r in range(together):
       v, total = noise[r] + means[r], totals[r]
       for s in range(r):
-        # PRIVACY: The host computes y from the rounded y of earlier rounds.
-        # Devices that use other values would make another y.
+        # PRIVACY: The host computes y from the rounded y of earlier rounds. If
+        # a device used other values, its y would differ.
         # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
         v += own[r, s] * new[s][0]
         total += jnp.abs(own[r, s]) * new[s][1]

@@ -127,8 +127,8 @@ def unpack(
     raise ValueError(DAMAGED) from None
   header = [MAGIC, VERSION, tape_id, round_index, first, count]
   expected = np.array(header, '<i8')
-  # PRIVACY: Noise of another round or tape could be removed by a difference of
-  # releases. The header must be that of this round.
+  # PRIVACY: If a round used the noise of another round or tape, the noise would
+  # cancel in a difference of releases. The header must be that of this round.
   # Guard: tape_release_test.test_file_of_another_round_is_refused.
   if packed[: expected.nbytes] != expected.tobytes():
     raise ValueError(OTHER)

@@ -227,8 +227,9 @@ class _Folder:
     genuine = self._check(
       tf.reduce_all(
         tf.equal(
-          # PRIVACY: Noise of another round or tape could be removed by a
-          # difference of releases. The header must be that of this round.
+          # PRIVACY: If a round used the noise of another round or tape, the
+          # noise would cancel in a difference of releases. The header must be
+          # that of this round.
           # Guard: tape_release_test.test_file_of_another_round_is_refused.
           tf.bitcast(tf.reshape(header, [-1, 2]), tf.int64),
           tf.stack([tf.cast(word, tf.int64) for word in expected]),
