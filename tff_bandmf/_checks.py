@@ -122,7 +122,7 @@ def real_array(name: str, values: object) -> np.ndarray:
       f'{name}={type(values).__name__}: must have rows of one length; give an '
       'array of numbers'
     ) from error
-  # NumPy makes a number of a bool that stands among numbers.
+  # NumPy converts a bool in a list of numbers to a number.
   has_bool = not isinstance(values, np.ndarray) and any(
     isinstance(value, (bool, np.bool_))
     for value in np.array(values, object).ravel()

@@ -32,7 +32,7 @@ else:
   import tomli as tomllib
 
 _BARE_KEY = re.compile(r'[A-Za-z0-9_-]+')
-# Opening with these flags follows no link, and never waits at a pipe.
+# With these flags, `open` follows no link and never waits for a pipe.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -130,7 +130,7 @@ class Composition:
           *([_of_rho(math.fsum(rhos), left)] if rhos else []),
         ]
       except ValueError:
-        # The noise is too little for a claim without amplification.
+        # The noise is too small for a claim without amplification.
         certain = bounds
       if _epsilon(certain) <= _epsilon(bounds):
         bounds = certain

@@ -295,7 +295,7 @@ class Guarantee:
       and observed.keeps(schema, self.strategy.rounds)
       and logged.exact_noise < self.exact_noise
     ):
-      # `self` and `logged` both hold, and `self` has the smaller epsilon.
+      # Both guarantees hold, and `self` has the smaller epsilon.
       return self
     return logged
 

@@ -149,7 +149,8 @@ class Runs:
     clients = statement.clients_per_round
     sizes = probes.cohort_sizes(clients)
     usual = probes.ordinary(clients)
-    # Enough releases for a small error of the contribution of B clients.
+    # This number of releases makes the error of the contribution of B clients
+    # small.
     error = self._reach() / clients / _ERROR
     repetitions = math.ceil(min(error**2, _RELEASES) / 2)
     self.ordinary = list(
@@ -277,7 +278,7 @@ def divisor(runs: Runs) -> answers_lib.Answer:
     if name in intervals and reference in intervals:
       bounds.add(name, _change(intervals[name], intervals[reference]))
   sums = runs.sums or {}
-  # The scalar has the updates of others.
+  # Other clients put their updates into the scalar.
   each = {
     name: sums[name][:-1] / sizes[name][0].clients
     for name in sizes
@@ -309,7 +310,7 @@ def _change(
     return math.inf, math.inf
   with np.errstate(divide='ignore', invalid='ignore'):
     least, most = np.divide(contribution, np.maximum(other, 0.0)[::-1]).tolist()
-  least = 0.0 if math.isnan(least) else least  # Nothing is known of 0 / 0.
+  least = 0.0 if math.isnan(least) else least  # 0 / 0 is unknown.
   if math.isnan(most):
     return max(least - 1, 0.0), math.nan
   return max(least - 1, 1 - most, 0.0), max(1 - least, most - 1)

@@ -49,7 +49,7 @@ _DIRECTIONS = 8
 # The clients that attack.
 _BOTH = 'all clients', 'one client'
 _ALL = _BOTH[:1]
-# Norm, in clips, of the update of a client that only fills a round. Some
+# Norm, in clips, of the update of a client that does not attack. Some
 # aggregators refuse updates of zero.
 _TINY = 1e-9
 
@@ -472,8 +472,8 @@ class Subject:
         sent = self.cohort(cohort, one.like)
         means = []
         refusals = []
-        # Both runs have the round at one time, so that a seed from the clock is
-        # the same in both.
+        # Both runs execute the round at the same time, so that a seed from the
+        # clock is the same in both.
         for run in (one, other):
           try:
             means.append(self.statement.sum_per_mean * run.round(*sent))

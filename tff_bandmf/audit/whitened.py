@@ -171,7 +171,7 @@ def correlations(
     nonlocal tests
     values = np.abs(values)
     tests += values.size
-    # The largest number that is not NaN; all tests get one limit.
+    # Largest number that is not NaN. All tests have the same limit.
     largest.append((float(values.max(initial=0.0)), name))
 
   for group in noises:

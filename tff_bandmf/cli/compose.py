@@ -93,7 +93,7 @@ def _check_listed(runs: Sequence[str]) -> None:
       continue
     record = run_json.RunRecord.read(pathlib.Path(run))
     records.append(record)
-    # Another path or a copy of the folder is the same run.
+    # Another path or a copy of a folder has the same run.
     if record.run_id in listed:
       raise errors.value_error(
         f'runs={run}: is named twice: it is the run {listed[record.run_id]}; '

@@ -45,7 +45,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
   """
   try:
     status = _run(list(sys.argv[1:] if arguments is None else arguments))
-    if sys.stdout is not None:  # It is None if a program closed it.
+    if sys.stdout is not None:  # The stream is None if a program closed it.
       sys.stdout.flush()
     return status
   except BrokenPipeError:
@@ -156,7 +156,7 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
 
     return commands.missing(name, _missing(error, arguments[1:]))
   if isinstance(error, click.BadParameter) and error.param is not None:
-    # click says '... is not ...' of the value, which it may put in quotes.
+    # click's message is '... is not ...', with the value perhaps in quotes.
     value, _, rule = error.message.rpartition(' is ')
     value = value.strip('\'"')
     return errors.invalid(

@@ -32,8 +32,8 @@ _NEXT_LINES = 10.0
 _LARGEST_EPSILON = 20.0
 _LARGEST_DELTA = 1e-3
 
-# Keys about the noise. `describe` sets them to None; a command that chooses the
-# noise overwrites them.
+# Keys for the noise. `describe` sets them to None, and a command that chooses
+# the noise sets their values.
 _NOISE_KEYS = (
   'clip',
   'noise_multiplier',

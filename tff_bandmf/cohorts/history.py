@@ -20,8 +20,8 @@ import numpy as np
 from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
 
-# Stands for the last round of a client without rounds. Runs have at most 2^30
-# rounds, so the difference of this number and any round fits in int32.
+# Value in place of the last round of a client without rounds. Runs have at most
+# 2^30 rounds, so the difference of this number and any round fits in int32.
 _NEVER = -(2**30)
 MAX_ROUNDS = 2**30
 # Largest count that 16 bits hold.

@@ -57,13 +57,14 @@ for _word in {*_MISSING, *map(str.upper, _MISSING), *map(str.title, _MISSING)}:
   for _first in {_word[0].lower(), _word[0].upper()}:
     for _last in {_word[-1].lower(), _word[-1].upper()}:
       _ENDS_OF_MISSING[256 * ord(_first) + ord(_last)] = True
-# ASCII characters that a name may have, and what closes an opening one.
+# ASCII characters that a name may have, and the closing character of each
+# opening one.
 _ALLOWED = bytes(set(range(32, 127)) - {ord('"')})
 _CLOSING = np.zeros(256, np.uint8)
 for _first, _last in zip("'`{([<", "'`})]>"):
   _CLOSING[ord(_first)] = ord(_last)
 _CLOSES = np.isin(np.arange(256), _CLOSING[_CLOSING > 0])
-# Unicode categories of characters that are not seen, or are half a character.
+# Unicode categories of invisible characters, and of half characters.
 _UNSEEN_CATEGORIES = ('Cc', 'Cf', 'Cs', 'Co', 'Cn', 'Zl', 'Zp', 'Zs')
 # First and last of the other characters that Unicode shows as nothing
 # (Default_Ignorable_Code_Point), of an empty Braille cell, and of the character
@@ -353,7 +354,7 @@ def _respelled(column: Column) -> Column:
   if b'  ' in text:
     dropped[1:] |= (content[1:] == ord(' ')) & (content[:-1] == ord(' '))
   if (ends - starts).sum() < len(content):
-    # Each byte between the start and the end of its text has the sum 1.
+    # The sum is 1 at each byte between the start and the end of a text.
     inside = np.zeros(len(content) + 1, np.int8)
     inside[starts] += 1
     inside[ends] -= 1
@@ -532,7 +533,7 @@ class Register:
       name, spelling = name[left], spelling[left]
     order = np.argsort(spelling)
     name, spelling = name[order], spelling[order]
-    # Neighbours of one spelling differ if it has two names at all.
+    # If a spelling has two names, two neighbours of this spelling differ.
     differ = (spelling[1:] == spelling[:-1]) & (name[1:] != name[:-1])
     if not differ.any():
       return None

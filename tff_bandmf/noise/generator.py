@@ -42,7 +42,7 @@ EXTENDED_BELOW = 2**39
 # max(1, |z|) for `scipy.special.ndtri`, 2^-42.4 for words that are not read.
 # Guard: normal_error_test.test_inverse_cdf_is_within_its_bound.
 ERROR = 2.0**-42
-# Bound of |z| wherever `fill` gives a number: k is 1 at least.
+# Bound of |z| where `fill` returns a number, since k is at least 1 there.
 MOST_DEVIATIONS = 9.25
 
 # Words of the first stream are w; stream j has the words e_j.

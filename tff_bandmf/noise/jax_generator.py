@@ -29,8 +29,9 @@ from tff_bandmf.noise import key as key_lib
 # Array or number, of JAX or NumPy.
 Array = Any
 
-# Words of 'expand 32-byte k', and the number of double rounds: each consists
-# of quarter rounds of all columns and then of all diagonals [RFC 8439, 2.3].
+# ChaCha20's constant words, 'expand 32-byte k', and its number of double
+# rounds. A double round has quarter rounds of all columns, then of all
+# diagonals [RFC 8439, 2.3].
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _DOUBLE_ROUNDS = 10
 # Indices of the words of each column and then of each diagonal [RFC 8439, 2.3].

@@ -210,7 +210,7 @@ class KeyUse:
       self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _LINES, 1)
 
   def _lock(self, command: int, kind: int, start: int, count: int) -> None:
-    # `struct flock` of Linux. The lock belongs to the open file instead of the
+    # Linux's `struct flock`. The lock belongs to the open file instead of the
     # process.
     fcntl.fcntl(
       self._handle,

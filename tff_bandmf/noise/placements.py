@@ -57,9 +57,9 @@ class Tape(Placement):
     devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
     memory_copies: maximum number of rows of past noise, each of the model's
-      size, >= 0; None means no limit. If C^-1 has few bands and needs more past
-      normals, none are kept, and they are made again. The noise has the same
-      bits.
+      size, >= 0; None means no limit. If C^-1 has few bands and needs more
+      rows, no past normals are kept, and the producer computes them again. The
+      noise has the same bits.
     definition: path of the file that holds the numbers of the noise. A new run
       writes it. With it, the run can go on on another machine; None means no
       file.

@@ -215,6 +215,6 @@ class Position:
 
   def _write(self, round_index: int, attempt: int, clients: int) -> None:
     content = f'{self.run} {round_index} {attempt} {clients}'.encode()
-    # No sync: a power cut can restore an older position, which does no harm,
-    # since a program that starts again calls `close` before its first round.
+    # The file is not synced. A power cut can restore an older position, but a
+    # program that starts again calls `close` before its first round.
     _files.write(self._file, content, mode=0o600, durable=False)

@@ -90,12 +90,12 @@ GAP = strategies.PARAMETERS['gap'].default
 # The same distance for a search whose result is only the start of another
 # search.
 _START_GAP = 1e-3
-# Number of evaluations after which the strategy of X(M) is computed again. A
-# search whose result is proved goes on until so many evaluations have decreased
-# the loss by less than this fraction of the gap.
+# Number of evaluations after which the strategy of X(M) is computed again.
+# After its result is proved, a search ends if as many evaluations decreased the
+# loss by less than this fraction of the gap.
 _CHECK_EVERY, _PATIENCE, _WORTH = 10, 10, 1e-3
-# The number of these evaluations for small n, multiplied by n. Searches for L
-# take few evaluations, so they take twice this number.
+# For small n, this number divided by n evaluations are between two checks. A
+# search for L needs few evaluations, so it has twice as many.
 _PATIENCE_OF_SMALL = 1200
 # Steps of Newton's method after a search that ends without proof, the largest
 # entry of the gradient at which they end, and most evaluations of a step.
@@ -399,7 +399,7 @@ class _Dual:
         )
         gram = tf.matmul(decoder, decoder, transpose_a=True)
         by_roots = 2 * tf.linalg.matvec(vectors**2, slope * values)[:, None]
-      # The terms with the gradient of T, X(M) / 2 by M.
+      # The terms with the gradient of T by M, which is X(M) / 2.
       along = tf.reduce_sum(gram * m) / 2
       along += tf.reduce_sum(by_roots / tf.stop_gradient(roots) * roots)
       trace += along - tf.stop_gradient(along)
@@ -521,7 +521,7 @@ def optimize_dense(
     watched = attrs.evolve(
       problem, callback=callback and (lambda _: callback(dual.loss))
     )
-    # `dual` holds its best strategy, in whichever way the search ends.
+    # `dual` has the best strategy, even if the search ends by an exception.
     try:
       while left > 0 and not interrupted and dual.gained(before):
         before = dual.loss

@@ -252,8 +252,8 @@ def pairs(rounds: int, schema) -> np.ndarray:
 def columns_of_rows(rows: tf.Tensor) -> tf.Tensor:
   """Returns columns[j, s] = rows[j + s, s], 0 where j + s >= n, [n, bands]."""
   n, bands = rows.shape
-  # A row of the transposed matrix is one entry longer after this, so that the
-  # same numbers, read in order, move one column to the left in each row.
+  # Each row of the transposed matrix gets one more entry. In rows of the old
+  # length, the same numbers then move one column to the left from row to row.
   flat = tf.reshape(tf.transpose(rows), [-1])
   moved = tf.reshape(tf.pad(flat, [[0, bands]]), [bands, n + 1])[:, :n]
   inside = np.add.outer(np.arange(bands), np.arange(n)) < n
@@ -310,7 +310,8 @@ def _heaviest(weights: tf.Tensor, problem: solver.Problem) -> tf.Tensor:
       return np.arange(np.argmax(sums), n, b)[:k]
     if b == 1:
       return np.argsort(weights)[-k:]
-    # Row m of `sums` is the largest sum of m + 1 rounds, by the first of them.
+    # Row m of `sums` has the largest sums of m + 1 rounds, one for each first
+    # round.
     best, sums = np.zeros_like(padded), list[np.ndarray]()
     for _ in range(k):
       sums.append(weights + best[b : b + n])
@@ -481,7 +482,8 @@ class Loss(solver.Loss):
       if callable(problem.objective):
         error = tf.cast(problem.objective(e), tf.float64)
         return tf.math.log(error) + noise, tf.math.log(e) + noise
-      # No e exceeds `scale`, so that no power of e overflows.
+      # The quotient of e and `scale` is at most 1, so its powers do not
+      # overflow.
       scale = tf.stop_gradient(tf.reduce_max(e))
       total = tf.reduce_sum(tf.exp(log_weights) * (e / scale) ** power)
       loss = tf.math.log(total) / power + tf.math.log(scale)

@@ -331,7 +331,7 @@ def _scheduled_max(
   log_error = scipy.special.logsumexp(norm * log_e) / norm
   by_e = np.exp((norm - 1) * log_e - (norm - 1) * log_error)
   b *= 2 * by_e[:, None]
-  # Entry l of `by_v` is the sum of the entries [s, s - l] of the gradient.
+  # by_v[l] = sum_s by_rows[s, s - l].
   padded = np.zeros((n, 2 * n))
   padded[:, n:] = workload.summed_back(b)
   row, entry = padded.strides

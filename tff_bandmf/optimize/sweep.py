@@ -121,7 +121,7 @@ def sweep(
         i = best_of((int(np.abs(grid - near).argmin()), *_MIDDLE))
       for distance in _STEPS:
         i = best_of((i, i - distance, i + distance))
-      # The samples of the noise may have changed since, so that losses differ.
+      # The samples of the noise may have changed since this loss was computed.
       best = None
       loss(grid[i])
       is_inside = np.isfinite(at(i)) and 0 < i < len(grid) - 1

@@ -126,7 +126,7 @@ class _Settled:
     """Returns E, and its gradient by q, [m + 1]."""
     v = self._v
     steps = np.arange(len(q), dtype=float)
-    weighted = steps[:-1]  # p'_j is weighted_j p_j.
+    weighted = steps[:-1]  # `weighted` gives p'_j = weighted_j p_j.
     sums = np.cumsum(q)
     limit = 1 / sums[-1]
     p = 1 - limit * sums[:-1]

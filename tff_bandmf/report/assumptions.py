@@ -48,7 +48,8 @@ def rows(source: source_lib.Source) -> list[document.Assumption]:
   else:
     examined = claim.observed.examined or elsewhere
     process = run.process if run.process and examined else _UNCHECKED
-  # A row is the assumption, its enforcer, its check, and whether it is made.
+  # A row has the assumption, its enforcer, its check, and whether the claim
+  # needs it.
   table = (
     (
       f'A client sends at most one update a round, and {clipped}.',

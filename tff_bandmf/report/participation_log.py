@@ -564,7 +564,7 @@ def _paths(path: pathlib.Path) -> list[pathlib.Path]:
         errors.invalid(f'log={path}: there is no such file; give a log')
       )
     return [path]
-  # Programs that write folders of Parquet add such names for themselves.
+  # Programs that write folders of Parquet add files with such names.
   entries = sorted(
     each for each in path.iterdir() if not each.name.startswith(('.', '_'))
   )

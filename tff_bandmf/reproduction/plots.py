@@ -18,7 +18,7 @@ with errors.importing('a plot'):
 
 # Label, places and values of a line.
 _Line = tuple[str, Any, Any]
-# Rounds and min_sep of the drawn matrices; so few that single entries are seen.
+# Rounds and min_sep of the drawn matrices, small enough to show single entries.
 _PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16
 # Setting of [BandMF23, Table 2].
 _ROUNDS, _MIN_SEP, _DELTA = 2052, 342, 1e-6

@@ -29,10 +29,10 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram, patterns, result
 from tff_bandmf.strategies import base
 
-# Largest rounds * bands for which the Gram matrix is computed, in about 2
-# seconds.
+# Largest rounds * bands for which the Gram matrix is computed; at this limit it
+# takes about 2 seconds.
 _QUICK_GRAM = 10**7
-# Largest number of sums p_e(m) that are computed, in some seconds.
+# Largest number of sums p_e(m); at this limit they take some seconds.
 _QUICK_LAGS = 10**9
 
 
@@ -269,7 +269,8 @@ def _leftmost_squared(
   alike = max(k - memory, 0)
   squared = alike * float(sums[-1] @ sums[-1])
   k, rounds = k - alike, rounds - alike * min_sep
-  # The sum is 0 from `memory` epochs after the last participation on.
+  # The sum is 0 in all rounds at least `memory` epochs after the last
+  # participation.
   epochs = min(-(-rounds // min_sep), k + memory)
   r = np.arange(epochs)
   total = sums[np.minimum(r, memory - 1)]

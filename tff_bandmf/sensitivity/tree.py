@@ -28,7 +28,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import patterns, result
 from tff_bandmf.strategies import tree
 
-# Largest number of entries of X that are computed, in some seconds.
+# Largest number of computed entries of X; at this limit they take some seconds.
 _QUICK_LAGS = 10**9
 # Limits of the function `_joined`: the largest number of array entries, and the
 # largest number of pairs of keys. At either limit, it takes about a second.

@@ -33,13 +33,14 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 # Terms of the first block of a series; each next block is twice as long.
 _FIRST_BLOCK = 4096
-# Most terms that NumPy filters in less time than the import of scipy.signal.
+# Largest number of terms that NumPy filters faster than scipy.signal is
+# imported.
 _FEW = 256
 # Relative distance from the limit at which a series counts as converged.
 _CONVERGED = 1e-12
 # Size of the filter's state below which the rest of a series counts as 0.
 _VANISHED = 1e-100
-# Most rounds for computations that take O(n^2) time.
+# Largest number of rounds for computations of O(n^2) time.
 _MAX_QUADRATIC_ROUNDS = 200_000
 
 
@@ -471,7 +472,7 @@ def _errors_to_the_limit(
   memory = max(len(top), len(bottom))
   state = np.zeros(memory - 1)
   total = bottom.sum()
-  # NaN if there is no limit; then no term counts as converged.
+  # The limit is NaN if it does not exist; then no term counts as converged.
   limit = top.sum() / total if total > 0 else np.nan
   weighted = squares = 0.0
   done, block = 0, _FIRST_BLOCK

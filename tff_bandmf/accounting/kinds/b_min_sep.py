@@ -73,9 +73,9 @@ from tff_bandmf.accounting.kinds import b_min_sep_joint_draws, banded_columns
 from tff_bandmf.accounting.methods import importance
 
 _WORDS = 2**64
-# Largest number of entries of a table of `b_min_sep_joint_draws`, for two
-# copies and for more, whose table takes more time; and largest number of states
-# of more.
+# Largest numbers of entries of a table of `b_min_sep_joint_draws`, for two
+# copies and for more than two, which take more time; and largest number of
+# states of more than two copies.
 _MOST_OF_TWO, _MOST_OF_SEVERAL, _MOST_STATES = 2**23, 2**21, 2**10
 # Number of `Copies` that a mixture stores. `importance.removes` uses the last
 # four again.
@@ -115,7 +115,7 @@ def starts(
   if wait is None:
     return np.ones(1)
   law = np.full(min(min_sep, rounds + 1), wait)
-  # Computed in integers, since float64 would round 1 - (b - 1) w.
+  # The sum is in integers, since float64 would round 1 - (b - 1) w.
   each = int(wait * _WORDS)
   law[0] = (_WORDS - (min_sep - 1) * each) / _WORDS
   if min_sep > rounds:

@@ -85,7 +85,8 @@ class _States(NamedTuple):
     codes, order = ages @ places, np.arange(copies)
     after = []
     for joined in range(copies + 1):
-      # The least ages are 0. The last of them belong to the copies that join.
+      # Copies of age 0 are first. The last of them are the copies that take
+      # part.
       joins = (order < eligible[:, None]) & (
         order >= eligible[:, None] - joined
       )
@@ -156,7 +157,7 @@ class Copies:
     with np.errstate(over='ignore', invalid='ignore'):
       for i in range(self._rounds - 1, -1, -1):
         values[i] = self._joins(values, i, slice(None)).sum(axis=0)
-      # The first ages are those of a state, all later by the same `first`.
+      # The first ages are the ages of a state, each increased by `first`.
       first = np.arange(len(starts))
       padded = np.concatenate([starts, np.zeros(min_sep)])
       law = np.tile(starts, (len(ages), 1))

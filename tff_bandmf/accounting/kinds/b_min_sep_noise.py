@@ -88,7 +88,7 @@ class BMinSepNoise(needed_noise.NeededNoise):
       gradients, [n, indices].
     """
     rounds, stay = len(log_gains), 1 - self.prob
-    # Every b above n allows a client at most one round.
+    # With b > n a client takes part at most once, like with b = n.
     b = min(self.min_sep, rounds + 1)
     with np.errstate(over='ignore', invalid='ignore'):
       terms = self.prob * np.exp(log_gains)

@@ -42,7 +42,7 @@ from tff_bandmf.accounting.methods import accountants, importance
 
 # Number of float64 values in one block of rows of C.
 _BLOCK_ENTRIES = 2**22
-# A bound of the error of losses near epsilon in float32.
+# Bound of the float32 error of a loss near epsilon.
 _ROUGH = 1e-2
 # Largest logarithm of a weight in `BallsInBinsMixture.remove`, relative to the
 # weights of the first copy.
@@ -76,7 +76,7 @@ class BallsInBinsMixture(importance.Mixture):
     """Returns L, [count], and the rows whose value may be above 0.
 
     Args:
-      losses: [count, b] float64, l of each bin.
+      losses: [count, b] float64, privacy loss of each bin at y.
       epsilon: epsilon of delta.
       sign: 1 if values are above 0 for L > epsilon, -1 for -L > epsilon.
     """
@@ -106,7 +106,7 @@ class BallsInBinsMixture(importance.Mixture):
 
   def remove(self, tilt, epsilon):
     a, bins = tilt.factor, len(self._gram)
-    # The weights of bins are in groups, whose sums are drawn from first.
+    # The first draw chooses a group of bins by the sum of its weights.
     size = math.isqrt(bins - 1) + 1
     groups = -(-bins // size)
     padding = groups * size - bins
@@ -114,7 +114,7 @@ class BallsInBinsMixture(importance.Mixture):
     top = exponents.max()
     first = np.pad(np.exp(exponents - top), (0, padding))
     with np.errstate(over='ignore'):
-      # One copy needs no gains, and they may overflow.
+      # One copy needs no gains, which may overflow.
       gains = np.exp(a**2 * np.pad(self._gram, ((0, 0), (0, padding))))
     in_group = np.kron(np.eye(groups), np.ones((size, 1)))
 

@@ -34,7 +34,7 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     self._bins = bins
     rng = np.random.default_rng(self.seed)
     self._normals = rng.standard_normal((self._count, bins), np.float32)
-    # Permuted so that the first samples cover all bins.
+    # The permutation makes the first samples cover all bins.
     self._uniforms = rng.permutation(np.arange(self._count) + 0.5)
     self._uniforms /= self._count
 
@@ -52,7 +52,7 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     return math.log(np.diag(variable).max()) / 2
 
   def _folded(self, column):
-    """Returns m_j for a Toeplitz C, [n, b]: [t, j] is sum_e c_(t - j - e b)."""
+    """Returns the m_j of a Toeplitz C, [n, b]: sum_e c_(t-j-e b) at [t, j]."""
     bins, rounds = self._bins, self.rounds
     sums = np.zeros(-(-rounds // bins) * bins)
     sums[: len(column)] = column
@@ -79,7 +79,8 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     # m_j for the columns of C.
     sums = np.zeros((rounds, bins))
     for s, j in lags:
-      # No two of these j have both the same row j + s and the same bin.
+      # Two columns j of this slice never have the same row j + s and the same
+      # bin, so no entry is added twice.
       sums[j + s, j % bins] += columns[: rounds - s, s]
 
     def pullback(by):
@@ -108,7 +109,8 @@ class _Gram(needed_noise.Model):
     a, scale = proposal.factor, math.exp(-2 * log_noise)
     gains = a * (a - 1) / 2 * np.diag(self._gram)
     gains = gains + a * proposal.shift * self._gram.mean(axis=0)
-    # Half of the weight is equal for all bins, in case C changes.
+    # One half of the weight is uniform over bins, so that the samples also suit
+    # a changed C.
     weights = 1 / len(gains) + scipy.special.softmax(scale * gains)
     ends = np.cumsum(weights)
     drawn = np.searchsorted(ends / ends[-1], self._uniforms[:count])
@@ -187,7 +189,7 @@ def _log_mean(x, weights):
 
 
 def _cholesky_back(factor, by_factor):
-  """Returns the gradient by K, for that by its Cholesky factor, [b, b]."""
+  """Returns the gradient by K from the gradient by chol(K), [b, b]."""
   inner = np.tril(factor.T @ np.tril(by_factor))
   inner[np.diag_indices_from(inner)] /= 2
   inner = (inner + inner.T) / 2

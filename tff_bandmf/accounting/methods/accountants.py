@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # Largest number of searches for the least noise; each search draws new samples.
 _SEARCHES = 4
-# A search first bounds the move of the means for this fraction of a guess of
-# the noise multiplier.
+# A search first bounds the shift of the means for this fraction of the guessed
+# noise multiplier.
 _BELOW_GUESS = 0.9
 # Relative difference of equal numbers.
 _EQUAL = 1e-9

@@ -167,8 +167,8 @@ def check_epsilon(epsilon: float) -> None:
 def check_delta(delta: float) -> None:
   """Raises ValueError unless delta is in [1e-50, 1)."""
   _checks.positive('delta', delta, 'use less than 1 / population')
-  # PRIVACY: With a delta of 1 or more, each mechanism is private, and below the
-  # least delta no function here is exact. Such a delta is refused.
+  # PRIVACY: With a delta of 1 or more, every mechanism is private. Below the
+  # least delta, the functions of this module are not exact. Both are refused.
   # Guard: gaussian_test.test_delta_out_of_range_is_refused.
   if not _SMALLEST_DELTA <= delta < 1:
     raise errors.value_error(

@@ -50,22 +50,23 @@ _FACTORS = (1.0, 3.0, 5.0)
 # Range of the fraction of samples with a value above 0, outside which kappa is
 # chosen again.
 _FRACTIONS = (0.15, 0.9)
-# A direction is left out of small steps if its log delta is so far below the
-# other.
+# Small steps leave out a direction whose log delta is below the other by more
+# than this number.
 _FAR = 0.5
-# Proposals are chosen again until log delta seems to be as close to the target.
+# Proposals are chosen again until the estimated log delta is this close to the
+# target.
 _CLOSE = 0.3
 _LARGEST_SHIFT = 1e4
-# A proposal whose delta is so many times smaller than another's is not used.
+# A proposal is not used if its delta is smaller than another's by this factor.
 _MISSED = 4
-# The search for log s ends after a step of this size, which it takes: from few
-# samples, and from all. The other values are its largest step, and the largest
+# The search for log s takes a last step of at most this size: with few samples,
+# and with all samples. The other values are its largest step, and the largest
 # number of steps.
 _ROUGH, _PRECISION, _STEP, _MOST_STEPS = 1e-2, 1e-4, 0.4, 50
 # Largest distance of such a search from its start.
 _FARTHEST = 1.5
-# The first slope of log delta as a function of log s, and the range of later
-# ones, which follow from steps of at least this size.
+# The first slope of log delta as a function of log s; the range of later
+# slopes; and the least step from which a later slope is computed.
 _SLOPE, _SLOPES, _SLOPE_STEP = -20.0, (-200.0, -2.0), 1e-3
 _TINY = 1e-100
 # Larger weights occur only if s is far too small.
@@ -316,7 +317,7 @@ class NeededNoise(abc.ABC):
     if self._pair:
       log_noise, _ = self._root(model, self._pair, start, _PILOTS)
     if not self._pair or not self._suits(model, log_noise):
-      # Proposals that do not suit C also make `log_noise` wrong.
+      # If proposals do not suit C, `log_noise` is wrong too.
       self._pair, log_noise = self._begin(model, start)
       log_noise, _ = self._root(model, self._pair, log_noise, _PILOTS)
     log_noise, largest = self._root(model, self._pair, log_noise, self._count)
@@ -353,7 +354,8 @@ class NeededNoise(abc.ABC):
       estimates = [
         model.estimate(log_noise, each, _PILOTS) for each in (*removes, add)
       ]
-      # A proposal that misses the samples that matter has too small a delta.
+      # If a proposal draws too few samples with a large loss, its delta is too
+      # small.
       excess = max(self._log_excess(each) for each in estimates)
       if abs(excess) < _CLOSE:
         break

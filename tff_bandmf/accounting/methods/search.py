@@ -116,7 +116,8 @@ def least(
     above, below = aside(near)
   log_x = math.log(near)
   slope = min(-1.0, (above - below) / (2 * _ASIDE))
-  # More pilot samples than in `guess` refine x, the same at both steps.
+  # More pilot samples than in `guess` refine x. Both steps use the same
+  # samples.
   many = max(_FEW, min(_MANY, options.samples // 10), options.samples // 100)
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope))
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope)) + 3e-3

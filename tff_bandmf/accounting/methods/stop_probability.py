@@ -43,7 +43,8 @@ TAU = (1 + 1e-9) * (
 )
 
 # Shares of delta for stops. A claim takes the first share that suffices. The
-# first changes no epsilon that is printed; the last allows epsilon 70 at 1e-6.
+# first share changes no printed digit of epsilon; the last allows epsilon 70 at
+# 1e-6.
 SHARES = (2.0**-44, 2.0**-20, 0.02)
 
 

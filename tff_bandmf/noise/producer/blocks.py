@@ -119,8 +119,8 @@ class Chunk(NamedTuple):
     """
     np.rint(v, out=y)
     np.subtract(v, y, out=v)
-    # A decision in doubt moves y by at most 1. A bound beyond 32 bits may be
-    # far above y, and would stop a run that has room for y.
+    # An exact decision changes y by at most 1. The bound of |v| may be far
+    # above y, and then it must not stop a run whose y fits in 32 bits.
     largest = 1 + (most if 0 < most < LARGEST else _largest(y))
     # PRIVACY: If y were not the rounding of the ideal mechanism's v, releases
     # would not be a function of that mechanism, and epsilon would not hold.
@@ -409,14 +409,14 @@ class BufferBlock(Block):
   def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
     memory, errors = chunk.memory, chunk.bounds.tolist()
     y = chunk.work.array('y', z.shape)
-    # Bounds of the rows of the memory: observed once, then carried along.
+    # Bounds of the rows of the memory: computed once, and then updated.
     sizes = [_largest(row) for row in memory]
     for r, step in enumerate(self._split_steps):
       if len(step.readout):
         z[r] += step.readout @ memory[: len(step.readout)]
 
       def decide(column, coordinate, t=self.first + r, errors=errors):
-        buffers = memory[:, column].tolist()  # Before this round changes them.
+        buffers = memory[:, column].tolist()
         return chunk.rounding.decide_of(t, coordinate, buffers, errors)
 
       largest = chunk.round(

@@ -37,7 +37,8 @@ _CHUNK = 1 << 14
 # to `benchmarks.bench producer`, shorter blocks read a long window too often,
 # and longer blocks do not fit in cache.
 _BLOCK_ROUNDS = range(32, 65)
-# If the memory has at most so many rows, a block has `SHORT_BLOCK_ROUNDS`.
+# If the memory has at most this number of rows, a block has
+# `SHORT_BLOCK_ROUNDS`.
 _SHORT_MEMORY = 24
 
 # Backends: NumPy on the host, or a library on its devices.

@@ -19,8 +19,8 @@ from tff_bandmf.noise import placements
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# A server is reported as late if the noise of one round is missing at a check
-# and at this number of checks after it.
+# Number of successive checks, after the first one, at which the noise of a
+# round must be missing before its server is reported as late.
 _LOOKS = 5
 
 
