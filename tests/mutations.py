@@ -32,7 +32,7 @@ _OPPOSITES = {
     ('ROUND_CEILING', 'ROUND_FLOOR'), ('left', 'right'),
   )
   for name, other in (pair, pair[::-1])
-}  # fmt: skip
+} | {'sum': 'max'}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
