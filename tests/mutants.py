@@ -8,10 +8,10 @@ guards there; `mutations.py` has the changes. ARGS='word ...' takes the marks
 whose file or guards contain a word.
 
 Guards notice a statement if they fail for one of its first changes. A mark
-holds if the guards notice at least half of its statements. `--all` tries
-further changes, and shows which ones survive; some mean the same program. An
-error that any program without a meaning has, such as a wrong type, does not
-count, unless the change took a refusal out.
+holds, and the next one is tried, if the guards notice half of its statements.
+`--all` tries all of these changes, and shows which ones survive; some mean the
+same program. An error that any program without a meaning has, such as a wrong
+type, does not count, unless the change took a refusal out.
 
 The main process imports the packages that the guards need, and a child tries a
 change. A test that hangs has failed. A mark is skipped if pytest skips its
@@ -329,7 +329,10 @@ def _outcomes(
   guards = sorted(set(mark.guards), key=passed.__getitem__)
   limit = sum(passed[guard] for guard in guards)
   outcomes = []
-  for statement in tree.source(mark.file).mutations(mark.line):
+  statements = tree.source(mark.file).mutations(mark.line)
+  for statement in statements:
+    if 2 * outcomes.count(NOTICED) >= len(statements) and not every:
+      break
     tried: set[str] = set()
     for mutation in itertools.islice(statement, _TRIES):
       outcome = tree.changed(mark.file, mutation.content, guards, limit)
