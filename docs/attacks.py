@@ -20,7 +20,7 @@ _INTRODUCTION = """\
 
 An attacker has the last model of a run and the public model from which the run
 started. The attacker wants to know which people took part in training, and what
-these people wrote. Each attack has one run of the [page of people](people).
+these people wrote. Each attack uses one run of the [page of people](people).
 `simulations/attacks.py` describes the attacks.
 
 A guarantee bounds all attacks, also unknown attacks. If an attacker calls a

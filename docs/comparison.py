@@ -53,8 +53,8 @@ _EXPECTED_OF_PEOPLE = """\
 - The error L of a mechanism determines the loss, as in the
   [comparison](comparison). A person takes part 15 times, so the L of
   independent noise is about three times the L of banded.
-- Noise costs more than on the docstrings, because the 50 people of a round
-  simulate no larger cohort.
+- Noise costs more than on the docstrings, because a round has only its 50
+  people, and simulates no larger cohort.
 """
 
 _LIMITS_OF_PEOPLE = """\
@@ -109,9 +109,9 @@ class Study:
 COMPARISON = Study(
   'comparison',
   'Comparison',
-  'Does correlated noise pay? Every mechanism trains the same next-word '
-  'model for 1,032 rounds with six participations a client. The runs differ in '
-  'the matrix, and in the learning rate that follows from it.',
+  'Does correlated noise reduce the loss? Every mechanism trains the same '
+  'next-word model for 1,032 rounds with six participations a client. The runs '
+  'differ in the matrix, and in the learning rate that follows from it.',
   'evidence',
   '--config=configs/evidence.toml --out=runs/evidence',
   'Hollow points are runs whose guarantee is for their own cohort.',
@@ -121,11 +121,11 @@ COMPARISON = Study(
 PEOPLE = Study(
   'people',
   'People',
-  'Does correlated noise pay for real people, with a guarantee for each of '
-  'them? A next-word model learns public text without noise, and then the '
-  'chats of 837 people with noise, in 240 rounds of 50 people. A person takes '
-  'part in at most 15 rounds, which are at least 16 apart. Cohorts have their '
-  'true size.',
+  'Does correlated noise reduce the loss on the text of real people, with a '
+  'guarantee for each of them? A next-word model learns public text without '
+  'noise, and then the chats of 837 people with noise, in 240 rounds of 50 '
+  'people. A person takes part in at most 15 rounds, which are at least 16 '
+  'apart. Cohorts have their true size.',
   'people',
   '--config=configs/people.toml --out=runs/people_grid',
   '',
@@ -287,19 +287,19 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
       losses = [run['test_loss'] for run in noised]
       text = (
         f'A curve fitted to the losses of {len(noised)} runs over the L of '
-        f'their {name} has residuals of {curve.stdev:.3f} nats a word. The '
-        f'best and the worst run differ by {max(losses) - min(losses):.2f}'
+        f'their {name} has residuals of standard deviation {curve.stdev:.3f} '
+        'nats a word. The best and the worst run differ by '
+        f'{max(losses) - min(losses):.2f}'
       )
       if spread:
         seeds = analysis.pooled(spread)
         text += (
-          f'. Seeds of one mechanism differ by {seeds:.3f} (both are standard '
-          'deviations), '
+          f'. Seeds of one mechanism have a standard deviation of {seeds:.3f}. '
         )
         text += (
-          'so L explains the differences between mechanisms'
+          'So L explains the differences between mechanisms'
           if curve.stdev < 1.5 * seeds
-          else 'so L explains most of the differences between mechanisms, but '
+          else 'So L explains most of the differences between mechanisms, but '
           'not all'
         )
       paragraphs.append(f'{text}.')
@@ -310,8 +310,8 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     differences = summary.against(other)
     if differences:
       paragraphs.append(
-        f'Loss minus the loss of {said}, on the same seeds, with 95 % '
-        'intervals. A difference is shown if its interval excludes 0:'
+        f'The table has the loss minus the loss of {said}, on the same seeds, '
+        'with 95 % intervals. A difference is shown if its interval excludes 0:'
       )
       paragraphs.append(
         tabulate.tabulate(
@@ -331,7 +331,8 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
       )
   if summary.pairs:
     paragraphs.append(
-      'Mechanisms in the order of loss, each compared with the next one:'
+      'The table has the mechanisms in the order of loss, and compares each '
+      'with the next one:'
     )
     paragraphs.append(summary.pairs_table())
     noise = {(row['mechanism'], row['epsilon']): row['noise'] for row in rows}

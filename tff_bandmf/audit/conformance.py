@@ -678,7 +678,7 @@ def low_bits(subject: probes.Subject, many: Many) -> answers_lib.Answer:
 def _other_sums(
   updates: list[aggregators.Update],
 ) -> dict[str, list[aggregators.Update]]:
-  """Returns cohorts for second releases of a round; all sums are others.
+  """Returns cohorts for second releases of a round, with different sums.
 
   Args:
     updates: one update of half a clip, and updates that are very small.

@@ -234,9 +234,9 @@ def not_finite(clients: int, noise: bool) -> Probes:
 def _cohorts(
   groups: Mapping[str, Group], clients: int, by: Sequence[str]
 ) -> dict[str, Cohort]:
-  """Returns cohorts in which all clients, or one, are as the groups say.
+  """Returns cohorts in which one client, or all clients, belong to a group.
 
-  The one client is the first, the last or one between, in turn.
+  The one client is in turn the first, the last or a middle client.
 
   Args:
     groups: groups by name, with braces for the clients.

@@ -167,7 +167,7 @@ def audit(
 
 
 def _runtime(in_tff: bool) -> contextlib.AbstractContextManager:
-  """Returns TFF's runtime for a `with` block; one that does nothing without."""
+  """Returns TFF's runtime for a `with` block; without TFF, an empty block."""
   if not in_tff:
     return contextlib.nullcontext()
   from tff_bandmf.tff import runtime

@@ -36,7 +36,7 @@ def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
 
 
 def _picture(ctx, param, value: Optional[str]) -> Optional[str]:
-  """Returns the name of a file that Matplotlib can write, before the search.
+  """Returns the name of a picture file, after a check that it can be written.
 
   Raises:
     ImportError: Matplotlib is not installed.

@@ -1,8 +1,8 @@
 """The entry point of `bandmf`, which prints errors and returns exit statuses.
 
 Exit status: 0 done, 1 a claim, comparison or search failed, 2 bad input (one
-line on standard error, no traceback), 130 interrupted, 141 the reader of the
-output closed it, as `head` does.
+line on standard error, no traceback), 130 interrupted, 141 another program,
+such as `head`, closed the output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tff_bandmf import errors
 
 _DONE, _BAD_INPUT = 0, 2
 _INTERRUPTED = 130
-# Status that a shell gives for a program that SIGPIPE ends.
+# Exit status that a shell reports if SIGPIPE ends a program.
 _CLOSED = 141
 # Names of arguments in a remedy: a name with an underscore; a name before '=';
 # and other names where a remedy lists what to give.
@@ -73,7 +73,7 @@ def _run(arguments: list[str]) -> int:
     with commands.bandmf.make_context('bandmf', arguments) as context:
       commands.bandmf.invoke(context)
     return _DONE
-  # A claim did not hold; or click raises it after --help.
+  # A claim did not hold, or the command was called with --help.
   except click.exceptions.Exit as stop:
     return stop.exit_code
   except BrokenPipeError:

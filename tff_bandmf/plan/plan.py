@@ -628,7 +628,7 @@ class Plan(request_lib.Request):
     return '\n'.join(lines)
 
   def _error(self) -> str:
-    """Returns the error, next to the error of C = I if a schema is enforced."""
+    """Returns the error and, for an enforced schema, the error of C = I."""
     text = f'rmse {plan_text.rounded_up(self.rmse)} at clip 1'
     if self.sampled is not None:
       return text

@@ -507,7 +507,7 @@ class Run:
         errors.notice(line)
 
   def _warn_of_names(self, line: Optional[str]) -> None:
-    """Warns, and says in the report, that two names may mean one client."""
+    """Warns, also in the report, that two names may mean the same client."""
     if line is None:
       return
     # PRIVACY: two names of one client count as two clients with fewer rounds

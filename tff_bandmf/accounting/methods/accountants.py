@@ -33,7 +33,7 @@ _SEARCHES = 4
 # A search first bounds the shift of the means for this fraction of the guessed
 # noise multiplier.
 _BELOW_GUESS = 0.9
-# Relative difference of equal numbers.
+# Numbers with at most this relative difference count as equal.
 _EQUAL = 1e-9
 
 
@@ -76,7 +76,7 @@ class Accountant(abc.ABC):
   # The noise multiplier is divided by a bound of these errors.
   # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
   def exact_noise(self, noise_multiplier: float) -> float:
-    """Returns the noise multiplier for the sensitivity without its error."""
+    """Returns the noise multiplier for the largest true sensitivity."""
     return noise_multiplier / (1 + self.error)
 
   @abc.abstractmethod
@@ -428,10 +428,10 @@ class Sampled(Accountant):
   def _notice_no_amplification(
     self, mixture: importance.Mixture, samples: int
   ) -> None:
-    """Says that a claim is the one without amplification, unless P is Gaussian.
+    """Writes a notice that the claim is not amplified, unless P is Gaussian.
 
-    The means of P are equal if the mean of their squares is the square of their
-    mean. Sampling then amplifies nothing.
+    If the means of P are equal, P is Gaussian, and sampling cannot amplify. The
+    means are equal if the mean of their squares is the square of their mean.
     """
     if mixture.mean_square > mixture.square_mean * (1 + _EQUAL):
       errors.notice(
