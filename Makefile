@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo people test quick browser fuzz noise races mutants mutants-flower kills docs bench seeds lint dist test-wheel test-extras test-names test-flower clean
+.PHONY: help env demo people test quick deep browser fuzz noise races mutants mutants-flower kills docs bench seeds lint dist test-wheel test-extras test-names test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -25,7 +25,7 @@ people: env  ## pre-trains on public text, fine-tunes on people with DP; verifie
 	.venv/bin/bandmf verify runs/people
 	.venv/bin/bandmf verify runs/people/compare/identity
 
-test: env  ## runs the tests (ARGS='-k word' chooses)
+test: env  ## runs each behaviour and each privacy guard (ARGS='-k word' chooses)
 	@# A process more than cores: tests wait for disks, workers and pip.
 	$(PYTHON_OF_ENV) -m pytest tests -q -n $$(($$(nproc) + 1)) --maxprocesses 4 \
 	  --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
@@ -33,6 +33,10 @@ test: env  ## runs the tests (ARGS='-k word' chooses)
 quick: env  ## runs the tests that need no TFF and take no seconds, in a minute
 	$(PYTHON_OF_ENV) -m pytest tests -q --quick -n auto --maxprocesses 4 \
 	  --dist worksteal $(ARGS)
+
+deep: env  ## repeats behaviours on more cases, which `make test` leaves out
+	$(PYTHON_OF_ENV) -m pytest tests -q --deep -m deep -n auto --maxprocesses 4 \
+	  --dist loadfile $(ARGS)
 
 browser: env  ## installs Debian's Chromium if there is none; opens reports in it
 	@command -v chromium >/dev/null || \

@@ -197,6 +197,7 @@ def test_families_are_optimised_for_the_noise_of_bins():
   assert max(each.total for each in bounds) <= 1e-5
 
 
+@pytest.mark.deep
 def test_families_are_optimised_for_the_noise_of_b_min_sep():
   """The best C without amplification needs 12.31, and one by hand 11.67."""
   ranking = choosing.choose(

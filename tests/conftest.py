@@ -1,9 +1,12 @@
-"""What the tests share: a quiet TensorFlow, one TFF runtime, `bandmf`.
+"""Fixtures of all tests: a quiet TensorFlow, one TFF runtime, `bandmf`.
 
-`--quick` leaves out what imports TensorFlow Federated, be it a file or a test,
-and what is marked slow.
+`--quick` leaves out files and tests that import TensorFlow Federated or are
+marked slow. Tests and cases that are marked deep repeat others: `--deep` alone
+runs them. `deep(but=('dense', 'blt'))` leaves cases whose name has one of these
+words to every run.
 """
 
+import collections
 import gc
 import importlib.abc
 import json
@@ -57,12 +60,16 @@ def pytest_addoption(parser):
     '--quick', action='store_true', help='leaves out TFF and what is slow'
   )
   parser.addoption(
+    '--deep', action='store_true', help='runs tests that repeat others, too'
+  )
+  parser.addoption(
     '--every-write', action='store_true', help='kills runs at each write'
   )
 
 
 def pytest_configure(config):
   config.addinivalue_line('markers', 'slow: takes seconds; not for --quick')
+  config.addinivalue_line('markers', 'deep(but): repeats others; for --deep')
   if config.getoption('--quick'):
     # It takes 10 s to import.
     sys.meta_path.insert(
@@ -87,14 +94,42 @@ def pytest_ignore_collect(collection_path, config):
   return any(line in text for line in _NOT_QUICK) or None
 
 
+def _is_deep(item):
+  words = [mark.kwargs.get('but', ()) for mark in item.iter_markers('deep')]
+  return any(not any(word in item.name for word in each) for each in words)
+
+
+def _words_without_cases(items):
+  """Returns the words of `but` that are in the name of no case."""
+  names, words = collections.defaultdict(list), {}
+  for item in items:
+    key = item.nodeid.split('[')[0]
+    names[key].append(item.name)
+    words[key] = [
+      word
+      for mark in item.iter_markers('deep')
+      for word in mark.kwargs.get('but', ())
+    ]
+  return [
+    f'{key}: {word}'
+    for key, each in words.items()
+    for word in each
+    if not any(word in name for name in names[key])
+  ]
+
+
 def pytest_collection_modifyitems(config, items):
-  if config.getoption('--quick'):
-    parts = {True: [], False: []}
-    for item in items:
-      parts[item.get_closest_marker('slow') is None].append(item)
-    items[:] = parts[True]
-    config.hook.pytest_deselected(items=parts[False])
-  else:
+  if not any('::' in argument for argument in config.args):
+    assert not _words_without_cases(items)
+  parts = {True: [], False: []}
+  for item in items:
+    left = not config.getoption('--deep') and _is_deep(item)
+    if config.getoption('--quick'):
+      left = left or item.get_closest_marker('slow') is not None
+    parts[left].append(item)
+  items[:] = parts[False]
+  config.hook.pytest_deselected(items=parts[True])
+  if not config.getoption('--quick'):
     # Files that are slow as a whole begin first: none is left alone at the end.
     items.sort(key=lambda item: not hasattr(item.module, 'pytestmark'))
 

@@ -70,21 +70,38 @@ _ROW = {
 }
 
 
-def _build(folder):
-  """Builds the site as `make docs` does."""
+# Pages that are notebooks.
+_NOTEBOOKS = [
+  path
+  for path in sorted(_DOCS.glob('[gt]*/*.md'))
+  if 'file_format: mystnb' in path.read_text()
+]
+
+
+def _build(folder, left_out):
+  """Builds the site as `make docs` does, without running some notebooks."""
   from sphinx.cmd import build
 
   processes.to_files(folder)
   os.chdir(_ROOT)
   arguments = ['-W', '--keep-going', '-b', 'html', 'docs', str(folder / 'docs')]
+  arguments += ['-D', f'nb_execution_excludepatterns={",".join(left_out)}']
   raise SystemExit(build.main(arguments))
 
 
 @pytest.fixture(scope='module')
-def site(tmp_path_factory):
-  """Returns the folder of the site, which is built without a warning."""
+def site(request, tmp_path_factory):
+  """Returns the folder of the site, which is built without a warning.
+
+  The quick start alone runs; in `make deep` all notebooks do.
+  """
   folder = tmp_path_factory.mktemp('site')
-  process = processes.start(_build, folder)
+  left_out = [
+    path.relative_to(_DOCS).as_posix()
+    for path in _NOTEBOOKS
+    if path.stem != 'quick_start' and not request.config.getoption('--deep')
+  ]
+  process = processes.start(_build, folder, left_out)
   process.join(1800)
   assert process.exitcode == 0, (folder / 'err').read_text()[-10_000:]
   return folder / 'docs'
@@ -127,6 +144,7 @@ document.title = 'measured ' + JSON.stringify({
 )
 @pytest.mark.parametrize('scheme', ['dark', 'light'])
 @pytest.mark.parametrize('page', ['guide/mechanism', 'reference/api/plan'])
+@pytest.mark.deep(but=('mechanism-dark', 'plan-light'))
 def test_narrow_page_has_its_text_first_and_can_be_read(site, page, scheme):
   """The menu came first, and cells of notebooks were dark on dark."""
   path = site / f'{page}.narrow.html'
@@ -181,9 +199,13 @@ def test_pages_need_nothing_from_elsewhere(site):
     assert not re.search(r'(@import|url\()[^;]*//', sheet.read_text()), sheet
 
 
-def test_notebooks_show_what_they_printed(site):
+def test_quick_start_shows_what_it_printed(site):
   text = (site / 'guide' / 'quick_start.html').read_text()
   assert 'with epsilon = 7.999' in text and 'delta = 1e-05' in text
+
+
+@pytest.mark.deep
+def test_notebooks_show_what_they_printed(site):
   for name in ('guide/mechanism', 'tutorials/first_training'):
     assert '<img' in (site / f'{name}.html').read_text()
   for page in site.rglob('*.html'):
@@ -191,14 +213,13 @@ def test_notebooks_show_what_they_printed(site):
 
 
 def test_pages_that_are_notebooks_can_be_downloaded(site):
-  for page in sorted(_DOCS.glob('[gt]*/*.md')):
-    if 'file_format: mystnb' in page.read_text():
-      notebook = _downloaded(site, page.relative_to(_DOCS).with_suffix(''))
-      code = ''.join(
-        each.source for each in notebook.cells if each.cell_type == 'code'
-      )
-      # A reader of the site has no checkout.
-      assert not re.search(r'(?:from|import) (?:examples|simulations)', code)
+  for page in _NOTEBOOKS:
+    notebook = _downloaded(site, page.relative_to(_DOCS).with_suffix(''))
+    code = ''.join(
+      each.source for each in notebook.cells if each.cell_type == 'code'
+    )
+    # A reader of the site has no checkout.
+    assert not re.search(r'(?:from|import) (?:examples|simulations)', code)
 
 
 def _downloaded(site, page):
@@ -209,6 +230,7 @@ def _downloaded(site, page):
   return nbformat.read((site / page).parent / link, as_version=4)
 
 
+@pytest.mark.deep
 def test_downloaded_notebook_runs(site, tmp_path, monkeypatch):
   notebook = _downloaded(site, pathlib.PurePath('tutorials/inspect'))
   # As in an environment that is activated.

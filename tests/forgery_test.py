@@ -263,6 +263,7 @@ def _forgeries(folder, scratch):
   yield from _forged_ledger(folder / _LEDGER, scratch)
 
 
+@pytest.mark.deep(but=('min-sep',))
 def test_forged_run_is_refused_by_report_and_verifier(
   folder, forged, tmp_path, counts
 ):

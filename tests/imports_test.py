@@ -207,54 +207,52 @@ def test_every_package_has_its_place():
   assert packages - {''} == set(_ORDER)
 
 
+_LIBRARY = [path for path in _FILES if path.parts[0] != 'simulations']
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('path', _FILES, ids=str)
-def test_imports_go_one_way(path):
-  package = _package(path)
-  # The face of the library is imported name by name, when one is used.
-  imports = _imports(path) if package else _imports_at_module_level(path)
-  if path.parts[0] == 'simulations':
-    return
-  assert not _of(imports, ['simulations', 'tests'])
-  allowed = set()
-  if package:
-    allowed = set(_ORDER[: _ORDER.index(package) + 1]) | {'__version__'}
-  assert _own(imports) <= allowed
+def test_imports_go_one_way():
+  for path in _LIBRARY:
+    package = _package(path)
+    # The face of the library is imported name by name, when one is used.
+    imports = _imports(path) if package else _imports_at_module_level(path)
+    assert not _of(imports, ['simulations', 'tests']), path
+    allowed = set()
+    if package:
+      allowed = set(_ORDER[: _ORDER.index(package) + 1]) | {'__version__'}
+    assert _own(imports) <= allowed, path
 
 
-@pytest.mark.parametrize('path', _FILES, ids=str)
-def test_tensorflow_federated_is_imported_where_it_is_needed(path):
-  if path.parts[0] == 'simulations':
-    return
-  imported = _imports_at_run_time(path)
-  assert not _of(imported, ['tensorflow_federated', 'federated_language'])
-  if _package(path) != 'aggregator' and path.parts[1:] not in (
-    ('tff', 'runtime.py'),
-    ('tff', 'remote_workers.py'),
-    ('audit', 'aggregators.py'),
-    ('audit', 'canaries.py'),
-    ('run', 'train_model.py'),
-  ):
-    assert 'tff_bandmf.tff.names' not in imported
+def test_tensorflow_federated_is_imported_where_it_is_needed():
+  for path in _LIBRARY:
+    imported = _imports_at_run_time(path)
+    packages = ['tensorflow_federated', 'federated_language']
+    assert not _of(imported, packages), path
+    if _package(path) != 'aggregator' and path.parts[1:] not in (
+      ('tff', 'runtime.py'),
+      ('tff', 'remote_workers.py'),
+      ('audit', 'aggregators.py'),
+      ('audit', 'canaries.py'),
+      ('run', 'train_model.py'),
+    ):
+      assert 'tff_bandmf.tff.names' not in imported, path
 
 
-@pytest.mark.parametrize('path', _FILES, ids=str)
-def test_matplotlib_is_imported_when_something_is_drawn(path):
-  if path.parts[0] == 'simulations':
-    return
-  if _package(path) not in ('_figures', 'reproduction'):
-    assert not _of(_imports_at_run_time(path), ['matplotlib'])
-    assert 'tff_bandmf._figures' not in _imports_at_module_level(path)
+def test_matplotlib_is_imported_when_something_is_drawn():
+  for path in _LIBRARY:
+    if _package(path) not in ('_figures', 'reproduction'):
+      assert not _of(_imports_at_run_time(path), ['matplotlib']), path
+      assert 'tff_bandmf._figures' not in _imports_at_module_level(path), path
 
 
-@pytest.mark.parametrize('path', _FILES, ids=str)
-def test_jax_is_imported_by_its_backend_only(path):
-  if path.name not in ('jax_generator.py', 'jax_devices.py'):
-    assert not _of(_imports(path), ['jax', 'jaxlib'])
-    # Else it would be imported with NumPy's backend too.
-    assert not {
-      name.rsplit('.', 1)[-1] for name in _imports_at_module_level(path)
-    } & {'jax_generator', 'jax_devices'}
+def test_jax_is_imported_by_its_backend_only():
+  for path in _FILES:
+    if path.name not in ('jax_generator.py', 'jax_devices.py'):
+      assert not _of(_imports(path), ['jax', 'jaxlib']), path
+      # Else it would be imported with NumPy's backend too.
+      assert not {
+        name.rsplit('.', 1)[-1] for name in _imports_at_module_level(path)
+      } & {'jax_generator', 'jax_devices'}, path
 
 
 @pytest.mark.parametrize('package', _WITHOUT_TENSORFLOW)

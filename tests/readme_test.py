@@ -237,7 +237,33 @@ def _context_kept():
   tff.framework.set_default_context(context)
 
 
-@pytest.mark.parametrize('path', _FILES, ids=str)
+# Pages whose commands other tests run, each with options of its own.
+_DEEP = {
+  'docs/guide/elsewhere.md': 'elsewhere_test, cli_observe_test, core_run_test',
+  'docs/guide/noise_server.md': 'cli.noise_server_test, served_tape_test',
+  'docs/guide/amplified.md': 'cli_plan_test, run_sampling_test',
+  'docs/guide/your_text.md': 'import_data_test, corpus_file_test',
+  'docs/reference/commands.md': 'cli_test, cli_families_test, cli_plan_test',
+}
+
+
+def test_every_command_and_program_can_be_read():
+  for path in _FILES:
+    for language, code in _blocks(path):
+      if language == 'bash':
+        list(map(_runnable, _commands(code)))
+      elif language == 'python':
+        compile(code, str(path), 'exec')
+
+
+@pytest.mark.parametrize(
+  'path',
+  [
+    pytest.param(path, marks=[pytest.mark.deep] * (str(path) in _DEEP))
+    for path in _FILES
+  ],
+  ids=str,
+)
 def test_code_blocks_run(path, shell, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   namespace = {}

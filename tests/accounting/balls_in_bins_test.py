@@ -103,6 +103,7 @@ def test_bound_covers_the_true_delta(bins, noise_multiplier, epsilon):
   ('noise_multiplier', 'epsilon', 'low_estimates', 'copies'),
   [(0.5, 3.0, 90, None), (1.0, 0.3, 30, None), (1.0, 0.3, 65, 4)],
 )
+@pytest.mark.deep(but=('65-4',))
 def test_bound_fails_as_rarely_as_stated(
   monkeypatch, noise_multiplier, epsilon, low_estimates, copies
 ):
@@ -246,6 +247,7 @@ def _calibrated(epsilon, delta, samples):
 @pytest.mark.slow
 @pytest.mark.parametrize('near', [None, 0.02, 50.0])
 @pytest.mark.parametrize(('epsilon', 'delta'), [(1.0, 1e-2), (4.0, 1e-3)])
+@pytest.mark.deep(but=('1.0-0.01-None', '4.0-0.001-0.02', '1.0-0.01-50.0'))
 def test_calibrated_noise_meets_the_true_delta(epsilon, delta, near):
   """Also if the estimate at which the search begins is far off."""
   samples = dataclasses.replace(_samples(5), near=near)
@@ -287,6 +289,7 @@ def test_seed_repeats_the_bound():
 @pytest.mark.parametrize(
   ('epsilon', 'rmse', 'gamma'), [(8, 30.52, 2.6), (2, 49.44, 3.7)]
 )
+@pytest.mark.deep(but=('2-49',))
 def test_published_noise_is_confirmed(epsilon, rmse, gamma):
   """[DPCGD26, Table 4]: 3900 rounds, 10 epochs, delta = 1e-5, BISR, 2 bands.
 

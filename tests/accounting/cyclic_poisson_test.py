@@ -75,6 +75,16 @@ def test_noise_multiplier_is_the_published_one(epsilon, bands, sigma):
 @pytest.mark.parametrize('sigma', [0.4, 1.0, 5.0])
 @pytest.mark.parametrize('q', [1e-3, 0.1, 0.9])
 @pytest.mark.parametrize('epsilon', [0.05, 0.5, 3.0])
+@pytest.mark.deep(
+  but=(
+    '0.05-0.9-0.4',
+    '0.5-0.1-1.0',
+    '3.0-0.001-5.0',
+    '0.05-0.001-0.4',
+    '3.0-0.9-1.0',
+    '0.5-0.9-5.0',
+  )
+)
 def test_one_composition_is_the_closed_form(sigma, q, epsilon):
   found = accounting.poisson_delta(sigma, q, 1, epsilon)
   exact = _closed_form(sigma, q, epsilon)
@@ -151,6 +161,7 @@ def test_certain_participation_is_the_gaussian(compositions):
   ('sigma', 'q', 'compositions', 'delta'),
   [(1.0, 0.02, 100, 1e-6), (0.5, 0.2, 10, 1e-5), (20.0, 0.5, 1000, 1e-8)],
 )
+@pytest.mark.deep(but=('0.5-0.2', '20.0'))
 def test_epsilon_is_an_accurate_upper_bound(sigma, q, compositions, delta):
   found = accounting.poisson_epsilon(sigma, q, compositions, delta)
   # An order of magnitude finer, and pessimistic itself.
@@ -194,6 +205,7 @@ def test_event_gives_the_same_epsilon():
     (30.0, 1e-5, 0.5, 3),
   ],
 )
+@pytest.mark.deep(but=('1.0-1e-09', '30.0', '4.0'))
 def test_calibration_rounds_up(epsilon, delta, q, compositions):
   found = accounting.poisson_noise_multiplier(epsilon, delta, q, compositions)
   reached = accounting.poisson_epsilon(found, q, compositions, delta)
@@ -317,6 +329,7 @@ def _rmse(rounds, epochs, epsilon, bands, delta):
   ('epsilon', 'epochs', 'bands'),
   [(1, 32, 2), (1, 64, 1), (1, 128, 1), (4, 32, 4), (4, 64, 2), (4, 128, 2)],
 )
+@pytest.mark.deep(but=('4-32-4', '1-64-1'))
 def test_best_bands_are_the_published_ones(epsilon, epochs, bands):
   rmse = {b: _rmse(1024, epochs, epsilon, b, 1e-6) for b in (1, 2, 4, 8)}
   assert min(rmse, key=rmse.get) == bands

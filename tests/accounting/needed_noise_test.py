@@ -115,6 +115,7 @@ def test_estimate_is_the_noise_of_enumerated_patterns(cohorts, rounds):
   'cohorts', [accounting.BallsInBins(5), accounting.BMinSep(5, 0.07)]
 )
 @pytest.mark.parametrize('epsilon', [0.5, 2.0, 8.0])
+@pytest.mark.deep(but=('2.0-cohorts0', '8.0-cohorts1'))
 def test_gradient_is_that_of_the_estimate(cohorts, epsilon):
   rounds, rng = 17, np.random.default_rng(0)
   needed = accounting.needed_noise(cohorts, rounds, epsilon, 1e-5)
@@ -207,6 +208,7 @@ def test_noise_in_proportion_to_the_sensitivity_needs_no_search():
     ),
   ],
 )
+@pytest.mark.deep(but=('cohorts1-', 'cohorts3-', 'cohorts6-'))
 def test_sweep_reaches_the_best_of_all_values(cohorts, family, rounds, build):
   parameters = {} if family in ('dp-cgd', 'lti') else {'bands': 2}
   loss = _loss(cohorts, _optimized(cohorts, family, rounds, **parameters))
@@ -240,6 +242,7 @@ def _random_case(kind, rng):
 @pytest.mark.parametrize(
   'kind', ['balls in bins', 'b-min-sep', 'poisson', 'cyclic poisson']
 )
+@pytest.mark.deep(but=('-0',))
 def test_random_cases_reach_the_best_of_all_values(kind, seed):
   """Under Poisson sampling C is diagonal: a random one is never better."""
   rng = np.random.default_rng(seed)
@@ -263,6 +266,7 @@ def test_random_cases_reach_the_best_of_all_values(kind, seed):
 @pytest.mark.parametrize(
   'kind', ['balls in bins', 'b-min-sep', 'poisson', 'cyclic poisson']
 )
+@pytest.mark.deep(but=('[b-min-sep', '[poisson'))
 def test_c_of_ones_own_reaches_the_best_of_all_values(kind):
   import tensorflow as tf
 
@@ -299,6 +303,7 @@ def test_c_of_ones_own_reaches_the_best_of_all_values(kind):
 @pytest.mark.parametrize(
   'family', ['banded-fractional', 'banded-sqrt', 'banded-inverse-fractional']
 )
+@pytest.mark.deep(but=('sqrt', 'inverse-fractional'))
 def test_bands_and_exponent_are_chosen_together(family):
   """A sweep with one band, where C = I, gave the next sweep a bad start."""
   cohorts = accounting.BMinSep(4, 0.05, start='cold')
@@ -319,6 +324,7 @@ def test_bands_and_exponent_are_chosen_together(family):
 @pytest.mark.parametrize(
   ('cohorts', 'rounds', 'most'), [(_BINS, 4, 150), (_SEPARATED, 3, 30)]
 )
+@pytest.mark.deep(but=('cohorts1-',))
 def test_banded_reaches_the_best_columns(cohorts, rounds, most):
   optimized = _optimized(cohorts, 'banded', rounds, bands=2)
 

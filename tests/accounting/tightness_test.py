@@ -120,6 +120,7 @@ _CASES = [
 @pytest.mark.parametrize(
   ('noise_multiplier', 'epsilon'), [(0.5, 2.0), (1.0, 0.5), (2.0, 0.1)]
 )
+@pytest.mark.deep(but=('2.0-0.1', '0.5-2.0-BMinSep'))
 def test_claim_is_the_truth_and_little_more(
   cohorts, strategy, most, noise_multiplier, epsilon
 ):

@@ -148,6 +148,7 @@ def test_tape_says_how_many_rounds_are_ready(runtime, tmp_path):
 
 
 @pytest.mark.parametrize('clients', [0, 1, 9])
+@pytest.mark.deep(but=('[0]', '[9]'))
 def test_any_number_of_clients_is_divided_by_the_same(runtime, clients):
   with _factory() as factory:
     process = _process(factory)

@@ -22,6 +22,7 @@ def whole(runtime):
 
 
 @pytest.mark.parametrize('split', [1, 4])
+@pytest.mark.deep(but=('[1]',))
 def test_run_split_in_two_equals_one_run(whole, split):
   with small.factory_of() as factory:
     process = factory.create(small.TYPE)
@@ -119,6 +120,7 @@ def test_second_process_of_a_factory_is_refused(sums):
 
 @pytest.mark.parametrize('start_round', [0, 3])
 @pytest.mark.parametrize('multiplier', [small.MULTIPLIER, 2 * small.MULTIPLIER])
+@pytest.mark.deep(but=('1.4-3', '0.7-0'))
 def test_second_factory_with_a_key_is_refused(start_round, multiplier):
   """Another size or deviation has the same z, times another number."""
   with (
@@ -143,6 +145,7 @@ def test_second_factory_with_a_key_is_refused(start_round, multiplier):
 
 
 @pytest.mark.parametrize('start_round', [0, 3])
+@pytest.mark.deep(but=('[3]',))
 def test_second_run_on_a_tape_is_refused_its_first_round(runtime, start_round):
   with small.factory_of({'start_round': start_round}) as factory:
     process = factory.create(small.TYPE)

@@ -168,6 +168,7 @@ def test_sums_of_groups_are_those_of_their_clients(runtime):
   ],
   ids=['leaf', 'list', 'tuple', 'dict'],
 )
+@pytest.mark.deep(but=('dict', 'leaf'))
 def test_containers_of_any_kind_get_their_noise(runtime, specs):
   with small.factory_of() as factory:
     process = factory.create(small.type_of(specs))
@@ -220,6 +221,7 @@ def client_data():
 
 
 @pytest.mark.parametrize('algorithm', ['fed_avg', 'fed_sgd'])
+@pytest.mark.deep(but=('fed_avg',))
 def test_learning_process_adds_the_noise_to_its_weights(
   runtime, client_data, algorithm
 ):
@@ -292,6 +294,7 @@ def test_aggregator_that_fed_sgd_gives_weights_names_the_wrapper():
   ],
   ids=['from_generator', 'numpy_function', 'batch'],
 )
+@pytest.mark.deep(but=('numpy_function',))
 def test_data_that_a_worker_cannot_read_names_the_remedy(runtime, data, line):
   batches = [(np.ones((4, 3), np.float32), np.ones(4, np.float32))] * 2
   with small.factory_of() as factory:

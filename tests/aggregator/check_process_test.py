@@ -57,6 +57,7 @@ def _model(keras=False):
   'keras, clip',
   [(False, 1.0), (True, 1.0), (False, tff_bandmf.AdaptiveClip(1.0))],
 )
+@pytest.mark.deep(but=('True-1.0', 'False-clip2'))
 def test_unweighted_fed_avg_releases_its_metrics_alone(keras, clip):
   process = _ALGORITHMS.build_unweighted_fed_avg(
     _model(keras),

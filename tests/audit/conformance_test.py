@@ -60,14 +60,47 @@ _SOUND = {
 }
 
 
+# A fault for each part of a question: probes, statistics, intervals, marks.
+_PARTS = {
+  'size': (
+    'NoneWithoutClients HalfForPartOfTheClients NoneWhereTheSumIsZero '
+    'LessIfTheSumIsLarge ByLargestNorm LessForHugeNorms NoneForTinyNorms '
+    'LessForAZeroUpdate NoneIfAnUpdateIsNotFinite LittleInOneCoordinate '
+    'LessInTheFirstLayer NonePastManyCoordinates LittleInOneRound '
+    'NoneInTheLastRound LessInOddCoordinatesOfLaterRounds NoneInScalars '
+    'NoneAfterTheLastRound'
+  ),
+  'correlation': (
+    'ReversedInTwoLayers ShiftedByOneEachRound PairsOfOppositeRounds '
+    'PartlyTheSameInAllRuns SameLayerInAllRuns SeedOfTheSum '
+    'NextRunOneRoundLater'
+  ),
+  'tails': 'LaplaceFirstLayer StudentT Coarse',
+  'influence': (
+    'UnclippedJustAbove UnclippedIfHuge UnclippedIfSparse ByCoordinate '
+    'ScalarsLeftOut Float32Norm NanKeptInTheLastCoordinate MinusInfinityKept '
+    'LateClientsUnclipped NanOfTwoClientsKept SumRemembered WeightsUpToTen '
+    'WeightNan'
+  ),
+  'divisor': 'ByNumberOfFewClients ZerosOfFewClients WeightsByExamples',
+}
+
+
 def _faults(*questions):
   """Parametrizes a test by the faults that questions find."""
-  faults = {
-    name: (make, question)
-    for name, (make, question) in faulty.FAULTS.items()
-    if question in questions
-  }
-  return pytest.mark.parametrize('make, question', faults.values(), ids=faults)
+
+  def marks(name, question):
+    repeats = question in _PARTS and name not in _PARTS[question].split()
+    return pytest.mark.deep if repeats else ()
+
+  return pytest.mark.parametrize(
+    'make, question',
+    [
+      pytest.param(make, question, id=name, marks=marks(name, question))
+      for name, (make, question) in faulty.FAULTS.items()
+      if question in questions
+    ],
+  )
 
 
 def _fails(answer):
@@ -84,8 +117,17 @@ def _subject(make=None, false_alarm=1e-6):
 @pytest.mark.slow
 @_faults('size', 'correlation', 'tails', 'low_bits')
 def test_fault_of_the_noise_fails_its_question(make, question):
-  draws = 1 << 22 if question == 'low_bits' else 1
-  assert _fails(_answers(make, draws=draws)[question])
+  subject = _subject(make)
+  if question == 'low_bits':
+    many = conformance.many_coordinates(subject, 1 << 22)
+    assert _fails(conformance.low_bits(subject, many))
+    return
+  many = conformance.many_coordinates(subject, 1)
+  noises = conformance.Noises(conformance.Runs(subject), many.noise)
+  if question == 'tails':
+    assert _fails(conformance.tails(subject, many, noises))
+  else:
+    assert _fails(getattr(conformance, question)(noises))
 
 
 @pytest.mark.slow
@@ -111,6 +153,9 @@ def test_second_release_of_a_round_fails(make, question):
 @pytest.mark.slow
 @pytest.mark.parametrize('sound', faulty.SOUND)
 @pytest.mark.parametrize('matrix', [faulty.INDEPENDENT, faulty.BANDED])
+@pytest.mark.deep(
+  but=('matrix0-Usual', 'matrix0-Repeats', 'matrix1-ClipsOfL', 'matrix1-Sound')
+)
 def test_sound_aggregator_passes(matrix, sound):
   make = functools.partial(sound, matrix=matrix)
   assert _verdicts(_answers(make, _statement(matrix))) == _SOUND
@@ -143,10 +188,11 @@ def test_shares_of_the_false_alarm_add_up_to_it():
   )
 
 
-def _passes_all(monkeypatch, make, rounds):
+def _passes_all(monkeypatch, make, rounds, releases):
   """Whether an aggregator of the benchmarks passes, with a near TAIL."""
   benchmarks = pytest.importorskip('benchmarks.aggregators')
   monkeypatch.setattr(arithmetic_attacks, 'TAIL', 2.8)
+  monkeypatch.setattr(conformance, '_RELEASES', releases)
   statement = conformance.Statement(
     benchmarks.CLIP, benchmarks.Z_STDDEV, benchmarks.CLIENTS, np.eye(rounds)
   )
@@ -157,11 +203,12 @@ def _passes_all(monkeypatch, make, rounds):
 @pytest.mark.slow
 def test_ours_passes_every_question_in_numpy(monkeypatch):
   make = pytest.importorskip('benchmarks.aggregators').Ours
-  assert _passes_all(monkeypatch, make, 48)
+  assert _passes_all(monkeypatch, make, 16, 4)
 
 
-@pytest.mark.slow
-def test_ours_passes_every_question_in_tff(monkeypatch, runtime):
+@pytest.fixture
+def ours_in_tff(runtime):
+  """Returns `make` of our aggregator in TFF."""
   factory = pytest.importorskip('benchmarks.tff_aggregators').ours
 
   # To create a process takes seconds. One that adds noise serves one run.
@@ -175,7 +222,24 @@ def test_ours_passes_every_question_in_tff(monkeypatch, runtime):
       return factory(like, True)
     return process(*(each.shape for each in like))
 
-  assert _passes_all(monkeypatch, make, 32)
+  return make
+
+
+@pytest.mark.slow
+def test_ours_in_tff_sums_exactly_and_releases_once(ours_in_tff):
+  benchmarks = pytest.importorskip('benchmarks.aggregators')
+  statement = conformance.Statement(
+    benchmarks.CLIP, benchmarks.Z_STDDEV, benchmarks.CLIENTS, np.eye(2)
+  )
+  subject = probes.Subject(ours_in_tff, statement, 1e-6, 0, lambda: None)
+  assert conformance.sums(subject).verdict == PASS
+  assert conformance.replay(subject).verdict == PASS
+
+
+@pytest.mark.slow
+@pytest.mark.deep
+def test_ours_passes_every_question_in_tff(monkeypatch, ours_in_tff):
+  assert _passes_all(monkeypatch, ours_in_tff, 32, 16)
 
 
 @pytest.mark.slow
@@ -215,6 +279,9 @@ def test_noise_of_another_size_is_found(size):
     ('NoneIfAllAreZero', 'size'),
     ('FixedSeed', 'correlation'),
   ],
+)
+@pytest.mark.deep(
+  but=('Sound', 'NanKept', 'ByNumberOfAllClients', 'LittleInOneCoordinate')
 )
 def test_function_without_a_variant_without_noise(fault, question):
   """The noise hides neither a clip nor a divisor of 100 clients."""

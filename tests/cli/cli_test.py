@@ -601,6 +601,7 @@ def test_file_of_a_system_error_is_named(run, tmp_path):
     ('account', '--family', 'identity', '--rounds', '9', '--json'),
   ],
 )
+@pytest.mark.deep(but=('arguments0', 'arguments1', 'arguments2', 'arguments4'))
 def test_output_that_nobody_reads_ends_the_command_quietly(arguments):
   """As `| head` does; also if the pipe has standard error."""
   program = 'import sys; from tff_bandmf.cli import main; sys.exit(main.main())'

@@ -303,6 +303,18 @@ _SMALL = [
 @pytest.mark.parametrize(
   'schema', [*_SMALL, participation_lib.Single()], ids=str
 )
+@pytest.mark.deep(
+  but=(
+    'Single',
+    'FixedEpoch(min_sep=2, max_participations=None',
+    'FixedEpoch(min_sep=3, max_participations=2',
+    'FixedEpoch(min_sep=4, max_participations=1',
+    'MinSep(min_sep=1, max_participations=None',
+    'MinSep(min_sep=2, max_participations=3',
+    'MinSep(min_sep=3, max_participations=2',
+    'MinSep(min_sep=4, max_participations=None',
+  )
+)
 def test_counting_agrees_with_drawing(schema):
   """What is proved to fit is filled for any seed; what is not is never."""
   proved = {}

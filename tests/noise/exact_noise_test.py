@@ -197,6 +197,14 @@ def _programs_of_this_file():
 
 @pytest.mark.parametrize('name', _KINDS)
 @pytest.mark.parametrize('backend', stream.BACKENDS)
+@pytest.mark.deep(
+  but=(
+    'numpy-',
+    'jax-window of y, momentum',
+    'jax-window of z, normalised]',
+    'jax-blt]',
+  )
+)
 def test_noise_is_the_rounding_of_the_ideal(name, backend):
   kind, y = _KINDS[name], _expected(name)
   if backend == stream.NUMPY:
@@ -270,6 +278,16 @@ _SAME = ('window of y, adaptive clip', 'window of y, budget past the plan')
 @pytest.mark.parametrize('name', [each for each in _KINDS if each not in _SAME])
 @pytest.mark.parametrize('backend', stream.BACKENDS)
 @pytest.mark.parametrize('coarse', ['bounds times 2^20', 'float32'])
+@pytest.mark.deep(
+  but=(
+    'float32-numpy',
+    '2^20-numpy-window of y]',
+    '2^20-numpy-blt]',
+    '2^20-jax-window of y]',
+    '2^20-jax-window of z, none kept',
+    'float32-jax-blt]',
+  )
+)
 def test_coarse_fast_path_gives_the_same_bits(
   monkeypatch, name, backend, coarse
 ):

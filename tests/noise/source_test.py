@@ -53,6 +53,7 @@ def _rounds(source, rounds=_ROUNDS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', _STRATEGIES)
+@pytest.mark.deep(but=('inverse', 'online-tree', 'narrow'))
 def test_rounds_are_those_of_the_stream(tmp_path, name):
   source = _source(_STRATEGIES[name], 500, tmp_path)
   y = _rounds(source)
@@ -160,6 +161,7 @@ def _p_value(y, matrix):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', _STRATEGIES)
+@pytest.mark.deep(but=('blt', 'inverse', 'wide'))
 def test_covariance_is_that_of_the_strategy(tmp_path, name):
   strategy = _STRATEGIES[name]
   source = _source(strategy, _WIDE, tmp_path)

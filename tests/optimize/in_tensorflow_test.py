@@ -134,6 +134,7 @@ def _blt(x):
   [(0, 'max'), (1, 'last'), (2, 'mean'), (3, 'mean'), (4, tuple(_RATES))]
   + [(5, 'last'), (6, 'mean')],
 )
+@pytest.mark.deep(but=('0-max', '4-objective4', '5-last'))
 def test_gradients_of_series_are_those_of_tensorflow(workload, objective):
   workload = _WORKLOADS[workload]
   schema = participation.MinSep(*((6,) if objective == 'mean' else (4, 3)))
@@ -198,6 +199,9 @@ def test_gradient_of_banded_is_that_of_tensorflow(workload):
 
 
 @pytest.mark.parametrize('schema', _SCHEMAS, ids=repr)
+@pytest.mark.deep(
+  but=('min_sep=6, max_participations=2', 'Single', 'FixedEpoch(min_sep=5')
+)
 def test_gradients_are_those_of_differences(schema):
   problem = solver.Problem(_N, schema)
   at = np.tril_indices(_N, -1)
@@ -327,6 +331,7 @@ _SAMPLED = [accounting.BallsInBins(6), accounting.BMinSep(6, 0.2)]
 
 
 @pytest.mark.parametrize('cohorts', _SAMPLED, ids=repr)
+@pytest.mark.deep(but=('BallsInBins',))
 def test_noise_of_sampled_cohorts_is_minimised(cohorts):
   own = optimize.minimize(
     lambda x: optimize.Toeplitz(tf.concat([[1.0], x], 0)),
@@ -345,6 +350,7 @@ def test_noise_of_sampled_cohorts_is_minimised(cohorts):
 
 
 @pytest.mark.parametrize('cohorts', _SAMPLED, ids=repr)
+@pytest.mark.deep(but=('BMinSep',))
 def test_gradient_of_the_noise_is_that_of_differences(cohorts):
   rng = np.random.default_rng(7)
   for build, size in (

@@ -314,6 +314,7 @@ _SAMPLED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize('cohorts', _SAMPLED, ids=str)
+@pytest.mark.deep(but=('BallsInBins', 'CyclicPoisson'))
 def test_sampled_plan_with_less_noise_is_refused(tmp_path, cohorts):
   """And with its own it is what it was: samples come back with their seed."""
   plan = _plan(cohorts=cohorts, mechanism='banded-sqrt')

@@ -110,6 +110,15 @@ def _clip(kind):
   ],
 )
 @pytest.mark.slow
+@pytest.mark.deep(
+  but=(
+    'blt-adaptive',
+    'banded-adaptive layers',
+    'inverse-one',
+    'banded-one',
+    'tree-one',
+  )
+)
 def test_bits_are_those_of_tensorflow(name, kind, zeroing, tmp_path):
   """Means, clips and marks of each round, in a graph with its optimiser."""
   import tensorflow as tf

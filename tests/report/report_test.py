@@ -512,6 +512,7 @@ def test_second_participation_where_one_was_planned_is_a_violation(tmp_path):
   ],
   ids=lambda s: s.family,
 )
+@pytest.mark.deep(but=('[tree', 'dense', 'stamped', 'blt'))
 def test_every_family_gets_its_sensitivity_after_the_run(tmp_path, strategy):
   spec = make_run(
     tmp_path,

@@ -19,7 +19,7 @@ def test_adaptive_clip_goes_on_after_a_kill(runtime, tmp_path):
   )
   expected = small_run.train(small_run.with_key(tmp_path / 'whole'), plan).sum
   rows = []
-  for write in range(5, 35, 4):
+  for write in range(5, 35, 10):
     directory = small_run.with_key(tmp_path / f'run{write}')
     with small_run.killed_at(write):
       small_run.train_without_tff(directory, plan=plan)

@@ -102,6 +102,7 @@ def _check(directory, releases):
 @pytest.mark.slow
 @pytest.mark.parametrize('way', _WAYS)
 @pytest.mark.parametrize('then', _WAYS)
+@pytest.mark.deep(but=('round-rounds',))
 def test_run_that_is_killed_in_any_round_ends(
   writes, tmp_path, way, then, every_write
 ):

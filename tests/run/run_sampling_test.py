@@ -316,6 +316,7 @@ _State = collections.namedtuple('_State', ['sum', 'aggregator'])
   ],
   ids=str,
 )
+@pytest.mark.deep(but=('BMinSep',))
 def test_aggregator_gets_what_is_drawn(runtime, tmp_path, cohorts, epsilon):
   """Few clients: some cohorts are empty, and a round has noise all the same."""
   plan = _plan(

@@ -58,6 +58,7 @@ def _train(folder, plan, ends=True, stop=None, after=(), **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', _KINDS)
+@pytest.mark.deep(but=('poisson', 'budget'))
 def test_run_until_an_epsilon_claims_at_most_this_epsilon(tmp_path, kind):
   """Where fewer rounds have a proof; elsewhere a smaller epsilon is refused."""
   plan = _plan(kind)
@@ -95,6 +96,9 @@ def test_run_until_an_epsilon_claims_at_most_this_epsilon(tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', _KINDS)
 @pytest.mark.parametrize('ends', [True, False])
+@pytest.mark.deep(
+  but=('True-poisson', 'False-min-sep', 'True-budget', 'False-single')
+)
 def test_run_that_stops_by_its_model_claims_all_rounds(tmp_path, kind, ends):
   plan = _plan(kind)
   done, written = _train(tmp_path, plan, ends, stop=2)

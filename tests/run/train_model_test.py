@@ -163,6 +163,7 @@ def test_program_runs_beside_a_loop_and_leaves_it(program_runtime, tmp_path):
 
 
 @pytest.mark.parametrize('differs', [False, True])
+@pytest.mark.deep(but=('True',))
 def test_sampled_run_that_is_begun_again_has_its_verdict(
   program_runtime, tmp_path, monkeypatch, differs
 ):
@@ -211,15 +212,17 @@ def test_round_that_met_two_sums_is_burnt(program_runtime, tmp_path):
   assert (observed.burnt, observed.finished) == (1, _ROUNDS - 1)
 
 
-def test_release_that_fails_is_told(program_runtime, tmp_path):
+def test_round_cannot_be_discarded_and_release_that_fails_is_told(
+  program_runtime, tmp_path
+):
   with _open(tmp_path / 'run') as mine:
-    manager = _Manager(mine, OSError('disk'))
-    with pytest.raises(OSError, match='disk'):
-      _train(mine, model_output_manager=manager)
+    process = _process(mine)
 
+    def train(**program):
+      mine.train_model(process, _dataset, clients=9, **program)
 
-def test_round_cannot_be_discarded(program_runtime, tmp_path):
-  with _open(tmp_path / 'run') as mine:
     with pytest.raises(TypeError, match='should_discard_round'):
-      _train(mine, should_discard_round=lambda _: False)
+      train(should_discard_round=lambda _: False)
     assert mine._journal.ledger.last_round() == -1
+    with pytest.raises(OSError, match='disk'):
+      train(model_output_manager=_Manager(mine, OSError('disk')))

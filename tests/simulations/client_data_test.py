@@ -83,6 +83,7 @@ def test_vocabulary_numbers_its_ids_as_tff_does():
 
 @pytest.mark.parametrize('sequence_length', [1, 4, 5, 20])
 @pytest.mark.parametrize('split_name', ['train', 'heldout'])
+@pytest.mark.deep(but=('train-1', 'train-4', 'heldout-5'))
 def test_arrays_are_those_of_tff_for_its_own_file(
   stackoverflow_path, vocabulary, split_name, sequence_length
 ):

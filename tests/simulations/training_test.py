@@ -133,6 +133,16 @@ def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
   assert written['measured_z_stddev'] == pytest.approx(
     written['z_stddev'], rel=1e-6
   )
+  if simulated:
+    # A tenth of the noise, for which nothing is proved.
+    assert written['setting'].startswith('SIMULATED')
+    assert written['warnings'][0].startswith('SIMULATED')
+    assert written['epsilon'] is None
+    plan = run_json.read_plan(tmp_path / 'run')
+    assert plan.simulated.proved_epsilon(plan.delta) == pytest.approx(8.0)
+    assert plan.simulated.noise_multiplier == pytest.approx(
+      10 * written['noise_multiplier']
+    )
 
 
 def test_driver_trains_with_a_file_of_ones_own(small, tmp_path, runtime):
@@ -146,27 +156,6 @@ def test_driver_trains_with_a_file_of_ones_own(small, tmp_path, runtime):
   assert written['family'] == 'custom' and written['completed']
   verified = verify.verify(tmp_path / 'run')
   assert verified['epsilon'] == pytest.approx(written['epsilon'], rel=1e-6)
-
-
-def test_simulated_run_says_that_it_is_one(small, tmp_path, runtime):
-  config, corpus = small
-  config = config_keys.changed(
-    config, {'privacy.simulated_clients_per_round': 40}
-  )
-  training.run(config, corpus, tmp_path / 'run')
-  written = report.write(tmp_path / 'run')
-  # Of the run itself: a tenth of the noise, for which nothing is proved.
-  assert written['setting'].startswith('SIMULATED')
-  assert written['warnings'][0].startswith('SIMULATED')
-  assert written['epsilon'] is None
-  plan = run_json.read_plan(tmp_path / 'run')
-  assert plan.simulated.proved_epsilon(plan.delta) == pytest.approx(8.0)
-  assert plan.simulated.noise_multiplier == pytest.approx(
-    10 * written['noise_multiplier']
-  )
-  assert written['measured_z_stddev'] == pytest.approx(
-    written['z_stddev'], rel=1e-6
-  )
 
 
 def test_guarantee_is_for_what_has_noise(ended):
@@ -375,6 +364,7 @@ def test_evaluator_agrees_with_a_direct_computation():
     ('b-min-sep', 8.0, {'sampling_prob': 0.05}),
   ],
 )
+@pytest.mark.deep(but=('b-min-sep',))
 def test_amplified_experiment_tells_nothing_of_its_cohorts(
   small, tmp_path, runtime, amplification, epsilon, changes
 ):
