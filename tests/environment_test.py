@@ -140,6 +140,7 @@ with open({log!r}, 'a') as log:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('program', ['uv', 'pip'])
+@pytest.mark.deep(but=('[pip]',))
 def test_uv_and_pip_install_the_same(tmp_path, program):
   tree, tools = tmp_path / 'tree', tmp_path / 'tools'
   shutil.copytree(_ROOT / 'requirements', tree / 'requirements')

@@ -243,6 +243,7 @@ _DEEP = {
   'docs/guide/noise_server.md': 'cli.noise_server_test, served_tape_test',
   'docs/guide/amplified.md': 'cli_plan_test, run_sampling_test',
   'docs/guide/your_text.md': 'import_data_test, corpus_file_test',
+  'docs/guide/publish.md': 'public_test, registry_test, report_pages_test',
   'docs/reference/commands.md': 'cli_test, cli_families_test, cli_plan_test',
 }
 

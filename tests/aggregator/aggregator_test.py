@@ -117,6 +117,7 @@ def test_client_with_nan_or_infinity_contributes_zero(runtime):
 
 
 @pytest.mark.parametrize('sums', [False, True])
+@pytest.mark.deep(but=('True',))
 def test_round_of_too_many_clients_fails_and_says_what_to_do(runtime, sums):
   with small.factory_of() as factory:
     assert factory.lattice is None

@@ -346,7 +346,7 @@ def test_attack_of_an_audit_that_succeeds_is_told(monkeypatch):
   monkeypatch.setattr(
     generator.Generator,
     'words',
-    lambda *args: words(*args) | np.uint64(2**38),
+    lambda *args: words(*args) | np.uint64(2**47),
   )
   found = {each.name: each for each in arithmetic_attacks.attack(_SPEC)}
   assert found['tail'].succeeded

@@ -31,7 +31,7 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 pytestmark = pytest.mark.slow
 
-_PAIRS = int(os.environ.get('BANDMF_NOISE_PAIRS', '1000'))
+_PAIRS = int(os.environ.get('BANDMF_NOISE_PAIRS', '500'))
 _MANY = _PAIRS >= 10_000
 _ROUNDS, _DIMENSION = 40, 2**19 if _MANY else 2**14
 # Number of coordinates whose distances are computed at a time.

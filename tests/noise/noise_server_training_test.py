@@ -75,6 +75,7 @@ def _results(process, state, rounds):
   return np.stack(results), states
 
 
+@pytest.mark.deep(but=('numpy',))
 def test_training_gets_the_noise_that_it_would_make(runtime, servers):
   with _factory(placements.Tape(key=_KEY)) as factory:
     process = _process(factory)

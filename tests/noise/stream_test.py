@@ -113,6 +113,7 @@ def test_noise_is_that_of_the_recursion(name):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', _FAMILIES)
 @pytest.mark.parametrize('block_rounds', [1, 3, 16])
+@pytest.mark.deep(but=('[3-',))
 def test_blocks_and_chunks_change_no_bit(monkeypatch, name, block_rounds):
   expected = _streamed(_FAMILIES[name])
   monkeypatch.setattr(stream, '_block_rounds', lambda memory: block_rounds)
@@ -123,6 +124,7 @@ def test_blocks_and_chunks_change_no_bit(monkeypatch, name, block_rounds):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', _FAMILIES)
 @pytest.mark.parametrize('shards', [2, 4])
+@pytest.mark.deep(but=('[2-',))
 def test_any_sharding_gives_the_same_bits(monkeypatch, name, shards):
   monkeypatch.setattr(stream, '_CHUNK', 8)
   monkeypatch.setattr(stream, '_GRID', 16)
@@ -211,6 +213,18 @@ def _p_value(covariance, matrix):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('family', families.made(_ROUNDS))
+@pytest.mark.deep(
+  but=(
+    '[banded-toeplitz',
+    '[banded-inverse]',
+    'blt',
+    'dp-cgd',
+    'tree]',
+    'dense',
+    'custom',
+    'normalised',
+  )
+)
 def test_covariance_over_100000_coordinates_is_that_of_the_family(family):
   strategy = families.made(_ROUNDS)[family]
   y, matrix = _streamed(strategy, _WIDE), strategy.matrix()

@@ -145,6 +145,7 @@ def test_highest_mark_counts_whatever_the_order(tape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('bit', [0, 7])
+@pytest.mark.deep(but=('numpy', 'graph-0'))
 def test_damaged_file_is_refused(tape, bit):
   path = tapes.noise_file(tape, 0)
   content = path.read_bytes()

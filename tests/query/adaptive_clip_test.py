@@ -206,6 +206,7 @@ def test_noise_of_a_run_is_larger_by_delta():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('enough', [True, False])
+@pytest.mark.deep(but=('[True]',))
 def test_audit_finds_noise_without_delta(enough):
   """Rounds of identity noise, each with a client of its own or without one."""
   rounds, weight, delta = 120, 8.0, 1e-5

@@ -296,6 +296,7 @@ def test_initial_weights_are_a_function_of_the_seed(name):
   assert not all(map(np.array_equal, first, other))
 
 
+@pytest.mark.deep
 def test_transformer_trains_in_tff(runtime):
   model = models.build(_SMALL['transformer'], _NUM_IDS, seed=0)
   process = tff.learning.algorithms.build_unweighted_fed_avg(

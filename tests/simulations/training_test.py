@@ -192,6 +192,7 @@ def test_rates_are_chosen_by_validation_and_results_are_of_test(small, ended):
 
 
 @pytest.mark.parametrize('zeroing_norm, moves', [(1e-9, False), (1e9, True)])
+@pytest.mark.deep(but=('False',))
 def test_updates_above_the_zeroing_norm_do_not_move_the_model(
   small, tmp_path, runtime, zeroing_norm, moves
 ):
