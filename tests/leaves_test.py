@@ -200,6 +200,9 @@ def _passed(attack, file, common=(), turn=0):
 
 
 @pytest.mark.parametrize('name', [*_RUNS, 'after'])
+@pytest.mark.deep(
+  but=('enforced', 'after', 'adaptive', 'budget', 'cyclic', 'b-min-sep', 'open')
+)
 def test_edited_value_of_a_run_is_refused_or_named(name, runs, tmp_path):
   """A leaf that most runs have gets another edit in each of them."""
   shutil.copytree(runs / 'first', tmp_path / 'first')

@@ -235,7 +235,7 @@ _BY_NOISE = {'epsilon': None, 'noise_multiplier': 1.0}
   ],
   ids=str,
 )
-@pytest.mark.deep(but=('Single', 'MinSep', 'FixedEpoch', 'identity'))
+@pytest.mark.deep(but=('Single', 'FixedEpoch', 'identity'))
 def test_honest_run_and_its_pages_hold(cohorts, options, runs, tmp_path):
   """Alone, and after runs of which one is amplified."""
   if 'noise_multiplier' in options:

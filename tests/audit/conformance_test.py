@@ -247,6 +247,7 @@ def test_ours_passes_every_question_in_tff(monkeypatch, ours_in_tff):
   'made, stated',
   [(faulty.INDEPENDENT, faulty.BANDED), (faulty.BANDED, faulty.INDEPENDENT)],
 )
+@pytest.mark.deep(but=('made0',))
 def test_correlation_that_is_not_stated_is_found(made, stated):
   make = functools.partial(faulty.Sound, matrix=made)
   answers = _answers(make, _statement(stated))
@@ -256,6 +257,7 @@ def test_correlation_that_is_not_stated_is_found(made, stated):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [0.95, 1.05])
+@pytest.mark.deep(but=('0.95',))
 def test_noise_of_another_size_is_found(size):
   statement = dataclasses.replace(_statement(), z_stddev=faulty.Z / size)
   answers = _answers(faulty.Sound, statement)

@@ -372,7 +372,7 @@ _ZEROS = (
     for name in _KINDS
   ]
   if _MANY
-  else [('float32', stream.NUMPY, name) for name in ('identity', 'tree')]
+  else [('float32', stream.NUMPY, 'identity')]
 )
 
 

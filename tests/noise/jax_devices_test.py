@@ -109,6 +109,7 @@ def test_devices_make_the_noise_of_the_host(name):
 
 
 @pytest.mark.parametrize('name', ['banded', 'blt', 'inverse'])
+@pytest.mark.deep(but=('blt',))
 def test_shards_and_chunks_give_the_same_bits(monkeypatch, name):
   whole = _made(name)
   monkeypatch.setattr(jax_devices, '_width', lambda *_: 2 * _PIECE)

@@ -173,7 +173,7 @@ class _Page(html.parser.HTMLParser):
     self.text += data
 
 
-def test_page_needs_nothing_else(tmp_path):
+def test_page_needs_nothing_else(tmp_path, drawn):
   _make_run(tmp_path / 'run')
   report.write(tmp_path / 'run')
   text = (tmp_path / 'run' / report.HTML_FILE).read_text()
@@ -348,7 +348,7 @@ def test_missing_measurement_is_told(tmp_path):
   assert written['measured_z_stddev'] is None
 
 
-def test_building_writes_nothing_and_gives_the_same_again(tmp_path):
+def test_building_writes_nothing_and_gives_the_same_again(tmp_path, drawn):
   _make_run(tmp_path / 'run')
 
   def content():
@@ -373,7 +373,7 @@ def test_building_writes_nothing_and_gives_the_same_again(tmp_path):
   }
 
 
-def test_secrets_of_a_run_are_in_no_report(tmp_path):
+def test_secrets_of_a_run_are_in_no_report(tmp_path, drawn):
   _make_run(tmp_path / 'run')
   (tmp_path / 'run' / 'private' / 'checkpoint').write_bytes(b'state ' * 9)
   before = set((tmp_path / 'run').iterdir())

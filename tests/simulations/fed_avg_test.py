@@ -173,6 +173,7 @@ def _group_sum(cohort, rate):
 
 
 @pytest.mark.parametrize('rate', [1e-3, 100.0])
+@pytest.mark.deep(but=('100.0',))
 def test_client_moves_the_sum_by_its_clip(rate):
   whole, _ = _group_sum(_COHORT, rate)
   for client in _COHORT:

@@ -67,6 +67,7 @@ def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
     training.run(*small, run_copy, resume=True, moved=True)
 
 
+@pytest.mark.deep
 def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
   _reopen(run_copy)
   for path in (run_copy / 'private' / 'checkpoints').glob('*.npz'):
@@ -180,6 +181,7 @@ def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
   assert not list(kill_test.differences(ended, ended, 4))
 
 
+@pytest.mark.deep
 def test_run_by_budget_goes_on_to_more_rounds(small, tmp_path):
   config, corpus = small
   config = config_keys.changed(config, {'privacy.participation': 'budget'})

@@ -145,6 +145,7 @@ def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
     )
 
 
+@pytest.mark.deep
 def test_driver_trains_with_a_file_of_ones_own(small, tmp_path, runtime):
   config, corpus = small
   path = tmp_path / 'mine.npz'
@@ -222,6 +223,7 @@ def test_updates_above_the_zeroing_norm_do_not_move_the_model(
     )
 
 
+@pytest.mark.deep
 def test_updates_that_are_not_finite_count_and_do_no_harm(
   tmp_path, corpus_path, runtime
 ):
