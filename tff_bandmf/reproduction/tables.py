@@ -12,6 +12,7 @@ import functools
 import importlib.resources
 import json
 import math
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
@@ -21,6 +22,10 @@ from tff_bandmf import _files, accounting, errors, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.optimize import series, solver
+
+_Table = Mapping[str, _files.Json]
+# Name of a row, the published number, ours, and perhaps other fields of `Row`.
+_Figures = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +95,35 @@ def reproduce(
         f'name={name}: is not a table; use one of {", ".join(TABLES)}'
       )
   return (
-    dataclasses.replace(row, table=name)
+    _row(name, _published()[name], *figures)
     for name in names
-    for row in TABLES[name](_published()[name])
+    for figures in TABLES[name](_published()[name])
   )
+
+
+def _row(
+  name: str,
+  table: _Table,
+  row: str,
+  published: float,
+  ours: float,
+  own: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Row:
+  """Returns a row of a table.
+
+  Args:
+    name: name of the table.
+    table: the table in `published.json`, with `tol`, or with `abs_tol` if
+      differences are absolute.
+    row: name of the number in the table.
+    published: number in the publication.
+    ours: number computed here.
+    own: other fields of the row.
+  """
+  absolute = 'abs_tol' in table
+  tolerance = table['abs_tol' if absolute else 'tol']
+  fields = {'tolerance': tolerance, 'absolute': absolute, **own}
+  return Row(name, row, published, ours, **fields)
 
 
 @functools.cache
@@ -104,97 +134,58 @@ def _published() -> _files.JsonObject:
   return json.loads(text)
 
 
-# A row without the name of its table, which `reproduce` fills in.
-_row = functools.partial(Row, '')
-
-
-def _example_b1(table) -> Iterator[Row]:
-  rounds = table['rounds']
-  optimized = optimize.optimize(
-    strategies.Banded.family,
-    rounds,
-    participation_lib.Single(),
-    bands=table['bands'],
+def _example_b1(table) -> Iterator[_Figures]:
+  optimized = _of_bands(
+    strategies.Banded.family, table['rounds'], table['bands']
   )
-  tolerance = table['abs_tol']
-  yield _row(
-    'total squared error',
-    table['total_squared_error'],
-    rounds * optimized.loss,
-    tolerance,
-    absolute=True,
-  )
-  ours, published = (
-    optimized.strategy.matrix(),
-    np.array(table['strategy_matrix']),
-  )
+  total = table['rounds'] * optimized.loss
+  yield 'total squared error', table['total_squared_error'], total
+  ours = optimized.strategy.matrix()
+  published = np.array(table['strategy_matrix'])
   for t, i in zip(*np.nonzero(published)):
-    yield _row(
-      f'C[{t}, {i}]',
-      published[t, i],
-      float(ours[t, i]),
-      tolerance,
-      absolute=True,
-    )
+    yield f'C[{t}, {i}]', published[t, i], float(ours[t, i])
 
 
-def _gaussian_sigma(table) -> Iterator[Row]:
+def _gaussian_sigma(table) -> Iterator[_Figures]:
   for epsilon, published in table['rows']:
-    yield _row(
-      f'epsilon {epsilon}',
-      published,
-      accounting.gaussian_noise_multiplier(epsilon, table['delta']),
-      table['tol'],
-    )
+    ours = accounting.gaussian_noise_multiplier(epsilon, table['delta'])
+    yield f'epsilon {epsilon}', published, ours
 
 
-def _amplified_sigma(table) -> Iterator[Row]:
+def _amplified_sigma(table) -> Iterator[_Figures]:
   rounds, k = table['rounds'], table['max_participations']
   rows = [(epsilon, 1, sigma) for epsilon, sigma in table['dp_sgd']]
   for epsilon, bands, published in rows + table['banded_rows']:
-    ours = _cyclic_poisson_sigma(table, k, epsilon, bands)
-    yield _row(
-      f'epsilon {epsilon}, {bands} bands',
-      published,
-      ours / math.sqrt(k),
-      table['tol'],
-    )
+    ours = _cyclic_poisson_sigma(table, k, epsilon, bands) / math.sqrt(k)
+    yield f'epsilon {epsilon}, {bands} bands', published, ours
     # The next row compares the epsilon of the printed sigma.
-    yield _row(
-      f'epsilon of sigma {published}, {bands} bands',
-      epsilon,
-      accounting.poisson_epsilon(
-        published * math.sqrt(k),
-        bands * k / rounds,
-        -(-rounds // bands),
-        table['delta'],
-      ),
-      table['epsilon_tol'],
+    back = accounting.poisson_epsilon(
+      published * math.sqrt(k),
+      bands * k / rounds,
+      -(-rounds // bands),
+      table['delta'],
     )
+    row = f'epsilon of sigma {published}, {bands} bands'
+    yield row, epsilon, back, {'tolerance': table['epsilon_tol']}
 
 
-def _tree_and_banded_rmse(table) -> Iterator[Row]:
+def _tree_and_banded_rmse(table) -> Iterator[_Figures]:
   tree = strategies.Tree(table['rounds'])
   schema = participation_lib.FixedEpoch(
     table['min_sep'], table['max_participations']
   )
   sensitivity = sensitivity_lib.sensitivity(tree, schema).value
-  yield _row(
-    'tree, squared sensitivity',
-    table['tree_sensitivity_squared'],
-    sensitivity**2,
-    1e-9,
-  )
-  yield _row(
-    'tree, rmse',
-    table['tree_rmse'],
-    sensitivity * math.sqrt(tree.errors()[0]),
-    1e-5,
-  )
+  rmse = sensitivity * math.sqrt(tree.errors()[0])
+  for name, published, ours, tolerance in (
+    ('squared sensitivity', 'tree_sensitivity_squared', sensitivity**2, 1e-9),
+    ('rmse', 'tree_rmse', rmse, 1e-5),
+  ):
+    own = {'tolerance': tolerance, 'absolute': False}
+    yield f'tree, {name}', table[published], ours, own
   yield from _rmse(table)
 
 
-def _rmse(table) -> Iterator[Row]:
+def _rmse(table) -> Iterator[_Figures]:
   limits = table['min_sep'], table['max_participations']
   schema = participation_lib.FixedEpoch(*limits)
   for row in table['rows']:
@@ -215,23 +206,13 @@ def _rmse(table) -> Iterator[Row]:
     ours['min_sep_ratio'] = ratio * ours['sensitivity_min_sep']
     for name, value in ours.items():
       if name in row:
-        yield _row(
-          _label(row) + f', {name}' * (name != 'ratio'),
-          row[name],
-          value,
-          table['abs_tol'],
-          absolute=True,
-        )
+        yield _label(row) + f', {name}' * (name != 'ratio'), row[name], value
 
 
-def _optimal_bands(table) -> Iterator[Row]:
-  rounds, schema = table['rounds'], participation_lib.Single()
+def _optimal_bands(table) -> Iterator[_Figures]:
+  rounds = table['rounds']
   rmse = {
-    bands: math.sqrt(
-      optimize.optimize(
-        strategies.Banded.family, rounds, schema, bands=bands
-      ).loss
-    )
+    bands: math.sqrt(_of_bands(strategies.Banded.family, rounds, bands).loss)
     for bands in (1 << i for i in range(rounds.bit_length()))
   }
   for epsilon, published in table['rows'].items():
@@ -245,10 +226,10 @@ def _optimal_bands(table) -> Iterator[Row]:
       best = min(total, key=lambda each: total[each])
       if total[bands] <= total[best] * (1 + table.get('tie', 0)):
         best = bands
-      yield _row(f'epsilon {epsilon}, {epochs} epochs', bands, best, 0)
+      yield f'epsilon {epsilon}, {epochs} epochs', bands, best
 
 
-def _tail_at_its_limit(table) -> Iterator[Row]:
+def _tail_at_its_limit(table) -> Iterator[_Figures]:
   """Yields the loss of a search that is inexact after some rounds.
 
     max error = sum_{j<m} w_j^2 + (n - m) W^2,  W = 1 / sum c
@@ -271,12 +252,8 @@ def _tail_at_its_limit(table) -> Iterator[Row]:
   def loss(c):
     return strategies.BandedToeplitz(rounds, c).errors()[1] * float(c @ c)
 
-  exact = optimize.optimize(
-    strategies.BandedToeplitz.family,
-    rounds,
-    participation_lib.Single(),
-    objective=optimize.MAX,
-    bands=bands,
+  exact = _of_bands(
+    strategies.BandedToeplitz.family, rounds, bands, objective=optimize.MAX
   )
   start = strategies.BandedSqrt(rounds, bands).coefficients[1:]
   for terms, published in table['rows']:
@@ -286,51 +263,31 @@ def _tail_at_its_limit(table) -> Iterator[Row]:
       solver.Problem(terms, participation_lib.Single()),
       [(0, 1)] * len(start),
     )
-    yield _row(
-      f'{terms} rounds',
-      published,
-      math.sqrt(loss(np.concatenate([[1.0], minimum.x])) / exact.loss),
-      table['abs_tol'],
-      absolute=True,
-    )
+    ratio = loss(np.concatenate([[1.0], minimum.x])) / exact.loss
+    yield f'{terms} rounds', published, math.sqrt(ratio)
 
 
-def _calibrated_rmse(table) -> Iterator[Row]:
+def _calibrated_rmse(table) -> Iterator[_Figures]:
   sigma = accounting.gaussian_noise_multiplier(table['epsilon'], table['delta'])
   schema = participation_lib.MinSep(
     table['min_sep'], table['max_participations']
   )
   for row in table['rows']:
-    optimized = _optimized(
-      row,
-      table['rounds'],
-      schema,
-      objective=row.get('objective', optimize.MEAN),
-    )
-    yield _row(
-      _label(row), row['value'], sigma * math.sqrt(optimized.loss), table['tol']
-    )
+    objective = row.get('objective', optimize.MEAN)
+    optimized = _optimized(row, table['rounds'], schema, objective=objective)
+    yield _label(row), row['value'], sigma * math.sqrt(optimized.loss)
 
 
-def _cyclic_poisson_rmse(table) -> Iterator[Row]:
+def _cyclic_poisson_rmse(table) -> Iterator[_Figures]:
   rounds, k = table['rounds'], table['max_participations']
   for epsilon, bands, published in table['rows']:
     sigma = _cyclic_poisson_sigma(table, k, epsilon, bands)
-    optimized = optimize.optimize(
-      strategies.BandedToeplitz.family,
-      rounds,
-      participation_lib.Single(),
-      bands=bands,
-    )
-    yield _row(
-      f'epsilon {epsilon}, {bands} bands',
-      published,
-      sigma * math.sqrt(optimized.loss),
-      table['tol'],
-    )
+    optimized = _of_bands(strategies.BandedToeplitz.family, rounds, bands)
+    ours = sigma * math.sqrt(optimized.loss)
+    yield f'epsilon {epsilon}, {bands} bands', published, ours
 
 
-def _sampled_rmse(table) -> Iterator[Row]:
+def _sampled_rmse(table) -> Iterator[_Figures]:
   """Yields the rows of a table for balls in bins or b-min-sep sampling.
 
   Under b-min-sep, min_sep is the number of bands, and a client takes part in
@@ -376,47 +333,36 @@ def _sampled_rmse(table) -> Iterator[Row]:
         samples=accounting.Samples(table['samples'], seed=table['seed']),
       )
       error = best.strategy.errors()[0]
-      yield _row(
+      bound = guarantee.z_stddev_per_clip * math.sqrt(error)
+      yield (
         f'epsilon {epsilon}, {_label(row)}',
         row['values'][place],
         math.sqrt(best.loss),
-        table['tol'],
-        bound=guarantee.z_stddev_per_clip * math.sqrt(error),
-        samples=table['samples'],
-        seed=table['seed'],
+        {'bound': bound, 'samples': table['samples'], 'seed': table['seed']},
       )
 
 
-def _unknown_min_sep(table) -> Iterator[Row]:
+def _unknown_min_sep(table) -> Iterator[_Figures]:
   rounds, k = table['rounds'], table['max_participations']
   planned = participation_lib.MinSep(table['optimized_min_sep'], k)
   for row in table['rows']:
     strategy = _optimized(row, rounds, planned).strategy
     for min_sep, published in zip(table['min_sep'], row['value']):
-      sensitivity = sensitivity_lib.sensitivity(
-        strategy, participation_lib.MinSep(min_sep, k)
-      )
-      yield _row(
-        f'{_label(row)}, min_sep {min_sep}',
-        published,
-        sensitivity.value * math.sqrt(strategy.errors()[0]),
-        table['tol'],
-      )
+      schema = participation_lib.MinSep(min_sep, k)
+      sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
+      ours = sensitivity * math.sqrt(strategy.errors()[0])
+      yield f'{_label(row)}, min_sep {min_sep}', published, ours
 
 
-def _gboard_report(table) -> Iterator[Row]:
+def _gboard_report(table) -> Iterator[_Figures]:
   sigma = table['z_stddev_per_clip'] / math.sqrt(table['sensitivity_squared'])
-  yield _row('rho', table['rho'], accounting.zcdp_rho(sigma), table['tol'])
-  yield _row(
-    'epsilon',
-    table['epsilon'],
-    accounting.gaussian_epsilon(sigma, table['delta']),
-    table['tol'],
-  )
+  epsilon = accounting.gaussian_epsilon(sigma, table['delta'])
+  yield 'rho', table['rho'], accounting.zcdp_rho(sigma)
+  yield 'epsilon', table['epsilon'], epsilon
 
 
 def _cyclic_poisson_sigma(
-  table: Mapping[str, _files.Json], epochs: float, epsilon: float, bands: int
+  table: _Table, epochs: float, epsilon: float, bands: int
 ) -> float:
   """Returns the noise multiplier under cyclic Poisson sampling.
 
@@ -433,11 +379,19 @@ def _cyclic_poisson_sigma(
 
 
 # Parameters of families that the label of a published row has.
+def _of_bands(
+  family: str, rounds: int, bands: int, **settings: Any
+) -> optimize.Optimized:
+  """Returns the best C of a family with bands, for one participation."""
+  schema = participation_lib.Single()
+  return optimize.optimize(family, rounds, schema, bands=bands, **settings)
+
+
 _PARAMETERS = ('bands', 'buffers', 'lambda', 'b0')
 
 
 def _optimized(
-  row: Mapping[str, _files.Json],
+  row: _Table,
   rounds: int,
   schema: participation_lib.Participation,
   **settings: Any,
@@ -456,7 +410,7 @@ def _optimized(
   return optimize.optimize(row['family'], rounds, schema, **settings)
 
 
-def _label(row: Mapping[str, _files.Json]) -> str:
+def _label(row: _Table) -> str:
   """Returns the family and the parameters of a published row."""
   return ', '.join(
     [row['family']]
@@ -466,7 +420,7 @@ def _label(row: Mapping[str, _files.Json]) -> str:
   )
 
 
-TABLES: dict[str, Callable[[Mapping[str, _files.Json]], Iterator[Row]]] = {
+TABLES: dict[str, Callable[[_Table], Iterator[_Figures]]] = {
   'example_b1': _example_b1,
   'gaussian_sigma': _gaussian_sigma,
   'amplified_sigma': _amplified_sigma,
