@@ -21,7 +21,7 @@ A program may also give A itself.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 import attrs
@@ -35,7 +35,7 @@ LAST = 'last'
 # The error of a run: `MEAN`, `MAX` or `LAST` of the errors of its rounds, or
 # their sum with one weight for each round, divided by the sum of the weights. A
 # search in TensorFlow also takes a function from the errors to a number.
-Objective = Union[str, tuple[float, ...], Callable[[Any], Any]]
+Objective = Union[str, Sequence[float], Callable[[Any], Any]]
 
 # Most rounds of a workload that is given as a matrix.
 MAX_MATRIX_ROUNDS = 4096

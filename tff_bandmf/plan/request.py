@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
 
 import attrs
 
@@ -25,58 +26,30 @@ _MOST_EPSILON = 100.0
 _MOST_DELTA = 1e-2
 
 
-# Type checkers and the documentation take the types of the arguments of `Plan`
-# from the annotations of these converters.
-
-
-def _clips(
-  value: Union[float, Sequence[float], clips.AdaptiveClip],
-) -> Union[float, tuple[float, ...], clips.AdaptiveClip]:
+def _clips(name: str, value: Any) -> Any:
+  """Returns the clip of all layers, a clip a layer, or an adaptive clip."""
   if isinstance(value, clips.AdaptiveClip):
-    _clips(value.initial)
+    _clips(name, value.initial)
     return value
   if isinstance(value, (tuple, list)):
-    return tuple(
-      _checks.positive('l2_norm_clip', clip, 'one clip a layer')
-      for clip in value
-    )
-  return _checks.positive(
-    'l2_norm_clip', value, 'the largest norm of a clipped update'
-  )
+    return tuple(_checks.positive(name, x, 'one clip a layer') for x in value)
+  return _checks.positive(name, value, 'the largest norm of a clipped update')
 
 
-def _rounds(value: int) -> int:
-  return _checks.count('rounds', value, 'rounds of the run')
-
-
-def _clients(value: int) -> int:
-  return _checks.count(
-    'clients_per_round', value, 'the expected number of clients'
-  )
-
-
-def _epsilon(value: float) -> float:
-  positive = _checks.positive('epsilon', value, 'usual values are 1 to 10')
+def _epsilon(name: str, value: Any) -> float:
+  positive = _checks.positive(name, value, 'usual values are 1 to 10')
   return _checks.between(
-    'epsilon', positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
+    name, positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
   )
 
 
-def _delta(value: float) -> float:
+def _delta(name: str, value: Any) -> float:
   remedy = 'take one far below one over the population'
-  positive = _checks.positive('delta', value, remedy)
-  return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)
+  positive = _checks.positive(name, value, remedy)
+  return _checks.between(name, positive, 0, _MOST_DELTA, remedy)
 
 
-def _noise_multiplier(value: float) -> float:
-  return _checks.nonnegative(
-    'noise_multiplier',
-    value,
-    'it is stddev(z) / (clip * sensitivity); 0 adds no noise',
-  )
-
-
-def _check_mechanism(self, attribute, value: object) -> None:
+def _mechanism(name: str, value: Any) -> Any:
   if isinstance(value, strategies.Strategy):
     strategies.check_known(value)
   elif isinstance(value, str):
@@ -84,31 +57,39 @@ def _check_mechanism(self, attribute, value: object) -> None:
       strategies.families.get(value)
   elif not isinstance(value, (os.PathLike, mechanism_lib.Mechanism)):
     raise errors.type_error(
-      f'mechanism={value}: must be best, a family, a Mechanism, a Strategy, or '
+      f'{name}={value}: must be best, a family, a Mechanism, a Strategy, or '
       'the path of a file; give one of them'
     )
+  return value
 
 
-def _memory_copies(value: int) -> int:
-  return _checks.count(
-    'memory_copies', value, 'give the vectors that fit in memory', least=0
-  )
+def _number(check: Callable[..., Any], remedy: str, **limits: Any) -> Any:
+  """Returns a check of `_checks` with its remedy and its limits."""
+  return functools.partial(check, remedy=remedy, **limits)
 
 
-def _zeroing_norm(value: float) -> float:
-  return _checks.positive('zeroing_norm', value, 'leave it out to zero nothing')
-
-
-def _dimension(value: int) -> int:
-  return _checks.count('dimension', value, 'the coordinates of the model')
-
-
-def _objective(value: Union[str, Sequence[float]]) -> workloads.Objective:
-  return workloads.check_objective(value)
-
-
-def _clients_per_unit(value: int) -> int:
-  return _checks.count('clients_per_unit', value, 'give 1 for one client')
+# Maps the name of an attribute to a function of (name, value) that returns the
+# converted value, or raises the error. A value that is the default is right.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+  'rounds': _number(_checks.count, 'rounds of the run'),
+  'clients_per_round': _number(_checks.count, 'the expected number of clients'),
+  'l2_norm_clip': _clips,
+  'epsilon': _epsilon,
+  'delta': _delta,
+  'noise_multiplier': _number(
+    _checks.nonnegative,
+    'it is stddev(z) / (clip * sensitivity); 0 adds no noise',
+  ),
+  'mechanism': _mechanism,
+  'memory_copies': _number(
+    _checks.count, 'give the vectors that fit in memory', least=0
+  ),
+  'largest_cohort': _number(_checks.count, 'clients'),
+  'zeroing_norm': _number(_checks.positive, 'leave it out to zero nothing'),
+  'dimension': _number(_checks.count, 'the coordinates of the model'),
+  'clients_per_unit': _number(_checks.count, 'give 1 for one client'),
+  'stands_for': _number(_checks.count, 'clients'),
+}
 
 
 @attrs.frozen(kw_only=True, slots=False, eq=False)
@@ -163,44 +144,32 @@ class Request:
     ValueError: a value is out of range, or values contradict each other.
   """
 
-  rounds: int = attrs.field(converter=_rounds)
-  clients_per_round: int = attrs.field(converter=_clients)
-  cohorts: participation.Cohorts = attrs.field(
-    validator=lambda self, field, value: participation.check_cohorts(value)
-  )
-  l2_norm_clip: Union[float, tuple[float, ...], clips.AdaptiveClip] = (
-    attrs.field(converter=_clips)
-  )
-  epsilon: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_epsilon)
-  )
-  delta: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_delta)
-  )
-  noise_multiplier: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_noise_multiplier)
-  )
+  rounds: int
+  clients_per_round: int
+  cohorts: participation.Cohorts
+  l2_norm_clip: Union[float, Sequence[float], clips.AdaptiveClip]
+  epsilon: Optional[float] = None
+  delta: Optional[float] = None
+  noise_multiplier: Optional[float] = None
   mechanism: Union[
     str, os.PathLike[str], mechanism_lib.Mechanism, strategies.Strategy
-  ] = attrs.field(default=mechanism_lib.BEST, validator=_check_mechanism)
-  memory_copies: Optional[int] = attrs.field(
-    default=None, converter=attrs.converters.optional(_memory_copies)
-  )
+  ] = mechanism_lib.BEST
+  memory_copies: Optional[int] = None
   largest_cohort: Optional[int] = None
-  zeroing_norm: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_zeroing_norm)
-  )
+  zeroing_norm: Optional[float] = None
   workload: workloads.Workload = workloads.PREFIX
-  objective: workloads.Objective = attrs.field(
-    default=workloads.MEAN, converter=_objective
-  )
-  dimension: Optional[int] = attrs.field(
-    default=None, converter=attrs.converters.optional(_dimension)
-  )
-  clients_per_unit: int = attrs.field(default=1, converter=_clients_per_unit)
+  objective: workloads.Objective = workloads.MEAN
+  dimension: Optional[int] = None
+  clients_per_unit: int = 1
   stands_for: Optional[int] = None
 
   def __attrs_post_init__(self):
+    participation.check_cohorts(self.cohorts)
+    for field in attrs.fields(Request):
+      value = getattr(self, field.name)
+      if field.name in _CHECKS and value is not field.default:
+        checked = _CHECKS[field.name](field.name, value)
+        object.__setattr__(self, field.name, checked)
     missing = [
       name for name in ('epsilon', 'delta') if getattr(self, name) is None
     ]
@@ -222,7 +191,7 @@ class Request:
     least = self.clients_per_round
     for name in ('largest_cohort', 'stands_for'):
       value = getattr(self, name)
-      if value is not None and _checks.count(name, value, 'clients') < least:
+      if value is not None and value < least:
         raise errors.value_error(
           f'{name}={value}: must be at least clients_per_round={least}; leave '
           'it out'
@@ -236,7 +205,8 @@ class Request:
         f'stands_for={self.stands_for}: larger sampled cohorts amplify less; '
         'leave it out, or enforce a schema such as min-sep'
       )
-    workloads.check_objective(self.objective, self.rounds)
+    objective = workloads.check_objective(self.objective, self.rounds)
+    object.__setattr__(self, 'objective', objective)
     if self.workload.name != 'matrix':
       self.workload.learning_rates(self.rounds)
     else:
