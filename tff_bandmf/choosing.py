@@ -200,7 +200,7 @@ def choose(
       cohorts, rounds, target.epsilon, target.delta
     )
     if isinstance(family, strategies.Strategy):
-      _check_given(family, rounds, memory_copies)
+      check_given('families', family, rounds, memory_copies)
       problem = optimize.Problem(
         rounds,
         cohorts.schema.reference_schema,
@@ -335,13 +335,23 @@ def _count(cohorts: participation.Cohorts, is_best: bool) -> Optional[int]:
   return sampled.samples // _FEWER
 
 
-def _check_given(
-  strategy: strategies.Strategy, rounds: int, memory_copies: Optional[int]
+def check_given(
+  name: str,
+  strategy: strategies.Strategy,
+  rounds: int,
+  memory_copies: Optional[int],
 ) -> None:
-  """Raises ValueError if a strategy does not fit the rounds or memory."""
+  """Raises ValueError if a given strategy does not fit the rounds or memory.
+
+  Args:
+    name: name of the argument that has the strategy, for the message.
+    strategy: strategy matrix C.
+    rounds: number of rounds of the run.
+    memory_copies: largest number of copies of the model; None for no limit.
+  """
   if strategy.rounds != rounds:
     raise errors.value_error(
-      f'families={strategy.family}: is for {strategy.rounds} rounds, not for '
+      f'{name}={strategy.family}: is for {strategy.rounds} rounds, not for '
       f'rounds={rounds}; give a strategy of as many rounds'
     )
   if memory_copies is not None and strategy.least_copies > memory_copies:

@@ -14,6 +14,28 @@ from tff_bandmf.ledger import chain
 
 
 @dataclasses.dataclass(frozen=True)
+class Contents:
+  """The rounds, attempts and statements of a ledger.
+
+  Attributes:
+    sizes: dict from the index of a round to its number of clients, rounds
+      ascending.
+    attempts: dict from the index of a round to the attempts at it, rounds
+      ascending.
+    statements: {name: value}, the last value of each statement on the run.
+    last_client: highest client index; -1 without rounds, or if clients are
+      strings.
+    head: head of the ledger's chain; None for a log.
+  """
+
+  sizes: dict[int, int]
+  attempts: Mapping[int, Sequence[chain.Attempt]]
+  statements: Mapping[str, Any]
+  last_client: int
+  head: Optional[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Observed:
   """The counts of a ledger, or of a participation log.
 
@@ -108,34 +130,21 @@ def from_log(sizes: dict[int, int], log: sensitivity.Observed) -> Observed:
     sizes: dict from the index of a round to its number of clients.
     log: participation of the clients.
   """
-  return dataclasses.replace(
-    from_attempts(sizes, {}, log, -1), finished=len(sizes)
-  )
+  contents = Contents(sizes, {}, {}, -1, None)
+  return dataclasses.replace(from_contents(contents, log), finished=len(sizes))
 
 
-def from_attempts(
-  sizes: dict[int, int],
-  attempts: dict[int, list[chain.Attempt]],
-  log: sensitivity.Observed,
-  last_client: int,
-) -> Observed:
+def from_contents(contents: Contents, log: sensitivity.Observed) -> Observed:
   """Returns the counts of a ledger.
 
   Args:
-    sizes: dict from the index of a round to its number of clients.
-    attempts: dict from the index of a round to the attempts at it.
+    contents: contents of the ledger.
     log: participation of the clients.
-    last_client: highest client index; -1 without rounds, or if clients are
-      strings.
   """
+  sizes, attempts = contents.sizes, contents.attempts
   finishes = {
     t: [attempt for attempt in tried if attempt.outcome == chain.FINISHED]
     for t, tried in attempts.items()
-  }
-  burnt = {
-    t
-    for t, tried in attempts.items()
-    if any(attempt.outcome == chain.ABANDONED for attempt in tried)
   }
   finished = [attempt for done in finishes.values() for attempt in done]
   measured = [each.z_stddev for each in finished if each.z_stddev is not None]
@@ -149,18 +158,22 @@ def from_attempts(
   stated = {attempt.rounds for attempt in starts}
 
   def rounds(condition) -> tuple[int, ...]:
-    return tuple(t for t, done in finishes.items() if condition(t, done))
+    return tuple(t for t in attempts if condition(attempts[t], finishes[t]))
 
+  burnt = rounds(
+    lambda tried, _: any(each.outcome == chain.ABANDONED for each in tried)
+  )
+  unfinished = rounds(lambda _, done: not done)
   return Observed(
     rounds=len(sizes),
-    finished=len(rounds(lambda _, done: done)),
+    finished=len(attempts) - len(unfinished),
     burnt=len(burnt),
-    open=rounds(lambda t, done: not done and t not in burnt),
+    open=tuple(t for t in unfinished if t not in burnt),
     log=log,
     min_cohort=min(sizes.values(), default=0),
     max_cohort=max(sizes.values(), default=0),
     last_round=max(sizes, default=-1),
-    last_client=last_client,
+    last_client=contents.last_client,
     z_stddev=min(measured) if len(measured) == len(finished) > 0 else None,
     cohort_sizes=sizes,
     # PRIVACY: a finished attempt whose noise was not tested may have released a
@@ -203,13 +216,13 @@ def from_attempts(
     # such a sum. This line lists the round of every attempt with the flag
     # INCOMPLETE, whatever the outcome of the attempt.
     # Guard: report_sampling_test.test_cut_cohort_of_a_burnt_round_counts.
-    incomplete=tuple(
-      t
-      for t, tried in attempts.items()
-      if any(chain.INCOMPLETE in attempt.flags for attempt in tried)
+    incomplete=rounds(
+      lambda tried, _: any(chain.INCOMPLETE in each.flags for each in tried)
     ),
     examined=_examined(finished),
     ended=ended(attempts),
+    head=contents.head,
+    statements=contents.statements,
     attempts=attempts,
   )
 

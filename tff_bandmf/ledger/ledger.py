@@ -18,7 +18,6 @@ the stored hash.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import operator
 import os
 import pathlib
@@ -186,7 +185,7 @@ class Ledger:
     """Returns the attempts at a round, in order; [] for a round not started."""
     return self._read(tables.attempts, _round(round_index))
 
-  def contents(self) -> tables.Contents:
+  def contents(self) -> counts.Contents:
     """Returns the attempts at every started round, and the statements.
 
     Raises:
@@ -367,13 +366,7 @@ class Ledger:
         strategy,
         costs=costs,
       )
-      last_client = tables.last_client(connection)
-      head = tables.row(connection).head.hex()
-    return dataclasses.replace(
-      counts.from_attempts(contents.sizes, contents.attempts, log, last_client),
-      head=head,
-      statements=contents.statements,
-    )
+    return counts.from_contents(contents, log)
 
   def bind(self, *, run: int, noise_key: int) -> None:
     """Binds the ledger to a run and its noise key.

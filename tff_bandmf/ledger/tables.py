@@ -25,7 +25,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tff_bandmf import errors
-from tff_bandmf.ledger import chain
+from tff_bandmf.ledger import chain, counts
 
 _COHORTS_AT_A_TIME = 16
 _EVENTS_AT_A_TIME = 4096
@@ -93,23 +93,6 @@ class Row:
   key: Optional[int]
   events: int
   head: bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class Contents:
-  """The rounds, attempts and statements of a ledger.
-
-  Attributes:
-    sizes: dict from the index of a round to its number of clients, rounds
-      ascending.
-    attempts: dict from the index of a round to the attempts at it, rounds
-      ascending.
-    statements: {name: value}, the last value of each statement on the run.
-  """
-
-  sizes: dict[int, int]
-  attempts: dict[int, list[chain.Attempt]]
-  statements: dict[str, Any]
 
 
 def create(connection: sa.engine.Connection) -> None:
@@ -332,7 +315,7 @@ def _events(
     yield place, event, _content(head, 'event')
 
 
-def verify(connection: sa.engine.Connection) -> Contents:
+def verify(connection: sa.engine.Connection) -> counts.Contents:
   """Checks the chain of the ledger, and returns the contents of the ledger.
 
   **Formal guarantee.** Assumption: nobody can find collisions of SHA-256.
@@ -345,10 +328,11 @@ def verify(connection: sa.engine.Connection) -> Contents:
       round.
   """
   ledger = row(connection)
-  sizes, digests = {}, {}
+  sizes, digests, last_client = {}, {}, -1
   for round_index, cohort, highest in _rounds(connection):
     sizes[round_index] = len(cohort)
     digests[round_index] = chain.cohort_digest(cohort, highest)
+    last_client = max(last_client, highest)
   events: dict[int, list[tuple[chain.Event, bytes]]] = {}
   statements: dict[str, Any] = {}
   count = last_event = 0
@@ -393,7 +377,7 @@ def verify(connection: sa.engine.Connection) -> Contents:
   unmatched = sizes.keys() ^ attempts.keys()
   if unmatched:
     raise _broken(min(unmatched))
-  return Contents(sizes, attempts, statements)
+  return counts.Contents(sizes, attempts, statements, last_client, head.hex())
 
 
 def cohort(

@@ -274,18 +274,9 @@ def _strategy(
       **arguments, callback=lambda loss: progress(f'loss {loss:.6g}')
     )
     return optimized.strategy, arguments['noise'] is not None
-  if mechanism.rounds != request.rounds:
-    raise errors.value_error(
-      f'mechanism={mechanism.family}: is for {mechanism.rounds} rounds, not '
-      f'for rounds={request.rounds}; optimise it for the rounds of the plan'
-    )
-  copies = memory_copies(request)
-  if copies is not None and mechanism.least_copies > copies:
-    raise errors.value_error(
-      f'memory_copies={copies}: {mechanism.family} keeps '
-      f'{mechanism.least_copies} copies of the model; allow as many, or use '
-      'another mechanism'
-    )
+  choosing.check_given(
+    'mechanism', mechanism, request.rounds, memory_copies(request)
+  )
   return mechanism, False
 
 

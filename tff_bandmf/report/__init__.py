@@ -18,9 +18,9 @@ from tff_bandmf.report.report import (
   Report,
   build,
   from_source,
+  versions,
   what_if,
   write,
 )
 from tff_bandmf.report.source import Source, of_plan, of_run
 from tff_bandmf.report.statement import BROKEN
-from tff_bandmf.report.transparency import versions

@@ -44,12 +44,25 @@ class Pages:
   def markdown(self) -> str:
     """Returns the text of the Markdown file."""
     plots = {name: name for name in self.content.get('plots', ())}
-    return _render(f'{self.NAME}.j2', 'form.md.j2', self.content, plots)
+    return self._render('form.md.j2', plots)
 
   def html(self) -> str:
     """Returns the text of the HTML page, which needs no other file."""
-    return _render(
-      f'{self.NAME}.j2', 'form.html.j2', self.content, self._images('data_uri')
+    return self._render('form.html.j2', self._images('data_uri'))
+
+  def _render(self, form: str, images: Mapping[str, str]) -> str:
+    """Returns the text of the template that is filled with the content.
+
+    The values are escaped if the file `form` is for HTML.
+
+    Args:
+      form: name of the file of macros for headings and rows, in Markdown or
+        HTML.
+      images: maps the name of a plot to the URL of its image.
+    """
+    content = self.content
+    return _template(f'{self.NAME}.j2', form).render(
+      {**content, 'content': content, 'images': images, 'form_file': form}
     )
 
   def _images(self, form: str) -> dict[str, Any]:
@@ -131,7 +144,7 @@ def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
   return f'{rounded / 10**places:.{digits}g}'
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
   """Returns a value as a cell of a Markdown table."""
   return ' '.join(str(value).replace('|', '\\|').split())
 
@@ -144,30 +157,14 @@ def _sha256(text: str) -> str:
   return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _render(
-  template: str,
-  form: str,
-  content: Mapping[str, _files.Json],
-  images: dict[str, str],
-) -> str:
-  """Returns the text of a template that is filled with content.
-
-  The values are escaped if the file `form` is for HTML.
-
-  Args:
-    template: file name of the template; the template selects and orders values.
-    form: name of the file of macros for headings and rows, in Markdown or HTML.
-    content: content of the report.
-    images: maps the name of a plot to the URL of its image.
-  """
-  return _template(template, form).render(
-    {**content, 'content': content, 'images': images, 'form_file': form}
-  )
-
-
 @functools.cache
 def _template(name: str, form: str) -> jinja2.Template:
-  """Returns a compiled template from a cache, since compiling is slow."""
+  """Returns a compiled template from a cache, since compiling is slow.
+
+  Args:
+    name: file name of the template, which selects and orders values.
+    form: name of the file of macros.
+  """
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
     autoescape='.html' in form,
@@ -175,7 +172,7 @@ def _template(name: str, form: str) -> jinja2.Template:
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
   )
-  environment.filters['cell'] = _cell
+  environment.filters['cell'] = cell
   environment.globals.update(
     number=number,
     accesses=statement.ACCESSES,

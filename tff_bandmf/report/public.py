@@ -175,17 +175,15 @@ def _check(
 def _row(source: source_lib.Source) -> document.PublicRun:
   """Returns the public facts of a run."""
   claim, run = source.claim, source.run
-  schema, rounds = claim.planned.cohorts.schema, claim.plan.rounds
-  strategy = claim.held.strategy
+  numbers = claim.to_dict()
+  planned = numbers['planned']
   return document.select(
     document.PublicRun,
     {
       **attrs.asdict(run, recurse=False),
       **vars(source),
+      **numbers,
       'name': run.title or source.name,
-      **claim_lib.figures(claim.claimed, claim.delta),
-      'rho': claim.held.rho,
-      'amplification': claim.amplification,
       'epsilon_unamplified': claim.held.proved_epsilon(claim.delta),
       'planned_epsilon': (claim.amplified or claim.planned).proved_epsilon(
         claim.delta
@@ -195,16 +193,12 @@ def _row(source: source_lib.Source) -> document.PublicRun:
       # run leaves the observed epsilon out.
       # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
       'observed_epsilon': None
-      if claim.amplified or claim.seen is None
-      else claim.seen.proved_epsilon(claim.delta),
+      if claim.amplified
+      else numbers['observed']['epsilon'],
       'kept': not claim.violated,
-      'rounds': rounds,
-      'clients_per_round': claim.plan.clients_per_round,
-      'min_sep': None if schema.min_sep is None else schema.separation(rounds),
-      'participations': schema.participations(strategy.rounds),
-      'family': strategy.family,
+      'min_sep': planned['min_sep'],
+      'participations': planned['participations'],
       'l2_norm_clip': None if claim.adaptive_clip else claim.plan.clip,
-      'strategy_sha256': strategy.digest(),
     },
   )
 

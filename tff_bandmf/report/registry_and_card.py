@@ -17,7 +17,7 @@ from typing import Optional
 import yaml
 
 from tff_bandmf import _files, errors
-from tff_bandmf.report import document, statement
+from tff_bandmf.report import document, pages, statement
 from tff_bandmf.report import public as public_lib
 from tff_bandmf.run_files import run_json
 
@@ -156,7 +156,7 @@ def card(content: document.Public) -> str:
     ),
   ]
   table = ''.join(
-    f'| {name} | {" ".join(str(value).split()).replace("|", chr(92) + "|")} |\n'
+    f'| {name} | {pages.cell(value)} |\n'
     for name, value in rows
     if value is not None
   )
@@ -192,20 +192,27 @@ def fields(
   tuned = '; '.join(
     f'{statement.ACCESSES[name]}: {text}' for name, text in accesses.items()
   )
-  models = (row['model'] for row in content['runs'] if row['model'])
-  hidden = [text.rstrip('.') for text in content['not_covered']]
-  hidden += [text.rstrip('.') for text in content['told']]
+  models = [content['model'], *(row['model'] for row in content['runs'])]
+  hidden = [
+    text.rstrip('.') for text in (*content['not_covered'], *content['told'])
+  ]
   composed = content['accounting']
   if content['together']:
-    composed += (
-      f' Runs on the same clients together: '
-      f'{content["together"]["composition"]}.'
-    )
+    composition = content['together']['composition']
+    composed += f' Runs on the same clients together: {composition}.'
+  mechanisms = '; '.join(map(_mechanism, content['runs']))
+  unprotected = '; '.join(hidden) or 'None is named.'
+  # PRIVACY: training outside this library may have used floating-point
+  # noise that leaks data, and a record that describes safe arithmetic would
+  # be false. The record of such training says that nobody checked it.
+  # Guard: elsewhere_test.test_record_does_not_vouch_for_other_arithmetic.
+  elsewhere = any(row['elsewhere'] for row in content['runs'])
+  arithmetic = _ARITHMETIC_ELSEWHERE if elsewhere else _ARITHMETIC
   return {
     'basic': {
       'name': (1, 'title', content['title']),
       'data_curators': (1, 'owner', _curators(content['owner'])),
-      'description': (1, 'model', content['model'] or next(models, None)),
+      'description': (1, 'model', next(filter(None, models), None)),
       'intended_use': (1, 'intended_use', content['intended_use']),
       'data_product_type': (1, None, 'Machine learning model'),
       'data_product_region': (1, 'region', content['region']),
@@ -215,11 +222,7 @@ def fields(
     'dp_variant': {
       'variant_name': (2, None, 'Approximate DP'),
       'data_domain': (3, 'data', _stated(data)),
-      'unprotected_quantities': (
-        3,
-        None,
-        '; '.join(hidden) or 'None is named.',
-      ),
+      'unprotected_quantities': (3, None, unprotected),
     },
     'privacy_loss': {
       'privacy_unit': (2, 'unit_of_privacy', content['unit']),
@@ -246,18 +249,8 @@ def fields(
         'tuning, model_selection and pre_training',
         tuned if all(map(_stated, map(str, accesses.values()))) else None,
       ),
-      'mechanisms': (3, None, '; '.join(map(_mechanism, content['runs']))),
-      # PRIVACY: training outside this library may have used floating-point
-      # noise that leaks data, and a record that describes safe arithmetic would
-      # be false. The record of such training says that nobody checked it.
-      # Guard: elsewhere_test.test_record_does_not_vouch_for_other_arithmetic.
-      'justification': (
-        3,
-        None,
-        _ARITHMETIC_ELSEWHERE
-        if any(row['elsewhere'] for row in content['runs'])
-        else _ARITHMETIC,
-      ),
+      'mechanisms': (3, None, mechanisms),
+      'justification': (3, None, arithmetic),
     },
     'administrative': {
       'sources': (1, None, f'SHA-256 of {digests}.'),

@@ -7,8 +7,10 @@ the page show the same content.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import pathlib
+import platform
 from collections.abc import Sequence
 from typing import ClassVar, Optional, Union
 
@@ -22,7 +24,6 @@ from tff_bandmf.report import (
   document,
   pages,
   statement,
-  transparency,
 )
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import source as source_lib
@@ -33,6 +34,17 @@ HTML_FILE = 'report.html'
 
 # Range of delta in the curve of epsilon, and the number of points of the curve.
 _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
+
+# Packages whose versions a report states.
+_PACKAGES = (
+  'tff-bandmf',
+  'tensorflow-federated',
+  'tensorflow',
+  'tensorflow-privacy',
+  'dp-accounting',
+  'numpy',
+  'scipy',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +143,7 @@ def from_source(source: source_lib.Source) -> Report:
     else [],
     'plots': sorted(figures),
     'versions': run.versions or {},
-    'report_versions': transparency.versions(),
+    'report_versions': versions(),
     'report_code_sha256': _files.code_digest(),
     # PRIVACY: a ledger that was edited after this report could support a
     # smaller epsilon. An edit changes the head of the ledger's hash chain, so
@@ -296,6 +308,17 @@ def epsilon_curve(
     {'epsilon': epsilon, 'delta': each}
     for epsilon, each in zip(epsilons, map(guarantee.delta, epsilons))
   ]
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions of Python and of the packages behind a claim."""
+  installed = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      installed[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      installed[package] = 'not installed'
+  return installed
 
 
 def _adaptive(source: source_lib.Source) -> Optional[_files.JsonObject]:

@@ -15,11 +15,37 @@ from tff_bandmf.cohorts import names
 from tff_bandmf.ledger import counts
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.report import claim as claim_lib
-from tff_bandmf.report import participation_log, side_releases
+from tff_bandmf.report import participation_log
 from tff_bandmf.run_files import metrics as metrics_lib
 from tff_bandmf.run_files import run_json, run_ledger
 
 COMPARE_DIRECTORY = 'compare'
+# Releases without noise in columns of `metrics.csv`.
+_COLUMNS = {
+  'seconds': 'duration of every round',
+  'memory_mib': 'memory of the program after every round',
+  'clients': 'cohort size of every round, exact',
+  'non_finite': (
+    'exact number of clients of every round whose update was not finite and '
+    'counted as zero'
+  ),
+  'accuracy': (
+    'accuracy of released models on validation clients, without noise'
+  ),
+  'accuracy_of_tff': (
+    "accuracy on validation clients by TFF's definition, without noise"
+  ),
+  'accuracy_with_end_and_unknown': (
+    'accuracy on validation clients, with ends of sentence and unknown words, '
+    'without noise'
+  ),
+  'loss': 'loss of released models on validation clients, without noise',
+}
+# Counts that a report itself states without noise.
+_COUNTS = (
+  'exact counts: the cohort sizes, the number of clients, and the largest '
+  'number and the least distance of the rounds of a client'
+)
 Path = Union[str, os.PathLike]
 
 
@@ -120,7 +146,7 @@ def of_run(directory: Path) -> Source:
     claim,
     observed.ended is not None,
     False,
-    side_releases.rows(directory, run, list(rows[0]) if rows else [], claim),
+    _side_releases(directory, run, list(rows[0]) if rows else [], claim),
     # The head of the ledger's chain stands for the ledger, whose file changes
     # while the run is open.
     {
@@ -219,7 +245,7 @@ def of_plan(
     digests['log'] = log.sha256()
     tells = [
       ('the log', 'the clients of each round; do not publish the log'),
-      ('this report', side_releases.COUNTS),
+      ('this report', _COUNTS),
     ]
   run = run_json.RunRecord(unit_of_privacy=plan.unit).with_statements(
     notes or {}
@@ -236,13 +262,65 @@ def of_plan(
     claim,
     claim.rounds >= plan.rounds,
     True,
-    [
-      {'where': where, 'what': what}
-      for where, what in (
-        *tells,
-        *(('stated', item) for item in run.side_releases),
-      )
-    ],
+    _stated(tells, 'stated', run),
     digests,
     alike=alike,
   )
+
+
+def _side_releases(
+  directory: pathlib.Path,
+  run: run_json.RunRecord,
+  columns: list[str],
+  claim: claim_lib.Claim,
+) -> list[dict[str, str]]:
+  """Returns the releases without noise: objects with `where` and `what`.
+
+  Args:
+    directory: folder of the run.
+    run: statements on the run.
+    columns: columns of `metrics.csv`; unknown columns count as without noise.
+    claim: claim of the run. The report of an amplified claim does not state the
+      counts `_COUNTS`, and the result leaves them out.
+  """
+  table = []
+  if run.train_sha256:
+    table.append((run_json.RUN_FILE, 'a digest of the training data'))
+  # PRIVACY: the columns in `RELEASED` have noise only if the clip is adaptive.
+  # If the clip is constant, a table without these columns would hide releases
+  # without noise. So they are left out only if the clip is adaptive.
+  # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
+  with_noise = metrics_lib.RELEASED if claim.adaptive_clip else ()
+  table += [
+    (
+      f'{run_json.METRICS_FILE}, {column}',
+      _COLUMNS.get(column, 'a column that this report does not know'),
+    )
+    for column in columns
+    if column not in ('round', *metrics_lib.PLANNED, *with_noise)
+  ]
+  if claim.observed.ended is not None:
+    table.append((run_json.RESULT_FILE, 'measured results of the last model'))
+  if run.population is not None:
+    table.append(
+      (run_json.LEDGER_FILE, 'exact number of clients that may be drawn')
+    )
+  table.append(
+    (
+      run_json.LEDGER_FILE,
+      'hashes of the clients of each round; keep the ledger secret'
+      if (directory / run_json.LEDGER_KEY).exists()
+      else 'hashes of the clients of each round, under a key that is destroyed',
+    )
+  )
+  if claim.amplified is None:
+    table.append(('this report', _COUNTS))
+  return _stated(table, 'stated by the run', run)
+
+
+def _stated(
+  table: list[tuple[str, str]], where: str, run: run_json.RunRecord
+) -> list[dict[str, str]]:
+  """Returns releases without noise, then those that the run states itself."""
+  table = table + [(where, item) for item in run.side_releases]
+  return [{'where': where, 'what': what} for where, what in table]

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
+import attrs
 import numpy as np
 import tree
 
@@ -37,6 +38,7 @@ _State = TypeVar('_State')
 _DATA_FREE = 'aggregator/free/'
 
 
+@attrs.define(slots=False, eq=False)
 class Entry:
   """A round that the journal has started.
 
@@ -53,14 +55,13 @@ class Entry:
       counted as zero; None if `updates` is None.
   """
 
-  def __init__(self, index: int, cohort: np.ndarray):
-    self.index = index
-    self.cohort = cohort
-    self.finished = False
-    self.burnt = False
-    self.attempts: list[ledger_lib.Attempt] = []
-    self.updates: Optional[int] = None
-    self.without_effect: Optional[int] = None
+  index: int
+  cohort: np.ndarray
+  finished: bool = attrs.field(default=False, init=False)
+  burnt: bool = attrs.field(default=False, init=False)
+  attempts: Sequence[ledger_lib.Attempt] = attrs.field(default=(), init=False)
+  updates: Optional[int] = attrs.field(default=None, init=False)
+  without_effect: Optional[int] = attrs.field(default=None, init=False)
 
 
 _Entry = TypeVar('_Entry', bound=Entry)

@@ -113,13 +113,6 @@ class NoiseAdder:
       l2_norm_clip: clip that the previous round released; None if the clip is
         constant, or in the first round.
     """
-    mean = self._mean_of(like)
-    release = mean.release(t, _at_most(clients, updates), l2_norm_clip)
-    self._released = t, release.released
-    return release.mean
-
-  def _mean_of(self, like: object) -> query.NoisyMean:
-    """Returns the query that averages updates in the structure of `like`."""
     if self._mean is None:
       plan = self._plan
       # PRIVACY: with another clip or noise multiplier than in the plan, the
@@ -133,7 +126,10 @@ class NoiseAdder:
         largest_cohort=plan.most_clients,
         placement=self._tape(),
       )
-    return self._mean
+    updates = _at_most(clients, updates)
+    release = self._mean.release(t, updates, l2_norm_clip)
+    self._released = t, release.released
+    return release.mean
 
   def released(self, t: int) -> dict[str, float]:
     """Returns the values of the adaptive clip that `release` of round t gave.

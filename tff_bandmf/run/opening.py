@@ -233,7 +233,7 @@ def _predecessors(
   directory: pathlib.Path,
   after: Sequence[Union[str, os.PathLike]],
   plan: plan_lib.Plan,
-) -> Optional[list[dict[str, str]]]:
+) -> Optional[list[run_json.Predecessor]]:
   """Returns `RunRecord.after` for the earlier runs; None without earlier runs.
 
   Args:
@@ -245,7 +245,7 @@ def _predecessors(
     ValueError: a folder of `after` holds no run, or is `directory`, or holds a
       run with another number of clients per unit of privacy.
   """
-  predecessors = []
+  predecessors: list[run_json.Predecessor] = []
   for earlier in map(pathlib.Path, after):
     if earlier.resolve() == directory.resolve():
       raise errors.value_error(

@@ -101,6 +101,7 @@ class Done:
   metrics: Any
 
 
+@attrs.define(slots=False, eq=False)
 class Round(journal_lib.Entry):
   """An open round: the ledger has its cohort, and does not yet have its end.
 
@@ -113,31 +114,10 @@ class Round(journal_lib.Entry):
       `Run.rounds`; None without `prepare`.
   """
 
-  def __init__(
-    self,
-    journal: journal_lib.Journal,
-    noise_adder: noise_adder_lib.NoiseAdder,
-    index: int,
-    cohort: np.ndarray,
-    *,
-    refused: int = 0,
-    data: Callable[[], Any] = lambda: None,
-  ):
-    """Initializes the round.
-
-    Args:
-      journal: journal of the run.
-      noise_adder: adds the noise of the run.
-      index: index of the round, integer >= 0.
-      cohort: [number of clients] IDs of the clients that take part.
-      refused: number of clients that checked in and were left out, >= 0.
-      data: function that returns the data of the cohort.
-    """
-    super().__init__(index, cohort)
-    self.refused = refused
-    self._journal = journal
-    self._noise_adder = noise_adder
-    self._data = data
+  _journal: journal_lib.Journal
+  _noise_adder: noise_adder_lib.NoiseAdder
+  refused: int = attrs.field(default=0, kw_only=True)
+  _data: Callable[[], Any] = attrs.field(default=lambda: None, kw_only=True)
 
   @property
   def data(self) -> Any:

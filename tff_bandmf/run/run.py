@@ -27,7 +27,7 @@ from tff_bandmf.cohorts import names as names_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_text
 from tff_bandmf.run import clients as clients_lib
-from tff_bandmf.run import drawn_cohorts, opening, tensorboard
+from tff_bandmf.run import opening, tensorboard
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run_files import metrics, run_json
 
@@ -293,7 +293,7 @@ class Run:
     source = clients_lib.cohort_source(
       plan, self._sampling_key, ids, seed, last
     )
-    if isinstance(source, drawn_cohorts.SampledCohorts):
+    if isinstance(source, clients_lib.SampledCohorts):
       source.check_population(
         self.directory / run_json.POPULATION, not journal.ledger.attempts(0)
       )
@@ -306,7 +306,7 @@ class Run:
         t = journal.next
         cohort, data = cohorts.draw(t)
         open_round = journal.start(
-          rounds_lib.Round(journal, self._noise_adder, t, cohort, data=data),
+          rounds_lib.Round(t, cohort, journal, self._noise_adder, data=data),
           self._stated(last),
         )
         cohorts.started()
@@ -415,7 +415,7 @@ class Run:
     self.note(population=None, highest_client=None)
     open_round = journal.start(
       rounds_lib.Round(
-        journal, self._noise_adder, t, admitted, refused=refused
+        t, admitted, journal, self._noise_adder, refused=refused
       ),
       self._stated(last),
     )

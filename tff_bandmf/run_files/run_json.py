@@ -33,9 +33,17 @@ import pathlib
 import re
 import unicodedata
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Optional
+from typing import (
+  TYPE_CHECKING,
+  Annotated,
+  Any,
+  Literal,
+  Optional,
+  get_type_hints,
+)
 
 import attrs
+import msgspec
 
 from tff_bandmf import _files, errors
 from tff_bandmf.plan import plan as plan_lib
@@ -85,25 +93,21 @@ IDENTITY_KEYS = ('run_id', 'noise_key_id')
 # Values that describe code. An ended run has no more rounds, so a program with
 # different code may open it, and these values are not compared.
 _CODE_KEYS = ('versions', 'code_sha256')
-_IDENTITY = re.compile('[0-7][0-9a-f]{15}')
+_Identity = Annotated[str, msgspec.Meta(pattern=r'^[0-7][0-9a-f]{15}\Z')]
+# Folder of an earlier run, relative to the folder of this run, and its ID.
+Predecessor = Annotated[
+  dict[Literal['run', 'run_id'], str], msgspec.Meta(min_length=2)
+]
 _HEAD = re.compile('[0-9a-f]{64}')
 
 
-def _field(
-  kind: type, default: object = attrs.NOTHING, changes: bool = False
-) -> Any:
-  """Returns an attrs field of `RunRecord`.
+def _statement(default: object = None) -> Any:
+  """Declares an attribute of a run that may change after the first round.
 
-  Args:
-    kind: type of the value in JSON.
-    default: default value; NOTHING for a required value.
-    changes: whether the program may change the value after the first round. A
-      value that may change describes the training and does not control it. It
-      is in the ledger, and not in `run.json`.
+  Such a value describes the training and does not control it. It is in the
+  ledger, and not in `run.json`.
   """
-  return attrs.field(
-    default=default, metadata={'kind': kind, 'changes': changes}
-  )
+  return attrs.field(default=default, metadata={'changes': True})
 
 
 @attrs.frozen(kw_only=True)
@@ -165,66 +169,48 @@ class RunRecord:
       folder relative to the folder of this run, and `run_id`.
   """
 
-  unit_of_privacy: str = _field(str, '', changes=True)
-  data: str = _field(str, 'not stated', changes=True)
-  released: str = _field(str, 'the model after every round')
-  not_covered: list[str] = _field(list, attrs.Factory(list), changes=True)
-  side_releases: list[str] = _field(list, attrs.Factory(list), changes=True)
-  config: Optional[_files.JsonObject] = _field(dict, None)
-  population: Optional[int] = _field(int, None, changes=True)
-  highest_client: Optional[int] = _field(int, None, changes=True)
-  clients_left: Optional[int] = _field(int, None, changes=True)
-  setting: Optional[str] = _field(str, None)
-  covered: Optional[str] = _field(str, None)
-  noise_key: Optional[str] = _field(str, None)
-  noise_generator: Optional[str] = _field(str, None)
-  tuning: Optional[str] = _field(str, None, changes=True)
-  model_selection: Optional[str] = _field(str, None, changes=True)
-  pre_training: Optional[str] = _field(str, None, changes=True)
-  process: Optional[str] = _field(str, None, changes=True)
-  key_after: Optional[str] = _field(str, None, changes=True)
-  clipped_by: Optional[str] = _field(str, None)
-  versions: Optional[dict[str, str]] = _field(dict, None)
-  code_sha256: Optional[str] = _field(str, None)
-  train_sha256: Optional[str] = _field(str, None)
-  initial_sha256: Optional[str] = _field(str, None)
-  run_id: Optional[str] = _field(str, None)
-  noise_key_id: Optional[str] = _field(str, None)
-  sampling_key_id: Optional[str] = _field(str, None)
-  title: Optional[str] = _field(str, None, changes=True)
-  owner: Optional[str] = _field(str, None, changes=True)
-  contact: Optional[str] = _field(str, None, changes=True)
-  date: Optional[str] = _field(str, None, changes=True)
-  model: Optional[str] = _field(str, None, changes=True)
-  intended_use: Optional[str] = _field(str, None, changes=True)
-  region: Optional[str] = _field(str, None, changes=True)
-  sector: Optional[str] = _field(str, None, changes=True)
-  after: Optional[list[dict[str, str]]] = _field(list, None)
+  unit_of_privacy: str = _statement('')
+  data: str = _statement('not stated')
+  released: str = 'the model after every round'
+  not_covered: list[str] = _statement(attrs.Factory(list))
+  side_releases: list[str] = _statement(attrs.Factory(list))
+  config: Optional[_files.JsonObject] = None
+  population: Optional[int] = _statement()
+  highest_client: Optional[int] = _statement()
+  clients_left: Optional[int] = _statement()
+  setting: Optional[str] = None
+  covered: Optional[str] = None
+  noise_key: Optional[str] = None
+  noise_generator: Optional[str] = None
+  tuning: Optional[str] = _statement()
+  model_selection: Optional[str] = _statement()
+  pre_training: Optional[str] = _statement()
+  process: Optional[str] = _statement()
+  key_after: Optional[str] = _statement()
+  clipped_by: Optional[str] = None
+  versions: Optional[dict[str, str]] = None
+  code_sha256: Optional[str] = None
+  train_sha256: Optional[str] = None
+  initial_sha256: Optional[str] = None
+  run_id: Optional[_Identity] = None
+  noise_key_id: Optional[_Identity] = None
+  sampling_key_id: Optional[str] = None
+  title: Optional[str] = _statement()
+  owner: Optional[str] = _statement()
+  contact: Optional[str] = _statement()
+  date: Optional[str] = _statement()
+  model: Optional[str] = _statement()
+  intended_use: Optional[str] = _statement()
+  region: Optional[str] = _statement()
+  sector: Optional[str] = _statement()
+  after: Optional[list[Predecessor]] = None
 
   def __attrs_post_init__(self):
     wrong = [
-      field.name
-      for field in attrs.fields(RunRecord)
-      if not isinstance(
-        value := getattr(self, field.name), field.metadata['kind']
-      )
-      and not (value is None and field.default is None)
-      or isinstance(value, bool)
-      or not _is_printable(value)
-    ]
-    wrong += [
       name
-      for name in IDENTITY_KEYS
-      if name not in wrong
-      and not _IDENTITY.fullmatch(getattr(self, name) or '0' * 16)
+      for name, kind in _TYPES.items()
+      if not _has_type(getattr(self, name), kind)
     ]
-    if not all(
-      isinstance(earlier, dict)
-      and earlier.keys() == {'run', 'run_id'}
-      and all(isinstance(value, str) for value in earlier.values())
-      for earlier in self.after or ()
-    ):
-      wrong.append('after')
     if wrong:
       raise ValueError(f'lacks {", ".join(wrong)}, or has a wrong type there')
 
@@ -407,10 +393,11 @@ STATEMENTS, _FIXED = (
   tuple(
     field.name
     for field in attrs.fields(RunRecord)
-    if field.metadata['changes'] == changes
+    if field.metadata.get('changes', False) == changes
   )
   for changes in (True, False)
 )
+_TYPES = get_type_hints(RunRecord, include_extras=True)
 
 
 def is_head(text: str) -> bool:
@@ -431,6 +418,15 @@ def check_visible(notes: Mapping[str, Any]) -> None:
           f'{name}={text!r}: has no letter and no digit, so a reader learns '
           'nothing from it; give a text, or leave the note out'
         )
+
+
+def _has_type(value: object, kind: object) -> bool:
+  """Returns whether a value is printable and of a type, also its parts."""
+  try:
+    msgspec.convert(value, kind)
+  except msgspec.ValidationError:
+    return False
+  return _is_printable(value)
 
 
 def _is_printable(value: _files.Json) -> bool:
