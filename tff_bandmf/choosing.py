@@ -279,23 +279,17 @@ def choose(
         reasons[name] = str(error)
         progress(name)
 
+  # Families that need a search take longest, so they start first.
+  order = sorted(
+    declared, key=lambda name: not getattr(declared[name], 'optimizer', '')
+  )
   by_family: dict[str, list[Choice]] = {}
   # Families are compared in parallel, each in one thread.
   executor = concurrent.futures.ThreadPoolExecutor(threads)
   with _blas.one_thread(), executor as pool:
     try:
-      # Families that need a search take longest, so they start first.
-      results = dict(
-        finished(
-          {
-            pool.submit(searched, declared[name]): name
-            for name in sorted(
-              declared,
-              key=lambda name: not getattr(declared[name], 'optimizer', ''),
-            )
-          }
-        )
-      )
+      searches = {pool.submit(searched, declared[name]): name for name in order}
+      results = dict(finished(searches))
       least = min(
         (best.loss for each in results.values() for best in each),
         default=math.nan,

@@ -435,6 +435,7 @@ class Ledger:
         'once'
       )
     digest = chain.cohort_digest(hashes, highest)
+    stated = {} if rounds is None else {'rounds': rounds}
     with self._write() as connection:
       recorded = tables.digest(connection, round_index)
       attempts = tables.attempts(connection, round_index)
@@ -443,10 +444,8 @@ class Ledger:
       # A cohort of strings is refused if earlier cohorts have indices, and a
       # cohort of indices if earlier cohorts have strings.
       # Guard: identifiers_test.test_ledger_keeps_the_kind_of_its_names.
-      if len(hashes) and tables.by_index(connection) not in (
-        None,
-        highest >= 0,
-      ):
+      by_index = tables.by_index(connection)
+      if len(hashes) and by_index not in (None, highest >= 0):
         kind = 'indices' if highest >= 0 else 'strings'
         raise errors.value_error(
           f'clients={kind}: differ in kind from the clients of earlier rounds; '
@@ -500,12 +499,7 @@ class Ledger:
         connection,
         *_failure(round_index, attempts),
         chain.Event(round_index, chain.STARTED, digest),
-        *_event(
-          round_index,
-          chain.ENFORCED,
-          enforced,
-          {} if rounds is None else {'rounds': rounds},
-        ),
+        *_event(round_index, chain.ENFORCED, enforced, stated),
       )
       return tables.attempts(connection, round_index)
 

@@ -256,17 +256,10 @@ def append(connection: sa.engine.Connection, *events: chain.Event) -> bytes:
   head, place = ledger.head, ledger.events
   for event in events:
     head = chain.link(head, place, event)
+    checked = int(event.noise_checked)
+    values = {**vars(event), 'noise_checked': checked}
     connection.execute(
-      sa.insert(_EVENTS).values(
-        place=place,
-        round=event.round,
-        kind=event.kind,
-        digest=event.digest,
-        z_stddev=event.z_stddev,
-        noise_checked=int(event.noise_checked),
-        payload=event.payload,
-        head=head,
-      )
+      sa.insert(_EVENTS).values(place=place, head=head, **values)
     )
     place += 1
   connection.execute(sa.update(_LEDGER).values(events=place, head=head))

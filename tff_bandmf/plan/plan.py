@@ -291,16 +291,14 @@ class Plan(request_lib.Request):
     least = self.spent(1)
     if least is None or least > epsilon:
       kind = type(self.cohorts).__name__
-      raise errors.value_error(
-        f'epsilon={epsilon}: is below '
-        + (
-          'any epsilon: this plan has no delta, or too little noise for a '
-          'claim; make a plan with a delta and with noise'
-          if least is None
-          else f'{least}, which the first round of this plan has with {kind}; '
-          'give at least this epsilon, or plan for a smaller one'
-        )
+      bound = (
+        'any epsilon: this plan has no delta, or too little noise for a '
+        'claim; make a plan with a delta and with noise'
+        if least is None
+        else f'{least}, which the first round of this plan has with {kind}; '
+        'give at least this epsilon, or plan for a smaller one'
       )
+      raise errors.value_error(f'epsilon={epsilon}: is below {bound}')
 
     def fits(rounds: int) -> bool:
       spent = self.spent(rounds)

@@ -107,11 +107,8 @@ def search(
   families = compared(request)
   if not families:
     strategy, for_sampling = _strategy(request, progress)
-    return Result(
-      request,
-      _calibrated(request, strategy, cohorts),
-      for_sampling=for_sampling,
-    )
+    guarantee = _calibrated(request, strategy, cohorts)
+    return Result(request, guarantee, for_sampling=for_sampling)
   ranking = choosing.choose(
     request.rounds,
     cohorts,
@@ -123,26 +120,20 @@ def search(
     progress=progress,
   )
   best, *others = ranking.choices
-  return Result(
-    request,
-    _calibrated(request, best.strategy, cohorts)
-    if None in (request.epsilon, request.delta) or request.clients_per_unit > 1
-    else best.guarantee,
-    tuple(
-      (each.strategy.family, each.rmse * request.clients_per_unit)
-      for each in others
-    ),
-    ranking.left_out,
-    _noise(request) is not None,
+  guarantee = best.guarantee
+  if None in (request.epsilon, request.delta) or request.clients_per_unit > 1:
+    guarantee = _calibrated(request, best.strategy, cohorts)
+  runners_up = tuple(
+    (each.strategy.family, each.rmse * request.clients_per_unit)
+    for each in others
   )
+  for_sampling = _noise(request) is not None
+  return Result(request, guarantee, runners_up, ranking.left_out, for_sampling)
 
 
 def _target(request: request_lib.Request) -> choosing.Target:
   """Returns the claim of a request, or typical values where it has none."""
-  return choosing.Target(
-    1.0 if request.epsilon is None else request.epsilon,
-    1e-6 if request.delta is None else request.delta,
-  )
+  return choosing.Target(request.epsilon or 1.0, request.delta or 1e-6)
 
 
 def _noise(request: request_lib.Request) -> Optional[optimize.Noise]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tff_bandmf.report import document, statement
 from tff_bandmf.report import source as source_lib
 from tff_bandmf.run_files import run_json
@@ -9,8 +11,8 @@ from tff_bandmf.run_files import run_json
 _UNCHECKED = 'not checked here'
 
 
-def rows(source: source_lib.Source) -> list[document.Assumption]:
-  """Returns the assumptions, each with its enforcer and its check."""
+def rows(source: source_lib.Source) -> Iterator[document.Assumption]:
+  """Yields the assumptions, each with its enforcer and its check."""
   claim, run, elsewhere = source.claim, source.run, source.elsewhere
   enforced = (claim.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
@@ -26,11 +28,6 @@ def rows(source: source_lib.Source) -> list[document.Assumption]:
     'in each round; this report compared it with the claim'
   )
   trainer = 'the operator of the training' if elsewhere else 'the program'
-  record = (
-    _UNCHECKED
-    if claim.stated
-    else f'the {"log" if elsewhere else "ledger"}, read for this report'
-  )
   clipped = f'its L2 norm is clipped to {claim.plan.clip}'
   if claim.adaptive_clip:
     clipped = (
@@ -39,32 +36,22 @@ def rows(source: source_lib.Source) -> list[document.Assumption]:
       'the update together with its indicator has a norm of at most '
       f'{claim.plan.clip}'
     )
-  drawn = claim.amplified is not None
-  if claim.observed.examined is None:
-    process = (
-      'no process: the program gave each update to round.release; nobody '
-      'checked other uses of the updates in the program'
-    )
-  else:
-    examined = claim.observed.examined or elsewhere
-    process = run.process if run.process and examined else _UNCHECKED
-  # A row has the assumption, its enforcer, its check, and whether the claim
-  # needs it.
-  table = (
-    (
-      f'A client sends at most one update a round, and {clipped}.',
-      run.clipped_by or statement.NOT_STATED,
-      signed,
-      True,
-    ),
-    (
+  yield _row(
+    f'A client sends at most one update a round, and {clipped}.',
+    run.clipped_by or statement.NOT_STATED,
+    signed,
+  )
+  if claim.amplified is None:
+    yield _row(
       'No client takes part more often, or in closer rounds, than the '
       'statement allows.',
       enforced,
-      record,
-      not drawn,
-    ),
-    (
+      _UNCHECKED
+      if claim.stated
+      else f'the {"log" if elsewhere else "ledger"}, read for this report',
+    )
+  else:
+    yield _row(
       'The server draws every cohort as the statement says, with a key that is '
       'fresh, secret and used for nothing else.',
       enforced,
@@ -72,125 +59,120 @@ def rows(source: source_lib.Source) -> list[document.Assumption]:
       if claim.observed.drawn is None
       else 'the run: it drew all cohorts again, and recorded the result of the '
       "comparison in the ledger's chain",
-      drawn,
-    ),
-    (
+    )
+    yield _row(
       'Nobody who sees a release can tell which clients, or how many clients, '
       'were drawn: not from the ledger, metrics or network traffic.',
       'the operator: clients must not check in by themselves',
-      _UNCHECKED,
-      drawn,
-    ),
-    (
+    )
+    yield _row(
       'Drawn clients come, or contribute zero under the same divisor; whether '
       'a client comes does not depend on the data or the draws of other '
       'clients.',
       'the run: it divides by the expected number of clients',
       'the ledger, which states for every round whether the sum has one update '
       'of each client',
-      drawn,
-    ),
-    (
-      'The log has every participation, and one name for each client.',
-      'the keeper of the log',
-      _UNCHECKED,
-      elsewhere and not claim.stated,
-    ),
-    (
-      'The ledger has every cohort that was used: each cohort is written '
-      'before its round.',
-      trainer,
-      f'this report compared the ledger with {run_json.METRICS_FILE} and '
-      f'{run_json.RESULT_FILE}',
-      not elsewhere and not claim.stated,
-    ),
-    (
-      'No round was released for two cohorts.',
-      trainer if elsewhere else 'the ledger refuses a second cohort',
-      _UNCHECKED
+    )
+  if not claim.stated:
+    yield (
+      _row(
+        'The log has every participation, and one name for each client.',
+        'the keeper of the log',
+      )
       if elsewhere
-      else 'the ledger has one cohort of each round, and one result',
-      True,
-    ),
-    (
-      'The participation of clients does not depend on their data.',
-      trainer,
-      _UNCHECKED,
-      True,
-    ),
-    (
+      else _row(
+        'The ledger has every cohort that was used: each cohort is written '
+        'before its round.',
+        trainer,
+        f'this report compared the ledger with {run_json.METRICS_FILE} and '
+        f'{run_json.RESULT_FILE}',
+      )
+    )
+  yield _row(
+    'No round was released for two cohorts.',
+    trainer if elsewhere else 'the ledger refuses a second cohort',
+    _UNCHECKED
+    if elsewhere
+    else 'the ledger has one cohort of each round, and one result',
+  )
+  yield _row(
+    'The participation of clients does not depend on their data.', trainer
+  )
+  # PRIVACY: A claim for fewer rounds than planned holds only if this number was
+  # fixed before the first release. The report lists this assumption.
+  # Guards: report_test.test_stopped_run_claims_the_rounds_it_stated and
+  # after_test.test_report_claims_the_composition.
+  if claim.most_rounds < claim.held.strategy.rounds:
+    yield _row(
       f'The run has at most {statement.count(claim.most_rounds, "round")}, a '
       'number that was fixed before its first round.',
       'the run: it states the number when a round starts',
       "the ledger's chain: it has this number for every started round",
-      # PRIVACY: A claim for fewer rounds than planned holds only if this number
-      # was fixed before the first release. The report lists this assumption.
-      # Guards: report_test.test_stopped_run_claims_the_rounds_it_stated and
-      # after_test.test_report_claims_the_composition.
-      claim.most_rounds < claim.held.strategy.rounds,
-    ),
-    # PRIVACY: if the noise or the number of rounds depended on releases of
-    # earlier runs, the claim could be false, and no file shows how they were
-    # chosen. So the report lists this as an assumption that nobody checked.
-    # Guard: after_test.test_report_claims_the_composition.
-    (
+    )
+  # PRIVACY: if the noise or the number of rounds depended on releases of
+  # earlier runs, the claim could be false, and no file shows how they were
+  # chosen. So the report lists this as an assumption that nobody checked.
+  # Guard: after_test.test_report_claims_the_composition.
+  if run.after:
+    yield _row(
       'The choice of the noise and the number of rounds of this run did not '
       'depend on releases of earlier runs.',
       trainer,
-      _UNCHECKED,
-      run.after,
-    ),
-    (
-      'One unit of privacy is one client, and never two clients.'
-      if claim.held.clients_per_unit == 1
-      else 'One unit of privacy is at most '
-      f'{claim.held.clients_per_unit} clients.',
-      'the operator who enrols clients',
-      _UNCHECKED,
-      True,
-    ),
-    (
-      'The noise of all rounds is C^-1 z, for the stated strategy C and the '
-      'stated standard deviation of z.',
-      trainer if elsewhere else 'the aggregator',
-      _UNCHECKED if elsewhere else measured,
-      True,
-    ),
-    (
-      'One key makes the noise of the run, and is used for nothing else.',
-      trainer if elsewhere else 'the run: its ledger is bound to the key',
-      signed,
-      True,
-    ),
-    (
-      'The output of the generator, ChaCha20, cannot be distinguished from '
-      'uniform bits: its key is secret.',
-      trainer
-      if elsewhere
-      else 'the operator: only the owner of the key file can read the file',
-      run.key_after or _UNCHECKED,
-      True,
-    ),
-    (
-      'No value of clients bypasses the aggregator, except for the values that '
-      'are named here.',
-      'the program'
-      if claim.observed.examined is None
-      else 'the learning process',
-      process,
-      True,
-    ),
-    (
-      'Float64 operations are rounded as IEEE 754 says, and the logarithm has '
-      'an error of at most 2 units of its last place. The error of every other '
-      'computation of the noise is bounded by a proof.',
-      'the processor and its mathematical library',
-      _UNCHECKED,
-      True,
-    ),
+    )
+  clients = claim.held.clients_per_unit
+  yield _row(
+    'One unit of privacy is one client, and never two clients.'
+    if clients == 1
+    else f'One unit of privacy is at most {clients} clients.',
+    'the operator who enrols clients',
   )
-  return [
-    {'assumption': assumption, 'enforced_by': by, 'checked': checked}
-    for assumption, by, checked, holds in table
-    if holds
-  ]
+  yield _row(
+    'The noise of all rounds is C^-1 z, for the stated strategy C and the '
+    'stated standard deviation of z.',
+    trainer if elsewhere else 'the aggregator',
+    _UNCHECKED if elsewhere else measured,
+  )
+  yield _row(
+    'One key makes the noise of the run, and is used for nothing else.',
+    trainer if elsewhere else 'the run: its ledger is bound to the key',
+    signed,
+  )
+  yield _row(
+    'The output of the generator, ChaCha20, cannot be distinguished from '
+    'uniform bits: its key is secret.',
+    trainer
+    if elsewhere
+    else 'the operator: only the owner of the key file can read the file',
+    run.key_after or _UNCHECKED,
+  )
+  by, checked = 'the learning process', _UNCHECKED
+  if claim.observed.examined is None:
+    by = 'the program'
+    checked = (
+      'no process: the program gave each update to round.release; nobody '
+      'checked other uses of the updates in the program'
+    )
+  elif claim.observed.examined or elsewhere:
+    checked = run.process or _UNCHECKED
+  yield _row(
+    'No value of clients bypasses the aggregator, except for the values that '
+    'are named here.',
+    by,
+    checked,
+  )
+  yield _row(
+    'Float64 operations are rounded as IEEE 754 says, and the logarithm has '
+    'an error of at most 2 units of its last place. The error of every other '
+    'computation of the noise is bounded by a proof.',
+    'the processor and its mathematical library',
+  )
+
+
+def _row(
+  assumption: str, enforced_by: str, checked: str = _UNCHECKED
+) -> document.Assumption:
+  return {
+    'assumption': assumption,
+    'enforced_by': enforced_by,
+    'checked': checked,
+  }

@@ -45,6 +45,8 @@ DRAWN = {
   False: 'not as the sampling key gives them',
   None: 'not checked',
 }
+# Numbers of a schema that other schemas lack.
+_OF_SOME_SCHEMAS = ('min_sep', 'max_participations', 'apart', 'horizon')
 # Keys copied from `Claim.claimed`, the guarantee that the report leads with.
 _LEADING = ('sensitivity', 'sensitivity_method', 'sensitivity_reason')
 
@@ -203,11 +205,8 @@ class Claim:
     return {
       **numbers,
       **{name: claimed[name] for name in _LEADING},
-      'min_sep': numbers.get('min_sep'),
-      'max_participations': numbers.get('max_participations'),
+      **{name: numbers.get(name) for name in _OF_SOME_SCHEMAS},
       'rounds': self.plan.rounds,
-      'apart': numbers.get('apart'),
-      'horizon': numbers.get('horizon'),
       'buffers': strategy.buffers,
       'parameters': strategy.parameters(),
       'z_stddev': self.z_stddev,
@@ -357,11 +356,8 @@ def from_evidence(
   # therefore for all patterns of rounds at least b apart.
   # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
   if schema.evenly_spaced:
-    planned = planned.for_cohorts(
-      participation_lib.MinSep(
-        schema.separation(rounds), schema.max_participations
-      )
-    )
+    apart, most = schema.separation(rounds), schema.max_participations
+    planned = planned.for_cohorts(participation_lib.MinSep(apart, most))
   violated = not observed.log.keeps(planned.cohorts.schema, rounds)
   # PRIVACY: the amplified guarantee holds neither for cohorts that the sampling
   # rule did not draw, nor for a sum that lacks drawn clients. In both cases

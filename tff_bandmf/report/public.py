@@ -177,6 +177,7 @@ def _row(source: source_lib.Source) -> document.PublicRun:
   claim, run = source.claim, source.run
   numbers = claim.to_dict()
   planned = numbers['planned']
+  promised = claim.amplified or claim.planned
   return document.select(
     document.PublicRun,
     {
@@ -185,9 +186,7 @@ def _row(source: source_lib.Source) -> document.PublicRun:
       **numbers,
       'name': run.title or source.name,
       'epsilon_unamplified': claim.held.proved_epsilon(claim.delta),
-      'planned_epsilon': (claim.amplified or claim.planned).proved_epsilon(
-        claim.delta
-      ),
+      'planned_epsilon': promised.proved_epsilon(claim.delta),
       # PRIVACY: amplification assumes secret cohorts, and an observed epsilon
       # shows how often a client was drawn. The public report of an amplified
       # run leaves the observed epsilon out.

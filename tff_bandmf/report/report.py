@@ -89,6 +89,7 @@ def from_source(source: source_lib.Source) -> Report:
     accuracies[each.name] = each.accuracy
   # An amplified claim has no curve: each point could need many random samples.
   curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
+  deltas = {claim.delta, *(() if claim.amplified else browser_check.DELTAS)}
   adaptive = _adaptive(source)
   figures = pages.figures(
     accuracies,
@@ -120,10 +121,7 @@ def from_source(source: source_lib.Source) -> Report:
     'adaptive_clip': adaptive,
     'epsilons': [
       {'delta': delta, 'epsilon': claim.claimed.proved_epsilon(delta)}
-      for delta in sorted(
-        {claim.delta, *(() if claim.amplified else browser_check.DELTAS)},
-        reverse=True,
-      )
+      for delta in sorted(deltas, reverse=True)
     ],
     'epsilon_curve': curve,
     'check': browser_check.of_runs(
@@ -133,7 +131,7 @@ def from_source(source: source_lib.Source) -> Report:
     if claim.amplified
     else statement.ACCOUNTING,
     'formal_statement': statement.formal(claim, numbers, run),
-    'assumptions': assumptions.rows(source),
+    'assumptions': list(assumptions.rows(source)),
     'generator': None if source.elsewhere else statement.generator(run),
     'runs': [
       _row(numbers['family'], source),
@@ -290,14 +288,8 @@ def epsilon_curve(
     return []
   smallest = guarantee.proved_epsilon(max(delta, _LARGEST_DELTA))
   # The curve ends at the first of these deltas that has a proved epsilon.
-  ends = (
-    (guarantee.proved_epsilon(each), each)
-    for each in (
-      min(delta, _SMALLEST_DELTA),
-      *reversed(browser_check.DELTAS),
-      delta,
-    )
-  )
+  deltas = min(delta, _SMALLEST_DELTA), *reversed(browser_check.DELTAS), delta
+  ends = ((guarantee.proved_epsilon(each), each) for each in deltas)
   largest, least = next(
     (end for end in ends if end[0] is not None), (None, delta)
   )
@@ -383,12 +375,7 @@ def _summary(
     other = numbers['sampling']['epsilon_unamplified']
     text = (
       f'{text[:-1]}, amplified by {numbers["amplification"]} sampling; without '
-      'amplification '
-      + (
-        'no epsilon is proved.'
-        if other is None
-        else f'epsilon is {pages.number(other)}.'
-      )
+      f'amplification {statement.epsilon_text(other, pages.number)}.'
     )
   if not source.composes:
     return leads + text

@@ -305,14 +305,12 @@ def _side_releases(
     table.append(
       (run_json.LEDGER_FILE, 'exact number of clients that may be drawn')
     )
-  table.append(
-    (
-      run_json.LEDGER_FILE,
-      'hashes of the clients of each round; keep the ledger secret'
-      if (directory / run_json.LEDGER_KEY).exists()
-      else 'hashes of the clients of each round, under a key that is destroyed',
-    )
+  hashes = 'hashes of the clients of each round'
+  has_key = (directory / run_json.LEDGER_KEY).exists()
+  hashes += (
+    '; keep the ledger secret' if has_key else ', under a key that is destroyed'
   )
+  table.append((run_json.LEDGER_FILE, hashes))
   if claim.amplified is None:
     table.append(('this report', _COUNTS))
   return _stated(table, 'stated by the run', run)

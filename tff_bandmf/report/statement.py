@@ -7,7 +7,7 @@ is an example.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Optional
 
 import attrs
@@ -96,6 +96,15 @@ ACCESSES = {
 def count(number: int, noun: str) -> str:
   """Returns a number with its noun: '1 round', '2 rounds'."""
   return f'{number} {noun}{"s" * (number != 1)}'
+
+
+def epsilon_text(
+  epsilon: Optional[float], number: Callable[[float], str]
+) -> str:
+  """Returns the words for an epsilon; None is an epsilon without a proof."""
+  if epsilon is None:
+    return 'no epsilon is proved'
+  return f'epsilon is {number(epsilon)}'
 
 
 def common(
@@ -311,14 +320,8 @@ def formal(
   if claim.amplified is not None and claim.plan.sampled is not None:
     unamplified = guarantee['sampling']['epsilon_unamplified']
     exact = (
-      'Without amplification, if it is certain that '
-      f'{conditions}, '
-      + (
-        'no epsilon is proved'
-        if unamplified is None
-        else f'epsilon is {unamplified!r}'
-      )
-      + ' at the same delta, and '
+      f'Without amplification, if it is certain that {conditions}, '
+      f'{epsilon_text(unamplified, repr)} at the same delta, and '
     )
     conditions = f'{claim.plan.sampled.rule}, with secret randomness'
   return (

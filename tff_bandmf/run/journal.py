@@ -377,25 +377,23 @@ class Journal:
     rows, clients = self._open_rows, len(entry.cohort)
     own = self._measurements.cells(t)
     # The released values of an adaptive clip have noise, so they may be public.
-    cells = {
-      **own,
-      **{
-        name: numbers.pop(f'aggregator/released/{name}', '')
-        for name in self._released
-      },
-      **cells,
+    by_process = {
+      name: numbers.pop(f'aggregator/released/{name}', '')
+      for name in self._released
     }
+    cells = {**own, **by_process, **cells}
     updates = self._position.updates(t)
     entry.updates, entry.without_effect = updates.get(attempt, (None, None))
     row = rows.row({'round': t, 'clients': clients, **cells})
-    private = {
-      **{name: value for name, value in own.items() if name not in row},
-      **numbers,
-    }
+    hidden = {name: value for name, value in own.items() if name not in row}
+    private = {**hidden, **numbers}
     rows.write(row, {name: repr(value) for name, value in private.items()})
     released = {
       name: float(cells[name]) for name in self._released if cells[name] != ''
     }
+    flags = _incomplete(updates, clients, [attempt] * bool(z_stddev))
+    if flag is not None:
+      flags.append(flag)
     # PRIVACY: the ledger's digest of a row shows whether the row was edited. If
     # the public row were written first, a crash could leave it without a
     # digest, and nobody would notice an edit. The ledger is written first.
@@ -407,10 +405,7 @@ class Journal:
       noise_checked=bool(z_stddev),
       row=metrics.digest(row),
       released=released,
-      flags=[
-        *_incomplete(updates, clients, [attempt] * bool(z_stddev)),
-        *([] if flag is None else [flag]),
-      ],
+      flags=flags,
     )
     rows.export(row)
     # PRIVACY: the guarantee does not cover numbers without noise, and the

@@ -261,12 +261,8 @@ def _predecessors(
         f'run {earlier}; plan runs on the same clients with the same '
         'clients_per_unit'
       )
-    predecessors.append(
-      {
-        'run': os.path.relpath(earlier, directory),
-        'run_id': str(record.run_id),
-      }
-    )
+    path = os.path.relpath(earlier, directory)
+    predecessors.append({'run': path, 'run_id': str(record.run_id)})
   return predecessors or None
 
 

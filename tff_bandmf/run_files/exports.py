@@ -36,19 +36,13 @@ def check(
     ValueError: an export differs from the plan or the ledger.
   """
   missing = []
+  strategy = strategies.to_document(plan.strategy, plan.schema)
+  results: Optional[_files.JsonObject] = None
+  if ended is not None:
+    results = {**ended.results, run_json.LEDGER_HEAD: ended.head}
   for name, source, content in (
-    (
-      run_json.STRATEGY_FILE,
-      run_json.PLAN_FILE,
-      strategies.to_document(plan.strategy, plan.schema),
-    ),
-    (
-      run_json.RESULT_FILE,
-      'the ledger',
-      None
-      if ended is None
-      else {**ended.results, run_json.LEDGER_HEAD: ended.head},
-    ),
+    (run_json.STRATEGY_FILE, run_json.PLAN_FILE, strategy),
+    (run_json.RESULT_FILE, 'the ledger', results),
   ):
     path = directory / name
     # PRIVACY: suppose that somebody restored the ledger of an earlier moment,
