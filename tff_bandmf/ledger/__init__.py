@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-from tff_bandmf.ledger.chain import Attempt
+from tff_bandmf.ledger.chain import Attempt, Attempts
 from tff_bandmf.ledger.counts import Observed
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -181,6 +181,10 @@ class Attempt:
   drawn: Optional[bool] = None
   flags: frozenset[str] = frozenset()
   ended: Optional[End] = None
+
+
+# Maps the index of a round to the attempts at it, the last one last.
+Attempts = Mapping[int, Sequence[Attempt]]
 
 
 def payload(values: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ The log of training outside of this library has these counts, but no attempts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Optional
 
 from tff_bandmf import sensitivity
@@ -29,7 +29,7 @@ class Contents:
   """
 
   sizes: dict[int, int]
-  attempts: Mapping[int, Sequence[chain.Attempt]]
+  attempts: chain.Attempts
   statements: Mapping[str, Any]
   last_client: int
   head: Optional[str]
@@ -100,7 +100,7 @@ class Observed:
   examined: Optional[bool] = False
   ended: Optional[chain.End] = None
   statements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  attempts: Mapping[int, Sequence[chain.Attempt]] = dataclasses.field(
+  attempts: chain.Attempts = dataclasses.field(
     default_factory=dict, compare=False, repr=False
   )
 
@@ -227,9 +227,7 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Observed:
   )
 
 
-def ended(
-  attempts: Mapping[int, Sequence[chain.Attempt]],
-) -> Optional[chain.End]:
+def ended(attempts: chain.Attempts) -> Optional[chain.End]:
   """Returns the end of a run; None if it has not ended.
 
   Args:

@@ -439,12 +439,12 @@ class Ledger:
     with self._write() as connection:
       recorded = tables.digest(connection, round_index)
       attempts = tables.attempts(connection, round_index)
+      by_index = tables.by_index(connection)
       # PRIVACY: a client that was named 1 in an earlier round and is named '1'
       # now would look new, and could take part earlier than the schema allows.
       # A cohort of strings is refused if earlier cohorts have indices, and a
       # cohort of indices if earlier cohorts have strings.
       # Guard: identifiers_test.test_ledger_keeps_the_kind_of_its_names.
-      by_index = tables.by_index(connection)
       if len(hashes) and by_index not in (None, highest >= 0):
         kind = 'indices' if highest >= 0 else 'strings'
         raise errors.value_error(
@@ -554,10 +554,11 @@ class Ledger:
       z_stddev = _checks.nonnegative(
         'z_stddev', z_stddev, 'leave it out if it was not measured'
       )
+    t = _round(round_index)
     return self._end(
-      *(chain.Event(_round(round_index), flag) for flag in sorted(flags)),
+      *(chain.Event(t, flag) for flag in sorted(flags)),
       chain.Event(
-        _round(round_index),
+        t,
         chain.FINISHED,
         None if result is None else bytes(result),
         None if z_stddev is None else abs(z_stddev),
@@ -800,10 +801,8 @@ def _event(
   return [chain.Event(round_index, kind, bytes(digest), payload=payload)]
 
 
-def _failure(
-  round_index: int, attempts: list[chain.Attempt]
-) -> list[chain.Event]:
+def _failure(t: int, attempts: list[chain.Attempt]) -> list[chain.Event]:
   """Returns a list with the failure of the open attempt; [] if none is open."""
   if attempts and attempts[-1].outcome == chain.STARTED:
-    return [chain.Event(round_index, chain.FAILED)]
+    return [chain.Event(t, chain.FAILED)]
   return []

@@ -23,6 +23,7 @@ from typing import Any, Optional
 
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy import engine
 
 from tff_bandmf import errors
 from tff_bandmf.ledger import chain, counts
@@ -95,7 +96,7 @@ class Row:
   head: bytes
 
 
-def create(connection: sa.engine.Connection) -> None:
+def create(connection: engine.Connection) -> None:
   """Makes the missing tables, and the row of bandmf_ledger."""
   for table in _METADATA.sorted_tables:
     connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
@@ -107,7 +108,7 @@ def create(connection: sa.engine.Connection) -> None:
     )
 
 
-def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
+def row(connection: engine.Connection, lock: bool = False) -> Row:
   """Returns the row of bandmf_ledger.
 
   Args:
@@ -147,7 +148,7 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
   )
 
 
-def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
+def has_head(connection: engine.Connection, head: bytes) -> bool:
   """Returns whether `head` is or was the head of the chain."""
   ledger = row(connection)
   # The head before the first event depends on the fingerprint of the key by
@@ -162,7 +163,7 @@ def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
   return connection.execute(query).first() is not None
 
 
-def set_once(connection: sa.engine.Connection, **values: int) -> Row:
+def set_once(connection: engine.Connection, **values: int) -> Row:
   """Sets `run`, `noise_key` and `key` where they are None; returns the row.
 
   Raises:
@@ -187,17 +188,17 @@ def set_once(connection: sa.engine.Connection, **values: int) -> Row:
   return row(connection)
 
 
-def last_client(connection: sa.engine.Connection) -> int:
+def last_client(connection: engine.Connection) -> int:
   """Returns the highest client index; -1 without an index."""
   return _largest(connection, _ROUNDS.c.highest)
 
 
-def last_round(connection: sa.engine.Connection) -> int:
+def last_round(connection: engine.Connection) -> int:
   """Returns the highest round that was started; -1 without rounds."""
   return _largest(connection, _ROUNDS.c.round)
 
 
-def _largest(connection: sa.engine.Connection, column: sa.Column) -> int:
+def _largest(connection: engine.Connection, column: sa.Column) -> int:
   """Returns the largest value of a column; -1 for an empty column."""
   query = sa.select(sa.func.max(_raw(column)))
   largest = connection.execute(query).scalar_one()
@@ -205,7 +206,7 @@ def _largest(connection: sa.engine.Connection, column: sa.Column) -> int:
   return -1 if largest is None else largest
 
 
-def by_index(connection: sa.engine.Connection) -> Optional[bool]:
+def by_index(connection: engine.Connection) -> Optional[bool]:
   """Returns whether clients are indices; None if the ledger has no clients."""
   # The query does not read the cohort, which may be large.
   query = (
@@ -221,36 +222,33 @@ def by_index(connection: sa.engine.Connection) -> Optional[bool]:
   return highest >= 0
 
 
-def cohort_size(connection: sa.engine.Connection, round_index: int) -> int:
+def cohort_size(connection: engine.Connection, t: int) -> int:
   """Returns the number of clients of a round; 0 for a round not started."""
   query = sa.select(sa.func.length(_ROUNDS.c.cohort)).where(
-    _ROUNDS.c.round == round_index
+    _ROUNDS.c.round == t
   )
   return (connection.execute(query).scalar_one_or_none() or 0) // 8
 
 
 def add_round(
-  connection: sa.engine.Connection,
-  round_index: int,
-  cohort: np.ndarray,
-  highest: int,
+  connection: engine.Connection, t: int, cohort: np.ndarray, highest: int
 ) -> None:
   """Adds a row to bandmf_rounds.
 
   Args:
     connection: connection to write.
-    round_index: index of the round, which has no row yet.
+    t: index of the round, which has no row yet.
     cohort: [number of clients] int64 identifiers, ascending.
     highest: the highest client index in the cohort; -1 without an index.
   """
   connection.execute(
     sa.insert(_ROUNDS).values(
-      round=round_index, cohort=cohort.astype('<i8').tobytes(), highest=highest
+      round=t, cohort=cohort.astype('<i8').tobytes(), highest=highest
     )
   )
 
 
-def append(connection: sa.engine.Connection, *events: chain.Event) -> bytes:
+def append(connection: engine.Connection, *events: chain.Event) -> bytes:
   """Adds events to the chain, and returns the new head."""
   ledger = row(connection, lock=True)
   head, place = ledger.head, ledger.events
@@ -266,35 +264,31 @@ def append(connection: sa.engine.Connection, *events: chain.Event) -> bytes:
   return head
 
 
-def attempts(
-  connection: sa.engine.Connection, round_index: int
-) -> list[chain.Attempt]:
+def attempts(connection: engine.Connection, t: int) -> list[chain.Attempt]:
   """Returns the attempts at a round, in order."""
-  return _attempts(
-    round_index,
-    [(event, head) for _, event, head in _events(connection, round_index)],
-  )
+  events = [(event, head) for _, event, head in _events(connection, t)]
+  return _attempts(t, events)
 
 
-def _attempts(round_index: int, events) -> list[chain.Attempt]:
+def _attempts(t: int, events) -> list[chain.Attempt]:
   try:
     return chain.attempts(events)
   except ValueError:
-    raise _broken(round_index) from None
+    raise _broken(t) from None
 
 
 def _events(
-  connection: sa.engine.Connection, round_index: Optional[int] = None
+  connection: engine.Connection, t: Optional[int] = None
 ) -> Iterator[tuple[int, chain.Event, bytes]]:
   """Yields (index of an event, the event, the head after it), in order.
 
   Args:
     connection: connection to read.
-    round_index: round of the events; None for all rounds.
+    t: round of the events; None for all rounds.
   """
   query = sa.select(*map(_raw, _EVENTS.c))
-  if round_index is not None:
-    query = query.where(_EVENTS.c.round == round_index)
+  if t is not None:
+    query = query.where(_EVENTS.c.round == t)
   rows = connection.execute(
     query.order_by(_EVENTS.c.place), execution_options={'stream_results': True}
   )
@@ -308,7 +302,7 @@ def _events(
     yield place, event, _content(head, 'event')
 
 
-def verify(connection: sa.engine.Connection) -> counts.Contents:
+def verify(connection: engine.Connection) -> counts.Contents:
   """Checks the chain of the ledger, and returns the contents of the ledger.
 
   **Formal guarantee.** Assumption: nobody can find collisions of SHA-256.
@@ -322,9 +316,9 @@ def verify(connection: sa.engine.Connection) -> counts.Contents:
   """
   ledger = row(connection)
   sizes, digests, last_client = {}, {}, -1
-  for round_index, cohort, highest in _rounds(connection):
-    sizes[round_index] = len(cohort)
-    digests[round_index] = chain.cohort_digest(cohort, highest)
+  for t, cohort, highest in _rounds(connection):
+    sizes[t] = len(cohort)
+    digests[t] = chain.cohort_digest(cohort, highest)
     last_client = max(last_client, highest)
   events: dict[int, list[tuple[chain.Event, bytes]]] = {}
   statements: dict[str, Any] = {}
@@ -364,8 +358,7 @@ def verify(connection: sa.engine.Connection) -> counts.Contents:
   if count != ledger.events or head != ledger.head:
     raise _broken(last_event)
   attempts = {
-    round_index: _attempts(round_index, of_round)
-    for round_index, of_round in sorted(events.items())
+    t: _attempts(t, of_round) for t, of_round in sorted(events.items())
   }
   unmatched = sizes.keys() ^ attempts.keys()
   if unmatched:
@@ -373,38 +366,34 @@ def verify(connection: sa.engine.Connection) -> counts.Contents:
   return counts.Contents(sizes, attempts, statements, last_client, head.hex())
 
 
-def cohort(
-  connection: sa.engine.Connection, round_index: int
-) -> Optional[np.ndarray]:
+def cohort(connection: engine.Connection, t: int) -> Optional[np.ndarray]:
   """Returns the cohort of a round as identifiers, ascending.
 
   The result is None if the round was not started.
   """
-  rounds = list(_rounds(connection, round_index + 1, round_index))
+  rounds = list(_rounds(connection, t + 1, t))
   return rounds[0][1] if rounds else None
 
 
-def digest(
-  connection: sa.engine.Connection, round_index: int
-) -> Optional[bytes]:
+def digest(connection: engine.Connection, t: int) -> Optional[bytes]:
   """Returns the digest of a round's cohort; None for a round not started."""
-  rounds = list(_rounds(connection, round_index + 1, round_index))
+  rounds = list(_rounds(connection, t + 1, t))
   return chain.cohort_digest(*rounds[0][1:]) if rounds else None
 
 
 def cohorts(
-  connection: sa.engine.Connection, before: Optional[int] = None, start: int = 0
+  connection: engine.Connection, before: Optional[int] = None, start: int = 0
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Yields (index of a round, identifiers of its cohort), rounds ascending.
 
   A few cohorts are in memory at a time.
   """
-  for round_index, identifiers, _ in _rounds(connection, before, start):
-    yield round_index, identifiers
+  for t, identifiers, _ in _rounds(connection, before, start):
+    yield t, identifiers
 
 
 def _rounds(
-  connection: sa.engine.Connection, before: Optional[int] = None, start: int = 0
+  connection: engine.Connection, before: Optional[int] = None, start: int = 0
 ) -> Iterator[tuple[int, np.ndarray, int]]:
   query = sa.select(*map(_raw, _ROUNDS.c)).order_by(_ROUNDS.c.round)
   if start:
@@ -413,11 +402,11 @@ def _rounds(
     query = query.where(_ROUNDS.c.round < before)
   rows = connection.execute(query, execution_options={'stream_results': True})
   last = -1
-  for round_index, highest, content in rows.yield_per(_COHORTS_AT_A_TIME):
-    _require(isinstance(round_index, int) and round_index > last, 'round')
+  for t, highest, content in rows.yield_per(_COHORTS_AT_A_TIME):
+    _require(isinstance(t, int) and t > last, 'round')
     _require(isinstance(highest, int) and highest >= -1, 'highest')
-    last = round_index
-    yield round_index, _identifiers(content), highest
+    last = t
+    yield t, _identifiers(content), highest
 
 
 def _identifiers(content: object) -> np.ndarray:
@@ -447,9 +436,9 @@ def other_format(version: object) -> ValueError:
   )
 
 
-def _broken(round_index: int) -> ValueError:
+def _broken(t: int) -> ValueError:
   return errors.value_error(
-    f'ledger=round {round_index}: contradicts the chain of hashes: the ledger '
+    f'ledger=round {t}: contradicts the chain of hashes: the ledger '
     'was changed or is damaged; restore the file'
   )
 

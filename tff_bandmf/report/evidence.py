@@ -21,7 +21,6 @@ notice it.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
 
 from tff_bandmf import errors
 from tff_bandmf import ledger as ledger_lib
@@ -34,8 +33,6 @@ from tff_bandmf.run_files import (
   run_json,
   run_ledger,
 )
-
-_Attempts = Mapping[int, Sequence[ledger_lib.Attempt]]
 
 # Relative tolerance of the measured standard deviation, which is float32.
 _TOLERANCE = 1e-6
@@ -171,7 +168,9 @@ def _check_noise(observed: ledger_lib.Observed, z_stddev: float) -> None:
   )
 
 
-def _check_checkpoints(directory: pathlib.Path, attempts: _Attempts) -> None:
+def _check_checkpoints(
+  directory: pathlib.Path, attempts: ledger_lib.Attempts
+) -> None:
   for path in sorted((directory / run_json.CHECKPOINTS).glob('*.npz')):
     _, head = checkpoints.read(path)
     before = int(path.stem) - 1 if path.stem.isdecimal() else -2

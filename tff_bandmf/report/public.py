@@ -187,13 +187,8 @@ def _row(source: source_lib.Source) -> document.PublicRun:
       'name': run.title or source.name,
       'epsilon_unamplified': claim.held.proved_epsilon(claim.delta),
       'planned_epsilon': promised.proved_epsilon(claim.delta),
-      # PRIVACY: amplification assumes secret cohorts, and an observed epsilon
-      # shows how often a client was drawn. The public report of an amplified
-      # run leaves the observed epsilon out.
-      # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
-      'observed_epsilon': None
-      if claim.amplified
-      else numbers['observed']['epsilon'],
+      # For an amplified claim, `Claim.to_dict` hides the observed epsilon.
+      'observed_epsilon': numbers['observed']['epsilon'],
       'kept': not claim.violated,
       'min_sep': planned['min_sep'],
       'participations': planned['participations'],

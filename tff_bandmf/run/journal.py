@@ -96,7 +96,7 @@ class Journal:
     directory: pathlib.Path,
     record: run_json.RunRecord,
     ledger: ledger_lib.Ledger,
-    attempts: Mapping[int, Sequence[ledger_lib.Attempt]],
+    attempts: ledger_lib.Attempts,
     position: released_sums.Position,
     columns: Sequence[str],
     measurements: measurements_lib.Measurements,

@@ -20,7 +20,7 @@ import dataclasses
 import os
 import pathlib
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Optional
 
 from tff_bandmf import _files, errors
@@ -246,7 +246,7 @@ def open_run(
 
 
 def check_releases(
-  directory: pathlib.Path, attempts: Mapping[int, Sequence[ledger_lib.Attempt]]
+  directory: pathlib.Path, attempts: ledger_lib.Attempts
 ) -> None:
   """Raises ValueError if the ledger lacks an attempt that released a sum.
 

@@ -33,7 +33,6 @@ _REMEDY = 'restore the file, or remove it'
 
 # A row: {name of the column: cell}; 'round' is the first column.
 Row = dict[str, str]
-_Attempts = Mapping[int, Sequence['ledger_lib.Attempt']]
 
 
 class Metrics:
@@ -42,7 +41,7 @@ class Metrics:
   def __init__(
     self,
     directory: pathlib.Path,
-    attempts: _Attempts,
+    attempts: ledger_lib.Attempts,
     columns: Sequence[str],
     start: int,
   ):
@@ -114,7 +113,7 @@ def digest(row: Row) -> bytes:
   return _digest(_line(row), _line(row.values()))
 
 
-def rows(directory: pathlib.Path, attempts: _Attempts) -> list[Row]:
+def rows(directory: pathlib.Path, attempts: ledger_lib.Attempts) -> list[Row]:
   """Returns the rows of rounds, ascending; none up to a row that was lost.
 
   Args and Raises: see `table`.
@@ -123,7 +122,7 @@ def rows(directory: pathlib.Path, attempts: _Attempts) -> list[Row]:
 
 
 def table(
-  directory: pathlib.Path, attempts: _Attempts
+  directory: pathlib.Path, attempts: ledger_lib.Attempts
 ) -> list[dict[str, float]]:
   """Returns all numbers of each round, also those without noise.
 
@@ -145,7 +144,9 @@ def numbers(row: Row) -> dict[str, float]:
   return {name: float(cell) for name, cell in row.items() if cell}
 
 
-def export_table(directory: pathlib.Path, attempts: _Attempts) -> None:
+def export_table(
+  directory: pathlib.Path, attempts: ledger_lib.Attempts
+) -> None:
   """Writes `table` to `private/metrics.csv`; see `rows` for the arguments."""
   content = table(directory, attempts)
   columns = dict.fromkeys(name for row in content for name in row)
@@ -158,7 +159,7 @@ def export_table(directory: pathlib.Path, attempts: _Attempts) -> None:
 
 
 def _contents(
-  directory: pathlib.Path, attempts: _Attempts
+  directory: pathlib.Path, attempts: ledger_lib.Attempts
 ) -> list[tuple[Row, Row]]:
   """Returns the row of each round, and its numbers that are not in the row."""
   result: list[tuple[Row, Row]] = []
@@ -197,7 +198,7 @@ def accuracy(rows: Iterable[Row]) -> list[tuple[int, float]]:
   ]
 
 
-def clips(attempts: _Attempts) -> list[tuple[int, float]]:
+def clips(attempts: ledger_lib.Attempts) -> list[tuple[int, float]]:
   """Returns (round + 1, released clip) of each round that released a clip."""
   return [
     (t + 1, float(tried[-1].released[RELEASED[0]]))
@@ -207,7 +208,9 @@ def clips(attempts: _Attempts) -> list[tuple[int, float]]:
 
 
 def check(
-  directory: pathlib.Path, attempts: _Attempts, start: float = math.inf
+  directory: pathlib.Path,
+  attempts: ledger_lib.Attempts,
+  start: float = math.inf,
 ) -> None:
   """Raises ValueError if the ledger lacks a row, or `metrics.csv` differs.
 
