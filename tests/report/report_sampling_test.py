@@ -108,7 +108,7 @@ def test_report_keeps_what_was_drawn_to_itself(whole):
   assert not any('cohort size' in each for each in told)
   with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
     sizes = ledger.observed().cohort_sizes
-  made = report.publish([report.source.of_run(directory)])
+  made = report.publish([report.of_run(directory)])
   (row,) = made.content['runs']
   assert row['observed_epsilon'] is None and not made.content['told']
   assert row['epsilon'] == row['planned_epsilon'] < row['epsilon_unamplified']
@@ -149,7 +149,7 @@ def test_run_without_a_verdict_is_not_checked(tmp_path):
     written_run.end(tmp_path, ledger, {'total': 1.0})
   for made in (
     report.build(tmp_path),
-    report.publish([report.source.of_run(tmp_path)]),
+    report.publish([report.of_run(tmp_path)]),
   ):
     warnings = made.content['warnings']
     assert any('was not checked' in str(each) for each in warnings)
@@ -167,7 +167,7 @@ def test_cut_cohort_has_no_amplified_claim(tmp_path):
   assert any(
     'one update of each drawn client' in each for each in content['warnings']
   )
-  public = report.publish([report.source.of_run(tmp_path)])
+  public = report.publish([report.of_run(tmp_path)])
   (row,) = public.content['runs']
   assert row['epsilon'] == row['epsilon_unamplified']
 

@@ -177,7 +177,7 @@ def test_process_that_nobody_checked_leads_the_report(whole):
   assert made.content['warnings'][0].startswith('NOT CHECKED: the process of')
   assert made.statement.startswith('Not checked: values of clients that bypass')
   assert made.content['summary'].startswith('Not checked: ')
-  public = report.publish([report.source.of_run(directory)])
+  public = report.publish([report.of_run(directory)])
   assert public.content['warnings'][0].startswith('NOT CHECKED: the process of')
   jsonschema.validate(made.content, report.json_schema())
 

@@ -153,7 +153,7 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Observed:
   # PRIVACY: If failed attempts did not count, a run without a finished round
   # could state another plan. All attempts count, except abandoned attempts.
   # Guard:
-  # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
+  # consistency_test.test_run_without_a_finished_round_is_bound_to_its_files.
   starts = [each for each in entries if each.outcome != chain.ABANDONED]
   stated = {attempt.rounds for attempt in starts}
 
@@ -198,7 +198,7 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Observed:
     # entry 'abandoned' follows the attempts at a round and has no digest, so it
     # is left out.
     # Guard:
-    # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
+    # consistency_test.test_run_without_a_finished_round_is_bound_to_its_files.
     enforced=frozenset(attempt.enforced for attempt in starts),
     # PRIVACY: a program that stated another number of rounds later may have
     # chosen it by looking at releases, and the epsilon of the rounds that were

@@ -2,6 +2,7 @@
 
 from tff_bandmf._files import code_digest
 from tff_bandmf.report.document import json_schema
+from tff_bandmf.report.inputs import Source, of_plan, of_run
 from tff_bandmf.report.public import HTML_FILE as PUBLIC_FILE
 from tff_bandmf.report.public import Public, publish
 from tff_bandmf.report.registry_and_card import (
@@ -22,5 +23,4 @@ from tff_bandmf.report.report import (
   what_if,
   write,
 )
-from tff_bandmf.report.source import Source, of_plan, of_run
-from tff_bandmf.report.statement import BROKEN
+from tff_bandmf.report.sentences import BROKEN

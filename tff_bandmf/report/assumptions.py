@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tff_bandmf.report import document, statement
-from tff_bandmf.report import source as source_lib
+from tff_bandmf.report import document, inputs, sentences
 from tff_bandmf.run_files import run_json
 
 _UNCHECKED = 'not checked here'
 
 
-def rows(source: source_lib.Source) -> Iterator[document.Assumption]:
+def rows(source: inputs.Source) -> Iterator[document.Assumption]:
   """Yields the assumptions, each with its enforcer and its check."""
   claim, run, elsewhere = source.claim, source.run, source.elsewhere
-  enforced = (claim.enforced or {}).get('by', statement.NOT_STATED)
+  enforced = (claim.enforced or {}).get('by', sentences.NOT_STATED)
   signed = (
     "the ledger's chain: it has a digest of this setting for every started "
     'round'
@@ -38,7 +37,7 @@ def rows(source: source_lib.Source) -> Iterator[document.Assumption]:
     )
   yield _row(
     f'A client sends at most one update a round, and {clipped}.',
-    run.clipped_by or statement.NOT_STATED,
+    run.clipped_by or sentences.NOT_STATED,
     signed,
   )
   if claim.amplified is None:
@@ -104,7 +103,7 @@ def rows(source: source_lib.Source) -> Iterator[document.Assumption]:
   # after_test.test_report_claims_the_composition.
   if claim.most_rounds < claim.held.strategy.rounds:
     yield _row(
-      f'The run has at most {statement.count(claim.most_rounds, "round")}, a '
+      f'The run has at most {sentences.count(claim.most_rounds, "round")}, a '
       'number that was fixed before its first round.',
       'the run: it states the number when a round starts',
       "the ledger's chain: it has this number for every started round",

@@ -6,8 +6,7 @@ from typing import Optional
 
 from tff_bandmf import _files, participation
 from tff_bandmf import ledger as ledger_lib
-from tff_bandmf.report import source as source_lib
-from tff_bandmf.report import statement
+from tff_bandmf.report import inputs, sentences
 from tff_bandmf.run_files import run_json
 
 # 'Elsewhere' is outside this library. The participation log of such training
@@ -66,7 +65,7 @@ _OTHER_CODE = (
 _NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
 
-def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
+def warnings(source: inputs.Source) -> list[tuple[str, str]]:
   """Returns pairs of warnings, worst first.
 
   The first text of a pair is for the report of the run, the second text for the
@@ -80,8 +79,8 @@ def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
   planned, rounds = claim.planned.cohorts.schema, claim.plan.rounds
   population = run.population or seen.clients
   nothing = not claim.held.noise_multiplier
-  broken = '' if nothing else statement.BROKEN
-  started = f'{seen.rounds} of {statement.count(rounds, "round")} ' + (
+  broken = '' if nothing else sentences.BROKEN
+  started = f'{seen.rounds} of {sentences.count(rounds, "round")} ' + (
     'was' if seen.rounds == 1 else 'were'
   )
   if seen.rounds > rounds:
@@ -90,7 +89,7 @@ def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
     )
   away = _STATED if claim.stated else _ELSEWHERE
   over = seen.rounds >= rounds and not seen.open
-  covered = f'{statement.count(claim.most_rounds, "round")}, ' + (
+  covered = f'{sentences.count(claim.most_rounds, "round")}, ' + (
     'a number that was fixed before round 0'
     if claim.most_rounds < claim.held.strategy.rounds
     else 'since no smaller number was fixed before round 0'
@@ -170,7 +169,7 @@ def warnings(source: source_lib.Source) -> list[tuple[str, str]]:
     # Guard: public_test.test_counts_of_clients_are_not_published.
     (
       seen.burnt > 0,
-      f'{seen.burnt} of {statement.count(seen.rounds, "round")} '
+      f'{seen.burnt} of {sentences.count(seen.rounds, "round")} '
       f'{"was" if seen.burnt == 1 else "were"} burnt: started, but without '
       'effect on the model. The claim counts burnt rounds.',
       'Some rounds did not change the model; the claim counts these rounds.',

@@ -34,7 +34,7 @@ from typing import Optional
 from tff_bandmf import _files, accounting, clips, ledger
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.plan import plan as plan_lib
-from tff_bandmf.report import evidence
+from tff_bandmf.report import consistency
 from tff_bandmf.run_files import run_json
 
 # Delta of the claim if the plan has no delta.
@@ -309,14 +309,14 @@ def from_run(directory: pathlib.Path) -> Claim:
 
   The sensitivity is for the planned participation or, if the ledger shows more
   or closer rounds of a client, for the observed participation. The noise is the
-  noise of the plan, which the ledger must confirm; see `evidence`.
+  noise of the plan, which the ledger must confirm; see `consistency`.
 
   Raises:
     ValueError: a file is missing or damaged, or contradicts another file.
   """
   run = run_json.RunRecord.read(directory)
   plan = run_json.read_plan(directory)
-  observed = evidence.verified_ledger(directory, run, plan)
+  observed = consistency.verified_ledger(directory, run, plan)
   claim = from_evidence(
     plan,
     observed,

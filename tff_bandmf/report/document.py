@@ -219,7 +219,7 @@ class Assumption(TypedDict):
   checked: str
 
 
-class Statement(Notes):
+class CommonFields(Notes):
   """Fields of the report of a run and of the public report.
 
   Attributes:
@@ -542,7 +542,7 @@ class RunFacts(TypedDict):
   code_sha256: Optional[str]
 
 
-class Report(Statement, Mechanism, Guarantee, RunFacts):
+class Report(CommonFields, Mechanism, Guarantee, RunFacts):
   """The privacy report of a training run with correlated noise.
 
   Attributes:
@@ -723,7 +723,7 @@ class PublicRun(RunFacts):
   l2_norm_clip: Optional[Positive]
 
 
-class Public(Statement):
+class Public(CommonFields):
   """The public privacy report of one or several runs.
 
   Attributes:

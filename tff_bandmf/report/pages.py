@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 import jinja2
 
 from tff_bandmf import _files
-from tff_bandmf.report import statement
+from tff_bandmf.report import sentences
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -175,8 +175,8 @@ def _template(name: str, form: str) -> jinja2.Template:
   environment.filters['cell'] = cell
   environment.globals.update(
     number=number,
-    accesses=statement.ACCESSES,
-    known=statement.known,
+    accesses=sentences.ACCESSES,
+    known=sentences.known,
     sha256=_sha256,
   )
   return environment.get_template(name)

@@ -23,12 +23,12 @@ from tff_bandmf.report import (
   browser_check,
   caveats,
   document,
+  inputs,
   pages,
-  statement,
+  sentences,
 )
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import report as report_lib
-from tff_bandmf.report import source as source_lib
 from tff_bandmf.run_files import run_json
 
 HTML_FILE = 'public.html'
@@ -55,7 +55,7 @@ class Public(pages.Pages):
 
 
 def publish(
-  sources: Sequence[source_lib.Source],
+  sources: Sequence[inputs.Source],
   notes: Optional[Mapping[str, str]] = None,
 ) -> Public:
   """Returns the public report of runs on the same clients.
@@ -100,7 +100,7 @@ def publish(
   earlier = [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
   names = [*(row['name'] for row in rows), *earlier]
   content = {
-    **statement.common(
+    **sentences.common(
       last.claim,
       run,
       max(source.claim.held.clients_per_unit for source in sources),
@@ -116,7 +116,7 @@ def publish(
     # This number is rounded down, so 1 / once_in is at least delta.
     'once_in': int(1 / decimal.Decimal(repr(delta))),
     'factor': _factor(epsilon),
-    'attack': statement.attack(claimed),
+    'attack': sentences.attack(claimed),
     'adjacency': last.claim.held.cohorts.adjacency,
     'runs': rows,
     'check': None
@@ -129,12 +129,12 @@ def publish(
     ),
     'together': together and document.select(document.PublicTogether, together),
     'named_before': sorted(earlier),
-    'other_releases': statement.other_releases(releases),
+    'other_releases': sentences.other_releases(releases),
     'not_covered': list(
       dict.fromkeys(item for each in sources for item in each.run.not_covered)
     ),
-    'accounting': statement.PUBLIC_ACCOUNTING
-    + statement.PUBLIC_AMPLIFIED * bool(last.claim.amplified),
+    'accounting': sentences.PUBLIC_ACCOUNTING
+    + sentences.PUBLIC_AMPLIFIED * bool(last.claim.amplified),
     'assumptions': _assumptions(sources),
     'told': [
       *(
@@ -148,9 +148,7 @@ def publish(
   return Public(document.signed(document.Public, content), figures)
 
 
-def _check(
-  sources: Sequence[source_lib.Source], notes: Mapping[str, str]
-) -> None:
+def _check(sources: Sequence[inputs.Source], notes: Mapping[str, str]) -> None:
   run_json.check_visible(notes)
   for name in notes.keys() - set(document.NOTES):
     raise errors.value_error(
@@ -172,7 +170,7 @@ def _check(
     )
 
 
-def _row(source: source_lib.Source) -> document.PublicRun:
+def _row(source: inputs.Source) -> document.PublicRun:
   """Returns the public facts of a run."""
   claim, run = source.claim, source.run
   numbers = claim.to_dict()
@@ -206,7 +204,7 @@ def _factor(epsilon: Optional[float]) -> Optional[str]:
   return f'{document.UP.create_decimal_from_float(math.exp(epsilon)):,f}'
 
 
-def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
+def _warnings(sources: Sequence[inputs.Source]) -> list[str]:
   """Returns the public warnings of all runs."""
   by_text: dict[str, list[str]] = {}
   for source in sources:
@@ -221,7 +219,7 @@ def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
 
 
 def _assumptions(
-  sources: Sequence[source_lib.Source],
+  sources: Sequence[inputs.Source],
 ) -> list[document.Assumption]:
   """Returns the assumptions of all runs, each once."""
   merged: dict[str, list[document.Assumption]] = {}

@@ -17,7 +17,7 @@ from typing import Optional
 import yaml
 
 from tff_bandmf import _files, errors
-from tff_bandmf.report import document, pages, statement
+from tff_bandmf.report import document, pages, sentences
 from tff_bandmf.report import public as public_lib
 from tff_bandmf.run_files import run_json
 
@@ -151,7 +151,7 @@ def card(content: document.Public) -> str:
     ('mechanism', '; '.join(map(_mechanism, content['runs']))),
     ('not covered', '; '.join(content['not_covered']) or 'nothing is named'),
     *(
-      (statement.ACCESSES[name], text)
+      (sentences.ACCESSES[name], text)
       for name, text in content['data_accesses'].items()
     ),
   ]
@@ -190,7 +190,7 @@ def fields(
     if name in ('epsilon', 'delta', 'rho') and value is not None
   }
   tuned = '; '.join(
-    f'{statement.ACCESSES[name]}: {text}' for name, text in accesses.items()
+    f'{sentences.ACCESSES[name]}: {text}' for name, text in accesses.items()
   )
   models = [content['model'], *(row['model'] for row in content['runs'])]
   hidden = [

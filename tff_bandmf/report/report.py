@@ -22,11 +22,11 @@ from tff_bandmf.report import (
   browser_check,
   caveats,
   document,
+  inputs,
   pages,
-  statement,
+  sentences,
 )
 from tff_bandmf.report import claim as claim_lib
-from tff_bandmf.report import source as source_lib
 
 MARKDOWN_FILE = 'report.md'
 JSON_FILE = 'report.json'
@@ -77,10 +77,10 @@ def build(directory: Union[str, os.PathLike]) -> Report:
     ValueError: the files do not support a claim.
     OSError: a file cannot be read.
   """
-  return from_source(source_lib.of_run(directory))
+  return from_source(inputs.of_run(directory))
 
 
-def from_source(source: source_lib.Source) -> Report:
+def from_source(source: inputs.Source) -> Report:
   """Returns the report of a run, or of training outside this library."""
   run, claim = source.run, source.claim
   numbers = claim.to_dict()
@@ -107,7 +107,7 @@ def from_source(source: source_lib.Source) -> Report:
     composed([alone], claim.delta) if together and source.before else None
   )
   content = {
-    **statement.common(claim, run, claim.held.clients_per_unit),
+    **sentences.common(claim, run, claim.held.clients_per_unit),
     **vars(source),
     **numbers,
     'format': 'tff_bandmf.report',
@@ -116,8 +116,8 @@ def from_source(source: source_lib.Source) -> Report:
     'simulated': claim.plan.simulated is not None,
     'enforced': claim.enforced,
     'together': together,
-    'other_releases': statement.other_releases(source.releases),
-    'attack': statement.attack(together or numbers),
+    'other_releases': sentences.other_releases(source.releases),
+    'attack': sentences.attack(together or numbers),
     'adaptive_clip': adaptive,
     'epsilons': [
       {'delta': delta, 'epsilon': claim.claimed.proved_epsilon(delta)}
@@ -127,12 +127,12 @@ def from_source(source: source_lib.Source) -> Report:
     'check': browser_check.of_runs(
       all_runs([source])[: None if of_runs else 1], 1, of_runs
     ),
-    'accounting': statement.AMPLIFIED
+    'accounting': sentences.AMPLIFIED
     if claim.amplified
-    else statement.ACCOUNTING,
-    'formal_statement': statement.formal(claim, numbers, run),
+    else sentences.ACCOUNTING,
+    'formal_statement': sentences.formal(claim, numbers, run),
     'assumptions': list(assumptions.rows(source)),
-    'generator': None if source.elsewhere else statement.generator(run),
+    'generator': None if source.elsewhere else sentences.generator(run),
     'runs': [
       _row(numbers['family'], source),
       *(_row(each.name, each) for each in source.compared),
@@ -154,7 +154,7 @@ def from_source(source: source_lib.Source) -> Report:
 
 
 def composed(
-  sources: Sequence[source_lib.Source], delta: float
+  sources: Sequence[inputs.Source], delta: float
 ) -> Optional[_files.JsonObject]:
   """Returns the guarantee of runs, their predecessors and other releases.
 
@@ -184,7 +184,7 @@ def composed(
 
 
 def all_runs(
-  sources: Sequence[source_lib.Source],
+  sources: Sequence[inputs.Source],
 ) -> list[tuple[str, claim_lib.Claim]]:
   """Returns (name, claim) of each run, then of each predecessor, once."""
   runs = [(source.name, source.claim) for source in sources]
@@ -313,7 +313,7 @@ def versions() -> dict[str, str]:
   return installed
 
 
-def _adaptive(source: source_lib.Source) -> Optional[_files.JsonObject]:
+def _adaptive(source: inputs.Source) -> Optional[_files.JsonObject]:
   """Returns the rule and the path of the clip; None if it does not adapt."""
   adaptive = source.claim.adaptive_clip
   if not adaptive:
@@ -328,7 +328,7 @@ def _adaptive(source: source_lib.Source) -> Optional[_files.JsonObject]:
   }
 
 
-def _row(name: str, source: source_lib.Source) -> document.Results:
+def _row(name: str, source: inputs.Source) -> document.Results:
   """Returns a row of the table of results."""
   numbers = source.claim.to_dict()
   del numbers['parameters']
@@ -340,7 +340,7 @@ def _row(name: str, source: source_lib.Source) -> document.Results:
 
 def _summary(
   numbers: _files.JsonObject,
-  source: source_lib.Source,
+  source: inputs.Source,
   together: Optional[_files.JsonObject],
 ) -> str:
   """Returns the claim in a few sentences."""
@@ -361,10 +361,10 @@ def _summary(
   # before the first epsilon says so.
   # Guards: run_budget_test.test_report_refuses_the_planned_claim,
   # after_test.test_broken_claim_of_a_simulation_comes_before_earlier_runs.
-  leads += statement.BROKEN * source.claim.violated
-  leads += statement.UNCHECKED * source.claim.process_unknown
-  rounds = statement.count(numbers['observed']['rounds'], 'round')
-  clients = statement.count(numbers['clients_per_round'], 'client')
+  leads += sentences.BROKEN * source.claim.violated
+  leads += sentences.UNCHECKED * source.claim.process_unknown
+  rounds = sentences.count(numbers['observed']['rounds'], 'round')
+  clients = sentences.count(numbers['clients_per_round'], 'client')
   text = (
     f'({pages.number(numbers["epsilon"])}, {numbers["delta"]})-'
     f'differential privacy for {source.run.unit_of_privacy}, '
@@ -375,12 +375,12 @@ def _summary(
     other = numbers['sampling']['epsilon_unamplified']
     text = (
       f'{text[:-1]}, amplified by {numbers["amplification"]} sampling; without '
-      f'amplification {statement.epsilon_text(other, pages.number)}.'
+      f'amplification {sentences.epsilon_text(other, pages.number)}.'
     )
   if not source.composes:
     return leads + text
   before = ' and '.join(
-    statement.count(len(each), noun)
+    sentences.count(len(each), noun)
     for each, noun in (
       (source.before, 'earlier run'),
       (source.releases, 'other release'),

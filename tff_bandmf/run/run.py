@@ -494,17 +494,19 @@ class Run:
     Args:
       done: a round that was just finished. If None, only the noise is checked.
     """
-    lines = {'noise': self._noise_adder.warning}
+    self._notice('noise', self._noise_adder.warning)
     if done is not None and done.without_effect:
-      which = 'all' if done.without_effect == done.updates else 'some'
-      lines[which] = (
+      self._notice(
+        'all' if done.without_effect == done.updates else 'some',
         f'WARNING: {done.without_effect} of {done.updates} updates of round '
-        f'{done.index} were zero or not finite, and add nothing'
+        f'{done.index} were zero or not finite, and add nothing',
       )
-    for kind, line in lines.items():
-      if line is not None and kind not in self._warned:
-        self._warned.add(kind)
-        errors.notice(line)
+
+  def _notice(self, kind: str, line: Optional[str]) -> None:
+    """Writes the first line of its kind to standard error."""
+    if line is not None and kind not in self._warned:
+      self._warned.add(kind)
+      errors.notice(line)
 
   def _warn_of_names(self, line: Optional[str]) -> None:
     """Warns, also in the report, that two names may mean the same client."""
@@ -516,9 +518,7 @@ class Run:
     # client is not covered.
     # Guard: run_rounds_test.test_names_alike_are_named_at_the_start_of_a_run.
     self._journal.append_statement('not_covered', names_lib.NOT_COVERED)
-    if 'names' not in self._warned:
-      self._warned.add('names')
-      errors.notice(f'WARNING: {errors.invalid(line)}')
+    self._notice('names', f'WARNING: {errors.invalid(line)}')
 
   @property
   def ledger_head(self) -> str:

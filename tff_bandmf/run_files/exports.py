@@ -49,7 +49,7 @@ def check(
     # or removed clients from it and computed its chain again. The run would
     # repeat rounds, or claim too small an epsilon. The export then has another
     # head or other results than the ledger, and is refused.
-    # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
+    # Guard: consistency_test.test_client_cut_out_of_two_cohorts_is_refused.
     if path.exists():
       try:
         exported = _files.read_json(path)

@@ -235,7 +235,7 @@ def check(
     # the same noise to a second, different sum. If the ledger lacks the round
     # of a row, the ledger was rolled back. This is an error.
     # Guards: folder_test.test_ledger_that_was_rolled_back_is_refused and
-    # evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused.
+    # consistency_test.test_ledger_that_lacks_what_metrics_show_is_refused.
     if t not in attempts:
       raise errors.value_error(
         f'ledger={directory / run_json.LEDGER_FILE}: lacks round {t}, which '

@@ -71,7 +71,7 @@ def verified_ledger(
   # PRIVACY: the ledger of another run could show fewer participations than this
   # run had, and epsilon would be too small. The IDs of the run and of its key
   # must be the same in the ledger and in run.json.
-  # Guard: evidence_test.test_ledger_of_another_run_is_refused.
+  # Guard: consistency_test.test_ledger_of_another_run_is_refused.
   _require(
     bound == run.bound(),
     f'ledger={directory / run_json.LEDGER_FILE}: belongs to another run or key '
@@ -104,7 +104,7 @@ def verified_ledger(
   # PRIVACY: a file that was edited after a round could claim another noise or
   # clip than the round had. If the ledger has a digest of the files for a
   # round, the files must still have this digest.
-  # Guard: evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
+  # Guard: consistency_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
     observed.enforced <= {None, run.enforced_digest(directory)},
     f'run={directory / run_json.RUN_FILE}: this file or {run_json.PLAN_FILE} '
@@ -113,7 +113,7 @@ def verified_ledger(
   # PRIVACY: a round that finishes twice has the same noise both times, and two
   # sums with the same noise reveal their difference. A ledger is refused if a
   # round finished twice with results that may be different.
-  # Guard: evidence_test.test_round_that_was_finished_twice_is_refused.
+  # Guard: consistency_test.test_round_that_was_finished_twice_is_refused.
   _require(
     not (plan.z_stddev and observed.finished_twice),
     f'round={min(observed.finished_twice, default=None)}: was finished twice, '
@@ -136,7 +136,7 @@ def verified_ledger(
     # PRIVACY: a forger could remove clients from the ledger and compute its
     # chain again, and epsilon would be too small. Each row has the size of its
     # cohort, and the ledger must have a cohort of this size.
-    # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
+    # Guard: consistency_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
       not clients or clients == str(observed.cohort_sizes[t]),
       f'clients={clients}: the metrics of round {t} have this number, and the '
@@ -159,7 +159,7 @@ def _check_noise(observed: ledger_lib.Observed, z_stddev: float) -> None:
     )
   # PRIVACY: one release without its noise exposes its clients. The noise of
   # every finished round must have been verified.
-  # Guard: evidence_test.test_noise_verified_in_one_of_six_rounds_is_refused.
+  # Guard: consistency_test.test_noise_verified_in_one_of_six_rounds_is_refused.
   _require(
     not (z_stddev and observed.unchecked),
     f'round={min(observed.unchecked, default=None)}: is the first of '
@@ -180,7 +180,7 @@ def _check_checkpoints(
     # PRIVACY: a ledger that was replaced or shortened could hide participation.
     # A checkpoint has the hash that the true ledger's chain had after the last
     # round of the checkpoint. This hash must be in the ledger.
-    # Guard: evidence_test.test_checkpoint_of_another_ledger_is_refused.
+    # Guard: consistency_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
       head in {attempt.head for attempt in attempts.get(before, ())},
       f'checkpoint={path}: does not follow from the rounds in the ledger',

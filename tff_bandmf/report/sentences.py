@@ -110,7 +110,7 @@ def epsilon_text(
 def common(
   claim: claim_lib.Claim, run: run_json.RunRecord, clients: int
 ) -> _files.JsonObject:
-  """Returns the fields of `document.Statement`, and all statements on a run.
+  """Returns the fields of `document.CommonFields`, and all statements on a run.
 
   Args:
     claim: claim of the run.
