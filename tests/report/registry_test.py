@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tff_bandmf import report
-from tff_bandmf.report import registry_and_card, statement
+from tff_bandmf.report import registry_and_card, sentences
 from tff_bandmf.run_files import run_json
 
 pytestmark = pytest.mark.slow
@@ -224,7 +224,7 @@ def test_attack_is_never_stated_weaker_than_it_may_be(mu, delta):
     middle = (low + high) / 2
     low, high = (middle, high) if profile(middle) > delta else (low, middle)
   for rho in mu**2 / 2, None:
-    stated = statement.attack({'epsilon': high, 'delta': delta, 'rho': rho})
+    stated = sentences.attack({'epsilon': high, 'delta': delta, 'rho': rho})
     assert stated['true_positive_rate'] >= min(1, _exact(0.01, mu) - 1e-12)
     guess = math.erfc(-mu / 2 / math.sqrt(2)) / 2
     assert stated['right_guess'] >= guess - 1e-12
