@@ -241,10 +241,8 @@ class Workload:
       _check_rounds('learning_rates', self._learning_rates, rounds)
       return np.array(self._learning_rates)
     rates = np.ones(rounds)
-    rising, falling = (
-      int(round(part * rounds)) for part in (self.warmup, self.cooldown)
-    )
-    falling = min(falling, rounds - rising)
+    rising = round(self.warmup * rounds)
+    falling = min(round(self.cooldown * rounds), rounds - rising)
     rates[:rising] = np.linspace(_LOWEST_RATE, 1, rising + 1)[:rising]
     if falling:
       rates[-falling:] = np.linspace(1, _LOWEST_RATE, falling + 1)[1:]

@@ -49,6 +49,9 @@ class Rounding:
   digit. Statement: `decide`, `decide_of` and `column` return RN(v_t) for the
   v_t of `Recursion.ideal` and the z of the key, whatever words they read.
   Source: docs/reference/arithmetic.md.
+
+  Attributes:
+    generator: generator of the words and normals of the key.
   """
 
   def __init__(

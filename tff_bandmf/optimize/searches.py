@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Callable
 
 from tff_bandmf import _checks, errors, strategies
@@ -70,14 +70,14 @@ def banded_inverse(request: _Request) -> solver.Optimized:
   loss by at least the fraction `_WORTH`. For sampled cohorts, whose losses take
   longer, the largest number is taken at once.
   """
-  given = 'bands' in request.parameters
-  most = (
-    request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
+  most = min(_MOST_INVERSE_BANDS, request.most_bands())
+  sizes = (
+    [most] if request.noise else [1 << i for i in range(most.bit_length())]
   )
+  if 'bands' in request.parameters:
+    sizes = [request.bands]
   optimized = _growing(
-    [most]
-    if given or request.noise
-    else (1 << i for i in range(most.bit_length())),
+    sizes,
     lambda bands: banded_inverse_lib.optimize_banded_inverse(request, bands),
   )
   return request.evaluated(request.normalized(optimized.strategy), optimized)
@@ -102,7 +102,7 @@ def dense(request: _Request) -> solver.Optimized:
 
 
 def _growing(
-  sizes: Iterable[int], find: Callable[[int], solver.Optimized]
+  sizes: Sequence[int], find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
   """Tries sizes until a larger one helps too little; returns the best strategy.
 
@@ -113,10 +113,9 @@ def _growing(
     sizes: numbers of bands, ascending.
     find: function from a number of bands to the best strategy.
   """
-  sizes = iter(sizes)
-  best = find(next(sizes))
+  best = find(sizes[0])
   evaluations = best.evaluations
-  for size in sizes:
+  for size in sizes[1:]:
     if not best.converged:
       break
     candidate = find(size)

@@ -104,12 +104,8 @@ class ColumnNormalized(base.Strategy):
     return self.toeplitz.buffered(rounds, self.column_norms)
 
   def _recursion(self) -> recursion_lib.Recursion:
-    if self.inverse_bands is None:
-      row = self.toeplitz.column(self.bands)
-    else:
-      row = self.toeplitz.inverse_column(self.inverse_bands)
     return self.buffered(self.rounds) or toeplitz.NormalizedWindow(
-      self, row, self.column_norms
+      self, self.toeplitz, self.column_norms
     )
 
   def column_error(self, participations: int) -> float:

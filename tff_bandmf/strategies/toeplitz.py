@@ -141,12 +141,7 @@ class ToeplitzWindow(recursion_lib.Window):
   def __init__(self, strategy: Toeplitz):
     """Makes the window of the strategy C."""
     super().__init__(strategy, 1)
-    series = (
-      strategy.column
-      if self.keeps == recursion_lib.PAST_Y
-      else strategy.inverse_column
-    )
-    self._row = series(self.memory + 1)
+    self._row = _first_entries(self, strategy)
 
   def numbers(self):
     return {'row': self._row}
@@ -172,22 +167,30 @@ class ToeplitzWindow(recursion_lib.Window):
     return math.sqrt(energy) / float(self.scales[0])
 
 
+def _first_entries(
+  window: recursion_lib.Window, strategy: Toeplitz
+) -> np.ndarray:
+  """Returns the first entries of C, or of C^-1 if the window keeps z."""
+  if window.keeps == recursion_lib.PAST_Y:
+    return strategy.column(window.memory + 1)
+  return strategy.inverse_column(window.memory + 1)
+
+
 class NormalizedWindow(recursion_lib.Window):
   """A window of a Toeplitz C whose columns are divided by their norms."""
 
   def __init__(
-    self, strategy: base.Strategy, row: np.ndarray, norms: np.ndarray
+    self, strategy: base.Strategy, undivided: Toeplitz, norms: np.ndarray
   ):
     """Makes the window.
 
     Args:
       strategy: the strategy with divided columns.
-      row: first coefficients of the Toeplitz C, or of its inverse if this one
-        has few bands.
+      undivided: the Toeplitz C.
       norms: [n] float64, the divisors of the columns.
     """
     super().__init__(strategy, strategy.rounds)
-    self._row, self._norms = row, norms
+    self._row, self._norms = _first_entries(self, undivided), norms
 
   def numbers(self):
     return {'row': self._row, 'norms': self._norms}

@@ -207,10 +207,8 @@ def composed_epsilon(parts: Sequence[Mechanism], delta: float) -> float:
   # neighbouring noise multipliers.
   previous, epsilon = math.inf, 16.0
   while abs(epsilon - previous) > 0.01 * epsilon:
-    previous, epsilon = (
-      epsilon,
-      _epsilon(parts, delta, _interval(epsilon, total)),
-    )
+    previous = epsilon
+    epsilon = _epsilon(parts, delta, _interval(previous, total))
   return epsilon
 
 
