@@ -143,9 +143,6 @@ def _make_sqlite_durable(connection, _) -> None:
       if not left:
         raise
       time.sleep(0.1)
-  # PRIVACY: If the start of a round were not on the disk, a power cut would
-  # lose it, and its noise would be used again. Each transaction is synced.
-  # Guard: ledger_test.test_every_start_is_synced_to_the_disk.
   connection.execute('PRAGMA synchronous = FULL')
 
 
