@@ -26,7 +26,7 @@ from typing import Any
 import click
 import numpy as np
 
-from tff_bandmf import _files, clips, errors, strategies
+from tff_bandmf import _files, clipping_norm, errors, strategies
 from tff_bandmf.run_files import metrics, run_json, run_ledger
 
 with errors.importing('a plot'):
@@ -71,7 +71,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
   config = run_json.RunRecord.read(directory).config or {}
   privacy, training = config['privacy'], config['training']
   strategy = run_json.read_plan(directory).strategy
-  first = clips.norm(privacy['l2_norm_clip'])
+  first = clipping_norm.norm(privacy['l2_norm_clip'])
   with run_ledger.open_ledger(directory) as ledger:
     attempts = ledger.contents().attempts
   result = run_ledger.results(directory)

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional, Union
 
-from tff_bandmf import accounting, clips, errors, strategies, workloads
+from tff_bandmf import accounting, clipping_norm, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
 # Value of `privacy.family` for a run without noise and without a guarantee.
@@ -302,7 +302,7 @@ class Privacy:
   @property
   def clip(self) -> Any:
     """The clip, constant or adaptive."""
-    return clips.from_options(
+    return clipping_norm.from_options(
       self.l2_norm_clip,
       quantile=self.clip_quantile,
       rate=self.clip_rate,

@@ -175,7 +175,7 @@ def test_signature_of_a_plan_has_types_and_defaults(site):
   signature = re.search(r'class tff_bandmf.plan.Plan\((.*?)\)¶', text)[1]
   for part in (
     'rounds: int, clients_per_round: int',
-    'l2_norm_clip: float | Sequence[float] | clips.AdaptiveClip',
+    'l2_norm_clip: float | Sequence[float] | clipping_norm.AdaptiveClip',
     'epsilon: float | None = None',
     " = 'best', memory_copies: int | None = None",
     "objective: str | Sequence[float] = 'mean'",

@@ -11,7 +11,7 @@ Core: the mechanism and its guarantee
   _figures       pictures of strategies, plans, runs and reports
   workloads      the workload matrix A: prefix sums, momentum, learning rates
   participation  schemas: the rounds in which one client may take part
-  clips          the norm to which updates are clipped, constant or adaptive
+  clipping_norm  the norm of clipped updates, constant or adaptive
   strategies     the strategy matrix C, its errors and its file
   sensitivity    the sensitivity of C, exact or bounded
   optimize       the search for C
@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from tff_bandmf.accounting import BallsInBins, BMinSep, CyclicPoisson
-  from tff_bandmf.clips import AdaptiveClip
+  from tff_bandmf.clipping_norm import AdaptiveClip
   from tff_bandmf.participation import Budget, FixedEpoch, MinSep, Single
   from tff_bandmf.plan import Mechanism, Plan
   from tff_bandmf.run import Epsilon, Run
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 
 _MODULES = {
-  'AdaptiveClip': 'clips',
+  'AdaptiveClip': 'clipping_norm',
   'BMinSep': 'accounting',
   'BallsInBins': 'accounting',
   'Budget': 'participation',

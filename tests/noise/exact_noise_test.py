@@ -17,7 +17,7 @@ import pytest
 import recursions
 
 from tff_bandmf import (
-  clips,
+  clipping_norm,
   noise,
   optimize,
   participation,
@@ -73,7 +73,7 @@ _LONGER, _ = sensitivity.budget.for_horizon(
 )
 _ADAPTIVE = noise.Lattice.from_noise(
   _TOEPLITZ.recursion(),
-  0.7 * clips.record_factor(clips.AdaptiveClip(0.1)),
+  0.7 * clipping_norm.record_factor(clipping_norm.AdaptiveClip(0.1)),
   largest_cohort=100,
   dimension=_DIMENSION,
 ).z_steps

@@ -8,7 +8,13 @@ import pytest
 import tensorflow as tf
 
 import tff_bandmf
-from tff_bandmf import accounting, clips, noise, participation, strategies
+from tff_bandmf import (
+  accounting,
+  clipping_norm,
+  noise,
+  participation,
+  strategies,
+)
 from tff_bandmf import query as query_lib
 from tff_bandmf.audit import epsilon_bounds
 from tff_bandmf.noise import generator, placements
@@ -198,7 +204,9 @@ def test_noise_of_a_run_is_larger_by_delta():
   adaptive = tff_bandmf.AdaptiveClip(0.5)
   constant, query = _query(0.5, 0.7), _query(adaptive, 0.7)
   assert query.lattice.z_steps == constant.lattice.z_steps
-  assert clips.norm(adaptive) == pytest.approx(query.clip.l2_norm, rel=1e-12)
+  assert clipping_norm.norm(adaptive) == pytest.approx(
+    query.clip.l2_norm, rel=1e-12
+  )
   growth = query.z_stddev / constant.z_stddev
   assert growth == pytest.approx(math.sqrt(1 + 0.28**2 / 4), rel=1e-9)
   assert growth < 1.01

@@ -25,7 +25,7 @@ from simulations.corpora import vocabulary as vocabulary_lib
 from simulations.sweeps import grid
 from tff_bandmf import (
   accounting,
-  clips,
+  clipping_norm,
   participation,
   report,
   strategies,
@@ -126,7 +126,7 @@ def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
     strategies.Identity(1), participation.MinSep(4, 2), epsilon=8.0, delta=1e-5
   )
   assert written['z_stddev'] == pytest.approx(
-    clips.norm(config.privacy.clip)
+    clipping_norm.norm(config.privacy.clip)
     * spec.z_stddev_per_clip
     * (4 / simulated if simulated else 1)
   )

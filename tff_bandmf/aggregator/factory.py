@@ -17,7 +17,14 @@ from typing import Callable, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import _checks, accounting, clips, errors, noise, strategies
+from tff_bandmf import (
+  _checks,
+  accounting,
+  clipping_norm,
+  errors,
+  noise,
+  strategies,
+)
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import placements
@@ -68,7 +75,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self,
     make_query: Callable[..., query_lib.CorrelatedNoiseQuery],
     guarantee: accounting.Guarantee,
-    l2_norm_clip: clips.Clip,
+    l2_norm_clip: clipping_norm.Clip,
     placement: placements.Placement,
     secure_sum: bool,
     measure_clients: bool,
@@ -87,12 +94,12 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         updates and releases the counts without noise.
     """
     self.guarantee = guarantee
-    self.l2_norm_clip = clips.norm(l2_norm_clip)
+    self.l2_norm_clip = clipping_norm.norm(l2_norm_clip)
     self.noise = placement
     self.lattice: Optional[noise.Lattice] = None
     self.z_stddev: Optional[float] = None
     self._make_query = make_query
-    self._adapts = isinstance(l2_norm_clip, clips.AdaptiveClip)
+    self._adapts = isinstance(l2_norm_clip, clipping_norm.AdaptiveClip)
     self._secure_sum, self._measure_clients = secure_sum, measure_clients
     self.query: Optional[query_lib.CorrelatedNoiseQuery] = None
 
@@ -379,7 +386,7 @@ def dp_aggregator(
   noise_multiplier: float,
   clients_per_round: float,
   *,
-  l2_norm_clip: clips.Clip,
+  l2_norm_clip: clipping_norm.Clip,
   strategy: strategies.Strategy,
   participation: participation_lib.Participation,
   noise: Optional[placements.Placement] = None,

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Union
 
 import click
 
-from tff_bandmf import accounting, clips, errors, strategies, workloads
+from tff_bandmf import accounting, clipping_norm, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cli import commands
 
@@ -408,7 +408,7 @@ l2_norm_clip = together(
   combined(
     ('l2_norm_clip', *(f'clip_{name}' for name in ADAPTIVE_CLIP)),
     'l2_norm_clip',
-    lambda l2_norm_clip, **given: clips.from_options(
+    lambda l2_norm_clip, **given: clipping_norm.from_options(
       l2_norm_clip, **dict(zip(ADAPTIVE_CLIP, given.values()))
     ),
   ),

@@ -33,7 +33,7 @@ from tff_bandmf import (
   _checks,
   _files,
   accounting,
-  clips,
+  clipping_norm,
   errors,
   sensitivity,
   strategies,
@@ -207,7 +207,7 @@ class Plan(request_lib.Request):
   @property
   def z_stddev_at_1(self) -> float:
     """The standard deviation of Z for a clip of 1."""
-    return self.guarantee.z_stddev_per_clip * clips.record_factor(
+    return self.guarantee.z_stddev_per_clip * clipping_norm.record_factor(
       self.l2_norm_clip
     )
 
@@ -337,7 +337,7 @@ class Plan(request_lib.Request):
       )
     # `rmse` has the factor for the indicator of an adaptive clip, so this norm
     # leaves the indicator out.
-    norm = clips.norm(clips.layers(self.l2_norm_clip))
+    norm = clipping_norm.norm(clipping_norm.layers(self.l2_norm_clip))
     points = []
     for clients in clients_per_round or (self.clients_per_round,):
       for each in epsilons:
@@ -388,7 +388,7 @@ class Plan(request_lib.Request):
       # A mechanism that is given may not fit in the limit.
       with contextlib.suppress(ValueError):
         points.append((other.copies, other.rmse))
-    scale = clips.record_factor(self.l2_norm_clip)
+    scale = clipping_norm.record_factor(self.l2_norm_clip)
     return _figures.errors(
       [
         (self.strategy.family, self.rmse),
@@ -478,7 +478,7 @@ class Plan(request_lib.Request):
       'memory_copies': self.copies,
       'normals': self.strategy.normals(self.copies),
       'clients_per_round': self.clients_per_round,
-      'l2_norm_clip': clips.to_json(self.l2_norm_clip),
+      'l2_norm_clip': clipping_norm.to_json(self.l2_norm_clip),
       'min_sep': schema.min_sep,
       'max_participations': schema.participations(self.rounds),
       **self.planned_strategy.error_numbers(self.z_stddev_at_1, self.workload),
@@ -583,7 +583,7 @@ class Plan(request_lib.Request):
         + '; sampling amplifies if the run draws cohorts in secret, and '
         'nobody else knows the cohorts'
       )
-    growth = clips.record_factor(self.l2_norm_clip)
+    growth = clipping_norm.record_factor(self.l2_norm_clip)
     exact = guarantee.sensitivity.method.replace('_', ' ')
     lines += [
       f'noise: z_stddev {rounded_up(self.z_stddev)} = noise multiplier '
@@ -593,7 +593,7 @@ class Plan(request_lib.Request):
       * (growth > 1),
       f'mechanism: {plan_text.mechanism(self.strategy, self.copies)}',
     ]
-    if isinstance(self.l2_norm_clip, clips.AdaptiveClip):
+    if isinstance(self.l2_norm_clip, clipping_norm.AdaptiveClip):
       lines.append(
         'clip: '
         + plan_text.clip(self.l2_norm_clip, guarantee, self.clients_per_round)
@@ -639,7 +639,7 @@ class Plan(request_lib.Request):
       * sensitivity.sensitivity(
         identity, self.cohorts.schema.reference_schema
       ).value
-      * clips.record_factor(self.l2_norm_clip)
+      * clipping_norm.record_factor(self.l2_norm_clip)
       * math.sqrt(mean)
     )
     return (

@@ -16,7 +16,7 @@ import attrs
 from tff_bandmf import (
   _files,
   accounting,
-  clips,
+  clipping_norm,
   errors,
   participation,
   sensitivity,
@@ -57,7 +57,7 @@ def to_document(request: request_lib.Request) -> _files.JsonObject:
     'cohorts': request.cohorts.to_dict(),
     'workload': request.workload.to_dict(),
     'mechanism': mechanism,
-    'l2_norm_clip': clips.to_json(request.l2_norm_clip),
+    'l2_norm_clip': clipping_norm.to_json(request.l2_norm_clip),
   }
 
 
@@ -118,7 +118,7 @@ def load(path: Union[str, os.PathLike]) -> search_lib.Result:
       **{
         **fields,
         'cohorts': cohorts,
-        'l2_norm_clip': clips.from_json(fields['l2_norm_clip']),
+        'l2_norm_clip': clipping_norm.from_json(fields['l2_norm_clip']),
         'workload': workloads.from_dict(fields['workload']),
         'mechanism': _mechanism(fields['mechanism'], planned),
       }

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Optional
 
-from tff_bandmf import accounting, clips, participation, strategies
+from tff_bandmf import accounting, clipping_norm, participation, strategies
 from tff_bandmf.plan import request as request_lib
 
 
@@ -74,7 +74,9 @@ def claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
 
 
 def clip(
-  adaptive: clips.AdaptiveClip, guarantee: accounting.Guarantee, clients: int
+  adaptive: clipping_norm.AdaptiveClip,
+  guarantee: accounting.Guarantee,
+  clients: int,
 ) -> str:
   """Returns the rule of an adaptive clip, and the noise of its fraction.
 
@@ -88,12 +90,12 @@ def clip(
   until = '' if adaptive.until is None else f' until round {adaptive.until}'
   noise = (
     guarantee.z_stddev_per_clip
-    * clips.record_factor(adaptive)
+    * clipping_norm.record_factor(adaptive)
     * float(guarantee.strategy.recursion().row_norms.max())
     / (adaptive.fraction_weight * clients)
   )
   return (
-    f'begins at {clips.to_json(adaptive.initial)} and follows the '
+    f'begins at {clipping_norm.to_json(adaptive.initial)} and follows the '
     f'{adaptive.quantile:g}-quantile of the norms{until}; the noise of a '
     f"round's fraction has at most stddev {rounded_up(noise)}"
   )

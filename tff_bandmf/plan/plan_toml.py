@@ -24,7 +24,7 @@ from typing import Any, Union
 
 import attrs
 
-from tff_bandmf import _files, accounting, clips, errors, workloads
+from tff_bandmf import _files, accounting, clipping_norm, errors, workloads
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import plan_json
 from tff_bandmf.plan import request as request_lib
@@ -59,7 +59,7 @@ def load(path: Union[str, os.PathLike]) -> dict[str, Any]:
     'workload': lambda table: workloads.from_name(
       **{'name' if key == 'workload' else key: table[key] for key in table}
     ),
-    'l2_norm_clip': lambda table: clips.AdaptiveClip(**table),
+    'l2_norm_clip': lambda table: clipping_norm.AdaptiveClip(**table),
     'mechanism': lambda table: mechanism_lib.Mechanism(**table),
   }
   for name, from_table in tables.items():

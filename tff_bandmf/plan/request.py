@@ -12,7 +12,7 @@ import attrs
 
 from tff_bandmf import (
   _checks,
-  clips,
+  clipping_norm,
   errors,
   participation,
   strategies,
@@ -28,7 +28,7 @@ _MOST_DELTA = 1e-2
 
 def _clips(name: str, value: Any) -> Any:
   """Returns the clip of all layers, a clip a layer, or an adaptive clip."""
-  if isinstance(value, clips.AdaptiveClip):
+  if isinstance(value, clipping_norm.AdaptiveClip):
     _clips(name, value.initial)
     return value
   if isinstance(value, (tuple, list)):
@@ -147,7 +147,7 @@ class Request:
   rounds: int
   clients_per_round: int
   cohorts: participation.Cohorts
-  l2_norm_clip: Union[float, Sequence[float], clips.AdaptiveClip]
+  l2_norm_clip: Union[float, Sequence[float], clipping_norm.AdaptiveClip]
   epsilon: Optional[float] = None
   delta: Optional[float] = None
   noise_multiplier: Optional[float] = None
@@ -228,7 +228,7 @@ class Request:
     The norm is over all layers. For an adaptive clip, it is the norm of an
     update together with its indicator, in the first round.
     """
-    return clips.norm(self.l2_norm_clip)
+    return clipping_norm.norm(self.l2_norm_clip)
 
   @property
   def unit(self) -> str:

@@ -29,8 +29,7 @@ from typing import Any, Callable, Optional, TypeVar
 import numpy as np
 import tree
 
-from tff_bandmf import _checks, errors
-from tff_bandmf import clips as clips_lib
+from tff_bandmf import _checks, clipping_norm, errors
 from tff_bandmf.noise import lattice
 
 # Squares of numbers outside this range can underflow or overflow float64.
@@ -140,7 +139,7 @@ class Bounds:
   clip_bits: int
   zeroing_norm: Optional[float] = None
   zeroing_norm_order: float = math.inf
-  adaptive: Optional[clips_lib.AdaptiveClip] = None
+  adaptive: Optional[clipping_norm.AdaptiveClip] = None
 
   def __post_init__(self):
     # PRIVACY: If clip_bits was above `lattice.MOST_CLIP_BITS`, float64 would
@@ -169,7 +168,7 @@ class Bounds:
   @classmethod
   def from_clip(
     cls: type[_Kind],
-    l2_norm_clip: clips_lib.Clip,
+    l2_norm_clip: clipping_norm.Clip,
     record_specs: Record,
     clip_bits: int,
     zeroing_norm: Optional[float] = None,
@@ -197,7 +196,7 @@ class Bounds:
         its entries zero.
     """
     bounds = []
-    layers = clips_lib.layers(l2_norm_clip)
+    layers = clipping_norm.layers(l2_norm_clip)
 
     def group(clip, part):
       bounds.append(clip)
@@ -240,7 +239,7 @@ class Bounds:
   @property
   def l2_norm(self) -> float:
     """Largest L2 norm of a clipped record, in its unit, at scale 1."""
-    return clips_lib.norm(self.clips)
+    return clipping_norm.norm(self.clips)
 
   @property
   def step(self) -> float:
@@ -294,7 +293,7 @@ class Bounds:
   @functools.cached_property
   def initial(self) -> float:
     """S_0, the adaptive clip of the first round, without the indicator."""
-    return clips_lib.norm(self.clips[:-1])
+    return clipping_norm.norm(self.clips[:-1])
 
   def adapted(
     self,
@@ -317,7 +316,7 @@ class Bounds:
       where: function (condition, value, other value) of NumPy or TensorFlow.
 
     Returns:
-      `l2_norm_clip`, S_{t+1}, see `clips.AdaptiveClip.next_clip`; and
+      `l2_norm_clip`, S_{t+1}, see `clipping_norm.AdaptiveClip.next_clip`; and
       `fraction`, the share of updates below S_t, with noise.
     """
     assert self.adaptive is not None
@@ -358,7 +357,7 @@ def _size(spec: Any) -> int:
 
 
 def check_bounds(
-  l2_norm_clip: clips_lib.Clip,
+  l2_norm_clip: clipping_norm.Clip,
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:
@@ -374,7 +373,7 @@ def check_bounds(
     TypeError: a bound is not a number.
     ValueError: a bound is out of range.
   """
-  for clip in tree.flatten(clips_lib.layers(l2_norm_clip)):
+  for clip in tree.flatten(clipping_norm.layers(l2_norm_clip)):
     _checks.positive(
       'l2_norm_clip',
       clip,

@@ -26,7 +26,7 @@ import dp_accounting
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tff_bandmf import accounting, clips
+from tff_bandmf import accounting, clipping_norm
 from tff_bandmf.noise import definition, placements
 from tff_bandmf.noise import graph_noise_source as source_lib
 from tff_bandmf.query import clip_bounds, graph_clipping
@@ -89,7 +89,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     self,
     guarantee: accounting.Guarantee,
     record_specs: graph_clipping.Tensors,
-    bounds: tuple[clips.Clip, Optional[float], float],
+    bounds: tuple[clipping_norm.Clip, Optional[float], float],
     clients_per_round: float,
     *,
     largest_cohort: int,
@@ -120,7 +120,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = clip_bounds.record_dimension(record_specs)
-    dimension += clips.indicator_count(l2_norm_clip)
+    dimension += clipping_norm.indicator_count(l2_norm_clip)
     recursion, self.lattice = definition.of_run(
       guarantee.strategy.recursion(),
       noise_from,

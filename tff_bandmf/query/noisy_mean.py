@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 import tree
 
-from tff_bandmf import accounting, clips, errors
+from tff_bandmf import accounting, clipping_norm, errors
 from tff_bandmf.noise import definition, placements
 from tff_bandmf.noise.tape import open_tape, reader
 from tff_bandmf.query import clip_bounds, clipping
@@ -53,7 +53,7 @@ class NoisyMean:
     self,
     guarantee: accounting.Guarantee,
     like: object,
-    bounds: tuple[clips.Clip, Optional[float], float],
+    bounds: tuple[clipping_norm.Clip, Optional[float], float],
     clients_per_round: float,
     *,
     largest_cohort: int,
@@ -84,7 +84,7 @@ class NoisyMean:
       ],
     )
     dimension = clip_bounds.record_dimension(self.like)
-    dimension += clips.indicator_count(l2_norm_clip)
+    dimension += clipping_norm.indicator_count(l2_norm_clip)
     recursion, self.lattice = definition.of_run(
       guarantee.strategy.recursion(),
       placement,

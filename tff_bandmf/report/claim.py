@@ -31,7 +31,7 @@ import math
 import pathlib
 from typing import Optional
 
-from tff_bandmf import _files, accounting, clips, ledger
+from tff_bandmf import _files, accounting, clipping_norm, ledger
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.report import consistency
@@ -95,9 +95,9 @@ class Claim:
   def adaptive_clip(self) -> Optional[_files.JsonObject]:
     """The rule of an adaptive clip as JSON; None for a constant clip."""
     clip = self.plan.l2_norm_clip
-    if not isinstance(clip, clips.AdaptiveClip):
+    if not isinstance(clip, clipping_norm.AdaptiveClip):
       return None
-    return dict(clips.to_json(clip))
+    return dict(clipping_norm.to_json(clip))
 
   @property
   def enforced(self) -> Optional[_files.JsonObject]:

@@ -16,7 +16,7 @@ from typing import ClassVar, Optional, Union
 
 import numpy as np
 
-from tff_bandmf import _files, accounting, clips, errors, participation
+from tff_bandmf import _files, accounting, clipping_norm, errors, participation
 from tff_bandmf.report import (
   assumptions,
   browser_check,
@@ -318,7 +318,9 @@ def _adaptive(source: inputs.Source) -> Optional[_files.JsonObject]:
   adaptive = source.claim.adaptive_clip
   if not adaptive:
     return None
-  first = clips.norm(clips.layers(clips.from_json(adaptive)))
+  first = clipping_norm.norm(
+    clipping_norm.layers(clipping_norm.from_json(adaptive))
+  )
   path = [(0, first), *source.clips]
   return {
     **adaptive,

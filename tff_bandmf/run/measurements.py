@@ -25,7 +25,7 @@ import time
 
 import numpy as np
 
-from tff_bandmf import clips
+from tff_bandmf import clipping_norm
 from tff_bandmf.plan import plan as plan_lib
 
 # Columns that the size of a cohort changes.
@@ -41,7 +41,7 @@ class Measurements:
 
   def __init__(self, plan: plan_lib.Plan):
     self._plan = plan
-    self._adaptive = clips.indicator_count(plan.l2_norm_clip) > 0
+    self._adaptive = clipping_norm.indicator_count(plan.l2_norm_clip) > 0
     self._began = time.perf_counter()
     # PRIVACY: amplification assumes that nobody knows the size of a sampled
     # cohort, and the duration and the memory of a round grow with this size.

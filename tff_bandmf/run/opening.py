@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 import attrs
 
-from tff_bandmf import _files, clips, errors, participation, report
+from tff_bandmf import _files, clipping_norm, errors, participation, report
 from tff_bandmf.ledger import counts
 from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
@@ -149,7 +149,7 @@ def open_folder(
     # Guard: run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
     columns = (
       *(('round', 'clients') if plan.sampled is None else ('round',)),
-      *metrics.RELEASED * clips.indicator_count(plan.l2_norm_clip),
+      *metrics.RELEASED * clipping_norm.indicator_count(plan.l2_norm_clip),
       *(measured := measurements.Measurements(plan)).columns,
       *options.columns,
     )
