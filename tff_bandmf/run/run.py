@@ -593,8 +593,9 @@ class Run:
     # PRIVACY: A run that stops because of its model must not claim fewer rounds
     # than it stated before. It states fewer rounds only if it has to stop
     # there.
-    # Guard:
-    # run_until_test.test_run_that_stops_after_one_round_claims_all_rounds.
+    # Guards:
+    # run_until_test.test_run_that_stops_after_one_round_claims_all_rounds and
+    # run_until_test.test_stop_that_was_moved_claims_all_planned_rounds.
     return None if by_budget or last >= plan.rounds else last
 
   def _last(
