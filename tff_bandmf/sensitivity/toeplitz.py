@@ -181,7 +181,7 @@ def normalized_sensitivity(
   # sensitivity. The theorem of DP-CGD is used only for DP-CGD.
   # Guards: sensitivity_test.test_sensitivity_against_brute_force,
   # families_test.test_sensitivity_is_safe.
-  if isinstance(toeplitz, strategies.DpCgd):
+  if toeplitz.is_geometric:
     return result.exact(
       _leftmost_geometric_squared(strategy, min_sep, k),
       'column-normalised DP-CGD, leftmost pattern [DPCGD26]',

@@ -30,6 +30,7 @@ class DpCgd(toeplitz.BandedInverseC):
   """
 
   family: ClassVar[str] = 'dp-cgd'
+  is_geometric: ClassVar[bool] = True
   inverse_bands: ClassVar[int] = 2
   lambda_: float = attrs.field(converter=lambda x: _LAMBDA.check(x))
 

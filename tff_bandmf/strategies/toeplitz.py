@@ -49,10 +49,12 @@ class Toeplitz(base.Strategy):
   """A strategy with constant diagonals.
 
   Attributes:
+    is_geometric: whether c_j = lambda^j for one number lambda.
     rounds: n.
   """
 
   structure: ClassVar[str] = base.TOEPLITZ
+  is_geometric: ClassVar[bool] = False
   rounds: int = attrs.field(converter=base.count_rounds)
 
   def of_rounds(self, rounds: int) -> Toeplitz:
