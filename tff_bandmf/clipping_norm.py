@@ -123,7 +123,8 @@ class AdaptiveClip:
       last: S_t, float64, number or scalar tensor.
       released: float64, number or scalar tensor: the released sum of indicators
         of round t, so that fraction_t = 1/2 + released / most.
-      most: > 0, in the unit of `released`.
+      most: number that divides `released` in fraction_t, > 0, in the unit of
+        `released`.
       first: S_0, one norm for all layers.
       clip: function (value, lower bound, upper bound) of NumPy or TensorFlow.
     """
@@ -171,7 +172,10 @@ def norm(l2_norm_clip: Clip) -> float:
 
 
 def record_factor(l2_norm_clip: Clip) -> float:
-  """Returns the ratio of largest norms, record to update: 1 or Delta."""
+  """Returns the largest norm of a record divided by that of an update.
+
+  The result is 1 for a constant clip, and Delta for an adaptive clip.
+  """
   return norm(l2_norm_clip) / norm(layers(l2_norm_clip))
 
 

@@ -31,7 +31,7 @@ COMMANDS = {
   'optimize': 'Optimises (or builds) a strategy.',
   'plan': 'Plans a run: its mechanism, noise, guarantee and error.',
   'report': 'Writes the privacy report of a run into its directory.',
-  'reproduce': 'Compares published figures with our own; NAMES chooses tables.',
+  'reproduce': 'Compares published numbers with our own; NAMES chooses tables.',
   'verify': 'Checks the claims of a run, or the figures of a public.json.',
 }
 # Modules of commands that do not have the name of the command.

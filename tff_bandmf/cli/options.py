@@ -22,7 +22,7 @@ class _Integer(click.IntRange):
 
 
 class _Number(click.FloatRange):
-  """A finite number of at least, or above, `min`."""
+  """A finite number >= `min`, or > `min` if `min_open` is set."""
 
   name = 'number'
 
@@ -185,8 +185,8 @@ def memory_copies(default: str) -> Callable[[Callable], Callable]:
     '--memory-copies',
     type=INTEGER_OR_ZERO,
     help='Largest number of copies of the model that the noise may have in '
-    'memory. If a banded inverse needs more, its noise keeps none and draws '
-    f'past normals again.  [default: {default}]',
+    'memory. If a banded inverse needs more copies, it keeps no copy and '
+    f'computes past normals again.  [default: {default}]',
   )
 
 
@@ -227,11 +227,12 @@ class Participants:
   Attributes:
     participation: name of a schema, one of `participation.NAMES`.
     min_sep: least r2 - r1 of two rounds r1 < r2 of one client, >= 1. For the
-      schema 'budget', it only defines the budget. For balls-in-bins sampling,
-      it is the number of rounds of an epoch.
+      schema 'budget', this number is not enforced: it defines the budget. For
+      balls-in-bins sampling, it is the number of rounds of an epoch.
     max_participations: largest number of rounds of one client, >= 1. For the
-      schema 'budget', it only defines the budget. In `bandmf choose` with
-      cyclic Poisson sampling, it is the expected number of rounds of a client.
+      schema 'budget', this number is not enforced: it defines the budget. In
+      `bandmf choose` with cyclic Poisson sampling, it is the expected number of
+      rounds of a client.
     apart: for the schema 'budget', least r2 - r1 of two rounds r1 < r2 of one
       client, >= 1.
     horizon: for the schema 'budget', largest number of rounds to which the run
@@ -320,7 +321,8 @@ class Participants:
     return self.schema(stored)
 
 
-# Maps a value that `combined` makes to the names of its flags.
+# The key is the name of a value that `combined` makes. The entry has the names
+# of the flags from which it is made.
 COMBINED: dict[str, tuple[str, ...]] = {}
 
 
@@ -367,13 +369,13 @@ participation = together(
   ),
   integer(
     '--min-sep',
-    'Least r2 - r1 for two rounds r1 < r2 of one client. For '
-    '--participation budget, it only defines the budget.',
+    'Least r2 - r1 for two rounds r1 < r2 of one client. For --participation '
+    'budget, this number is not enforced: it defines the budget.',
   ),
   integer(
     '--max-participations',
-    'Largest number of rounds of one client. For --participation budget, '
-    'it only defines the budget.',
+    'Largest number of rounds of one client. For --participation budget, this '
+    'number is not enforced: it defines the budget.',
   ),
   integer(
     '--apart',

@@ -32,8 +32,8 @@ _NEXT_LINES = 10.0
 _LARGEST_EPSILON = 20.0
 _LARGEST_DELTA = 1e-3
 
-# Keys for the noise. `describe` sets them to None, and a command that chooses
-# the noise sets their values.
+# Names of the JSON fields about the noise. `describe` sets these fields to
+# None; a command that chooses the noise fills them.
 _NOISE_KEYS = (
   'clip',
   'noise_multiplier',
@@ -130,7 +130,7 @@ def describe(
   workload: workloads.Workload = workloads.PREFIX,
   sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
 ) -> _files.JsonObject:
-  """Returns the numbers of a strategy; a key without a number has None.
+  """Returns the numbers of a strategy by name; None if there is no number.
 
   `mean_error` and `max_error` are the mean and the largest squared error of the
   rounds, for noise C^-1 z with z of standard deviation 1. `rmse` and `max_rmse`
@@ -242,8 +242,8 @@ def did_not_hold(message: str = '') -> click.exceptions.Exit:
   """Returns the exception that ends a command with exit status 1.
 
   Args:
-    message: text for standard error on the claim, comparison or search that
-      failed.
+    message: text about the claim, comparison or search that failed; it is
+      printed to standard error.
   """
   if message:
     click.echo(errors.invalid(message), err=True)
@@ -251,10 +251,11 @@ def did_not_hold(message: str = '') -> click.exceptions.Exit:
 
 
 def text(value: object) -> str:
-  """Returns the text of a value in a table; floats are rounded up to 8 digits.
+  """Returns the text of a value in a table.
 
-  Before that, floats are rounded to the nearest number of 14 digits. So a float
-  may be above its text, but by at most half a unit of the 14th digit.
+  Floats are rounded upwards, to 8 significant digits. Before that, floats are
+  rounded to the nearest number of 14 significant digits. So a float may be
+  above its text, but by at most half a unit of the 14th digit.
   """
   if isinstance(value, float):
     # This first rounding drops the error of float64: 0.1 stays 0.1.

@@ -22,14 +22,15 @@ _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {:<4} {}'
 )
 @options.switch(
   '--slow',
-  'Also the tables of amplified figures, which take half an hour.',
+  'Also the tables of amplified numbers, which take half an hour.',
 )
 @options.as_json_rows
 def reproduce(names, plot_folder, slow):
-  """Compares published figures with our own; NAMES chooses tables.
+  """Compares published numbers with our own; NAMES chooses tables.
 
-  Amplified figures are estimates from samples with a fixed seed, as in the
-  publications. The column bound has the same figure at a proved bound.
+  Amplified numbers are estimates from samples with a fixed seed, as in the
+  publications. The column bound has the same number, computed with the proved
+  bound of the noise instead of the estimate.
 
   Exit status 1: a row differs from its published number by more than the
   tolerance of the row.

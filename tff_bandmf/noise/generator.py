@@ -8,14 +8,14 @@ of row t is computed from the word w[i % 8] of one block:
   z = Phi^-1(V), or -Phi^-1(V) if w is odd
 
 Here Phi is the normal CDF, and e_j is the word of the same coordinate and row
-in the block (i // 8, t, j): the binary digits of a real number V. So z is a
-real number, exactly normal, that depends only on key, row and coordinate. A
-test that distinguishes the words from uniform ones would break ChaCha20
-[RFC 8439].
+in the block (i // 8, t, j). k and all e_j together are the binary digits of a
+real number V. So z is a real number, exactly normal, that depends only on key,
+row and coordinate. A test that distinguishes the words from uniform ones would
+break ChaCha20 [RFC 8439].
 
 `Generator.fill` computes z in float64, from w and, for k < 2^39, from e_1 too.
-It errs by at most `ERROR`, and gives NaN for k = 0. `noise.exact` reads as many
-words as it needs.
+The computed z has an error of at most `ERROR`, and is NaN for k = 0.
+`noise.exact` reads as many words as it needs.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ GROUP = 8
 # normal. Numbers below this limit take a further word.
 # Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
-# PRIVACY: y is rounded from a v that is computed from these z. If an error of z
-# exceeded its bound, y could be another integer than the rounding of the ideal
-# mechanism's v, and the claim would not cover it. The bound is proved: 2^-47
-# max(1, |z|) for `scipy.special.ndtri`, 2^-42.4 for words that are not read.
+# PRIVACY: The noise y is the rounding of a real number v (see
+# docs/reference/arithmetic.md), which is computed from these z. If an error of
+# z exceeded its bound, y could be another integer than the rounding of the
+# ideal mechanism's v, and the claim would not cover this y. The bound is
+# proved. It is the sum of two errors: 2^-47 max(1, |z|) from
+# `scipy.special.ndtri`, and at most 2^-42.4 because `fill` does not read all
+# words of V.
 # Guard: normal_error_test.test_inverse_cdf_is_within_its_bound.
 ERROR = 2.0**-42
 # Bound of |z| where `fill` returns a number, since k is at least 1 there.
@@ -168,8 +171,9 @@ class Generator:
       rare = np.flatnonzero(magnitudes < EXTENDED_BELOW)
       extensions = self.words(row, start, len(z), EXTENSIONS)[rare]
       z[rare] = magnitudes[rare] + (extensions + 0.5) * 2.0**-64
-      # No bound of the error holds for k = 0. NaN makes every comparison false,
-      # so that its rounding is decided exactly.
+      # No bound of the error holds for k = 0. A comparison with NaN is false,
+      # so the check that float64 suffices fails, and the exact program decides
+      # the rounding of this entry.
       z[magnitudes == 0] = np.nan
     z *= 2.0**-64
     scipy.special.ndtri(z, out=z)

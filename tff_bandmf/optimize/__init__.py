@@ -1,7 +1,8 @@
-"""The search for good strategies: SciPy's, of losses in NumPy or TensorFlow.
+"""The search for good strategies.
 
-TensorFlow is imported when a search needs it: for a C of one's own, and for the
-family `banded` with a workload that is given as a matrix.
+SciPy minimises the loss. NumPy computes the loss, or TensorFlow, which is
+imported when a search needs it: for a C of one's own, for the family `dense`,
+and for the family `banded` with a workload that is given as a matrix.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The best strategy of a family that is given by its name.
 
 Parameters that are not given are chosen by the family's optimiser or by a sweep
-over their values. If the optimiser does not choose the number of bands, powers
-of two and min_sep are compared. Strategies are compared by the loss,
-error * sens^2.
+over their values. If the optimiser does not choose the number of bands, the
+search tries the powers of two and min_sep as numbers of bands, and takes the
+best. The best strategy has the least loss, error * sens^2.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def optimize(
     callback: function that is called during the search with the best loss so
       far; None for no calls.
     noise: noise that C needs if cohorts are sampled; it replaces the
-      sensitivity in the loss. None for the sensitivity.
+      sensitivity in the loss. If None, the loss uses the sensitivity.
     **parameters: parameters of the family; None if the search is to choose.
 
   Raises:
@@ -154,9 +154,10 @@ def _best_bands(
 ) -> solver.Optimized:
   """Returns the best strategy for the given number of bands.
 
-  If the number is not given, powers of two and min_sep are compared. For
-  sampled cohorts, whose losses take longer, the search goes from a middle
-  number to its neighbours as long as the loss decreases.
+  If the number is not given, the search tries the powers of two and min_sep as
+  numbers of bands. For sampled cohorts, computing a loss takes longer. So the
+  search starts at the middle number of bands and moves to a neighbour as long
+  as the loss decreases.
 
   Args:
     request: request of the search.
@@ -199,10 +200,10 @@ def _best_bands(
 def stamped(request: _Request) -> solver.Optimized:
   """Returns the stamped strategy of the best block of `block_rounds` rounds.
 
-  If no family is given for the block, and cohorts are sampled or TensorFlow is
-  not installed, the block has as many bands as rounds: the search for them
-  needs no TensorFlow and takes less time, and does not prove that the block is
-  the best.
+  The family of the block may not be given. Then, if cohorts are sampled or
+  TensorFlow is not installed, the block is `banded` with as many bands as
+  rounds. This search needs no TensorFlow and is faster, but it does not prove
+  that the block is the best.
   """
   rounds = request.needed('block_rounds', request.participation.min_sep)
   rounds = min(rounds, request.rounds)
@@ -211,9 +212,10 @@ def stamped(request: _Request) -> solver.Optimized:
     for name, value in request.parameters.items()
     if request.family.parameter(name) is None
   }
-  # In min_sep rounds a client takes part at most once. If `block_rounds` is
-  # given and larger, another block may be better, but `evaluated` computes the
-  # loss for the schema of the request.
+  # The block is optimised for one participation. If `block_rounds` is larger
+  # than min_sep, a client may take part twice in a block, so another block may
+  # be better. The reported loss is still right: `evaluated` computes it for the
+  # requested schema.
   best = functools.partial(
     optimize,
     rounds=rounds,

@@ -66,9 +66,9 @@ def blt(request: _Request) -> solver.Optimized:
 def banded_inverse(request: _Request) -> solver.Optimized:
   """Returns the best banded C^-1.
 
-  If `bands` is not given, their number is doubled as long as this decreases the
-  loss by at least the fraction `_WORTH`. For sampled cohorts, whose losses take
-  longer, the largest number is taken at once.
+  If `bands` is not given, the number of bands is doubled as long as this
+  decreases the loss by at least the fraction `_WORTH`. For sampled cohorts,
+  computing a loss takes longer, so the search uses only the largest number.
   """
   most = min(_MOST_INVERSE_BANDS, request.most_bands())
   sizes = (

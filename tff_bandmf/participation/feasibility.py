@@ -16,17 +16,18 @@
 participations, and N clients may have at most N k participations; and min(b, n)
 m <= N, because no client is in two of min(b, n) consecutive rounds.
 
-**Sufficient for min-sep.** Let a = min(t, b - 1). The last a cohorts before
-round t have a m different clients, who may not take part in round t. In the
-t - a rounds before these cohorts, at most (t - a) m / k other clients took part
+**Sufficient for min-sep.** Let q = min(t, b - 1). The last q cohorts before
+round t have q m different clients; these must not take part in round t. In the
+t - q rounds before these cohorts, at most (t - q) m / k other clients took part
 k times. All remaining clients may take part, and round t needs m of them. So
 every cohort can be filled, whatever was drawn before, if
 
     min(b, n) m + floor(max(n - b, 0) m / k) <= N
 
-since a m and (t - a) m / k are largest in the last round, t = n - 1. If k =
-ceil(n / b), a client whose rounds are at least b apart takes part at most k
-times. Then the second term is dropped, and the condition is also necessary.
+since q m and (t - q) m / k are largest in the last round, t = n - 1. If k =
+ceil(n / b), the separation alone limits a client to k rounds, so no client is
+excluded by k. Then the second term is not needed, and the condition is also
+necessary.
 
 **Budget.** A client that never took part may take part, so n m <= N is enough.
 If n m > N, the sampler draws the cohorts of all rounds once, to find out
@@ -85,9 +86,9 @@ class Demand:
     b, k = self._schema
     if not self.participation.evenly_spaced:
       return _uniform(self.clients, self.cohort_size, self.rounds, b, k)
-    # If k < ceil(n / b), a client of fixed epochs that skips an epoch after its
-    # first round may not take part again. How many clients skip an epoch
-    # depends on the drawn cohorts, so counting does not decide.
+    # With fixed epochs and k < ceil(n / b), a client that skips an epoch after
+    # its first round is not allowed to take part again. The drawn cohorts
+    # decide how many clients this excludes, so a count cannot answer.
     if k < -(-self.rounds // b):
       return False
     return all(

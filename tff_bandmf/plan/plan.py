@@ -8,7 +8,9 @@
 | symbol | name here           | meaning                                      |
 |--------|---------------------|----------------------------------------------|
 | n      | `rounds`            | rounds of the run                            |
-| B      | `clients_per_round` | expected clients a round, divisor of a mean  |
+| B      | `clients_per_round` | expected number of clients in a round; the   |
+|        |                     | sum of a round is divided by it to get the   |
+|        |                     | mean                                         |
 | C      | `strategy`          | matrix whose noise is C^-1 Z                 |
 | sigma  | `noise_multiplier`  | stddev(Z) / (clip * sensitivity of C)        |
 |        | `z_stddev`          | stddev(Z) = sigma * sensitivity * clip       |
@@ -98,7 +100,10 @@ class Plan(request_lib.Request):
     return self._with(self._result or search_lib.search(self, progress))
 
   def _with(self, result: search_lib.Result) -> search_lib.Result:
-    """Stores a result in the plan, which users cannot change."""
+    """Stores a result in the plan.
+
+    Users cannot change a plan, so this bypasses the frozen class.
+    """
     object.__setattr__(self, '_result', result)
     return result
 
@@ -111,7 +116,8 @@ class Plan(request_lib.Request):
   def planned_strategy(self) -> strategies.Strategy:
     """The strategy matrix C for the planned rounds; errors are for this C.
 
-    For a `Budget`, `strategy` is C for all rounds up to the horizon.
+    With a `Budget`, a run may be extended up to `horizon` rounds; `strategy` is
+    C for that many rounds.
     """
     return self.result.planned_strategy
 
@@ -119,7 +125,8 @@ class Plan(request_lib.Request):
   def schema(self) -> participation_lib.Participation:
     """The schema that bounds the rounds of each client.
 
-    A `Budget` is taken from the result, where it has the costs of rounds for C.
+    A `Budget` is read from the result, because only there are the costs of its
+    rounds under C known.
     """
     if isinstance(self.cohorts, participation_lib.Budget):
       return self.result.guarantee.cohorts.schema
@@ -178,10 +185,12 @@ class Plan(request_lib.Request):
 
   @property
   def copies(self) -> int:
-    """The number of copies of the model that the noise keeps, >= 0.
+    """The number of model-sized vectors that the noise generator keeps, >= 0.
 
-    It is at most `memory_copies`. If C^-1 has few bands and there is room for
-    fewer past normals than it needs, the noise keeps none and draws them again.
+    The noise generator keeps at most `memory_copies` vectors. If C^-1 has few
+    bands and the limit is smaller than the number of past normals that a round
+    needs, the generator keeps no past normals. It draws them again in each
+    round.
     """
     return self.strategy.copies(search_lib.memory_copies(self))
 
@@ -198,8 +207,8 @@ class Plan(request_lib.Request):
   def rmse(self) -> float:
     """The root mean square error of a coordinate over all rounds, for clip 1.
 
-    A coordinate is an entry of A C^-1 Z, where A is the matrix of the workload,
-    in the unit of a sum of updates.
+    A coordinate is an entry of A C^-1 Z; A is the matrix of the workload. The
+    unit is that of a sum of updates.
     """
     mean, _ = self.planned_strategy.errors(self.workload)
     return self.z_stddev_at_1 * math.sqrt(mean)
@@ -225,8 +234,8 @@ class Plan(request_lib.Request):
     The numerator is the root mean square norm of the noise in the prefix sums
     of the releases, over all rounds, where A is the matrix of prefix sums. The
     noise of one round alone says little, since noise of later rounds cancels
-    it. The denominator is the norm of the prefix sum of the last round without
-    noise, if all updates have the same direction and a norm equal to the clip.
+    it. The denominator is the norm that the sum of all updates would have
+    without noise if all updates had one direction and the norm of the clip.
 
     Args:
       dimension: number of coordinates of the model; if None, so is the result.
@@ -335,8 +344,8 @@ class Plan(request_lib.Request):
       raise errors.value_error(
         f'{name}=None: a comparison needs epsilon and delta; plan with both'
       )
-    # `rmse` has the factor for the indicator of an adaptive clip, so this norm
-    # leaves the indicator out.
+    # `rmse` already includes the factor for the indicator of an adaptive clip.
+    # So `norm` is computed without the indicator.
     norm = clipping_norm.norm(clipping_norm.layers(self.l2_norm_clip))
     points = []
     for clients in clients_per_round or (self.clients_per_round,):
@@ -366,11 +375,11 @@ class Plan(request_lib.Request):
     return trade_off.TradeOff(tuple(points), self.delta)
 
   def plot(self, memory_copies: Sequence[int] = (0, 1, 2, 4, 8)) -> Figure:
-    """Returns a Matplotlib figure: error by family, and by copies in memory.
+    """Returns a Matplotlib figure of `rmse`, by family and by copies in memory.
 
-    The families are those that the search of the plan compared, and the error
-    is `rmse`. The points by memory are plans with other limits. Each takes a
-    search, as long as that of this plan.
+    The families are those that the search of the plan compared. Each point of
+    the curve over memory is a plan with another limit. Each needs its own
+    search, which takes about as long as the search of this plan.
 
     Args:
       memory_copies: limits to compare, each >= 0. If the plan names its
@@ -403,8 +412,8 @@ class Plan(request_lib.Request):
     """Returns the wanted cohorts if a population cannot fill them, else None.
 
     For sampled cohorts, which may be small by chance, the result is None.
-    Before the search, the costs of a `Budget` are unknown, and only its `apart`
-    is compared.
+    Before the search, the costs of a `Budget` are unknown. Then the check uses
+    only its `apart`, as a min_sep.
     """
     if not self.cohorts.is_enforced:
       return None
@@ -439,9 +448,10 @@ class Plan(request_lib.Request):
   def check_population(self, clients: int, name: str = 'clients') -> None:
     """Raises ValueError if a population cannot fill the cohort of every round.
 
-    The sampler of a run makes the same check, see `feasibility`. Sampled
-    cohorts always pass, since they may be small by chance. Before the search,
-    the costs of a `Budget` are unknown, and only its `apart` is compared.
+    The sampler of enforced cohorts makes the same check, see `feasibility`.
+    Randomly drawn (amplified) cohorts always pass, since they may be small by
+    chance. Before the search, the costs of a `Budget` are unknown. Then the
+    check uses only its `apart`, as a min_sep.
 
     Args:
       clients: number of clients in the population.

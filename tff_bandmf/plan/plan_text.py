@@ -80,12 +80,14 @@ def clip(
 ) -> str:
   """Returns the rule of an adaptive clip, and the noise of its fraction.
 
-  The fraction of a round is the share of updates below the clip, with noise.
+  The clipping fraction is the noisy share of a round's updates whose norm is
+  below the clip.
 
   Args:
     adaptive: the clip of the plan.
     guarantee: the guarantee of the run.
-    clients: the number by which the mean divides the sum, >= 1.
+    clients: number of clients, >= 1; the sum is divided by this number to get
+      the mean.
   """
   until = '' if adaptive.until is None else f' until round {adaptive.until}'
   noise = (
@@ -142,8 +144,8 @@ def mechanism(strategy: strategies.Strategy, copies: int) -> str:
 def rounded_up(value: float) -> str:
   """Returns a number rounded up to four significant digits, as text.
 
-  A fraction of the last digit below 1e-9 is taken for a rounding error, and is
-  dropped.
+  If a value exceeds a multiple of its last digit by less than 1e-9 of this
+  digit, the excess counts as a rounding error and is not rounded up.
   """
   if not value or not math.isfinite(value):
     return f'{value:g}'

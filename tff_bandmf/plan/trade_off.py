@@ -2,10 +2,12 @@
 
 | symbol | name here           | meaning                                     |
 |--------|---------------------|---------------------------------------------|
-| B      | `clients_per_round` | clients a round, divisor of the mean        |
+| B      | `clients_per_round` | number of clients in a round; the sum of a  |
+|        |                     | round is divided by it to get the mean      |
 | sigma  | `noise_multiplier`  | stddev(z) / (clip * sensitivity)            |
-|        | `error`             | root mean square error of one coordinate of |
-|        |                     | the model by the noise: rmse * clip / B     |
+|        | `error`             | root mean square error that the noise alone |
+|        |                     | causes in one coordinate of the model:      |
+|        |                     | rmse * clip / B                             |
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ class Point:
     epsilon: epsilon of the whole run, > 0.
     noise_multiplier: sigma, > 0.
     z_stddev: standard deviation of z, in the unit of the updates.
-    error: root mean square error of one coordinate of the model by the noise
-      alone, in the unit of the updates.
-    feasible: None if the population is unknown; False if a schema is enforced
-      under which the population is certainly too small to fill all cohorts;
-      else True.
+    error: root mean square error that the noise alone causes in one coordinate
+      of the model, in the unit of the updates.
+    feasible: None: the population is unknown. False: a schema is enforced, and
+      with it the population is certainly too small to fill all cohorts. True:
+      all other cases.
   """
 
   clients_per_round: int
@@ -47,7 +49,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-  """Plans that differ in clients a round and in epsilon.
+  """Plans that differ in the number of clients in a round and in epsilon.
 
   Attributes:
     points: the plans. Plans of the same clients_per_round follow one another;
@@ -67,7 +69,10 @@ class TradeOff:
     ]
     heads = ['clients a round', *(f'epsilon {each:g}' for each in epsilons)]
     table = tabulate.tabulate(rows, headers=heads, disable_numparse=True)
-    text = f'error of a coordinate by the noise, delta {self.delta:g}\n{table}'
+    text = (
+      'error that the noise causes in a coordinate of the model, delta '
+      f'{self.delta:g}\n{table}'
+    )
     if any(point.feasible is False for point in self.points):
       text += '\n*: the population cannot fill every round'
     return text
@@ -77,7 +82,9 @@ class TradeOff:
     return dataclasses.asdict(self)
 
   def plot(self) -> Figure:
-    """Returns a matplotlib figure: error by epsilon, one line a cohort size.
+    """Returns a matplotlib figure of the error against epsilon.
+
+    The figure has one line for each cohort size.
 
     Raises:
       ImportError: matplotlib is not installed.

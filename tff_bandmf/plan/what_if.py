@@ -34,8 +34,8 @@ def _worse(
   cohorts: participation.Cohorts, rounds: int
 ) -> list[tuple[str, participation.Participation]]:
   """Returns pairs of a text and a schema that is worse than the plan's."""
-  # The patterns of a `Budget` have no fixed min_sep and no fixed number of
-  # rounds that could be worse.
+  # A `Budget` fixes neither a min_sep nor a number of rounds, so there is no
+  # value to make worse.
   if not cohorts.is_enforced or isinstance(cohorts, participation.Budget):
     return []
   schema = cohorts.schema

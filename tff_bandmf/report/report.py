@@ -358,9 +358,9 @@ def _summary(
       f'{leads}This run added too little noise for a claim: nothing is '
       'proved about its arithmetic.'
     )
-  # PRIVACY: a reader may quote the summary alone, and take the epsilon of this
-  # run for the planned epsilon. If the planned claim does not hold, a sentence
-  # before the first epsilon says so.
+  # PRIVACY: A reader may quote the summary alone, and think that its epsilon is
+  # the planned epsilon. If the planned claim does not hold, a sentence before
+  # the first epsilon says so.
   # Guards: run_budget_test.test_report_refuses_the_planned_claim,
   # after_test.test_broken_claim_of_a_simulation_comes_before_earlier_runs.
   leads += sentences.BROKEN * source.claim.violated

@@ -78,7 +78,8 @@ class NoiseAdder:
 
     # PRIVACY: the guarantee does not cover values of clients that bypass the
     # aggregator. A process whose next state depends on such values is refused.
-    # If such values reach outputs except the next state, the report names them.
+    # If such values reach only outputs other than the next state, the report
+    # names them.
     # Guard: run_report_test.test_process_that_passes_the_aggregator_is_refused.
     past = ', '.join(aggregator.check_process(process)) or 'nothing'
     self._process_was_checked = True
@@ -88,7 +89,7 @@ class NoiseAdder:
     )
 
   def check_context(self) -> None:
-    """Raises ValueError if the context of TFF gives no values."""
+    """Raises ValueError if TFF's context returns references, not values."""
     if self._factory is not None:
       from tff_bandmf.tff import runtime
 
@@ -144,8 +145,8 @@ class NoiseAdder:
   def warning(self) -> Optional[str]:
     """The text of `Plan.warning` for the dimension of the model, or None.
 
-    The value is None if the plan states the dimension, and until the first
-    round shows the dimension.
+    If the plan states the dimension, the value is always None. Otherwise, the
+    value is None until the first round shows the dimension.
     """
     if self._plan.dimension is not None:
       return None
@@ -184,8 +185,8 @@ class NoiseAdder:
     if not self._plan.guarantee.noise_multiplier > 0:
       return 0.0
     source = self._mean or self._factory
-    # Without a factory or a query, the round released nothing, and the journal
-    # refuses to finish it.
+    # If there is neither a factory nor a query, the round released nothing, and
+    # `run.journal` refuses to finish the round.
     return (source and source.z_stddev) or self._plan.z_stddev
 
   def close(self) -> None:

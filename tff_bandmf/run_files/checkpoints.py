@@ -63,9 +63,9 @@ class Checkpoints:
       self._path(round_index), archive, sealed, digest.digest(), mode=0o600
     )
     for old in map(self._path, sorted(self._rounds())[:-_CHECKPOINTS]):
-      # `wipe` writes zeros over a file. The checkpoint gets another name first:
-      # a program that is killed during `wipe` leaves a file `*.part`, which
-      # `folder.locked` removes later, and no checkpoint of zeros.
+      # `wipe` writes zeros over a file. The checkpoint is renamed first. If the
+      # program is killed during `wipe`, a file `*.part` is left, and not a
+      # checkpoint of zeros. `folder.locked` removes this file later.
       _files.wipe(old.rename(old.with_suffix(_files.PART)))
 
   def load(self, round_index: int, template: _State) -> tuple[_State, str]:

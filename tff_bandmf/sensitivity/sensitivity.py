@@ -45,8 +45,9 @@ def sensitivity(
 one client do not overlap (bands <= min_sep)')
   """
   participation_lib.check(participation)
-  # PRIVACY: A budget allows patterns that its reference schema does not. So its
-  # sensitivity follows from its costs.
+  # PRIVACY: A budget allows patterns that its reference schema (the schema that
+  # defines it) does not allow. So the sensitivity of C is computed from the
+  # costs of the budget.
   # Guard: stops_test.test_calibrate_meets_epsilon.
   if isinstance(participation, participation_lib.Budget):
     return budget.bound(strategy, participation)
@@ -72,8 +73,8 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
     ValueError: rounding errors of C are too large for any bound.
   """
   # PRIVACY: Rounding errors of long sums could make a sensitivity too small.
-  # The callers increase the sensitivity by the result, in which `terms` bounds
-  # these errors in units of 2^-53.
+  # The callers increase the sensitivity by this relative error. `terms` bounds
+  # the rounding errors of the sums, in units of 2^-53.
   # Guard: sensitivity_test.test_sums_of_many_participations_are_rounded_up.
   terms = (
     8 * min(participations, strategy.bands) * strategy.rounds

@@ -18,10 +18,10 @@ class ColumnNormalized(base.Strategy):
   """C D^-1, D the diagonal of the column norms of a Toeplitz C.
 
   The columns of C end at row n - 1, so the last columns have smaller norms than
-  the first, and their rounds need less noise: (C D^-1)^-1 z = D (C^-1 z) scales
-  the noise of each round by one number. C D^-1 is not Toeplitz, so theorems
-  about the sensitivity of Toeplitz matrices do not apply to it. For DP-CGD with
-  scaled columns there is a separate theorem.
+  the first, so these rounds need less noise. The noise of C D^-1 is
+  D (C^-1 z): the noise of round i is multiplied by the norm of column i. C D^-1
+  is not Toeplitz, so theorems about the sensitivity of Toeplitz matrices do not
+  apply to it. For DP-CGD with scaled columns there is a separate theorem.
 
   Attributes:
     toeplitz: C.

@@ -1,7 +1,7 @@
 """Sets of a client's rounds, drawn several at once for importance sampling.
 
-A copy is an independent draw S_1, ..., S_r of the set of rounds that b-min-sep
-sampling gives a client. The joint law of r copies is weighted by e^t, so that
+Copies S_1, ..., S_r are independent draws of the set of rounds that b-min-sep
+sampling gives one client. The joint law of r copies is weighted by e^t, so that
 copies whose columns overlap are drawn more often; the module `importance` says
 why. Let c_i be column i of C divided by the standard deviation s of z, and let
 a >= 1 be the parameter of the weight, `importance.Tilt.factor`. The columns of
@@ -10,23 +10,24 @@ the rounds of one copy do not overlap, since C has at most b bands, and
   t = sum a (a - 1) |c_i|^2 / 2, over the rounds i of all copies,
       + sum a^2 <c_i, c_k>, over the rounds i and k of each pair of copies.
 
-The age of a copy is the number of rounds until it is eligible: 0 if it is
-eligible, and b - d if it took part d < b rounds ago. A term of t belongs to the
-later of its rounds. Let V_i(s) be the mean of e^(terms of the rounds from i on)
-if s is the multiset of the r ages before round i. Only copies that took part
-less than b rounds ago have a column that overlaps c_i, and s has their ages. If
-e copies of s are eligible and m of them take part in round i, which changes s
-to s_m,
+The wait of a copy is the number of rounds until the copy is eligible: 0 if it
+is eligible, and b - d if it took part d < b rounds ago. A term of t belongs to
+the later of its rounds. For a state x, the multiset of the r waits before round
+i, let V_i(x) be the mean of e^(terms of the rounds from i on), given x. Only
+copies that took part less than b rounds ago have a column that overlaps c_i,
+and x has their waits. If u copies of x are eligible and m of them take part in
+round i, which changes x to x_m,
 
-  V_i(s) = sum_(m <= e) binomial(e, m) p^m (1 - p)^(e - m)
-           e^(m h_i(s) + m (m - 1) / 2 a^2 |c_i|^2) V_(i + 1)(s_m)
-  h_i(s) = a (a - 1) |c_i|^2 / 2 + sum a^2 <c_(i - d), c_i>,
+  V_i(x) = sum_(m <= u) binomial(u, m) p^m (1 - p)^(u - m)
+           e^(m h_i(x) + m (m - 1) / 2 a^2 |c_i|^2) V_(i + 1)(x_m)
+  h_i(x) = a (a - 1) |c_i|^2 / 2 + sum a^2 <c_(i - d), c_i>.
 
-over the copies that took part d < b rounds ago. V_i is 1 if i is past the last
-round. No copy takes part before the least age u of s has passed, and columns
-before round 0 are 0, so V_i(s) = V_(i + u)(s - u). Tables therefore have states
-with an eligible copy only, binomial(b + r - 2, r - 1) of them. The normalizer A
-is the mean of V_0 over the first ages, which are independent.
+The sum in h_i is over the copies that took part d rounds ago, for 0 < d < b.
+V_i is 1 if i is past the last round. No copy takes part before the least wait l
+of x has passed, and columns before round 0 are 0, so V_i(x) = V_(i + l)(x - l).
+So a table has only the states in which some copy is eligible. There are
+binomial(b + r - 2, r - 1) such states. The normalizer A is the mean of V_0 over
+the first waits, which are independent.
 """
 
 from __future__ import annotations
@@ -47,17 +48,19 @@ def states(min_sep: int, copies: int) -> int:
 
 
 class _States(NamedTuple):
-  """The states of several copies: their ages, of which the least is 0.
+  """The states of several copies: their waits, of which the least is 0.
 
   Attributes:
-    ages: [states, r - 1] int64, sorted, without the least one.
+    waits: [states, r - 1] int64, sorted, without the least one.
     eligible: [states], number of eligible copies.
-    orders: [states], number of orders of the ages of all copies.
-    after: [r + 1, states]. `after[m]` is the state after m copies took part, as
-      an offset in the table of V from the start of the row of the round.
+    orders: [states], number of distinct assignments of the waits to the r
+      copies.
+    after: [r + 1, states]. `after[m]` says which state follows if m copies take
+      part. It is an offset into the flattened table of V, counted from the row
+      of the present round.
   """
 
-  ages: np.ndarray
+  waits: np.ndarray
   eligible: np.ndarray
   orders: np.ndarray
   after: np.ndarray
@@ -69,33 +72,34 @@ class _States(NamedTuple):
   @functools.lru_cache(maxsize=8)
   def for_copies(cls, min_sep: int, copies: int) -> _States:
     """Returns the states of a number of copies."""
-    ages = np.array(
+    waits = np.array(
       list(itertools.combinations_with_replacement(range(min_sep), copies - 1)),
       np.int64,
     )
-    all_ages = np.pad(ages, ((0, 0), (1, 0)))
-    eligible = (all_ages == 0).sum(axis=1)
-    orders = np.full(len(ages), math.factorial(copies), float)
-    run = np.ones(len(ages))
-    for before, age in zip(all_ages.T, ages.T):
-      run = np.where(age == before, run + 1, 1)
+    all_waits = np.pad(waits, ((0, 0), (1, 0)))
+    eligible = (all_waits == 0).sum(axis=1)
+    orders = np.full(len(waits), math.factorial(copies), float)
+    run = np.ones(len(waits))
+    for before, wait in zip(all_waits.T, waits.T):
+      run = np.where(wait == before, run + 1, 1)
       orders /= run
-    # Weights of sorted ages in the code of a state.
+    # A state is coded as one integer: its sorted waits are the digits in base
+    # b. These are the place values.
     places = min_sep ** np.arange(copies - 2, -1, -1)
-    codes, order = ages @ places, np.arange(copies)
+    codes, order = waits @ places, np.arange(copies)
     after = []
     for joined in range(copies + 1):
-      # Copies of age 0 are first. The last of them are the copies that take
+      # Copies of wait 0 are first. The last of them are the copies that take
       # part.
       joins = (order < eligible[:, None]) & (
         order >= eligible[:, None] - joined
       )
-      later = np.where(joins, min_sep - 1, np.maximum(all_ages - 1, 0))
+      later = np.where(joins, min_sep - 1, np.maximum(all_waits - 1, 0))
       later.sort(axis=1)
       passed = later[:, :1]
       state = np.searchsorted(codes, (later - passed)[:, 1:] @ places)
-      after.append(state + (1 + passed[:, 0]) * len(ages))
-    return cls(ages, eligible, orders, np.stack(after))
+      after.append(state + (1 + passed[:, 0]) * len(waits))
+    return cls(waits, eligible, orders, np.stack(after))
 
 
 class Copies:
@@ -108,7 +112,7 @@ class Copies:
     sampling_prob: p, in (0, 1).
     copies: r, at least 2.
     factor: a, float >= 1.
-    starts: [b] float64, probability of each first age; or [1], if all copies
+    starts: [b] float64, probability of each first wait; or [1], if all copies
       are eligible from round 0 on.
 
   Attributes:
@@ -131,7 +135,7 @@ class Copies:
     self._rounds, bands = gram.shape
     self._log_out = math.log1p(-sampling_prob)
     self._states = _States.for_copies(min_sep, copies)
-    ages = self._states.ages
+    waits = self._states.waits
     joined = np.arange(copies + 1)[:, None]
     self._joined, self._pairs = joined, joined * (joined - 1) / 2
     self._probs = (
@@ -140,8 +144,10 @@ class Copies:
       * np.exp(self._log_out * np.maximum(self._states.eligible - joined, 0))
     )
     # PRIVACY: If inner products of columns were left out of t, A would be too
-    # small, and so would each weighted value and the bound of delta. Row i has
-    # the product of c_i with the column of each age, and 0 where C has none.
+    # small, and so would each weighted value and the bound of delta. Row i has,
+    # for each wait, the product of c_i with the column of the round that gives
+    # this wait. It is 0 if that round is before round 0, or at least as many
+    # rounds before i as C has bands.
     # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
     products = np.zeros((self._rounds, min_sep + 1))
     for d in range(1, min(bands, self._rounds)):
@@ -150,19 +156,19 @@ class Copies:
     products[:, 0] = 0.0
     # h, [n, states], and a^2 |c|^2, [n].
     self._gains = (factor * (factor - 1) / 2 * gram[:, :1]) + sum(
-      products[:, age] for age in ages.T
+      products[:, wait] for wait in waits.T
     )
     self._twice = factor**2 * gram[:, 0]
-    values = np.ones((self._rounds + min_sep, len(ages)))
+    values = np.ones((self._rounds + min_sep, len(waits)))
     with np.errstate(over='ignore', invalid='ignore'):
       for i in range(self._rounds - 1, -1, -1):
         values[i] = self._joins(values, i, slice(None)).sum(axis=0)
-      # The first ages are the ages of a state, each increased by `first`.
+      # The first waits are the waits of a state, each increased by `first`.
       first = np.arange(len(starts))
       padded = np.concatenate([starts, np.zeros(min_sep)])
-      law = np.tile(starts, (len(ages), 1))
-      for age in ages.T:
-        law *= padded[first + age[:, None]]
+      law = np.tile(starts, (len(waits), 1))
+      for wait in waits.T:
+        law *= padded[first + wait[:, None]]
       law *= self._states.orders[:, None]
       law *= values[: len(starts)].T
       total = law.sum()
@@ -174,12 +180,12 @@ class Copies:
     self._values = values
 
   def _joins(self, values, rounds, at) -> np.ndarray:
-    """Returns the terms of V_i(s), [r + 1, states].
+    """Returns the terms of V_i(x), [r + 1, states].
 
     Args:
       values: table of V, of which rows after i are read.
       rounds: i, one round or a round for each state.
-      at: the states s.
+      at: the states x.
     """
     exponents = self._joined * self._gains[rounds, at]
     exponents += self._pairs * self._twice[rounds]
@@ -193,7 +199,7 @@ class Copies:
     return np.log(self._values)
 
   @functools.cached_property
-  def _waits(self) -> list[tuple[np.ndarray, np.ndarray]]:
+  def _skips(self) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each k, the result of 2^k rounds in which no copy takes part.
 
     The result is the state after these rounds, [states], and the sum of the
@@ -201,12 +207,12 @@ class Copies:
     """
     eligible = self._states.eligible
     after = self._states.after[0] - len(eligible)
-    waits = [(after, eligible)]
-    while len(waits) < self._rounds.bit_length():
+    skips = [(after, eligible)]
+    while len(skips) < self._rounds.bit_length():
       eligible = eligible + eligible[after]
       after = after[after]
-      waits.append((after, eligible))
-    return waits
+      skips.append((after, eligible))
+    return skips
 
   def draw(
     self, rng: np.random.Generator, count: int
@@ -215,25 +221,26 @@ class Copies:
     drawn = np.searchsorted(self._first, rng.random(count), side='right')
     state, at = np.divmod(drawn, self._starts)
     who = np.arange(count)
-    size = len(self._states.ages)
+    size = len(self._states.waits)
     entries = []
     while True:
       inside = at < self._rounds
       who, at, state = who[inside], at[inside], state[inside]
       if not len(who):
         break
-      # No copy takes part in the next k rounds with probability
-      # (1 - p)^E V_(i + k)(s_k) / V_i(s), for the sum E of eligible copies.
+      # The probability that no copy takes part in the next k rounds is
+      # (1 - p)^E V_(i + k)(x_k) / V_i(x). E is the number of eligible copies,
+      # summed over these rounds, and x_k is the state after them.
       least = self._logs[at, state] - rng.standard_exponential(len(who))
-      for k, (after, eligible) in reversed(list(enumerate(self._waits))):
+      for k, (after, eligible) in reversed(list(enumerate(self._skips))):
         later = at + (1 << k)
         following = after[state]
         reached = self._logs.take(later * size + following, mode='clip')
         stay = self._log_out * eligible[state]
-        waits = (later <= self._rounds) & (reached + stay >= least)
-        least = np.where(waits, least - stay, least)
-        at = np.where(waits, later, at)
-        state = np.where(waits, following, state)
+        skips = (later <= self._rounds) & (reached + stay >= least)
+        least = np.where(skips, least - stay, least)
+        at = np.where(skips, later, at)
+        state = np.where(skips, following, state)
       inside = at < self._rounds
       who, at, state = who[inside], at[inside], state[inside]
       ends = np.cumsum(self._joins(self._values, at, state)[1:], axis=0)

@@ -35,8 +35,8 @@ class Columns:
     ).tocsr()
     self.squares = self.matrix.power(2).sum(axis=0).A1
 
-  # PRIVACY: Losses are computed from these products. If a product were missing,
-  # the losses and delta would be too small.
+  # PRIVACY: Privacy losses are computed from these products. If a product were
+  # missing, these losses and delta would be too small.
   # Guard: b_min_sep_test.test_separation_of_one_is_poisson_sampling.
   @functools.cached_property
   def gram(self) -> np.ndarray:
@@ -53,8 +53,8 @@ class Columns:
         gram[start + i, : len(row)] = row
     return gram
 
-  # PRIVACY: Losses are computed from these columns. If a column were missing,
-  # its round would add no loss.
+  # PRIVACY: Privacy losses are computed from these columns. If a column were
+  # missing, its round would add no privacy loss.
   # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
   @functools.cached_property
   def _blocks(self) -> list[tuple[slice, slice, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""The tape that one or several `bandmf noise-server`s write, for its readers.
+"""The reader's side of a tape that one or several `bandmf noise-server`s write.
 
 A tape is the stored noise of a run. A noise-server is a process that has the
 key and writes the noise of some coordinates to a folder. The noise is y = C^-1
@@ -19,8 +19,8 @@ from tff_bandmf.noise import placements
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of successive checks, after the first one, at which the noise of a
-# round must be missing before its server is reported as late.
+# A server is reported as late if a check finds the noise of a round missing,
+# and this number of further checks in a row find it missing too.
 _LOOKS = 5
 
 
