@@ -54,11 +54,11 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
   passed = sum(row['pass'] for row in rows)
   text = (
     '# Published figures\n\n'
-    'This page computes tables of the literature again that need no training. '
-    f'{passed} of {len(rows)} rows are within their tolerance. It limits the '
-    'relative difference or, for figures printed with few digits, the absolute '
-    'difference. `tff_bandmf/reproduction/published.json` has the source of '
-    'each figure.\n'
+    'This page has the tables of the literature that need no training, '
+    f'computed again. {passed} of {len(rows)} rows are within their tolerance. '
+    'The tolerance of a row limits the relative difference, or the absolute '
+    'difference if the figure was printed with few digits. '
+    '`tff_bandmf/reproduction/published.json` has the source of each figure.\n'
   )
   tables = {row['table'] for row in rows}
   for table in filter(tables.__contains__, reproduction.TABLES):
@@ -66,10 +66,12 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
     text += f'\n## {table}\n\n'
     if bounds:
       text += (
-        "Our figures are estimates, like the publication's. The bound is "
-        f'proved, by {bounds[0]["samples"]} samples with seed '
-        f'{bounds[0]["seed"]}. Each row was computed by the version of its '
-        'date.\n\n'
+        'The columns `published` and `ours` have estimates. The column '
+        '`bound` has the same number for a proved upper bound of the noise, '
+        f'which uses {bounds[0]["samples"]} samples with seed '
+        f'{bounds[0]["seed"]}. The samples of `ours` are others, so the error '
+        'of an estimate may put `ours` above `bound`. The version of this '
+        'library on the date in the last column computed the row.\n\n'
       )
     text += _table(
       ['row', 'published', 'ours', 'difference', 'tolerance', 'within']
