@@ -310,7 +310,7 @@ _TABLE = b'round,client\n0,a\n1,a\n'
     (_TABLE.decode().encode('utf-16-le'), 'is UTF-16 or UTF-32'),
     (_TABLE.decode().encode('utf-32'), 'is UTF-16'),
     (b'PAR1' + bytes(20), 'is a Parquet file; let its name end in .parquet'),
-    (gzip.compress(_TABLE), r'is compressed with gzip; .*\.csv\.gz'),
+    (gzip.compress(_TABLE, mtime=0), r'is compressed with gzip; .*\.csv\.gz'),
     (b'PK\x03\x04' + bytes(20), 'is a zip archive or a workbook'),
     (b'GIF89a\x10' + bytes(2) + b'\n' + bytes(20), 'is binary'),
     (b'\x80\x81round,client\n', 'is not UTF-8'),
