@@ -321,7 +321,7 @@ def test_calibrated_noise_has_its_own_growth(monkeypatch):
     targets.append(epsilon)
     return little, bound
 
-  monkeypatch.setattr(accountants.Sampled, '_least_noise', least_noise)
+  monkeypatch.setattr(accountants.MonteCarlo, '_least_noise', least_noise)
   calibrate()
   growth = calibrated.accountant._growth(little)
   assert len(targets) == 2 and targets[1] <= 2.0 - growth

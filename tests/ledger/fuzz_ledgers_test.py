@@ -78,7 +78,7 @@ def _check(path, key, expected):
         except ValueError as error:
           fuzzing.check_message(str(error), [key.read_bytes().hex()])
           continue
-        if isinstance(found, ledger_lib.Observed):
+        if isinstance(found, ledger_lib.Counts):
           assert found == expected
 
 

@@ -198,7 +198,7 @@ def test_observed_agrees_with_a_count(ledger, seed, rounds):
     ledger.finish_round(t, np.float32(t + 0.5))
   expected = _brute_force(cohorts)
   observed = ledger.observed()
-  assert observed == ledger_lib.Observed(
+  assert observed == ledger_lib.Counts(
     finished=len(finished),
     burnt=0,
     open=tuple(list(cohorts)[1::2]),

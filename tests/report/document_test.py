@@ -58,7 +58,7 @@ def test_value_outside_its_declaration_is_refused(tmp_path, name, value):
   written_run.make_run(tmp_path, written_run.KEPT)
   content = report.build(tmp_path).content
   with pytest.raises(ValueError, match=rf'report=Report: .*{name}'):
-    document.signed(document.Report, {**content, name: value})
+    document.with_digest(document.Report, {**content, name: value})
 
 
 def test_fields_are_described_without_indentation_too():

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 from tff_bandmf.ledger.chain import Attempt, Attempts
-from tff_bandmf.ledger.counts import Observed
+from tff_bandmf.ledger.counts import Counts
 
 if TYPE_CHECKING:
   from tff_bandmf.ledger.ledger import Ledger

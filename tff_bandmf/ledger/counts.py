@@ -36,7 +36,7 @@ class Contents:
 
 
 @dataclasses.dataclass(frozen=True)
-class Observed:
+class Counts:
   """The counts of a ledger, or of a participation log.
 
   Attributes:
@@ -123,7 +123,7 @@ class Observed:
     return self.log.max_participations
 
 
-def from_log(sizes: dict[int, int], log: sensitivity.Observed) -> Observed:
+def from_log(sizes: dict[int, int], log: sensitivity.Observed) -> Counts:
   """Returns the counts of a participation log.
 
   Args:
@@ -134,7 +134,7 @@ def from_log(sizes: dict[int, int], log: sensitivity.Observed) -> Observed:
   return dataclasses.replace(from_contents(contents, log), finished=len(sizes))
 
 
-def from_contents(contents: Contents, log: sensitivity.Observed) -> Observed:
+def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
   """Returns the counts of a ledger.
 
   Args:
@@ -164,7 +164,7 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Observed:
     lambda tried, _: any(each.outcome == chain.ABANDONED for each in tried)
   )
   unfinished = rounds(lambda _, done: not done)
-  return Observed(
+  return Counts(
     rounds=len(sizes),
     finished=len(attempts) - len(unfinished),
     burnt=len(burnt),
@@ -238,7 +238,7 @@ def ended(attempts: chain.Attempts) -> Optional[chain.End]:
 
 
 def _examined(finished: list[chain.Attempt]) -> Optional[bool]:
-  """Returns `Observed.examined` for the finished attempts."""
+  """Returns `Counts.examined` for the finished attempts."""
   # PRIVACY: if the learning process was not checked in one round, it may have
   # released updates without noise in this round. The result is False if a
   # finished attempt lacks both the flag EXAMINED (the process was checked) and

@@ -346,7 +346,7 @@ class Ledger:
     self,
     strategy: Optional[strategies.Strategy] = None,
     costs: Optional[participation_lib.Costs] = None,
-  ) -> counts.Observed:
+  ) -> counts.Counts:
     """Returns the counts of the ledger, computed only from its tables.
 
     Args:

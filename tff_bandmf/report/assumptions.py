@@ -17,7 +17,7 @@ def rows(source: inputs.Source) -> Iterator[document.Assumption]:
   signed = (
     "the ledger's chain: it has a digest of this setting for every started "
     'round'
-    if claim.signed
+    if claim.files_match_ledger
     else _UNCHECKED
   )
   measured = (
@@ -46,7 +46,7 @@ def rows(source: inputs.Source) -> Iterator[document.Assumption]:
       'statement allows.',
       enforced,
       _UNCHECKED
-      if claim.stated
+      if claim.without_evidence
       else f'the {"log" if elsewhere else "ledger"}, read for this report',
     )
   else:
@@ -72,7 +72,7 @@ def rows(source: inputs.Source) -> Iterator[document.Assumption]:
       'the ledger, which states for every round whether the sum has one update '
       'of each client',
     )
-  if not claim.stated:
+  if not claim.without_evidence:
     yield (
       _row(
         'The log has every participation, and one name for each client.',
@@ -101,7 +101,7 @@ def rows(source: inputs.Source) -> Iterator[document.Assumption]:
   # fixed before the first release. The report lists this assumption.
   # Guards: report_test.test_stopped_run_claims_the_rounds_it_stated and
   # after_test.test_report_claims_the_composition.
-  if claim.most_rounds < claim.held.strategy.rounds:
+  if claim.most_rounds < claim.unamplified.strategy.rounds:
     yield _row(
       f'The run has at most {sentences.count(claim.most_rounds, "round")}, a '
       'number that was fixed before its first round.',
@@ -118,7 +118,7 @@ def rows(source: inputs.Source) -> Iterator[document.Assumption]:
       'depend on releases of earlier runs.',
       trainer,
     )
-  clients = claim.held.clients_per_unit
+  clients = claim.unamplified.clients_per_unit
   yield _row(
     'One unit of privacy is one client, and never two clients.'
     if clients == 1

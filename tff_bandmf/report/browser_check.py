@@ -44,13 +44,14 @@ def of_runs(
     public: whether the page is public; there, the claim of all runs leads.
   """
   guarantees = [
-    (name, claim.whole if together else claim.held) for name, claim in runs
+    (name, claim.whole if together else claim.unamplified)
+    for name, claim in runs
   ]
   claims: list[_Claim] = []
   for place, (name, claim) in enumerate(runs[:alone]):
-    if guarantees[place][1] is not claim.held:
+    if guarantees[place][1] is not claim.unamplified:
       place = len(guarantees)
-      guarantees.append((f'{name}, the rounds so far', claim.held))
+      guarantees.append((f'{name}, the rounds so far', claim.unamplified))
     epsilon = claim.claimed.proved_epsilon(claim.delta)
     amplified = epsilon if claim.amplified else None
     title = name if public else 'this run'

@@ -78,7 +78,7 @@ def warnings(source: inputs.Source) -> list[tuple[str, str]]:
   runs = [claim, *(before for _, before in source.before.values())]
   planned, rounds = claim.planned.cohorts.schema, claim.plan.rounds
   population = run.population or seen.clients
-  nothing = not claim.held.noise_multiplier
+  nothing = not claim.unamplified.noise_multiplier
   broken = '' if nothing else sentences.BROKEN
   started = f'{seen.rounds} of {sentences.count(rounds, "round")} ' + (
     'was' if seen.rounds == 1 else 'were'
@@ -87,11 +87,11 @@ def warnings(source: inputs.Source) -> list[tuple[str, str]]:
     started = (
       f'{seen.rounds} rounds, {seen.rounds - rounds} past the plan, were'
     )
-  away = _STATED if claim.stated else _ELSEWHERE
+  away = _STATED if claim.without_evidence else _ELSEWHERE
   over = seen.rounds >= rounds and not seen.open
   covered = f'{sentences.count(claim.most_rounds, "round")}, ' + (
     'a number that was fixed before round 0'
-    if claim.most_rounds < claim.held.strategy.rounds
+    if claim.most_rounds < claim.unamplified.strategy.rounds
     else 'since no smaller number was fixed before round 0'
   )
   rows = (
@@ -208,9 +208,7 @@ def _participation(min_sep: Optional[int], participations: int) -> str:
   return f'{apart}participations {participations}'
 
 
-def _over_budget(
-  budget: participation.Budget, seen: ledger_lib.Observed
-) -> str:
+def _over_budget(budget: participation.Budget, seen: ledger_lib.Counts) -> str:
   """Returns a text that compares the rounds of clients with their budget."""
   cost = (seen.log.cost or 0) / budget.known_costs.limit
   return (

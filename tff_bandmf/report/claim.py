@@ -39,7 +39,7 @@ from tff_bandmf.run_files import run_json
 
 # Delta of the claim if the plan has no delta.
 _DEFAULT_DELTA = 1e-6
-# Text for each value of `Observed.drawn`, the check of sampled cohorts.
+# Text for each value of `Counts.drawn`, the check of sampled cohorts.
 DRAWN = {
   True: 'as the sampling key gives them',
   False: 'not as the sampling key gives them',
@@ -61,30 +61,30 @@ class Claim:
       schema that every draw satisfies.
     most_rounds: number of rounds that the claim covers, fixed before the first
       round, >= 1.
-    held: guarantee that may be claimed without amplification, with the noise of
-      `planned`. It is for the planned participation in `most_rounds` rounds or,
-      if `violated`, for planned and observed participation.
+    unamplified: guarantee that may be claimed without amplification, with the
+      noise of `planned`. It is for the planned participation in `most_rounds`
+      rounds or, if `violated`, for planned and observed participation.
     amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
-      or if cohorts in the ledger have only the guarantee `held`.
+      or if cohorts in the ledger have only the guarantee `unamplified`.
     seen: guarantee for exactly the participation in the ledger or log; None if
       no client took part.
     observed: participation in the run's ledger or, if training ran outside this
       library, in its participation log.
     violated: whether clients took part more often, or closer together, than
       planned.
-    signed: whether the ledger's chain has the digest of the run's files, see
-      `RunRecord.enforced_digest`, for every round that started.
+    files_match_ledger: whether the ledger's chain has the digest of the run's
+      files, see `RunRecord.enforced_digest`, for every round that started.
   """
 
   plan: plan_lib.Plan
   planned: accounting.Guarantee
   most_rounds: int
-  held: accounting.Guarantee
+  unamplified: accounting.Guarantee
   amplified: Optional[accounting.Guarantee]
   seen: Optional[accounting.Guarantee]
-  observed: ledger.Observed
+  observed: ledger.Counts
   violated: bool
-  signed: bool
+  files_match_ledger: bool
 
   @property
   def delta(self) -> float:
@@ -134,25 +134,25 @@ class Claim:
     return (
       self.observed.ended is None
       and not self.violated
-      and self.held is not self.planned
+      and self.unamplified is not self.planned
     )
 
   @property
   def claimed(self) -> accounting.Guarantee:
     """The guarantee that the report leads with."""
-    return self.amplified or self.held
+    return self.amplified or self.unamplified
 
   @property
   def whole(self) -> accounting.Guarantee:
-    """The guarantee `held`, if the run goes on to its last round.
+    """The guarantee `unamplified`, if the run goes on to its last round.
 
-    Its epsilon is never below the epsilon of `held`.
+    Its epsilon is never below the epsilon of `unamplified`.
     """
     # PRIVACY: if a run that has not ended states more rounds later, these make
     # its epsilon larger, and a composition that counted fewer rounds would give
     # too small an epsilon. So this guarantee counts all planned rounds.
     # Guard: run_until_test.test_open_run_counts_as_planned_in_a_composition.
-    return self.planned if self.may_grow else self.held
+    return self.planned if self.may_grow else self.unamplified
 
   @property
   def composed(self) -> accounting.Guarantee:
@@ -160,7 +160,7 @@ class Claim:
     return self.amplified or self.whole
 
   @property
-  def stated(self) -> bool:
+  def without_evidence(self) -> bool:
     """Whether a plan alone states participation, without a ledger or log."""
     return self.observed.head is None and not self.observed.clients
 
@@ -181,7 +181,7 @@ class Claim:
     return (
       self.observed.examined is False
       and self.observed.finished > 0
-      and self.held.noise_multiplier > 0
+      and self.unamplified.noise_multiplier > 0
     )
 
   @property
@@ -196,11 +196,11 @@ class Claim:
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
-    strategy, observed = self.held.strategy, self.observed
+    strategy, observed = self.unamplified.strategy, self.observed
     planned = self.planned.cohorts.schema
     if self.budget is not None:
       strategy = strategy.of_rounds(self.plan.rounds)
-    numbers, claimed = self.held.to_dict(), self.claimed.to_dict()
+    numbers, claimed = self.unamplified.to_dict(), self.claimed.to_dict()
     led = figures(self.claimed, self.delta)
     return {
       **numbers,
@@ -214,18 +214,20 @@ class Claim:
       **strategy.error_numbers(self.claimed.sensitivity.value),
       **{name: led[name] for name in ('noise_multiplier', 'epsilon', 'delta')},
       # An amplified guarantee has no rho, so this rho is without amplification.
-      'rho': self.held.rho,
+      'rho': self.unamplified.rho,
       'amplification': self.amplification,
       'sampling': self._sampling(led),
       'l2_norm_clip': self.plan.clip,
       'clients_per_round': self.plan.clients_per_round,
-      'strategy_sha256': self.held.strategy.digest(),
+      'strategy_sha256': self.unamplified.strategy.digest(),
       'planned': {
         'rounds': self.plan.rounds,
         'min_sep': None
         if planned.min_sep is None
         else planned.separation(self.plan.rounds),
-        'participations': planned.participations(self.held.strategy.rounds),
+        'participations': planned.participations(
+          self.unamplified.strategy.rounds
+        ),
         'sensitivity': self.planned.sensitivity.value,
         **figures(self.planned, self.delta),
       },
@@ -235,7 +237,7 @@ class Claim:
         'rounds_burnt': observed.burnt,
         **self._counts(),
       },
-      'stated': self.stated,
+      'stated': self.without_evidence,
       'violated': self.violated,
       'process_checked': self.observed.examined,
     }
@@ -257,7 +259,7 @@ class Claim:
       'sensitivity_method': seen and seen.sensitivity.method,
       **figures(seen, self.delta),
     }
-    if self.amplified is None and not self.stated:
+    if self.amplified is None and not self.without_evidence:
       return counts
     # PRIVACY: counts of drawn clients reveal something about the cohorts, which
     # amplification assumes to be secret. The report of an amplified claim
@@ -278,7 +280,7 @@ class Claim:
       'drawn': DRAWN[self.observed.drawn],
       'as_drawn': self.observed.drawn,
       'complete': not self.observed.incomplete,
-      'epsilon_unamplified': self.held.proved_epsilon(self.delta),
+      'epsilon_unamplified': self.unamplified.proved_epsilon(self.delta),
       'samples': led.get('samples'),
       'failure_probability': led.get('failure_probability'),
     }
@@ -323,10 +325,10 @@ def from_run(directory: pathlib.Path) -> Claim:
     # PRIVACY: if the ledger has no digest of run.json and plan.json for a
     # round, this round may have had another clip or strategy than these files
     # state. A report that says that the ledger confirms the files could then be
-    # false. `signed` is true only if the ledger has the digest of the present
-    # files for every round.
+    # false. `files_match_ledger` is true only if the ledger has the digest of
+    # the present files for every round.
     # Guard: report_test.test_what_the_run_held_to_is_checked_in_every_round.
-    signed=observed.enforced == {run.enforced_digest(directory)},
+    files_match_ledger=observed.enforced == {run.enforced_digest(directory)},
   )
   # PRIVACY: amplification assumes cohorts that an attacker cannot predict.
   # Cohorts that no secret key drew may follow a pattern that the attacker
@@ -338,15 +340,15 @@ def from_run(directory: pathlib.Path) -> Claim:
 
 
 def from_evidence(
-  plan: plan_lib.Plan, observed: ledger.Observed, signed: bool = False
+  plan: plan_lib.Plan, observed: ledger.Counts, files_match_ledger: bool = False
 ) -> Claim:
   """Returns the claim that a plan and a participation support.
 
   Args:
     plan: plan of the run.
     observed: participation in the ledger or log, with the sensitivity of C.
-    signed: whether the ledger's chain has the digest of the run's files, see
-      `RunRecord.enforced_digest`, for every round that started.
+    files_match_ledger: whether the ledger's chain has the digest of the run's
+      files, see `RunRecord.enforced_digest`, for every round that started.
   """
   planned = plan.unamplified or plan.guarantee
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
@@ -377,11 +379,11 @@ def from_evidence(
     planned.for_observed(observed.log) if observed.clients else None,
     observed,
     violated,
-    signed,
+    files_match_ledger,
   )
 
 
-def _most_rounds(observed: ledger.Observed, planned: int) -> int:
+def _most_rounds(observed: ledger.Counts, planned: int) -> int:
   """Returns the number of rounds of a run that was fixed before round 0.
 
   Args:
@@ -403,7 +405,7 @@ def _most_rounds(observed: ledger.Observed, planned: int) -> int:
 
 def _held(
   planned: accounting.Guarantee,
-  observed: ledger.Observed,
+  observed: ledger.Counts,
   most_rounds: int,
   violated: bool,
 ) -> accounting.Guarantee:

@@ -41,7 +41,7 @@ _REMEDY = 'nothing can be claimed for such a run'
 
 def verified_ledger(
   directory: pathlib.Path, run: run_json.RunRecord, plan: plan_lib.Plan
-) -> ledger_lib.Observed:
+) -> ledger_lib.Counts:
   """Returns the participation in the ledger of a run, after all checks.
 
   Args:
@@ -145,7 +145,7 @@ def verified_ledger(
   return observed
 
 
-def _check_noise(observed: ledger_lib.Observed, z_stddev: float) -> None:
+def _check_noise(observed: ledger_lib.Counts, z_stddev: float) -> None:
   measured = observed.z_stddev
   if measured is not None:
     _require(

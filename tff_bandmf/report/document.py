@@ -342,7 +342,7 @@ class Enforced(TypedDict):
   by: str
 
 
-class Observed(Guarantee):
+class ObservedGuarantee(Guarantee):
   """Observed participation in the ledger or log, and its guarantee.
 
   Attributes:
@@ -646,7 +646,7 @@ class Report(CommonFields, Mechanism, Guarantee, RunFacts):
   adaptive_clip: Optional[AdaptiveClip]
   planned: Planned
   enforced: Optional[Enforced]
-  observed: Observed
+  observed: ObservedGuarantee
   together: Optional[Together]
   other_releases: list[OtherRelease]
   epsilons: list[Point]
@@ -797,7 +797,7 @@ def select(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
   return cast(_Kind, fields)
 
 
-def signed(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
+def with_digest(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
   """Returns a checked document with the digest of its other content.
 
   PRIVACY: a number in the JSON file could be edited, and readers would take it

@@ -80,11 +80,11 @@ def publish(
   claimed = together or dict.fromkeys(('epsilon', 'rho'))
   if not several:
     claimed = claim_lib.figures(last.claim.claimed, delta)
-    claimed['rho'] = last.claim.held.rho
+    claimed['rho'] = last.claim.unamplified.rho
   epsilon = document.three(claimed['epsilon'])
   curve = []
   if not several and not last.claim.amplified:
-    curve = report_lib.epsilon_curve(last.claim.held, delta)
+    curve = report_lib.epsilon_curve(last.claim.unamplified, delta)
   accuracies = {
     row['name']: source.accuracy for row, source in zip(rows, sources)
   }
@@ -103,7 +103,7 @@ def publish(
     **sentences.common(
       last.claim,
       run,
-      max(source.claim.held.clients_per_unit for source in sources),
+      max(source.claim.unamplified.clients_per_unit for source in sources),
     ),
     **(dict.fromkeys(_OF_ONE_RUN) if len(sources) > 1 else {}),
     'format': 'tff_bandmf.public_report',
@@ -117,7 +117,7 @@ def publish(
     'once_in': int(1 / decimal.Decimal(repr(delta))),
     'factor': _factor(epsilon),
     'attack': sentences.attack(claimed),
-    'adjacency': last.claim.held.cohorts.adjacency,
+    'adjacency': last.claim.unamplified.cohorts.adjacency,
     'runs': rows,
     'check': None
     if broken or releases or several and not together
@@ -145,7 +145,7 @@ def publish(
       *(['Accuracy on validation clients.'] if 'accuracy' in figures else []),
     ],
   }
-  return Public(document.signed(document.Public, content), figures)
+  return Public(document.with_digest(document.Public, content), figures)
 
 
 def _check(sources: Sequence[inputs.Source], notes: Mapping[str, str]) -> None:
@@ -183,7 +183,7 @@ def _row(source: inputs.Source) -> document.PublicRun:
       **vars(source),
       **numbers,
       'name': run.title or source.name,
-      'epsilon_unamplified': claim.held.proved_epsilon(claim.delta),
+      'epsilon_unamplified': claim.unamplified.proved_epsilon(claim.delta),
       'planned_epsilon': promised.proved_epsilon(claim.delta),
       # For an amplified claim, `Claim.to_dict` hides the observed epsilon.
       'observed_epsilon': numbers['observed']['epsilon'],

@@ -88,7 +88,9 @@ def from_source(source: inputs.Source) -> Report:
   for each in source.compared:
     accuracies[each.name] = each.accuracy
   # An amplified claim has no curve: each point could need many random samples.
-  curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
+  curve = (
+    [] if claim.amplified else epsilon_curve(claim.unamplified, claim.delta)
+  )
   deltas = {claim.delta, *(() if claim.amplified else browser_check.DELTAS)}
   adaptive = _adaptive(source)
   figures = pages.figures(
@@ -107,7 +109,7 @@ def from_source(source: inputs.Source) -> Report:
     composed([alone], claim.delta) if together and source.before else None
   )
   content = {
-    **sentences.common(claim, run, claim.held.clients_per_unit),
+    **sentences.common(claim, run, claim.unamplified.clients_per_unit),
     **vars(source),
     **numbers,
     'format': 'tff_bandmf.report',
@@ -150,7 +152,7 @@ def from_source(source: inputs.Source) -> Report:
     # run_folder_test.test_report_of_an_open_run_has_the_head_of_its_ledger.
     'ledger_head': claim.observed.head,
   }
-  return Report(document.signed(document.Report, content), figures)
+  return Report(document.with_digest(document.Report, content), figures)
 
 
 def composed(
@@ -250,7 +252,7 @@ def what_if(
   del numbers['z_stddev_per_clip']
   # If clients took part more often, or closer together, than this schema
   # allows, the result does not hold for this run.
-  worse = not observed.log.keeps(schema, claim.held.strategy.rounds)
+  worse = not observed.log.keeps(schema, claim.unamplified.strategy.rounds)
   proved = 'no guarantee: this run has no noise'
   if figures['epsilon'] is not None:
     proved = f'({pages.number(figures["epsilon"])}, {claim.delta})-DP'

@@ -295,8 +295,8 @@ def formal(
   # report. If nobody checked the process, the statement itself says so first.
   # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
   leads += UNCHECKED * claim.process_unknown
-  schema = claim.held.cohorts.schema
-  rounds = claim.held.strategy.rounds
+  schema = claim.unamplified.cohorts.schema
+  rounds = claim.unamplified.strategy.rounds
   most = count(schema.participations(rounds), 'round')
   started = count(claim.rounds, 'round')
   # PRIVACY: the number of rounds of a run that stopped may depend on releases.
@@ -329,8 +329,8 @@ def formal(
     f"this run ({run.released}). Let D and D' be neighbours: D' is D "
     'with every contribution of one unit of privacy '
     f'({run.unit_of_privacy}) set to zero. If a unit has at most '
-    f'{count(claim.held.clients_per_unit, "client")}, {conditions}, and the '
-    "assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
+    f'{count(claim.unamplified.clients_per_unit, "client")}, {conditions}, and '
+    "the assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
     "delta, also with D and D' exchanged, for every set S of outputs, with "
     f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
     f'the program with its rounding{". " + exact if exact else "; "}but for an '

@@ -6,5 +6,5 @@ run.
 """
 
 from tff_bandmf.run.opening import RunOptions
-from tff_bandmf.run.rounds import Done, Epsilon, Round
+from tff_bandmf.run.rounds import Epsilon, FinishedRound, Round
 from tff_bandmf.run.run import Run

@@ -39,7 +39,7 @@ _DATA_FREE = 'aggregator/free/'
 
 
 @attrs.define(slots=False, eq=False)
-class Entry:
+class StartedRound:
   """A round that the journal has started.
 
   Attributes:
@@ -64,7 +64,7 @@ class Entry:
   without_effect: Optional[int] = attrs.field(default=None, init=False)
 
 
-_Entry = TypeVar('_Entry', bound=Entry)
+_StartedRound = TypeVar('_StartedRound', bound=StartedRound)
 
 
 class Journal:
@@ -120,7 +120,7 @@ class Journal:
     self._measurements = measurements
     self.observe: Callable[[int, Mapping[str, float]], None] = lambda *_: None
     self.closed = False
-    self.open_round: Optional[Entry] = None
+    self.open_round: Optional[StartedRound] = None
     self._directory = directory
     self._record = record
     self._enforced = record.enforced_digest(directory)
@@ -237,7 +237,9 @@ class Journal:
     self.set_statements(population=len(ids) + missing, highest_client=highest)
     return history
 
-  def start(self, entry: _Entry, rounds: Optional[int] = None) -> _Entry:
+  def start(
+    self, entry: _StartedRound, rounds: Optional[int] = None
+  ) -> _StartedRound:
     """Opens a round after the ledger has its cohort, and returns the round.
 
     Args:
@@ -273,7 +275,7 @@ class Journal:
     errors.LOGGER.debug('%s: round %d starts', self._directory, entry.index)
     return entry
 
-  def check_open(self, entry: Entry) -> None:
+  def check_open(self, entry: StartedRound) -> None:
     """Raises ValueError unless `entry` is the open round."""
     self.check_folder()
     # PRIVACY: an aggregation adds the noise of the open round. If an ended
@@ -286,7 +288,7 @@ class Journal:
       )
 
   @contextlib.contextmanager
-  def attempting(self, entry: Entry) -> Iterator[None]:
+  def attempting(self, entry: StartedRound) -> Iterator[None]:
     """Burns the round if the `with` block fails with a second, different sum.
 
     An earlier attempt released the first sum. If the round is burnt, the error
@@ -312,7 +314,7 @@ class Journal:
 
   def finish(
     self,
-    entry: Entry,
+    entry: StartedRound,
     state: object,
     z_stddev: float,
     cells: dict[str, Any],

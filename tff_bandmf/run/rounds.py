@@ -1,4 +1,4 @@
-"""One round of a run: `Round` while it is open, `Done` when it is over."""
+"""One round of a run: `Round` while it is open, `FinishedRound` afterwards."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def number_of_rounds(
 
 
 @dataclasses.dataclass(frozen=True)
-class Done:
+class FinishedRound:
   """A round that is over, and whose state is on the disk.
 
   Attributes:
@@ -102,10 +102,10 @@ class Done:
 
 
 @attrs.define(slots=False, eq=False)
-class Round(journal_lib.Entry):
+class Round(journal_lib.StartedRound):
   """An open round: the ledger has its cohort, and does not yet have its end.
 
-  A round has the attributes of `Entry` and the following two.
+  A round has the attributes of `StartedRound` and the following two.
 
   Attributes:
     refused: number of clients that checked in (see `Run.round`) and were left

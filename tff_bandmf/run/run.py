@@ -435,7 +435,7 @@ class Run:
     seed: int = 0,
     rounds: Optional[int] = None,
     until: Optional[rounds_lib.Epsilon] = None,
-  ) -> Iterator[rounds_lib.Done]:
+  ) -> Iterator[rounds_lib.FinishedRound]:
     """Trains the process, and yields each remaining round when it is over.
 
     A round is given up (burnt), and not yielded, if an earlier attempt at the
@@ -486,7 +486,9 @@ class Run:
           self._warn(open_round)
         bar.update(journal.next - bar.n)
         if output is not None:
-          yield rounds_lib.Done(t, open_round.cohort, state, output.metrics)
+          yield rounds_lib.FinishedRound(
+            t, open_round.cohort, state, output.metrics
+          )
 
   def _warn(self, done: Optional[rounds_lib.Round] = None) -> None:
     """Warns on standard error of too much noise, or of zero updates, once each.

@@ -191,4 +191,6 @@ class BMinSep(sampled_cohorts.Sampled):
       sampling_prob=self._known_prob(),
       wait=self._wait,
     )
-    return accountants.Sampled(strategy, self.schema, mixture_of, self.samples)
+    return accountants.MonteCarlo(
+      strategy, self.schema, mixture_of, self.samples
+    )

@@ -73,4 +73,6 @@ class BallsInBins(sampled_cohorts.Sampled):
       balls_in_bins.BallsInBinsMixture,
       balls_in_bins.bin_gram(strategy, self.bins),
     )
-    return accountants.Sampled(strategy, self.schema, mixture_of, self.samples)
+    return accountants.MonteCarlo(
+      strategy, self.schema, mixture_of, self.samples
+    )

@@ -2,8 +2,8 @@
 
 The releases are a function of a mechanism in real numbers, whose delta or
 epsilon an accountant bounds. An `Exact` accountant uses a closed form or a
-convolution; a `Sampled` accountant uses random samples of a mixture. The module
-`stops` adds the events that end a run to delta.
+convolution; a `MonteCarlo` accountant uses random samples of a mixture. The
+module `stop_probability` adds the events that end a run to delta.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Gaussian(Exact):
     return dp_accounting.GaussianDpEvent(noise_multiplier)
 
 
-class Sampled(Accountant):
+class MonteCarlo(Accountant):
   """An accountant whose delta is bounded by samples of a mixture.
 
   The module `importance` defines the mixture P and the distribution Q. By
@@ -484,7 +484,7 @@ def _of_program(bound: monte_carlo.Bound, growth: float) -> monte_carlo.Bound:
 
   Args:
     bound: bound of delta for the means of C in float64.
-    growth: result of `Sampled._growth`.
+    growth: result of `MonteCarlo._growth`.
   """
   # PRIVACY: The bound is for a mixture whose means are slightly off, in a run
   # that never stops. Without both corrections epsilon and delta would be too

@@ -28,8 +28,8 @@ PAIRS = 2**60
 # that a sampled cohort of a run is too large.
 SELF_TEST = 1e-40
 OVERSIZE = 1e-40
-# `MEANS` standard deviations are the threshold at which `accountants.Sampled`
-# compares two Gaussians with different means.
+# `MEANS` standard deviations are the threshold at which an accountant of class
+# `accountants.MonteCarlo` compares two Gaussians with different means.
 MEANS = 14.0
 # PRIVACY: The three events are functions of the noise, and delta + tau would be
 # too small. `delta` has the factor 1 + e^epsilon, and tau counts every event.
