@@ -2,8 +2,8 @@
 
 Other processors and libraries compute other last digits of C and of the
 standard deviation of z. The first process of a run writes the numbers to a
-file, and every later process takes them from there. So a run goes on on another
-machine with the same noise.
+file, and every later process reads the numbers from this file. So a run can
+continue on another machine with the same noise.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Rounding:
     self._z_steps = z_steps
     self.generator = generator
     # Precision is a property of a context in mpmath, and other threads may use
-    # the global one.
+    # the global context.
     self._mp = mpmath.MPContext()
 
   def decide(self, t: int, i: int, past: Sequence[int]) -> int:

@@ -41,9 +41,9 @@ _QUARTERS = (
 )
 
 # Wichura's PPND16 [AS 241, 1988] approximates Phi^-1 by one rational function
-# for |u - 1/2| <= 0.425, and by one for r = sqrt(-log u) <= 5. The table has
-# the coefficients of a numerator and of a denominator of each, highest power
-# first.
+# for |u - 1/2| <= 0.425, and by another for r = sqrt(-log u) <= 5. The table
+# has the coefficients of the numerator and of the denominator of each function,
+# highest power first.
 _PARTS = np.array(
   """
   2509.0809287301227 33430.57558358813 67265.7709270087 45921.95393154987
@@ -151,8 +151,9 @@ def normals(
   return jnp.where(is_small, jnp.nan, z).reshape(shape)
 
 
-# PRIVACY: y is rounded from a z with a known error. A larger error could give
-# another y than the ideal one.
+# PRIVACY: The noise y is the rounding of a number that is computed from z, and
+# this z has an error with a known bound. A larger error could give another y
+# than the ideal mechanism has.
 # Guard: jax_generator_test.test_inverse_of_the_cdf_errs_less.
 def inverse(u: Array, lib: types.ModuleType) -> Array:
   """Returns Phi^-1(u) for u in [2^-36, 1/2].

@@ -1,4 +1,4 @@
-"""The use of a key: by one tape of this process, and of a key file by servers.
+"""The use of a key by one tape of this process, and of a key file by servers.
 
 `reserve` gives a key to one tape of this process. `KeyUse` serves key files.
 For a key file FILE, the record is the file FILE.use with mode 0600 in the same
@@ -99,7 +99,7 @@ class KeyUse:
     coordinates: range,
     directory: pathlib.Path,
   ):
-    """Takes the right; it lasts until `close` is called or the process ends.
+    """Takes the right, which lasts until `close` is called or the process ends.
 
     Args:
       key_file: path of the key file.

@@ -98,8 +98,8 @@ class Lattice:
       'largest_cohort', largest_cohort, 'it is the maximum number of clients'
     )
     # PRIVACY: Delta includes the probability that a coordinate of y leaves its
-    # range, for 2^60 coordinates of all rounds. With more, delta could be too
-    # small. A run with more is refused.
+    # range, for 2^60 coordinates of all rounds. With more coordinates, delta
+    # could be too small. A run with more coordinates is refused.
     # Guard: lattice_test.test_more_coordinates_than_claims_count_are_refused.
     if dimension * recursion.rounds > stops.PAIRS:
       raise errors.value_error(

@@ -50,9 +50,9 @@ class Tape(Placement):
       run. A resumed run needs the key of its earlier rounds, and `initialize`
       returns the state of this round.
     max_memory_bytes: maximum number of bytes of past noise in memory, > 0. If
-      past noise has more bytes, all of it goes to a file in the temporary
-      folder (TMPDIR). None means no limit; the memory of `devices` never has
-      one.
+      past noise has more bytes, all past noise goes to a file in the temporary
+      folder (TMPDIR). None means no limit. The memory of `devices` has no limit
+      in either case.
     backend: library that computes the noise, one of `stream.BACKENDS`.
     devices: names of the backend's devices, all of one kind; () means the
       devices that the backend prefers.
@@ -61,8 +61,8 @@ class Tape(Placement):
       rows, no past normals are kept, and the producer computes them again. The
       noise has the same bits.
     definition: path of the file that holds the numbers of the noise. A new run
-      writes it. With it, the run can go on on another machine; None means no
-      file.
+      writes this file. With the file, the run can continue on another machine.
+      None means no file.
     position: record of the open round of a run. The tape gives the noise of the
       open round, even if TFF's state counts another round. If None, the tape
       gives the noise of the round that the state counts.

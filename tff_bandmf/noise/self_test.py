@@ -33,8 +33,9 @@ _UNSOUND = (
 )
 
 
-# PRIVACY: If the standard deviation of the noise is not that of C, epsilon is
-# another one. The sample deviation must be within its limits.
+# PRIVACY: If the noise does not have the standard deviation that follows from
+# C, epsilon is not the claimed epsilon. The sample deviation of the noise must
+# be within its limits.
 # Guards: self_test_test.test_noise_of_another_deviation_is_refused and
 # self_test_test.test_noise_of_the_strategy_passes_unchanged.
 def check(
@@ -103,8 +104,8 @@ def limits(
     sum_{s<=t} |C^-1[t,s]| C[s,s] / 2
       <= sqrt(t + 1) row_norms[t] max_diagonal / 2
 
-  The limits are sigma sqrt(low) and sigma sqrt(high), less and more this bound;
-  `interval` returns (low, high).
+  The lower limit is sigma sqrt(low) minus this bound, and the upper limit is
+  sigma sqrt(high) plus this bound; `interval` returns (low, high).
 
   Args:
     tape: the tape that holds y_t.

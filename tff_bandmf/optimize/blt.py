@@ -61,8 +61,9 @@ _FASTEST = 10.0
 NO_GAIN = 1e-10
 # Imaginary part of a parameter, for the derivatives by it.
 _STEP = 1e-30
-# A relative decrease of the log loss that ends a search for sampled cohorts.
-# With so few parameters, a smaller one does not fit C to the samples.
+# A search for sampled cohorts ends if the relative decrease of the log loss is
+# below this number. A BLT has so few parameters that a number smaller than
+# `solver.SAMPLED_TOLERANCE` does not fit C to the samples.
 _SAMPLED_TOLERANCE = 1e-7
 # Number of values that are tried for a new pair of decays.
 _STARTS = 8
@@ -196,7 +197,8 @@ def optimize_blt(
 
   # With learning rates the search for the least maximal error is slow, so it
   # starts from the strategy of least mean error, which is close. The search for
-  # sampled cohorts is slow too, and starts from the best strategy without them.
+  # sampled cohorts is slow too, and starts from the strategy of least loss for
+  # the sensitivity.
   is_toeplitz = problem.workload.is_toeplitz
   is_slow = not is_toeplitz and problem.objective == solver.MAX
   easier = attrs.evolve(problem, noise=None)

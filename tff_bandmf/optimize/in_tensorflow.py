@@ -94,7 +94,7 @@ class Form(abc.ABC):
 
 
 class _Series(Form):
-  """A Toeplitz C, by a power series."""
+  """A Toeplitz C, given by a power series."""
 
   @abc.abstractmethod
   def _column(self, rounds: int) -> tf.Tensor:
@@ -121,7 +121,7 @@ class _Series(Form):
 
 
 class Toeplitz(_Series):
-  """C of few bands, by the first entries of its first column, [bands]."""
+  """C of few bands, given by the start of the first column, [bands]."""
 
   def _column(self, rounds):
     return self.values
@@ -143,7 +143,7 @@ class Toeplitz(_Series):
 
 
 class Inverse(_Series):
-  """C^-1 of few bands, by the first entries of its first column, [bands]."""
+  """C^-1 of few bands, given by the start of the first column, [bands]."""
 
   def _column(self, rounds):
     return divide(self.values, tf.ones(1, tf.float64), rounds)
@@ -156,7 +156,7 @@ class Inverse(_Series):
 
 
 class Columns(Form):
-  """C of few bands, by its columns: C[j + s, j] at [j, s], [n, bands].
+  """C of few bands, given by its columns: C[j + s, j] at [j, s], [n, bands].
 
   Entries with j + s >= n do not count.
   """
@@ -209,7 +209,7 @@ class Columns(Form):
 
 
 class Gram(Form):
-  """C by X = C^T C, [n, n], symmetric and positive definite."""
+  """C, given by X = C^T C, [n, n], symmetric and positive definite."""
 
   def fits(self, rounds):
     return tuple(self.values.shape) == (rounds, rounds)

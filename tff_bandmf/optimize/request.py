@@ -25,8 +25,8 @@ class Request(solver.Problem):
     parameters: given parameters of the family, checked; the search chooses all
       other parameters.
     memory_copies: limit on the vectors of past noise in memory, each of the
-      model's size, >= 0; None for no limit. Noise that needs more fits if
-      `Strategy.least_copies` does.
+      model's size, >= 0; None for no limit. Noise that needs more vectors still
+      fits if `Strategy.least_copies` is within the limit.
   """
 
   family: strategies.Family = attrs.field(kw_only=True)
@@ -59,7 +59,9 @@ class Request(solver.Problem):
 
   @property
   def bands(self) -> int:
-    """The given number of bands; else min_sep, at most `most_bands`.
+    """The number of bands of the search.
+
+    If no number is given, the number is min_sep, but at most `most_bands`.
 
     As long as the bands do not exceed min_sep, more bands never increase the
     loss. With more than min_sep bands, columns of a client's rounds overlap,

@@ -30,8 +30,8 @@ MAX = workloads.MAX
 LAST = workloads.LAST
 MAX_EVALUATIONS = 2000
 TOLERANCE = 1e-15
-# A decrease of the log loss by an iteration that ends a search for sampled
-# cohorts. More steps would fit C to the samples of the noise.
+# A search for sampled cohorts ends if an iteration decreases the log loss by
+# less than this. More steps would fit C to the samples of the noise.
 SAMPLED_TOLERANCE = 2e-5
 # A decrease of the log loss below this value counts as 0.
 _NO_GAIN = 1e-10
@@ -106,7 +106,7 @@ class Noise(Protocol):
   """
 
   def __call__(self, strategy: strategies.Strategy) -> float:
-    """Returns s(C); raises ValueError if none is known for C."""
+    """Returns s(C); raises ValueError if no noise is known for C."""
 
   def squared_of_column(self, column: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns s(C)^2 and its gradient by the first column of a Toeplitz C."""
@@ -133,7 +133,7 @@ class Problem:
     callback: function that is called during the search with the best loss so
       far; None for no calls.
     noise: s(C), which replaces the sensitivity in the loss if cohorts are
-      sampled; None for the sensitivity.
+      sampled. If None, the loss uses the sensitivity.
 
   Raises:
     TypeError: `rounds` is not an integer, or `participation` is not a schema.
@@ -218,8 +218,9 @@ def minimize(
     bounds: (low, high) of each parameter; None means no bounds.
     evaluations: number of evaluations of earlier searches, which count too.
     tolerance: the search has converged if an iteration decreases the value by
-      less than this; relative if the value is above 1, else absolute. None for
-      `TOLERANCE`, or `SAMPLED_TOLERANCE` if cohorts are sampled.
+      less than this; relative if the value is above 1, else absolute. If None,
+      the tolerance is `SAMPLED_TOLERANCE` for sampled cohorts, and otherwise
+      `TOLERANCE`.
     corrections: number of past gradients that L-BFGS stores; the search takes
       about 2 * `corrections` + 5 times the memory of `start`.
 

@@ -13,9 +13,10 @@ end, a change of u by a constant multiplies this distance by a constant. The
 loss is first computed on a grid that includes the ends of the range; then each
 local minimum of the grid is refined.
 
-The noise s(x) for sampled cohorts is an estimate, and slow to compute. There
-the loss is computed on a part of the grid, then at the points that are 2 steps
-and 1 step from the best one, which alone is refined.
+The noise s(x) for sampled cohorts is an estimate, and slow to compute. So for
+sampled cohorts the loss is computed on a part of the grid, and then at the
+points that are 2 steps and 1 step from the best point. Only the best point is
+refined.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ _GRID = np.linspace(-20.75, 20.75, 31)
 # Precision of u. The error of the loss is of the order of the square of this
 # precision, because the derivative of the loss is 0 at a minimum.
 _PRECISION = 1e-5
-# The same for sampled cohorts, whose loss is an estimate.
+# Precision of u for sampled cohorts, whose loss is an estimate.
 _SAMPLED_PRECISION = 0.1
 # The points of the grid and of the ends of the range at which a search for
-# sampled cohorts begins, and the distances of the next points from the best.
+# sampled cohorts begins, and the distances of the next points from the best
+# point.
 _COARSE = (0, 8, 12, 14, 16, 18, 20, 24, 32)
 _STEPS = (2, 1)
-# Points that are tried besides a given start, which may be a bad one.
+# Points that are tried besides a given start, which may be a bad start.
 _MIDDLE = (14, 16, 18)
 
 

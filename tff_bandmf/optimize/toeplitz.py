@@ -186,7 +186,7 @@ def optimize_banded_toeplitz(
 
   Args:
     problem: error to minimise; the search assumes that each client has only
-      one round, whatever its participation schema is.
+      one round, whatever the participation schema of the problem is.
     bands: b, at most n.
 
   Raises:

@@ -238,7 +238,8 @@ class Plan(request_lib.Request):
     without noise if all updates had one direction and the norm of the clip.
 
     Args:
-      dimension: number of coordinates of the model; if None, so is the result.
+      dimension: number of coordinates of the model. If None, the result is
+        None.
     """
     if dimension is None:
       return None
@@ -262,9 +263,9 @@ class Plan(request_lib.Request):
     """Returns an upper bound on epsilon at `delta` for the first rounds.
 
     For 0 rounds, the result is 0. Otherwise, for sampled cohorts, a `Budget`
-    and `Single`, it is the epsilon of the whole run. It is None if the plan has
-    no delta or no noise, or if no epsilon is proved. The bound holds for a
-    number of rounds that does not depend on releases, see
+    and `Single`, the result is the epsilon of the whole run. The result is None
+    if the plan has no delta or no noise, or if no epsilon is proved. The bound
+    holds for a number of rounds that does not depend on releases, see
     `Guarantee.for_first_rounds`.
 
     Args:
@@ -328,8 +329,10 @@ class Plan(request_lib.Request):
     JSON and a figure.
 
     Args:
-      clients_per_round: cohort sizes to compare; if empty, the plan's size.
-      epsilon: epsilons to compare; if empty, the plan's epsilon.
+      clients_per_round: cohort sizes to compare; if empty, only the cohort size
+        of the plan is used.
+      epsilon: epsilons to compare; if empty, only the epsilon of the plan is
+        used.
       population: number of clients in the population. The result marks cohorts
         of an enforced schema that this population cannot fill. If None, no
         cohorts are marked.
@@ -555,7 +558,8 @@ class Plan(request_lib.Request):
     """Returns a warning if `noise_to_signal` is above `_DROWNED`, else None.
 
     Args:
-      dimension: number of coordinates of the model; if None, so is the result.
+      dimension: number of coordinates of the model. If None, the result is
+        None.
     """
     ratio = self.noise_to_signal(dimension)
     if ratio is None or ratio <= _DROWNED:

@@ -30,15 +30,17 @@ from tff_bandmf.plan import search as search_lib
 FORMAT = 'tff_bandmf.plan'
 VERSION = 3
 
-# The epsilon of a calibrated plan is below the requested one by about 1e-6 of
-# it. If samples bound delta, the bound may be well below the requested delta.
+# A calibrated plan has an epsilon of about 1 - 1e-6 times the requested
+# epsilon. If samples bound delta, the bound may be well below the requested
+# delta.
 _LEAST_EPSILON, _LEAST_DELTA = 1 - 1e-4, 0.7
 
 
 def to_document(request: request_lib.Request) -> _files.JsonObject:
   """Returns the attributes of a request as a JSON object.
 
-  A strategy, given itself or as a file, is represented by its digest.
+  If the mechanism is a strategy or the file of a strategy, the object has the
+  digest of this strategy.
   """
   mechanism: Any = request.mechanism
   if isinstance(mechanism, (str, os.PathLike)):

@@ -42,7 +42,7 @@ def cohorts(
 
 
 def budget(schema: participation.Budget, clients_per_round: int) -> str:
-  """Returns text: the cost of a round, and the largest number of rounds.
+  """Returns the cost of a round and the largest number of rounds, as text.
 
   Args:
     schema: the `Budget`, with its costs.

@@ -27,7 +27,7 @@ _MOST_DELTA = 1e-2
 
 
 def _clips(name: str, value: Any) -> Any:
-  """Returns the clip of all layers, a clip a layer, or an adaptive clip."""
+  """Returns one clip, a clip for each layer, or an adaptive clip."""
   if isinstance(value, clipping_norm.AdaptiveClip):
     _clips(name, value.initial)
     return value
@@ -98,8 +98,8 @@ class Request:
 
   Attributes:
     rounds: n, number of rounds of the run, integer >= 1.
-    clients_per_round: B, expected number of clients in a round and divisor of
-      the mean, integer >= 1.
+    clients_per_round: B, expected number of clients in a round, integer >= 1;
+      the sum of a round is divided by B to get the mean.
     cohorts: rule by which clients take part. `MinSep`, `Budget`, `FixedEpoch`
       and `Single` are enforced. `CyclicPoisson`, `BallsInBins` and `BMinSep`
       are sampled at random, which amplifies privacy.
@@ -107,8 +107,8 @@ class Request:
       with one norm for each layer; or an `AdaptiveClip`.
     epsilon: target epsilon of the whole run, in (0, 100]. A request has either
       epsilon and delta or `noise_multiplier`.
-    delta: target delta of the whole run, in (0, 0.01]. With `noise_multiplier`,
-      it may be given, and is then the delta at which epsilon is computed.
+    delta: target delta of the whole run, in (0, 0.01]. If `noise_multiplier` is
+      given, delta may be given too: epsilon is then computed at this delta.
     noise_multiplier: stddev(Z) / (clip * sensitivity of C), >= 0, where the
       noise is C^-1 Z. The value 0 adds no noise and claims nothing.
     mechanism: 'best', for the family with the least error that fits in
@@ -116,23 +116,23 @@ class Request:
       the path of a strategy file or of a `.npy` file of C. A text without a
       suffix is the name of a family.
     memory_copies: largest number of vectors of past noise in memory, each of
-      the model's size, >= 0. A mechanism that needs more is refused, unless
-      its C^-1 has few bands: its noise then keeps none, and draws past normals
-      again, which takes time. None stands for 8 if the search compares families
-      or numbers of bands, and for no limit if it compares none.
+      the model's size, >= 0. A mechanism that needs more vectors is refused,
+      unless its C^-1 has few bands: the noise generator then keeps no vectors
+      and draws past normals again, which takes time. None stands for 8 if the
+      search compares families or numbers of bands, and otherwise for no limit.
     largest_cohort: largest number of clients of a round, >=
-      `clients_per_round`. If None, it is `clients_per_round` or, for sampled
-      cohorts, a size that the cohorts of a run exceed with probability at most
-      1e-40.
+      `clients_per_round`. If None, the limit is `clients_per_round` or, for
+      sampled cohorts, a size that the cohorts of a run exceed with probability
+      at most 1e-40.
     zeroing_norm: norm above which an update becomes zero, > 0. If None, no
       finite update becomes zero.
     workload: linear map from released sums to models: prefix sums, momentum,
       learning rates, weight decay, or a matrix.
-    objective: error of the run from those of its rounds, by which strategies
-      are optimised and ranked: 'mean', 'max', 'last', or a weight >= 0 of each
-      round.
-    dimension: number of coordinates of the model, >= 1, with which the plan
-      compares the noise with the updates; None if it is not known.
+    objective: rule that computes the error of the run from the errors of its
+      rounds: 'mean', 'max', 'last', or a weight >= 0 of each round. Strategies
+      are optimised and ranked by the error of the run.
+    dimension: number of coordinates of the model, >= 1. The plan needs this
+      number to compare the noise with the updates. None: the number is unknown.
     clients_per_unit: largest number of clients of one unit of privacy, such as
       the devices of a person, >= 1. Each client follows `cohorts`.
     stands_for: number of clients in a round of a larger run that this run

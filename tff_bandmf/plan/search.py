@@ -132,7 +132,7 @@ def search(
 
 
 def _target(request: request_lib.Request) -> choosing.Target:
-  """Returns the claim of a request, or typical values where it has none."""
+  """Returns the claim of a request; typical values replace missing ones."""
   return choosing.Target(request.epsilon or 1.0, request.delta or 1e-6)
 
 

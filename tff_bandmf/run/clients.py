@@ -104,9 +104,9 @@ def population(clients: Clients) -> np.ndarray:
   # one client or two. The names are checked first.
   # Guard: run_rounds_test.test_names_keep_their_kind_in_any_container.
   names = np.asarray(names_lib.names(ids))
-  # PRIVACY: samplers draw positions in the list of IDs. If its order differed
-  # after a restart, a replayed round could get a different cohort, and thus a
-  # second sum with the same noise. This line sorts the list.
+  # PRIVACY: samplers draw positions in the list of IDs. If the order of the IDs
+  # differed after a restart, a replayed round could get a different cohort, and
+  # thus a second sum with the same noise. This line sorts the list.
   # Guard: run_test.test_clients_in_another_order_are_drawn_as_before.
   ordered = np.unique(names)
   if len(ordered) < len(names):

@@ -68,8 +68,8 @@ class OpenFolder:
     sampling_key: key by which cohorts are sampled; None if the plan's cohorts
       are not sampled, or if the run has ended.
     journal: journal of the run.
-    noise_adder: adds the noise of the run. After the end of the run it has a
-      new random key, which no round uses.
+    noise_adder: adds the noise of the run. After the end of the run, the noise
+      adder has a new random key, which no round uses.
   """
 
   plan: plan_lib.Plan

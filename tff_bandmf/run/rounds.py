@@ -49,8 +49,8 @@ def number_of_rounds(
   Args:
     plan: plan of the run.
     rounds: number of rounds, at least 1 and at most the rounds of the strategy.
-    until: epsilon that gives the number instead, at least the epsilon of the
-      first round.
+    until: epsilon from which the number follows if `rounds` is None, at least
+      the epsilon of the first round.
     name: name of `rounds` for the message.
 
   Raises:

@@ -83,8 +83,8 @@ class Run:
         end of the run.
       ledger_head: value that the attribute `ledger_head` had at an earlier
         time, 64 hexadecimal digits. Note the value outside of the folder. If
-        the folder was restored to a state before this time, it is refused. If
-        None, this is not checked.
+        the folder was restored to a state before this time, the folder is
+        refused. If None, the head is not checked.
       options: statements and metrics that a program adds to the run, and a
         memory limit. If None, nothing is added, and the default limit holds.
 
@@ -265,8 +265,8 @@ class Run:
         the plan or, for a `Budget`, its `horizon`. If None, it is the number
         of rounds of the plan.
       until: epsilon at the delta of the plan, instead of `rounds`: the run has
-        `plan.rounds_within(epsilon)` rounds. Give it whenever the program is
-        started.
+        `plan.rounds_within(epsilon)` rounds. Give `until` at every start of the
+        program.
 
     Raises:
       ValueError: too few clients may take part to fill a cohort, a round was
@@ -534,7 +534,7 @@ class Run:
   def tensorboard(self) -> None:
     """Writes the numbers of each later round for TensorBoard.
 
-    Call this method once, before the rounds, whatever way drives them. The
+    Call this method once, before the first round, for any kind of loop. The
     folder is `private/tensorboard`, since metrics of a process have no noise.
 
     Raises:
@@ -546,12 +546,13 @@ class Run:
 
   @property
   def metrics(self) -> list[dict[str, float]]:
-    """A table: all numbers of each round that is over, by name.
+    """A table with all numbers of each round that is over, by name.
 
     The table has the columns of `metrics.csv`, which the module
     `run.measurements` lists, and the metrics of the learning process, such as
-    the loss of the clients. These have no noise: the run writes the table to
-    `private/metrics.csv` when it is closed, and nobody may publish it.
+    the loss of the clients. The metrics have no noise. When the run is closed,
+    it writes the table to `private/metrics.csv`, and nobody may publish this
+    file.
     """
     return metrics.table(
       self.directory, self._journal.ledger.contents().attempts

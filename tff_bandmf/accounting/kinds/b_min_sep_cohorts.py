@@ -41,16 +41,16 @@ class BMinSep(sampled_cohorts.Sampled):
   A client is eligible from its first eligible round on, unless it took part in
   one of the last b - 1 rounds. With a warm start the first eligible round is a
   random round below b, so that all cohorts have the same expected size,
-  population * p / (1 + (b - 1) p). With a cold start it is round 0 for every
-  client. The first cohort is then by far the largest, and the same (epsilon,
-  delta) needs more noise than with a warm start. The proof needs a C >= 0 with
-  at most b bands; see the module `b_min_sep`.
+  population * p / (1 + (b - 1) p). With a cold start every client is eligible
+  from round 0 on. The first cohort is then by far the largest, and the same
+  (epsilon, delta) needs more noise than with a warm start. The proof needs a
+  C >= 0 with at most b bands; see the module `b_min_sep`.
 
   Attributes:
     min_sep: b, least distance of two rounds of a client, integer >= 1.
     sampling_prob: p, probability that an eligible client takes part in a round,
-      in (0, 1). If None, it is derived from the population and the expected
-      number of clients a round, which needs a warm start.
+      in (0, 1). If None, p is derived from the population and the expected
+      number of clients in a round; this needs a warm start.
     start: 'warm' or 'cold'. A record of an earlier version has no `start` and
       is read as 'cold'.
     population: number of clients to draw from, >= 1; None if it is unknown.

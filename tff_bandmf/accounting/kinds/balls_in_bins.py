@@ -42,7 +42,7 @@ from tff_bandmf.accounting.methods import accountants, importance
 
 # Number of float64 values in one block of rows of C.
 _BLOCK_ENTRIES = 2**22
-# Bound of the float32 error of a loss near epsilon.
+# Bound of the float32 error of a privacy loss near epsilon.
 _ROUGH = 1e-2
 # Largest logarithm of a weight in `BallsInBinsMixture.remove`, relative to the
 # weights of the first copy.
@@ -161,8 +161,8 @@ class BallsInBinsMixture(importance.Mixture):
     return loss, products.mean(axis=1)
 
 
-# PRIVACY: If an inner product of two bins were too small, losses would be too
-# small. G has the inner products of the sums of columns of each bin.
+# PRIVACY: If an inner product of two bins were too small, privacy losses would
+# be too small. G has the inner products of the sums of columns of each bin.
 # Guard: balls_in_bins_test.test_gram_is_that_of_the_bins.
 def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   """Returns G, the inner products of the contributions of the bins.

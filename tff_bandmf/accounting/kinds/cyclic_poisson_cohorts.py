@@ -30,7 +30,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   |--------|-----------------|-------------------------------------------------|
   | n      | `rounds`        | rounds of the strategy C                        |
   | m      | `population`    | number of clients                               |
-  | B      |                 | expected number of clients a round              |
+  | B      |                 | expected number of clients in a round           |
   | g      | `groups`        | number of groups, at least the bands of C       |
   | q      | `sampling_prob` | probability of a client in a round of its group |
   | T      |                 | rounds of a group, ceil(n / g)                  |
@@ -55,9 +55,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   composition.
 
   Attributes:
-    sampling_prob: q, in (0, 1]; None for g B / m, which `for_bands` computes.
-    groups: g, integer >= 1; None for the number of bands of C.
-    clients_per_round: B, expected number of clients a round, > 0; needed if
+    sampling_prob: q, in (0, 1]. If None, `for_bands` computes q = g B / m.
+    groups: g, integer >= 1. If None, g is the number of bands of C.
+    clients_per_round: B, expected number of clients in a round, > 0; needed if
       `sampling_prob` is None.
     population: m, number of clients to draw from, >= 1; None if it is unknown.
     adjacency: `zero-out` or `add-remove`.
@@ -94,13 +94,13 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   def of_population(
     population: int, clients_per_round: float, groups: int
   ) -> CyclicPoisson:
-    """Returns cohorts with an expected number of clients a round.
+    """Returns cohorts with an expected number of clients in a round.
 
       q = groups * clients_per_round / population
 
     Args:
       population: m, number of clients in all groups together, >= 1.
-      clients_per_round: B, expected number of clients a round, > 0.
+      clients_per_round: B, expected number of clients in a round, > 0.
       groups: g, number of groups, at least the bands of the strategy.
 
     Raises:
@@ -146,7 +146,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     return participation_lib.MinSep(self._known_groups())
 
   def for_cohort_size(self, clients_per_round: float) -> CyclicPoisson:
-    """Returns the cohorts with B set; if q is given, they stay as they are."""
+    """Returns the cohorts with B set, or unchanged if q is given."""
     if self.sampling_prob is not None:
       return self
     return attrs.evolve(self, clients_per_round=clients_per_round)

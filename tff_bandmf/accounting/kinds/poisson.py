@@ -44,7 +44,8 @@ _FFT_ERROR = 4e-16
 _TAIL_MASS = 1e-15
 # Largest relative distance of a calibrated epsilon below its target.
 _CALIBRATION_WIDTH = 1e-5
-# Least noise multiplier. Below it the losses span too many intervals of a grid.
+# Least noise multiplier. Below this number, the privacy losses span too many
+# intervals of a grid.
 _LEAST_NOISE = 0.01
 
 
@@ -54,7 +55,7 @@ class Mechanism(abc.ABC):
   Attributes:
     sampling_prob: probability that a client is in a round.
     compositions: number of times that the mechanism runs.
-    span: least width of grid intervals for its losses, >= 0.
+    span: least width of grid intervals for its privacy losses, >= 0.
   """
 
   sampling_prob: float = 1.0

@@ -30,9 +30,11 @@ def _nonnegative(what: str) -> Any:
 class Release:
   """A release on the same clients that this library did not make.
 
-  Its guarantee must be for the same neighbouring data sets and the same unit of
-  privacy as the runs with which it is composed. It may depend on their releases
-  and they on it, but its own guarantee must not.
+  The guarantee of the release must be for the same neighbouring data sets and
+  the same unit of privacy as the runs with which the release is composed. The
+  release may depend on releases of the runs, and these may depend on the
+  release. But the guarantee of the release must not depend on releases of the
+  runs.
 
   Attributes:
     name: name of the release in records.
@@ -98,7 +100,7 @@ class Release:
 
   @property
   def zcdp_rho(self) -> Optional[float]:
-    """rho of zero-concentrated DP; None if none is proved."""
+    """rho of zero-concentrated DP; None if no rho is proved."""
     rhos = [0.0 if self.rho is None else self.rho]
     for part in self.parts():
       if not isinstance(part, poisson.Part) or part.sampling_prob < 1:

@@ -122,7 +122,7 @@ class Sampled(participation_lib.Cohorts):
     return clients * float(np.mean(probs))
 
   def largest_cohort(self, rounds: int) -> int:
-    """Returns a bound of all cohort sizes; it fails with probability <= 1e-40.
+    """Returns a size that a run's cohorts exceed with probability <= 1e-40.
 
     If a cohort is larger, the sum of its round is not computed and nothing is
     released. The module `stops` adds the probability of this event to delta.

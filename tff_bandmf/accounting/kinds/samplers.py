@@ -242,7 +242,8 @@ class BMinSep(Sampler):
 def largest_cohort(clients: int, probs: np.ndarray) -> int:
   """Returns an L that the cohorts of a run hardly ever exceed.
 
-  The probability is at most OVERSIZE = `stops.OVERSIZE`.
+  The probability that a cohort exceeds L is at most OVERSIZE =
+  `stops.OVERSIZE`.
 
   The number N_t of clients in round t is the sum of m independent draws, so
 

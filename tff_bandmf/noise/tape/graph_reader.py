@@ -29,7 +29,7 @@ def release(
   run: tf.Tensor,
   timeout_seconds: float = tape_folder.TIMEOUT_SECONDS,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns S_t + y_t and its fingerprint; no graph outputs y_t alone.
+  """Returns S_t + y_t and the fingerprint of S_t + y_t, and never y_t alone.
 
   The graph waits for the producers if the noise is not on the tape yet. If a
   check fails, the round fails, so noise is never silently zero, stale, damaged

@@ -30,7 +30,7 @@ def release(
   run: int,
   timeout_seconds: float = tape_folder.TIMEOUT_SECONDS,
 ) -> str:
-  """Adds y_t to the sum S_t of round t in place; returns its fingerprint.
+  """Adds y_t to the sum S_t in place; returns the fingerprint of S_t + y_t.
 
   The call waits for the producers if the noise is not on the tape yet. If a
   check fails, the call raises, so noise is never silently zero, stale, damaged

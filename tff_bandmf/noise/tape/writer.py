@@ -74,9 +74,10 @@ class Tape(tape_folder.ReadableTape):
 
     Args:
       directory: folder of the tape, made if it is missing. If an ended process
-        left a tape with a different ID there, it is removed, unless `resume` is
-        set or a noise-server wrote it. If None, a temporary folder is made, in
-        memory if there is space, and abandoned temporary tapes are removed.
+        left a tape with a different ID there, that tape is removed, unless
+        `resume` is set or a noise-server wrote that tape. If None, a temporary
+        folder is made, in memory if there is space, and abandoned temporary
+        tapes are removed.
       noise_stream: rows y_t of all coordinates or of one shard.
       start_round: first round to write, in [0, number of rounds]. The tape
         computes earlier rounds but does not write them.
@@ -84,8 +85,8 @@ class Tape(tape_folder.ReadableTape):
         Two rounds are always allowed.
       resume: whether to continue the tape that an ended process left in
         `directory`. The tape then starts at the highest mark or at
-        `start_round`, whichever is later. When it is closed, it leaves the
-        highest marks in the folder for the next process. If the folder holds a
+        `start_round`, whichever is later. When the tape is closed, the highest
+        marks stay in the folder for the next process. If the folder holds a
         tape with a different `description`, the folder is refused.
       before_noise: function that is called once, when the folder is accepted
         and before the producer writes noise. If it raises an error, no noise is
