@@ -93,7 +93,7 @@ class TradeOff:
       from tff_bandmf import _figures
 
     drawing, axes = _figures.empty(
-      'epsilon of the whole run', 'error by the noise'
+      'epsilon of the whole run', 'error from the noise'
     )
     for clients, points in self._by_clients().items():
       axes.plot(
