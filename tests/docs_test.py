@@ -186,7 +186,7 @@ def test_signature_of_a_plan_has_types_and_defaults(site):
     'l2_norm_clip: float | Sequence[float] | clipping_norm.AdaptiveClip',
     'epsilon: float | None = None',
     " = 'best', memory_copies: int | None = None",
-    "objective: str | Sequence[float] = 'mean'",
+    "objective: workloads.Objective = 'mean'",
     'clients_per_unit: int = 1',
   ):
     assert part in signature

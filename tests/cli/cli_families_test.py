@@ -277,8 +277,8 @@ def test_reproduce_prints_rows_and_whether_they_pass(
     'gboard_report',
     lambda table: iter(
       [
-        reproduction.Row('', 'rho', 2.0, 2.0, tolerance),
-        reproduction.Row('', 'epsilon', 3.0, 3.00001, tolerance),
+        ('rho', 2.0, 2.0, {'tolerance': tolerance}),
+        ('epsilon', 3.0, 3.00001, {'tolerance': tolerance}),
       ]
     ),
   )
