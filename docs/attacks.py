@@ -104,10 +104,11 @@ def headline(lines: Lines) -> str:
   rates = [each['rates'][0] for each in (silent, private)]
   shares = [f'{100 * rate["true_positive_rate"]:.0f} %' for rate in rates]
   return (
-    f'At {100 * rates[0]["alpha"]:g} % false alarms an [attack]'
-    f'(docs/reference/attacks.md) finds {shares[0]} of planted sentences '
-    f'without noise, and {shares[1]} with banded noise at epsilon 8, whose '
-    f'guarantee allows {100 * rates[1]["bound"]:.0f} %.'
+    f'At a false positive rate of {100 * rates[0]["alpha"]:g} %, an [attack]'
+    f'(docs/reference/attacks.md) finds {shares[0]} of the planted sentences '
+    f'in the model without noise, and {shares[1]} in the model with banded '
+    'noise at epsilon 8. The guarantee of this model allows at most '
+    f'{100 * rates[1]["bound"]:.0f} %.'
   )
 
 

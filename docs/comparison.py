@@ -215,10 +215,10 @@ def readme(summary: summary_lib.Summary, attacked: str) -> str:
     disable_numparse=True,
   )
   caption = textwrap.fill(
-    'Test loss, in nats a word, of a next-word model that learnt public text, '
-    'and then the chats of 837 people. Losses are means over seeds; '
-    'differences are on the same seeds, with 95 % intervals. Each of these '
-    'people has the guarantee (epsilon, 1e-5): '
+    'The table has the test loss, in nats per word, of a next-word model that '
+    'learnt public text, and then the chats of 837 people. Losses are means '
+    'over seeds; differences are between runs of the same seeds, with 95 % '
+    'intervals. Each of these people has the guarantee (epsilon, 1e-5): '
     f'[people](docs/reference/people.md). {attacked}',
     88,
   )
@@ -288,7 +288,7 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
       text = (
         f'A curve fitted to the losses of {len(noised)} runs over the L of '
         f'their {name} has residuals of standard deviation {curve.stdev:.3f} '
-        'nats a word. The best and the worst run differ by '
+        'nats per word. The best and the worst run differ by '
         f'{max(losses) - min(losses):.2f}'
       )
       if spread:
@@ -438,7 +438,7 @@ def _costs(summary: summary_lib.Summary) -> list[str]:
       least = min(of_all, key=lambda name: of_all[name].mean)
       sentences.append(
         f'**At epsilon {epsilon:g} independent noise costs '
-        f'{independent.mean:.3f} nats a word, and {least} '
+        f'{independent.mean:.3f} nats per word, and {least} '
         f'{of_all[least].mean:.3f}**, against training without noise on '
         'the same seeds.'
       )
@@ -453,7 +453,7 @@ def _unseen(summary: summary_lib.Summary) -> list[str]:
     stdevs = [pair['stdev'] for pair in summary.pairs if pair['seeds'] == seeds]
     least = analysis.least_difference(analysis.pooled(stdevs), seeds)
     items.append(
-      f'- The least difference that {seeds} seeds show is {least:.3f} nats a '
+      f'- The least difference that {seeds} seeds show is {least:.3f} nats per '
       f'word, a factor of {math.exp(least):.3f} in perplexity.'
     )
     unshown = [pair for pair in summary.pairs if pair['shown'] == 'no']
