@@ -23,10 +23,12 @@ started. The attacker wants to know which people took part in training, and what
 these people wrote. Each attack uses one run of the [page of people](people).
 `simulations/attacks.py` describes the attacks.
 
-A guarantee bounds all attacks, also unknown attacks. If an attacker calls a
-bystander a member with probability alpha, it finds a member with probability at
-most Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack that exceeds this
-bound refutes the guarantee. An attack below the bound proves nothing.
+A guarantee bounds all attacks, also unknown attacks. A member is a person who
+took part in training, and a bystander is a person who did not. If an attacker
+calls a bystander a member with probability alpha, the attacker finds a member
+with probability at most Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack
+that exceeds this bound refutes the guarantee. An attack below the bound proves
+nothing.
 """
 _COMMANDS = """\
 ## How it was made
@@ -191,7 +193,7 @@ def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
         f' With probability 0.8, the test detects these shares of {those}: '
         + ', '.join(
           f'{100 * _detectable(line, rate):.1f} % at '
-          f'{100 * rate["alpha"]:g} % false alarms'
+          f'{100 * rate["alpha"]:g} % false positives'
           for line in silent[:1]
           for rate in rates(line)
         )
