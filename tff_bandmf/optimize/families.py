@@ -47,8 +47,9 @@ def optimize(
       model's size, >= 0; None for no limit.
     callback: function that is called during the search with the best loss so
       far; None for no calls.
-    noise: noise that C needs if cohorts are sampled; it replaces the
-      sensitivity in the loss. If None, the loss uses the sensitivity.
+    noise: function that gives the noise needed for C with sampled cohorts. It
+      replaces the sensitivity in the loss. If None, the loss uses the
+      sensitivity.
     **parameters: parameters of the family; None if the search is to choose.
 
   Raises:
@@ -152,7 +153,7 @@ def build(request: _Request) -> solver.Optimized:
 def _best_bands(
   request: _Request, find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
-  """Returns the best strategy for the given number of bands.
+  """Returns the best strategy, with the given or the best number of bands.
 
   If the number is not given, the search tries the powers of two and min_sep as
   numbers of bands. For sampled cohorts, computing a loss takes longer. So the

@@ -11,8 +11,9 @@ from tff_bandmf import errors, strategies
 from tff_bandmf.optimize import solver
 from tff_bandmf.strategies import base
 
-# Number of bands of C^-1 that a search always tries: a producer that keeps no
-# past normals then draws at most 2.75 normals a round.
+# A search may try this many bands of C^-1 whatever the memory limit. With so
+# few bands, a producer can draw past normals again instead of keeping them: at
+# most 2.75 normals for one coordinate and round.
 _MADE_AGAIN = 8
 
 
@@ -25,8 +26,8 @@ class Request(solver.Problem):
     parameters: given parameters of the family, checked; the search chooses all
       other parameters.
     memory_copies: limit on the vectors of past noise in memory, each of the
-      model's size, >= 0; None for no limit. Noise that needs more vectors still
-      fits if `Strategy.least_copies` is within the limit.
+      model's size, >= 0; None for no limit. If past normals can be drawn again,
+      only `Strategy.least_copies` vectors must fit within the limit.
   """
 
   family: strategies.Family = attrs.field(kw_only=True)
@@ -68,7 +69,8 @@ class Request(solver.Problem):
     and the sensitivity grows.
 
     Raises:
-      ValueError: neither number is given, or the bands exceed the rounds.
+      ValueError: neither `bands` nor min_sep is given, or the bands exceed the
+        rounds.
     """
     if 'bands' in self.parameters:
       return base.check_few(self['bands'], self.rounds)
@@ -79,8 +81,8 @@ class Request(solver.Problem):
     """Returns the largest number of bands that a search tries.
 
     The number is the largest that `memory_copies` has room for, but at least
-    `_MADE_AGAIN` if past normals can be made again. For sampled cohorts it is
-    also at most min_sep.
+    `_MADE_AGAIN` if past normals can be drawn again from the key. For sampled
+    cohorts it is also at most min_sep.
     """
     limit = self.rounds
     if self.noise and self.participation.min_sep:

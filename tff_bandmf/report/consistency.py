@@ -8,9 +8,10 @@
 | digests of rows, cohort sizes  | every row of metrics                        |
 | finished rounds                | started rounds; the record that the noise   |
 |                                | of each round was verified                  |
-| digest of the fixed files,     | plan and `run.json`                         |
-| recorded in each round         |                                             |
-| C, rows, results, last head    | exports, as far as they exist               |
+| digest of the files that may   | plan and `run.json`                         |
+| not change during a run        |                                             |
+| results and last head; also    | the exported copies, if they exist          |
+| the strategy of the plan       |                                             |
 | attempts of each round         | files with fingerprints of released sums    |
 
 A head is the last hash of the ledger's chain at some time. If a person edits
@@ -82,9 +83,10 @@ def verified_ledger(
     highest = run.highest_client
     if highest is None:
       highest = run.population - 1
-    # PRIVACY: a client outside of the population may be a second ID of a person
-    # in it, who then took part more often than the ledger shows for one ID. A
-    # ledger with more clients or larger indices than the population is refused.
+    # PRIVACY: a client index outside the population may be a second ID of a
+    # person who is in the population. This person then took part more often
+    # than the ledger shows for one ID. A ledger with more clients or larger
+    # indices than the population is refused.
     # Guards: report_test.test_client_beyond_the_population_is_refused and
     # run_rounds_test.test_run_of_any_ids_is_reported.
     _require(

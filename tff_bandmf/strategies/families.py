@@ -97,8 +97,8 @@ class Memory:
   Attributes:
     about: number of vectors of past noise, each of the model's size, as a
       formula in the parameters.
-    least: function from n to the least of these numbers, over all values of the
-      parameters.
+    least: function from the number of rounds to the smallest number of vectors
+      that any values of the parameters allow.
   """
 
   about: str
@@ -107,7 +107,8 @@ class Memory:
 
 NOTHING = Memory('0', lambda rounds: 0)
 SOME_BANDS = Memory('bands - 1', lambda rounds: 1)
-# The past normals that C^-1 of few bands needs can be made again.
+# If C^-1 has few bands, the noise needs only a few past normals. A producer can
+# draw them again from the key.
 FEW_NORMALS = Memory('bands - 1, or 0', lambda rounds: 0)
 ALL_ROUNDS = Memory('rounds - 1', lambda rounds: rounds - 1)
 
@@ -129,8 +130,8 @@ class Family:
     passes_on: whether the family takes all parameters of other families and
       passes them to the family of its blocks, as `Stamped` does.
     forms: classes of the family's strategies if it has several; `kind` is one
-      of them. Their arrays have different names. A family of several forms is
-      given by numbers of the user, and no search makes it.
+      of them. Their arrays have different names. The user gives the entries of
+      C or of C^-1 for such a family; a search never returns it.
   """
 
   kind: type[Any]
@@ -157,7 +158,7 @@ class Family:
 
   @property
   def few_bands(self) -> bool:
-    """Whether the user can choose the bands of C, or C always has one band."""
+    """True if the user can choose the bands of C, or C always has one band."""
     return BANDS in self.parameters or getattr(self.kind, 'bands', 0) == 1
 
   def checked(self, given: Mapping[str, object]) -> dict[str, Value]:

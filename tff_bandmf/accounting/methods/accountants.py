@@ -1,9 +1,10 @@
-"""Accountants: claims about released bits for one strategy and its cohorts.
+"""Accountants compute the claims about what a run releases.
 
-The releases are a function of a mechanism in real numbers, whose delta or
-epsilon an accountant bounds. An `Exact` accountant uses a closed form or a
-convolution; a `MonteCarlo` accountant uses random samples of a mixture. The
-module `stop_probability` adds the events that end a run to delta.
+An accountant is for one strategy and its cohorts. The releases are a function
+of a mechanism in real numbers, whose delta or epsilon the accountant bounds. An
+`Exact` accountant uses a closed form or a convolution; a `MonteCarlo`
+accountant uses random samples of a mixture. The module `stop_probability` adds
+to delta the probability that a run ends early.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 # Largest number of searches for the least noise; each search draws new samples.
 _SEARCHES = 4
-# A search first bounds the shift of the means for this fraction of the guessed
-# noise multiplier.
+# A search first computes `MonteCarlo._growth`, the effect of rounding errors,
+# at this fraction of the guessed noise multiplier.
 _BELOW_GUESS = 0.9
 # Numbers with at most this relative difference count as equal.
 _EQUAL = 1e-9
@@ -64,19 +65,24 @@ class Accountant(abc.ABC):
     self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
       strategy, schema
     )
-    # PRIVACY: The matrix of the noise may have a larger sensitivity than the
-    # float64 matrix, and noise for the float64 matrix would be too small.
-    # `exact_noise` is the noise multiplier for the larger sensitivity.
+    # PRIVACY: The exact C that the noise is made with may have a larger
+    # sensitivity than C in float64. Noise calibrated for the float64 C would
+    # then be too small. `exact_noise` is the noise multiplier for the larger
+    # sensitivity.
     # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
     self.error = sensitivity_lib.rounding(
       strategy, schema.participations(strategy.rounds)
     )
 
-  # PRIVACY: The sensitivity has rounding errors, so losses could be too small.
-  # The noise multiplier is divided by a bound of these errors.
+  # PRIVACY: The sensitivity has rounding errors, so the computed privacy
+  # losses, and epsilon, could be too small. The noise multiplier is divided by
+  # a bound of these errors.
   # Guard: accounting_cohorts_test.test_rounding_errors_raise_epsilon.
   def exact_noise(self, noise_multiplier: float) -> float:
-    """Returns the noise multiplier for the largest true sensitivity."""
+    """Returns the noise multiplier for the largest value of the sensitivity.
+
+    Rounding errors are bounded, so the true sensitivity is at most this value.
+    """
     return noise_multiplier / (1 + self.error)
 
   @abc.abstractmethod
@@ -151,8 +157,10 @@ class Exact(Accountant):
 
   def claim(self, noise_multiplier, delta, samples):
     noise = self.exact_noise(noise_multiplier)
-    # PRIVACY: The run may stop, and epsilon at the whole `delta` would be too
-    # small. Epsilon is for `delta` minus the part of the stops.
+    # PRIVACY: An event that depends on the noise may stop the run, and the
+    # probability of this event is a part of `delta`. Epsilon at the whole
+    # `delta` would be too small, so epsilon is computed at `delta` minus this
+    # part.
     # Guard: stops_test.test_delta_of_a_claim_covers_the_stops.
     for share in stops.SHARES:
       epsilon = self.epsilon(noise, (1 - share) * delta)
@@ -179,7 +187,8 @@ class Exact(Accountant):
 class Gaussian(Exact):
   """A whole run without amplification: one Gaussian release.
 
-  A schema is enforced, or the rounds of the clients are in a log.
+  This accountant applies if the run enforces a schema, or if a log has the
+  rounds of the clients.
 
   A unit of privacy may be several clients. Each client shifts the mean of the
   release by a vector whose norm is at most the sensitivity. The clients of a
@@ -281,10 +290,11 @@ class MonteCarlo(Accountant):
   def _growth(self, noise_multiplier: float) -> float:
     """Returns a bound of the log ratio of two Gaussians with nearby means.
 
-    The means of the mixture are those of C in float64. The noise has another C,
-    which moves them by at most eta = `error` / `noise_multiplier` standard
-    deviations. A log ratio exceeds eta^2 / 2 + eta x with probability
-    Phi(-x), which `stops.TAU` counts.
+    The means of the mixture are those of C in float64. The noise is made with
+    the exact C, which differs from the float64 C. So the true means differ from
+    these means by at most eta = `error` / `noise_multiplier` standard
+    deviations. A log ratio exceeds eta^2 / 2 + eta x with probability Phi(-x).
+    The code sets x = `stops.MEANS`, and `stops.TAU` includes this probability.
     """
     eta = self.error / noise_multiplier
     return eta * (eta / 2 + stops.MEANS)
@@ -327,9 +337,9 @@ class MonteCarlo(Accountant):
       bound if bound.total < unamplified.total else unamplified, growth
     )
     # P <= e^growth P' + delta <= e^epsilon P' + (e^growth - e^epsilon) + delta.
-    # PRIVACY: Rounding errors move the means of the noise. At an epsilon below
-    # the part of these errors, delta would be too small. The difference is
-    # added to delta.
+    # PRIVACY: Rounding errors move the means of the noise. If epsilon is less
+    # than `growth`, the part of epsilon that covers these errors, delta would
+    # be too small. The difference e^growth - e^epsilon is added to delta.
     # Guard:
     # accounting_cohorts_test.test_moved_means_raise_an_amplified_epsilon.
     more = max(0.0, _exp(growth) - _exp(epsilon))
@@ -480,7 +490,9 @@ def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
 
 
 def _of_program(bound: monte_carlo.Bound, growth: float) -> monte_carlo.Bound:
-  """Returns the claim about the program for a bound of the mixture.
+  """Converts a bound for the ideal mixture into a claim about the real run.
+
+  The claim includes rounding errors and stops.
 
   Args:
     bound: bound of delta for the means of C in float64.
@@ -488,7 +500,7 @@ def _of_program(bound: monte_carlo.Bound, growth: float) -> monte_carlo.Bound:
   """
   # PRIVACY: The bound is for a mixture whose means are slightly off, in a run
   # that never stops. Without both corrections epsilon and delta would be too
-  # small. The growth is added to epsilon, and multiplies delta.
+  # small. The growth is added to epsilon, and delta is multiplied by e^growth.
   # Guard: accounting_cohorts_test.test_moved_means_raise_an_amplified_epsilon.
   epsilon = bound.epsilon + growth
   upper = bound.upper * _exp(growth) + stops.delta(epsilon)
@@ -496,5 +508,8 @@ def _of_program(bound: monte_carlo.Bound, growth: float) -> monte_carlo.Bound:
 
 
 def _exp(value: float) -> float:
-  """Returns e^`value`, or a number so large that delta is at most 1."""
+  """Returns e^`value`, capped at e^700.
+
+  At a growth above 700 the claim has delta 1, so the cap changes no claim.
+  """
   return math.exp(min(value, 700.0))

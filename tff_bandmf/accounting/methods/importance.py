@@ -23,8 +23,9 @@ Both are expectations of values in [0, 1] that are rarely above 0. So y is drawn
 from a distribution under which positive values are common, and each value is
 multiplied by a weight, the ratio of densities:
 
-  remove: y from R, about Q (E_S e^(a l_S))^r, for an exponent a >= 1 and a
-          number of copies r >= 1
+  remove: y from R, whose density is approximately proportional to
+          Q (E_S e^(a l_S))^r, for an exponent a >= 1 and a number of copies
+          r >= 1
   add:    y from N(-kappa m, s^2), kappa >= 0
 
 To draw y from R, draw copies S_1, ..., S_r of S one after another, and then y
@@ -35,23 +36,26 @@ e^(t_j) / Z_j with
   Z_j = E_S e^(t_j), a function of S_1, ..., S_(j-1)
 
 then the density of the copies and y is Q times the product of
-P(S_j) e^(a l_(S_j)) / Z_j over j. The value of a draw is multiplied by
+Pr(S_j) e^(a l_(S_j)) / Z_j over j. The value of a draw is multiplied by
 
-  w = Z_1 ... Z_r e^(L - r ln E_S e^(a l_S)),
+  w = Z_1 ... Z_r e^(L - r ln E_S e^(a l_S)).
 
-the ratio of P times the product of P(S_j) e^(a l_(S_j)) / E_S e^(a l_S) to this
-density. The second product has sum 1 over the copies for every y. So the mean
-of the weighted values is delta.
+This weight is a quotient. The numerator is P(y) times the product over j of
+Pr(S_j) e^(a l_(S_j)) / E_S e^(a l_S). The denominator is the density above. For
+every y, the product in the numerator sums to 1 over all copies. So the mean of
+the weighted values is delta.
 
-Let A be at least every product Z_1 ... Z_r. Z_j is convex in the sum of the
-earlier copies, and this sum is the mean of the j - 1 sums whose copies are all
-equal to one of them, so
+Let A be an upper bound of the product Z_1 ... Z_r, for all copies. Z_j is a
+convex function of the sum of m over the earlier copies. For each earlier copy
+S', take the sum (j - 1) m_S'. The true sum is the mean of these j - 1 sums. So
+Z_j is at most its largest value at any (j - 1) m_S', and the following A is an
+upper bound:
 
   A = product over j of
       max_S' E_S e^(a (a - 1) d_S / 2 + a^2 (j - 1) <m_S, m_S'> / s^2)
 
-is such a number. If the copies are drawn from their joint law instead, its
-normalizer replaces both A and the product.
+If all copies are drawn at once, from the law proportional to the product of
+Pr(S_j) e^(t_j), the normalizer of this law replaces both A and the product.
 
 By Jensen's inequality r ln E_S e^(a l_S) >= gamma L for gamma = r a, and
 L >= E l_S. A value is positive if u > 0, for u = L - epsilon (remove) or
@@ -88,9 +92,10 @@ import scipy.special
 
 from tff_bandmf import errors
 
-# Candidates for gamma - 1 with at most two copies, and for the number of
-# several copies, as multiples of the value with the least B. Larger values draw
-# more samples from the tail.
+# Factors that give the candidates. The best tilt has the least B. `_FACTORS`
+# multiply its gamma - 1 if it has at most two copies. `_COPIES` multiply its
+# number of copies if it has two or more. Larger values draw more samples from
+# the tail.
 _FACTORS = (1.0, 1.4, 2.0)
 _COPIES = (1.2, 1.4)
 # Ratio of gamma between successive candidates with equally many copies.
@@ -166,13 +171,13 @@ class Mixture(abc.ABC):
     The function takes (rng, count) and returns (L, ln E_S e^(a l_S),
     ln Z_1 ... Z_r) for `count` draws of y. All are [count] float64; the last is
     one number if it is equal for all draws. If L <= epsilon, the weighted value
-    is 0 for any ln E_S e^(a l_S); L may be rounded, and the second array has
-    L instead.
+    is 0. For such draws L may be rounded, and the second array holds L in place
+    of ln E_S e^(a l_S).
 
     Args:
       tilt: parameters of R.
-      epsilon: epsilon of delta. If it is -infinity, ln E_S e^(a l_S) is
-        computed for all draws.
+      epsilon: the epsilon at which delta is sampled. If it is -infinity,
+        ln E_S e^(a l_S) is computed for all draws.
     """
 
   @abc.abstractmethod
@@ -270,8 +275,8 @@ def remove(
   )
 
 
-# PRIVACY: The mean of the samples is delta only with this weight. Their bound
-# holds only for this normalizer. Tests compare both with known deltas.
+# PRIVACY: The mean of the samples is delta only with this weight. Their bound B
+# holds only for this weight. Tests compare both with known deltas.
 # Guard: b_min_sep_test.test_separation_of_one_is_poisson_sampling.
 def add(mixture: Mixture, epsilon: float) -> Direction:
   """Returns the way to sample delta with the client added."""

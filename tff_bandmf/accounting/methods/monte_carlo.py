@@ -26,7 +26,8 @@ from tff_bandmf import _blas, _checks, _files, errors
 from tff_bandmf.accounting.methods import importance
 
 FAILURE_PROBABILITY = 1e-8
-# Largest number of bounds that one call of `search.least` samples.
+# Largest number of bounds that one call of `search.least` computes from
+# samples.
 ATTEMPTS = 4
 
 _PILOT_SAMPLES = 5_000
@@ -53,9 +54,9 @@ class Samples:
       less.
     seed: seed of the samples; None for a random seed. The seed must not be
       chosen by a comparison of the bounds of several seeds.
-    tries: number >= 1 of bounds from which the caller chooses one to claim, for
-      example one bound for each of several strategies. Each bound gets an equal
-      share of `failure_probability`.
+    tries: number of bounds, >= 1. The caller computes so many and claims one of
+      them, for example one bound for each of several strategies. Each bound
+      gets an equal share of `failure_probability`.
     near: estimate of stddev(z) / clip at which a calibration begins its search;
       None for no estimate. A bad estimate only takes time.
 
@@ -120,8 +121,8 @@ class Options:
     failure_probability: probability that at least one of the bounds of all
       `tries` searches is too low.
     seed: seed of all samples, >= 0.
-    tries: number >= 1 of searches from which the caller claims one result. Each
-      search samples up to `ATTEMPTS` bounds.
+    tries: number of searches, >= 1. The caller claims the result of one of
+      them. Each search computes up to `ATTEMPTS` bounds from samples.
   """
 
   samples: int
@@ -335,8 +336,9 @@ def _tuned(
   eta = min(
     _LARGEST_ETA / direction.bound, math.sqrt(2 * log_term / (samples * square))
   )
-  # PRIVACY: If the margin were too small, the bound would fail more often than
-  # stated. The margin follows from the formula, for the returned eta.
+  # PRIVACY: If eta exceeded 1 / B, the bound in the module docstring would not
+  # hold, and a claim could be too small. The returned eta is at most 0.95 / B,
+  # and the margin is computed from this eta.
   # Guard: monte_carlo_test.test_samples_of_the_bound_are_used_once.
   return eta * square / 2 + log_term / (eta * samples), eta
 
@@ -363,7 +365,7 @@ def _average(
 def _upper(
   direction: importance.Direction, log: float, samples: int, log_term: float
 ) -> float:
-  """Returns the bound of delta of the module docstring, or B if B is less."""
+  """Returns the bound of delta in the module docstring, or B if B is less."""
   # PRIVACY: As a bound of delta, the average of the samples alone would be too
   # low with probability about 1/2. With the term `log_term` / N of Markov's
   # inequality the bound is too low with probability at most beta.

@@ -9,8 +9,9 @@
 | d       | number of coordinates of a row                                |
 
 A block is a group of consecutive rounds, and a chunk is a range of coordinates.
-Each part of the work computes one block of one chunk. `block_makers` defines
-the memory and windows. Noise is in steps of `noise.lattice`.
+Each part of the work computes one block of one chunk. The module `block_makers`
+explains how past noise is kept in memory, and what a window is. Noise is in
+steps of `noise.lattice`.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ class Stream:
 
     y_t = z_steps (C^-1 Z)[t], apart from rounding
 
-  Each row is rounded to integers, exactly (see `blocks`), and later rows are
-  computed from the rounded ones. So y has the same bits for every choice of
-  blocks, chunks, devices, libraries and machines.
+  Each row is the exact value of y_t, rounded once to integers (see `blocks`).
+  Later rows are computed from the rounded rows. So y has the same bits for
+  every choice of blocks, chunks, devices, libraries and machines.
 
   Attributes:
     recursion: recursion that computes y from z, for the strategy matrix C.
@@ -272,9 +273,10 @@ def identify(
 def _block_rounds(memory: int) -> int:
   """Returns the number of rounds of a block.
 
-  The ring of a window consists of whole blocks. If the memory has more than 24
-  rows, the result is the number in `_BLOCK_ROUNDS` with which the ring has the
-  fewest rows. If several numbers give the fewest, the result is the largest.
+  A recursion with a window keeps its past rows in a ring buffer, whose length
+  is a multiple of the result. If the memory has more than 24 rows, the result
+  is the number in `_BLOCK_ROUNDS` with which the ring has the fewest rows. If
+  several numbers give the fewest, the result is the largest.
 
   Args:
     memory: number of rows of the recursion's memory, >= 0.
