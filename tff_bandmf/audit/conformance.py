@@ -1,4 +1,4 @@
-"""An audit of an aggregator that others wrote, against their statement.
+"""An audit that compares an aggregator with the statement of its author.
 
   make = aggregators.load('mine:aggregator')
   for answer in answers(make, Statement(0.5, 1.2, 100, np.eye(128))):
@@ -8,7 +8,7 @@
 |---------------|--------------------------------------------------------------|
 | `influence`   | how far one client moves the sum, also by NaN or huge values |
 | `sums`        | how much rounding of the sum adds to a client's influence    |
-| `size`        | standard deviation of the noise, by what clients send        |
+| `size`        | standard deviation of the noise, for each kind of update     |
 | `correlation` | correlation of the noise over rounds, runs and coordinates   |
 | `tails`       | number of large normals, and of normals in intervals         |
 | `low_bits`    | last bits of releases with and without a client              |
@@ -65,8 +65,9 @@ _CHANGE = 1e-3
 # Largest relative excess over a clip, and largest relative change of a client's
 # contribution, with which an aggregator may still pass.
 _HIDDEN_EXCESS, _HIDDEN_CHANGE = 0.1, 0.5
-# Shapes of the layers of an update with many coordinates, largest number of
-# rounds of its runs, and of rounds whose correlation is measured.
+# Shapes of the layers of an update with many coordinates; largest number of
+# rounds of a run with such updates; and number of these rounds whose
+# correlation is measured.
 _MANY_SHAPES = ((1 << 17,), (256, 512))
 _MANY_ROUNDS, _MANY_CORRELATED = 64, 8
 # Exponents p of the grids that `_on_grids` tests, the multiples of v 2^-p for a
@@ -149,8 +150,8 @@ class Runs:
     clients = statement.clients_per_round
     sizes = probes.cohort_sizes(clients)
     usual = probes.ordinary(clients)
-    # This number of releases makes the error of the contribution of B clients
-    # small.
+    # With this number of releases, the error of a contribution that all B
+    # clients send is at most `_ERROR`, unless `_RELEASES` are too few.
     error = self._reach() / clients / _ERROR
     repetitions = math.ceil(min(error**2, _RELEASES) / 2)
     self.ordinary = list(
@@ -198,8 +199,9 @@ class Runs:
     """Returns bounds on the contribution of one measured client, with noise.
 
     The contribution of a client is measured in the directions of the layers of
-    its update. If a release is not finite, both bounds are infinite. A client
-    in a small group has no upper bound: the noise hides what it adds.
+    its update. If a release is not finite, both bounds are infinite. If the
+    group has fewer than half of B clients, the upper bound is NaN, since the
+    noise hides what these clients add.
     """
     statement = self.subject.statement
     clients = statement.clients_per_round
@@ -229,8 +231,9 @@ _FIRST, _LAST = 'all clients: tiny, first', 'all clients: tiny, last'
 def influence(runs: Runs) -> answers_lib.Answer:
   """Returns the answer on the norm, in clips, by which a client moves a sum.
 
-  Without noise, this is the difference of a sum with attackers and without.
-  A part of earlier sums that a last sum without attackers has counts too.
+  Without noise, this is the distance between a sum with attackers and the first
+  sum, which has no attackers. The last sum has no attackers either: its
+  distance to the first sum shows whether earlier updates are in later sums.
   """
   clients = runs.subject.statement.clients_per_round
   sizes = probes.cohort_sizes(clients)
@@ -267,7 +270,7 @@ def divisor(runs: Runs) -> answers_lib.Answer:
 
   The contribution must depend neither on the number of clients in the round nor
   on the numbers of examples that clients state. Changes are relative to the
-  contribution where all clients send the same.
+  contribution in the cohort in which all clients send the same update.
   """
   clients = runs.subject.statement.clients_per_round
   sizes = probes.cohort_sizes(clients)
@@ -278,7 +281,7 @@ def divisor(runs: Runs) -> answers_lib.Answer:
     if name in intervals and reference in intervals:
       bounds.add(name, _change(intervals[name], intervals[reference]))
   sums = runs.sums or {}
-  # Other clients put their updates into the scalar.
+  # The scalar is left out, since only the other clients send it.
   each = {
     name: sums[name][:-1] / sizes[name][0].clients
     for name in sizes
@@ -321,16 +324,16 @@ def sums(subject: probes.Subject) -> answers_lib.Answer:
 
   Without noise, the aggregator adds three cohorts: the cohort of
   `arithmetic_attacks.summing` with the victim's record, the same cohort without
-  it, and the victim's record among very small ones. Every layer has the record
-  in one coordinate. The statistic is the norm, over these coordinates, of the
-  difference of the first two sums, less the third sum.
+  this record, and the victim's record among very small ones. Every layer has
+  the record in one coordinate. The statistic is the norm, over these
+  coordinates, of the difference of the first two sums, less the third sum.
   """
   statement = subject.statement
   clients = statement.clients_per_round
   # Values of the cohort are exact in float32 for a unit that is a power of two.
   unit = 2.0 ** math.floor(math.log2(statement.l2_norm_clip))
   unit *= _SUMS_SCALE / statement.l2_norm_clip
-  # PRIVACY: A sum may be inexact only in some layers or coordinates. A test of
+  # PRIVACY: Sums could be inexact in some layers or coordinates only. A test of
   # one position would miss this, so each kind of position is tried.
   # Guard: conformance_test.test_sum_that_is_not_exact_fails.
   places = list(probes.PLACES)
@@ -385,8 +388,8 @@ class Noises:
       anew; empty if there is no such program.
     differences: noise of the difference of each other pair of runs.
     many: noise of updates with many coordinates.
-    after: noise of rounds past the last round, in the least standard deviation
-      that it may have, [d] each.
+    after: noise of rounds past the last round, [d] each, divided by the
+      smallest standard deviation that is allowed.
   """
 
   def __init__(self, runs: Runs, many: whitened.Noise):
@@ -415,8 +418,9 @@ class Noises:
       noise(pair, (pair.releases[0] - pair.releases[1]) / math.sqrt(2))
       for pair in runs.others
     ]
-    # C has no row for such a round. For every further row whose diagonal entry
-    # is at most twice the largest one of C, the noise is at least this large.
+    # C has no row for a round past the last one. If C had a further row, with a
+    # diagonal entry of at most twice the largest diagonal entry of C, the
+    # standard deviation of the noise would be at least this number.
     least = statement.z_stddev / (2 * float(np.diag(statement.matrix).max()))
     self.after = [
       (pair.after[0] - pair.after[1]) / (math.sqrt(2) * least)
@@ -452,9 +456,10 @@ class Noises:
 
 
 def size(noises: Noises) -> answers_lib.Answer:
-  """Returns the answer on the size: the ratio that is nearest to failing.
+  """Returns the answer on the standard deviation of the noise.
 
-  A ratio is the measured standard deviation over the stated one.
+  The answer has the ratio of measured to stated standard deviation that is
+  nearest to failing.
   """
   false_alarm = noises.runs.subject.false_alarm * _SHARE
   test = whitened.sizes(noises.merged(), noises.after, false_alarm)
@@ -502,8 +507,8 @@ class Many:
     noise: whitened noise of the first run.
     draws: number of normals that were examined.
     thresholds: `arithmetic_attacks.TAIL`, and the magnitude that 60 of the
-      least number of draws are expected to exceed. If this number is below 120,
-      half of the draws are expected to exceed it.
+      least number of draws are expected to exceed. If the least number of draws
+      is below 120, half of the draws are expected to exceed this magnitude.
     beyond: number of normals beyond each threshold in magnitude.
     grids: numbers of small releases without and with the client's value, as
       `_on_grids` returns them, [2, 3, digits, 2].
@@ -588,7 +593,7 @@ def counts_beyond(
 def tails(
   subject: probes.Subject, many: Many, noises: Noises
 ) -> answers_lib.Answer:
-  """Returns the answer on numbers of normals.
+  """Returns the answer on the numbers of normals in tails and intervals.
 
   Large normals are counted with many coordinates, and normals in intervals at
   all probes.
@@ -685,8 +690,8 @@ def _other_sums(
   """
   vector, rest = aggregators.flat(updates[0]), updates[1:]
   steps = np.eye(vector.size) * (np.abs(vector).max() / 2)
-  # PRIVACY: A second release after a change of a single coordinate could go
-  # unseen. These cohorts have such sums.
+  # PRIVACY: A faulty aggregator could release a second sum if only one
+  # coordinate of the sum changed. Some of these cohorts change one coordinate.
   # Guard: conformance_test.test_second_release_of_a_round_fails.
   others = {
     'the opposite': -vector,
@@ -711,7 +716,7 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
   """Returns the answer on second releases of a round.
 
   A sound aggregator refuses to release another sum, or releases the first mean
-  again. For the same sum it does one or the other too. Suppose that an
+  again. For the same sum, it does one of these two as well. Suppose that an
   aggregator releases two sums. If both have the same noise, the difference of
   the releases is the difference of the sums, without noise. If the noise is
   new, the round costs its epsilon a second time. The statistic is the least

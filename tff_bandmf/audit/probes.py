@@ -5,8 +5,8 @@ A probe is a cohort with a name. Names have the form 'kind: detail'.
 | table         | probes                                                       |
 |---------------|--------------------------------------------------------------|
 | `ordinary`    | few, many and no clients, whose sum is known                 |
-| `cohort_sizes`| clients that send the same, among other numbers of clients   |
-| `attacks`     | updates of any norm above the clip, and stated examples      |
+| `cohort_sizes`| clients with equal updates, in cohorts of several sizes      |
+| `attacks`     | updates above the clip, and false numbers of examples        |
 | `not_finite`  | NaN and infinity                                             |
 
 `Subject.pairs` runs an aggregator twice, side by side, on the same cohorts. The
@@ -42,7 +42,7 @@ DIMENSION = sum(_SIZES)
 _SCALAR = len(SHAPES) - 1
 # First coordinate of each layer, and the number of coordinates.
 STARTS = [0, *np.cumsum(_SIZES).tolist()]
-# The first coordinate of each layer, and the last one before the scalar.
+# The first coordinate of each layer, and the last one of the largest layer.
 PLACES = (*STARTS[:-1], STARTS[_SCALAR - 1] - 1)
 # Number of orthogonal directions of updates.
 _DIRECTIONS = 8
@@ -64,7 +64,8 @@ class Statement:
     clients_per_round: B, number of clients and divisor of the mean, >= 1.
     matrix: C, [n, n] float64, lower-triangular; the identity for noise that is
       independent between rounds. Each run of an audit has at most n rounds, and
-      one more that a sound aggregator refuses or gives noise.
+      one further round, which a sound aggregator refuses or releases with
+      noise.
   """
 
   l2_norm_clip: float
@@ -112,8 +113,8 @@ Probes = Mapping[str, Cohort]
 def ordinary(clients: int) -> Probes:
   """Returns cohorts whose sum every sound aggregator leaves as it is.
 
-  One client sends half a clip at most. A sound aggregator takes the first of
-  these cohorts, and may refuse the others.
+  At most one client sends half a clip; the others send almost nothing. A sound
+  aggregator accepts the first of these cohorts, and may refuse the others.
 
   Args:
     clients: B.
@@ -129,8 +130,8 @@ def ordinary(clients: int) -> Probes:
     'one client: half a clip': (one,),
     'one client: tiny': (Group(1),),
     'one client: zeros': (Group(1, 0.0),),
-    # PRIVACY: An aggregator may add no noise if no client comes. One cohort is
-    # empty.
+    # PRIVACY: A faulty aggregator could leave out the noise if no client takes
+    # part. One cohort is empty.
     # Guard: conformance_test.test_fault_of_the_noise_fails_its_question.
     'no client: no update': (),
     'more clients: one of half a clip': (one, Group(clients)),
@@ -138,9 +139,9 @@ def ordinary(clients: int) -> Probes:
 
 
 def cohort_sizes(clients: int) -> Probes:
-  """Returns cohorts whose first clients send the same half of a clip.
+  """Returns cohorts whose first clients send the same update of half a clip.
 
-  The others, if any, send nothing in the coordinates of this update.
+  The other clients, if any, send zeros in the coordinates of this update.
 
   Args:
     clients: B.
@@ -170,13 +171,13 @@ def cohort_sizes(clients: int) -> Probes:
 
 
 def attacks(clients: int, noise: bool) -> Probes:
-  """Returns updates above the clip, and of clients that state any examples.
+  """Returns cohorts with updates above the clip, or false numbers of examples.
 
   Args:
     clients: B.
-    noise: whether the aggregator adds noise. All clients attack then, and in
-      one cohort a quarter, so that the noise does not hide the attack. Without
-      noise, one client attacks too.
+    noise: whether the aggregator adds noise. With noise, which would hide one
+      attacker, all clients attack, and in one cohort a quarter of them. Without
+      noise, further cohorts have one attacker.
   """
   norms = (1.0, 1.0001, 1.001, 1.01, 1.1, 1.5, 2, 10, 1e3, 1e6, 1e12, 1e19)
   groups = {
@@ -209,7 +210,7 @@ def attacks(clients: int, noise: bool) -> Probes:
 
 
 def not_finite(clients: int, noise: bool) -> Probes:
-  """Returns updates with one coordinate that is not finite, as `attacks`."""
+  """Returns cohorts with NaN or infinity; for the arguments see `attacks`."""
   probes: dict[str, Cohort] = {}
   for norm, by in ((1e3, _ALL), (0.5, _BOTH[1:])):
     groups = {
@@ -239,9 +240,9 @@ def _cohorts(
   The one client is in turn the first, the last or a middle client.
 
   Args:
-    groups: groups by name, with braces for the clients.
+    groups: {name: group}; `{}` in a name stands for the clients that attack.
     clients: B.
-    by: names of the clients, out of `_BOTH`.
+    by: members of `_BOTH`, which say what clients attack.
   """
   probes: dict[str, Cohort] = {}
   for i, (name, group) in enumerate(groups.items()):
@@ -268,7 +269,7 @@ class Pair:
       None if it was refused or not tried.
     refused: names of probes that were refused.
     not_finite: name of the probe whose release was not finite, which ended the
-      runs; None if all were finite. This release is left out.
+      runs; None if all were finite. `releases` lacks this release.
   """
 
   names: list[str]
@@ -286,8 +287,8 @@ class Pair:
     of the sums, plus Z.
 
     Returns:
-      For each probe, the sum in clips, [d]; and the standard deviation of one
-      of its coordinates, in standard deviations of Z.
+      {name of a probe: its sum in clips, [d]}; and {name: standard error of
+      each coordinate of this sum, in standard deviations of Z}.
     """
     probes = list(dict.fromkeys(self.names))
     indicators = np.array(self.names)[:, np.newaxis] == np.array(probes)
@@ -413,7 +414,8 @@ class Subject:
   def without_noise(self, probes: Probes) -> Optional[dict[str, np.ndarray]]:
     """Returns B times the mean of each probe, in clips, [d], without noise.
 
-    Refused probes are left out. The first probe is sent again in every run.
+    Refused probes are left out. Each probe is sent once, in as many runs as the
+    number of rounds of C requires.
 
     Returns:
       None if there is no variant without noise.
@@ -452,8 +454,8 @@ class Subject:
   def _pair(self, probes: Probes, schedule: Sequence[str]) -> Pair:
     """Returns the two runs in which probes are sent as scheduled.
 
-    If the schedule has the first of the ordinary probes, the runs go on with it
-    to the last round, and past it.
+    If the schedule has the first of the ordinary probes, the runs repeat this
+    probe up to the last round, and in one round past the last.
     """
     rounds = len(self.statement.matrix)
     needed, usual = next(
@@ -484,11 +486,12 @@ class Subject:
         return self.total(sent[0]), means, refusals
 
       for attempt, name in enumerate(itertools.chain(schedule, more)):
-        # A function may count a refused round; an object does not, as the audit
-        # hands it the same state again.
+        # If the state is inside the aggregator, it may count a refused round.
+        # Otherwise the next round gets the same state, so a refused round does
+        # not count.
         if (len(names) if one.has_state else attempt) == rounds:
-          # PRIVACY: The noise of an aggregator may depend on the sum of the
-          # round before. Each probe is followed by an ordinary round.
+          # PRIVACY: A faulty aggregator could leave out the noise in a round
+          # past the last round of C. Such a round is tried.
           # Guard: conformance_test.test_fault_of_the_noise_fails_its_question.
           after = released(usual)[1] or None
           break

@@ -1,7 +1,8 @@
-"""Statistical tests of whitened noise, which is normal if a statement is true.
+"""Statistical tests of whitened noise W, [rounds, d].
 
-Entries of W, [rounds, d], are independent standard normals then. A test is
-exact: its statistic has a known distribution for every d and number of rounds.
+If the noise has the stated distribution, the entries of W are independent
+standard normals. A test is exact: its statistic has a known distribution for
+every d and number of rounds.
 
 | function      | tests                                                        |
 |---------------|--------------------------------------------------------------|
@@ -22,7 +23,8 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-# Standard deviations at which intervals of `shape` end, beside the quantiles.
+# Further ends of the intervals of `shape`, in standard deviations; the other
+# ends are quantiles.
 _ENDS = (0.001, 0.01, 2.0, 2.5, 3.0, 3.5, 4.0)
 
 
@@ -32,7 +34,8 @@ class Noise:
 
   Attributes:
     whitened: W, [rounds, d].
-    names: name of the probe of each round.
+    names: for each round, the name of its probe (the cohort that the audit sent
+      in this round).
     starts: first coordinate of each layer, and d.
   """
 
@@ -42,13 +45,15 @@ class Noise:
 
 
 class Test(NamedTuple):
-  """The result of a test that is nearest to failing.
+  """The result of one test.
+
+  A function that makes several tests returns the test nearest to failing.
 
   Attributes:
     statistic: measured number.
     least: least statistic that passes.
     most: largest statistic that passes.
-    name: words for the normals of the test.
+    name: text that says which normals were tested.
   """
 
   statistic: float
@@ -86,16 +91,16 @@ def large_normals(
 def sizes(
   noises: Sequence[Noise], after: Sequence[np.ndarray], false_alarm: float
 ) -> Test:
-  """Returns the least likely ratio of standard deviations.
+  """Returns the least likely ratio of measured to stated standard deviation.
 
-  A ratio is the measured standard deviation over the stated one. The sum of
-  squares of m independent standard normals is chi-square with m degrees of
-  freedom.
+  The sum of squares of m independent standard normals is chi-square with m
+  degrees of freedom.
 
   Args:
     noises: whitened noise.
-    after: noise of rounds past the last round, in the least standard deviation
-      that it may have, [d] each; it may be larger.
+    after: noise of rounds after the last round, [d] each, divided by the
+      smallest standard deviation that is allowed. The true standard deviation
+      may be larger.
     false_alarm: largest probability with which any ratio fails.
   """
   # (name, sums of squares, degrees of freedom, whether there is an upper limit)
@@ -154,10 +159,11 @@ def correlations(
   """Returns the largest correlation, and the number of correlations.
 
   For independent vectors a and b of standard normals, <a, b> / |b| is a
-  standard normal, also if the coordinates of a are shifted by any number. So is
-  the sum of this number over m rounds, divided by m^(1/2), if each a is
-  independent of what comes before. The vectors are rounds of one run and of two
-  runs, coordinates, and halves of a round.
+  standard normal. This remains true if the coordinates of a are rotated by any
+  number of places. The sum of <a, b> / |b| over m rounds, divided by m^(1/2),
+  is also a standard normal if each a is independent of the earlier vectors. The
+  vectors a and b are two rounds of one run or of two runs, two coordinates, or
+  two parts of a round.
 
   Args:
     noises: whitened noise, in groups of runs that are independent of each
@@ -171,7 +177,7 @@ def correlations(
     nonlocal tests
     values = np.abs(values)
     tests += values.size
-    # Largest number that is not NaN. All tests have the same limit.
+    # All tests have the same limit, so only the largest number matters.
     largest.append((float(values.max(initial=0.0)), name))
 
   for group in noises:
@@ -212,10 +218,11 @@ def _add_by_round(values, name, add):
 
 
 def _at_distance(rows: np.ndarray, distance: int) -> np.ndarray:
-  """Returns <a, b> / |b| for each row; b is a, `distance` coordinates later.
+  """Returns <a, b> / |b| for each row, for two parts a and b of the row.
 
-  The vectors a and b have no coordinate in common: a has every other block of
-  `distance` coordinates.
+  Each coordinate of b is `distance` places after a coordinate of a. The vectors
+  a and b have no coordinate in common: a has every other block of `distance`
+  coordinates.
   """
   index = np.arange(rows.shape[1] - distance)
   index = index[index // distance % 2 == 0]
@@ -235,7 +242,7 @@ def _add_rounds(rows, rounds, add):
   products = _products(rows, rows)
   spectra, norms = np.fft.rfft(rows), np.linalg.norm(rows, axis=1)
   for later in range(1, len(rows)):
-    # The same coordinates, and all shifts of them.
+    # The later round is rotated by every number of places, also by 0.
     shifted = _shifted(spectra[later], spectra[:later], norms[:later], rows)
     split = later - later % rounds
     add(shifted[:split], 'rounds of two runs')
@@ -243,8 +250,8 @@ def _add_rounds(rows, rounds, add):
   for start in range(0, len(rows), rounds):
     for other in range(0, start + 1, rounds):
       block = products[start : start + rounds, other : other + rounds]
-      # Block [a, b] is symmetric if both are one run, and then its upper half
-      # has no further test.
+      # If both runs are the same, both halves of the block have the same
+      # products <a, b>, so only the lower half is tested: a is the later round.
       distances = range(-rounds + 1, rounds if other < start else 0)
       name = 'all rounds of two runs' if other < start else 'all rounds'
       add(
@@ -265,7 +272,7 @@ def _products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _shifts(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-  """Returns <row i shifted by s, other i> / |other i| for all i and s."""
+  """Returns <row i rotated by s, other i> / |other i| for all i and s."""
   return _shifted(
     np.fft.rfft(rows), np.fft.rfft(others), np.linalg.norm(others, axis=1), rows
   )
@@ -278,15 +285,15 @@ def _shifted(spectra, others, norms, rows):
 
 
 def shape(noise: Noise, where: str, false_alarm: float) -> Test:
-  """Returns the number of normals in an interval that is nearest to failing.
+  """Counts the normals in intervals; returns the count nearest to failing.
 
-  The number of m normals in an interval is binomial. The normals of a layer are
-  divided by their root mean square, which makes their numbers vary less.
+  The number of m normals that fall into an interval is binomial. The normals of
+  a layer are divided by their root mean square, so their counts vary less.
 
   Args:
-    noise: whitened noise; the standard deviation of a layer does not count.
-    where: where it was measured, in words.
-    false_alarm: largest probability with which any number fails.
+    noise: whitened noise; the standard deviation of a layer has no effect.
+    where: text that says where the noise was measured.
+    false_alarm: largest probability with which any count fails.
   """
   norm = scipy.stats.norm
   edges = np.concatenate([norm.ppf(np.arange(1, 16) / 16), _ENDS])

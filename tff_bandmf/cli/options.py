@@ -321,8 +321,8 @@ class Participants:
     return self.schema(stored)
 
 
-# The key is the name of a value that `combined` makes. The entry has the names
-# of the flags from which it is made.
+# {name of a value that `combined` makes: names of the flags that make this
+# value}.
 COMBINED: dict[str, tuple[str, ...]] = {}
 
 

@@ -9,16 +9,16 @@ of runs, cohorts of Flower, and ledgers all read names by the functions here.
 | with a blank at an end, a control character, a quote `"`, or  | refused    |
 | a character that nobody sees, see `_unseen`                   |            |
 | that is not UTF-8                                             | refused    |
-| that is equal to another name but for the spelling, see       | a warning  |
-| `_respelled`                                                  |            |
-| of another kind                                               | a name     |
+| with the same spelling as another name, see `_respelled`      | a warning  |
+| that no row above describes                                   | a name     |
 
 A negative integer is a name too, since programs hash names to signed integers.
-It is refused if its digits are in `_MISSING`. The integers of a ledger are
-indices in the population, so they are at least 0. Names that differ in one bit
-count as different clients.
+It is refused if `_MISSING` contains it. The integers of a ledger are indices in
+the population, so they are at least 0. Names that differ in one bit count as
+different clients.
 
-Many names are in a `Column` of bytes, and all of them are handled at once.
+If there are many names, a `Column` stores them as bytes, and each function
+handles the whole column at once.
 """
 
 from __future__ import annotations
@@ -57,36 +57,39 @@ for _word in {*_MISSING, *map(str.upper, _MISSING), *map(str.title, _MISSING)}:
   for _first in {_word[0].lower(), _word[0].upper()}:
     for _last in {_word[-1].lower(), _word[-1].upper()}:
       _ENDS_OF_MISSING[256 * ord(_first) + ord(_last)] = True
-# ASCII characters that a name may have, and the closing character of each
-# opening one.
+# ASCII characters that a name may have. For each opening quote or bracket, the
+# closing one.
 _ALLOWED = bytes(set(range(32, 127)) - {ord('"')})
 _CLOSING = np.zeros(256, np.uint8)
 for _first, _last in zip("'`{([<", "'`})]>"):
   _CLOSING[ord(_first)] = ord(_last)
 _CLOSES = np.isin(np.arange(256), _CLOSING[_CLOSING > 0])
-# Unicode categories of invisible characters, and of half characters.
+# Refused Unicode categories: control, format, private-use and unassigned
+# characters, surrogates (halves of a character in UTF-16), and separators.
 _UNSEEN_CATEGORIES = ('Cc', 'Cf', 'Cs', 'Co', 'Cn', 'Zl', 'Zp', 'Zs')
-# First and last of the other characters that Unicode shows as nothing
-# (Default_Ignorable_Code_Point), of an empty Braille cell, and of the character
-# that replaces a damaged one.
+# Ranges (first, last) of further refused characters: those that Unicode does
+# not show (Default_Ignorable_Code_Point), the empty Braille cell U+2800, the
+# empty note head U+1D159, and U+FFFC and U+FFFD, which replace an object and a
+# damaged character.
 _UNSEEN_RANGES = (
   *((0x34F, 0x34F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
   *((0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0)),
   *((0xFFF0, 0xFFFD), (0x1D159, 0x1D159), (0xE0000, 0xE0FFF)),
 )
-# Quotes other than ' in text that Unicode has normalised.
+# Quotes that NFKC leaves unchanged; each is replaced by '.
 _QUOTES = str.maketrans(dict.fromkeys('‘’‚‛“”„‟«»‹›', "'"))
 # Number of names that are handled at a time; their bytes fit in a cache.
 _CHUNK = 2**16
 # Factors of the finaliser of SplitMix64.
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-# Number of slots of the latest names of `Register`, in bits.
+# `Register` has 2^22 slots. A slot has the hash of the latest name whose hash
+# begins with the 22 bits of the slot.
 _SLOT_BITS = 22
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Column:
-  """Texts one after another.
+  """Texts, stored one after another.
 
   Attributes:
     content: [bytes] uint8, the texts in UTF-8.
@@ -99,7 +102,7 @@ class Column:
 
   @classmethod
   def from_texts(cls, texts: Sequence[str]) -> Column:
-    """Returns a column; half a character of UTF-16 becomes invalid UTF-8."""
+    """Returns a column of texts; a surrogate becomes invalid UTF-8."""
     joined = ''.join(texts)
     if joined.isascii():
       encoded, sizes = joined.encode(), map(len, texts)
@@ -255,9 +258,10 @@ def first_fault(column: Column) -> Optional[tuple[int, str]]:
   return None
 
 
-# PRIVACY: Names such as '7' and '7 ' would make two clients of one, and 'nan'
-# for all clients without a name would make one client of many. The check looks
-# for each kind of fault at both ends.
+# PRIVACY: If '7' and '7 ' were both names, one client could count as two. If
+# 'nan' were a name, all clients without a name would count as one. A text is
+# refused if it is empty, stands for a missing name, begins or ends with a
+# blank, is not UTF-8, or has a refused character anywhere.
 # Guards: client_names_test.test_text_that_is_no_name_is_refused_by_every_reader
 # and client_names_test.test_first_fault_is_that_of_one_text_at_a_time.
 def _faults(column: Column) -> Iterable[tuple[int, str]]:
@@ -316,7 +320,7 @@ def _place(column: Column, byte: int) -> int:
 # would count as two. Such characters are refused.
 # Guard: client_names_test.test_first_fault_is_that_of_one_text_at_a_time.
 def _unseen(character: str) -> bool:
-  """Returns whether a name may not have a character.
+  """Returns whether a character is refused in names.
 
   >>> [_unseen(each) for each in ('a', ' ', '\\xa0', '\\u200b', '\\u3164')]
   [False, False, True, True, True]
@@ -330,10 +334,12 @@ def _unseen(character: str) -> bool:
 
 
 def _respelled(column: Column) -> Column:
-  """Returns one spelling for all names that may mean one client.
+  """Returns the simplified spelling of each name.
 
-  Case, Unicode normalisation (NFKC), quotes or brackets around a name, zeros
-  before a number, `.0` at the end of a number and repeated blanks are dropped.
+  Names that may mean one client get the same spelling. The function applies
+  NFKC and lower case, and removes quotes or brackets around a name, zeros
+  before a number, `.0` after a number at the end of a name, and repeated
+  blanks.
 
   >>> [*_respelled(Column.from_texts(['007', '7.0', "b'7'", 'A-07', 'a-7']))]
   ['7', '7', '7', 'a-7', 'a-7']
@@ -366,7 +372,10 @@ def _respelled(column: Column) -> Column:
 
 
 def _normalised(column: Column) -> tuple[bytes, np.ndarray]:
-  """Returns content and bounds after NFKC, case folding, and one quote '."""
+  """Applies NFKC and case folding, and replaces every quote by '.
+
+  The result is (content, bounds).
+  """
   count = len(column)
   place = np.arange(len(column.content))
   place += np.repeat(np.arange(count), np.diff(column.bounds))
@@ -414,7 +423,8 @@ def _drop_fractions(
 
 
 # PRIVACY: The names '7' and '07' may be one client, who would count as two.
-# Zeros before a number are found in each text.
+# This function finds the zeros before a number, so that both names get one
+# spelling.
 # Guard:
 # client_names_test.test_spelling_of_a_column_is_that_of_one_text_at_a_time.
 def _leading_zeros(
@@ -422,14 +432,15 @@ def _leading_zeros(
 ) -> np.ndarray:
   """Returns which bytes are zeros before a number in a text."""
   zero = content == ord('0')
-  # Whether a byte follows a digit, or a point after a digit, of its text.
+  # True for a byte if the byte before it in the same text is a digit, or a
+  # point that follows a digit.
   follows = np.zeros(len(content), bool)
   follows[1:] = digit[:-1]
   follows[2:] |= (content[1:-1] == ord('.')) & digit[:-2]
   inner = starts[ends - starts > 1]
   follows[inner + 1] = digit[inner]
   follows[starts] = False
-  # Whether a digit of its text follows a byte.
+  # True for a byte if the next byte of the same text is a digit.
   followed = np.zeros(len(content), bool)
   followed[:-1] = digit[1:]
   followed[ends - 1] = False
@@ -454,10 +465,11 @@ class Register:
     # Without this secret random factor, an attacker could choose client names
     # that have the same hash.
     self._factor = np.uint64(secrets.randbits(64) | 1)
-    # The last name in each slot, by the first bits of its hash.
+    # For each slot, the hash of the last name in it. The first bits of a hash
+    # are the index of its slot.
     self._latest = np.zeros(2**_SLOT_BITS, np.uint64)
-    # Hashes of different names, and of the spellings that `_respelled` gives
-    # them. Some names occur several times.
+    # Hashes of names, and of the spellings that `_respelled` gives them. A name
+    # may be in the list more than once.
     self._names: list[np.ndarray] = []
     self._spellings: list[np.ndarray] = []
 
@@ -467,7 +479,7 @@ class Register:
     for chunk in column.chunks():
       hashes.append(self._hashes(chunk))
       slots = _first_bits(hashes[-1], _SLOT_BITS)
-      # A name that is the latest of its slot was spelled before.
+      # If a name is the latest in its slot, its spelling was computed already.
       # PRIVACY: If a new name were mistaken for an earlier name, its spelling
       # would not be compared with others, and one client could have two names.
       # Names are compared by their whole hashes.
@@ -489,12 +501,12 @@ class Register:
   def _hashes(self, column: Column) -> np.ndarray:
     """Returns a hash of each text under the secret factor.
 
-    The hash h begins as the length of the text. Each 8 bytes w in turn, the
-    last ones filled up with zeros, replace h by mixed(h * factor + w).
+    The hash h begins as the length of the text. For each next 8 bytes w of the
+    text, h becomes mixed(h * factor + w). The last w is padded with zeros.
     """
     starts, lengths = column.bounds[:-1], np.diff(column.bounds)
     padded = np.append(column.content, np.zeros(8, np.uint8))
-    # The 8 bytes from each byte on, as one number.
+    # For each byte, the number that this byte and the next 7 bytes form.
     words: np.ndarray = np.ndarray(len(padded) - 7, '<u8', padded, strides=(1,))
     hashes = lengths.astype(np.uint64)
     texts = np.arange(len(lengths))
@@ -508,22 +520,24 @@ class Register:
     return hashes
 
   def alike(self) -> Optional[tuple[int, int, int]]:
-    """Returns how many names may be other spellings, and one such pair.
+    """Returns how many names may be other spellings of earlier names.
 
     The result is (number of names less the number of spellings, hash of a name,
-    hash of another name with its spelling), or None if all spellings differ.
+    hash of another name with the same spelling), or None if all spellings
+    differ.
     """
     if all(map(operator.is_, self._names, self._spellings)):
       return None
     name = np.concatenate(self._names)
     spelling = np.concatenate(self._spellings)
-    # A slot has the names whose spellings have some bits in common. Only the
-    # names of slots with two different names are left, to be sorted below.
+    # The spellings of the names in one slot have some bits in common. The loop
+    # leaves only names whose slot has two different names; these are sorted
+    # below.
     for skipped in 0, 20, 40:
       bits = 1 + len(name).bit_length()
       slots = _first_bits(spelling << np.uint64(skipped), bits)
-      # Half of a hash takes half of the time, and two names of one client that
-      # have it in common are missed with probability 2^-32.
+      # Comparing half of each hash takes half of the time. Two different names
+      # have the same half with probability 2^-32; such a pair may be missed.
       half = name.astype(np.uint32)
       name_in_slot = np.zeros(2**bits, np.uint32)
       name_in_slot[slots] = half
@@ -533,7 +547,7 @@ class Register:
       name, spelling = name[left], spelling[left]
     order = np.argsort(spelling)
     name, spelling = name[order], spelling[order]
-    # If a spelling has two names, two neighbours of this spelling differ.
+    # If two names have one spelling, two neighbours with this spelling differ.
     differ = (spelling[1:] == spelling[:-1]) & (name[1:] != name[:-1])
     if not differ.any():
       return None
@@ -604,13 +618,15 @@ class Spellings:
   """The spellings of names that come one cohort after another."""
 
   def __init__(self):
-    # Names whose spelling is another text, by this text.
+    # {spelling: name}, for names that differ from their spelling.
     self._names: dict[str, str] = {}
 
   def alike(
     self, texts: Sequence[str], took_part: Callable[[list[str]], np.ndarray]
   ) -> Optional[str]:
-    """Returns the warning about new names and earlier ones, or None.
+    """Returns the warning about names with one spelling, or None.
+
+    Names of the cohort are compared with each other and with earlier names.
 
     Args:
       texts: names of a cohort.

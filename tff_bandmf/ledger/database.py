@@ -129,9 +129,9 @@ def unusable(url: object, error: Exception) -> ValueError:
 def _make_sqlite_durable(connection, _) -> None:
   # With an isolation level, the driver would begin some transactions by itself.
   connection.isolation_level = None
-  # PRIVACY: if a power cut lost the start of a round that ran, the claim would
-  # not count the clients of the round. With the two settings below, SQLite
-  # syncs every commit to the disk before the call returns.
+  # PRIVACY: if a power cut erased the ledger's entry for a round that ran, the
+  # claim would not count the clients of this round. With the two settings
+  # below, SQLite syncs every commit to the disk before the call returns.
   # Guard: ledger_test.test_every_start_is_synced_to_the_disk.
   for left in reversed(range(_SWITCHES)):
     try:

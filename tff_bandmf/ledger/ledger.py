@@ -261,9 +261,10 @@ class Ledger:
     before: int,
     participation: Optional[participation_lib.Participation] = None,
   ) -> tuple[history_lib.AnyHistory, int]:
-    """Returns the rounds below `before` of clients, and who is missing.
+    """Returns the clients' rounds below `before`, and how many are missing.
 
-    The running time for indices is that of one look at each participation.
+    For indices, the running time is proportional to the number of
+    participations.
 
     Args:
       ids: [N] different indices, ascending, or different strings.

@@ -201,10 +201,10 @@ def _best_bands(
 def stamped(request: _Request) -> solver.Optimized:
   """Returns the stamped strategy of the best block of `block_rounds` rounds.
 
-  The family of the block may not be given. Then, if cohorts are sampled or
-  TensorFlow is not installed, the block is `banded` with as many bands as
-  rounds. This search needs no TensorFlow and is faster, but it does not prove
-  that the block is the best.
+  If the family of the block is not given, and cohorts are sampled or TensorFlow
+  is not installed, the block is `banded` with as many bands as rounds. This
+  search needs no TensorFlow and is faster, but it does not prove that the block
+  is the best.
   """
   rounds = request.needed('block_rounds', request.participation.min_sep)
   rounds = min(rounds, request.rounds)

@@ -48,7 +48,7 @@ class StartedRound:
     finished: whether the end of the round and the state after the round are on
       the disk.
     burnt: whether `Journal.attempting` has burnt the round.
-    attempts: attempts at the round in the ledger, the open one last.
+    attempts: the ledger's attempts at the round; the last one is open.
     updates: number of updates in the sum; None before the round is finished, or
       for a plan without noise.
     without_effect: number of updates that were zero, or were not finite and
@@ -69,6 +69,9 @@ _StartedRound = TypeVar('_StartedRound', bound=StartedRound)
 
 class Journal:
   """Writes the ledger, checkpoints, metrics and statements of a run.
+
+  Statements are facts that the report needs, such as the population and what
+  the guarantee does not cover.
 
   PRIVACY: if the same noise is added to two different sums, the difference of
   the two releases has no noise. The journal lets an interrupted round run again
@@ -184,8 +187,9 @@ class Journal:
       attempts = self.ledger.attempts(latest - 1)
       # PRIVACY: if the state did not follow from the rounds in the ledger, the
       # next round could compute a second sum for noise that was used before.
-      # A checkpoint has the head that the ledger's chain had after the round
-      # before it. The last attempt at this round must have the same head.
+      # A checkpoint stores the head that the chain had when the last round
+      # before the checkpoint finished. In the ledger, the last attempt at this
+      # round must have the same head.
       # Guard:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
@@ -278,9 +282,9 @@ class Journal:
   def check_open(self, entry: StartedRound) -> None:
     """Raises ValueError unless `entry` is the open round."""
     self.check_folder()
-    # PRIVACY: an aggregation adds the noise of the open round. If an ended
-    # round could aggregate, its clients would take part in a later round, whose
-    # cohort in the ledger may lack them. Only the open round is accepted.
+    # PRIVACY: if an ended round could aggregate, its updates would get the
+    # noise of the open round. Its clients would be in that release, but the
+    # ledger need not list them there. Only the open round is accepted.
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
@@ -289,10 +293,11 @@ class Journal:
 
   @contextlib.contextmanager
   def attempting(self, entry: StartedRound) -> Iterator[None]:
-    """Burns the round if the `with` block fails with a second, different sum.
+    """Runs an attempt, and burns the round if it had two different sums.
 
-    An earlier attempt released the first sum. If the round is burnt, the error
-    of the block is dropped; otherwise the error is raised.
+    If the `with` block raises, and its sum differs from the sum that an earlier
+    attempt released, the round is burnt, and the error is dropped. Any other
+    error is raised.
     """
     self.check_open(entry)
     try:
@@ -337,7 +342,7 @@ class Journal:
 
     Raises:
       ValueError: the round is not open, released nothing, or had different sums
-        in two attempts; or the state is from before the round.
+        in two attempts; or the state does not follow from the round.
     """
     t = entry.index
     self.check_open(entry)
@@ -485,10 +490,11 @@ class Journal:
         cohort that the interrupted round drew.
     """
     # PRIVACY: the clients of a round of `Run.round` do not check in again, so a
-    # replay would add the same noise to the sum of other clients. `Run.round`
-    # takes the population back before it starts a round, and
-    # `history` states it before a drawn round, so an interrupted round without
-    # a population is burnt, whatever runs next.
+    # replay would add the same noise to the sum of other clients. Before
+    # `Run.round` starts a round, it removes the population from the statements.
+    # Before a round whose cohort is drawn, `history` writes the population
+    # there. So an interrupted round without a population came from `Run.round`,
+    # and is burnt.
     # Guard:
     # run_interrupted_test.test_undrawn_round_is_burnt_by_every_way.
     replays = replays and self._record.population is not None
@@ -552,9 +558,9 @@ def _incomplete(
 
   PRIVACY: amplification holds only for cohorts that are sampled at random. If a
   program leaves clients out of a sampled cohort, the amplified epsilon is too
-  small. The ledger flags each round with a sum that had another number of
-  updates than its cohort has clients, and the report then claims no
-  amplification. The number itself stays in `private/`: it has no noise.
+  small. If a sum has more or fewer updates than its cohort has clients, the
+  ledger flags the round, and the report claims no amplification. The number of
+  updates stays in `private/`, since it has no noise.
   Guards: report_sampling_test.test_cut_cohort_has_no_amplified_claim and
   test_cut_cohort_of_a_burnt_round_counts.
 
@@ -570,18 +576,20 @@ def _incomplete(
 
 
 class _States:
-  """Recognises a state that an earlier round than the last one made.
+  """Recognises a state that is older than the state after the last round.
 
-  The state of a TFF process has the aggregator's count of rounds. A state
-  without this count is recognised by its arrays: an array belongs to the last
-  round that made it, unless the program wrote to it since then. Equal bits in
-  other arrays say nothing, since a learning rate of 0, or an update that
-  float16 rounds away, gives the bits of an earlier state.
+  The state of a TFF process has the aggregator's count of rounds, which must
+  exceed all earlier counts. A state without this count is older if it has the
+  bits of an earlier state, and contains an array of that state. An array
+  belongs to the last state that contained it. Equal bits in new arrays say
+  nothing, since a learning rate of 0, or an update that float16 rounds away,
+  gives the bits of an earlier state.
   """
 
   def __init__(self):
     self._rounds = -1
-    # {id of an array: (the array, digest of the state that last had it)}.
+    # {id of an array: (reference to the array, digest of the last state that
+    # contained the array)}.
     self._arrays: dict[int, tuple[weakref.ref, bytes]] = {}
     self._latest = b''
 
@@ -594,15 +602,19 @@ class _States:
         if isinstance(leaf, np.ndarray):
           self._arrays[id(leaf)] = weakref.ref(leaf), self._latest
 
-  # PRIVACY: If a round finished with the state of an earlier round, the model
-  # would lack its release. A state counts as earlier if it has the bits or the
-  # arrays of an earlier round.
+  # PRIVACY: If a round finished with an older state, the model would lack the
+  # releases since that state. A state without a count of rounds counts as older
+  # if it has the bits of an earlier state and contains an array of that state.
   # Guards:
   # run_rounds_test.test_round_is_not_finished_with_the_arrays_of_an_earlier_one
   # and
   # run_rounds_test.test_state_with_the_bits_of_an_earlier_one_is_of_its_round.
   def has(self, state: object) -> bool:
-    """Returns whether a state is of a round before the last added state."""
+    """Returns whether a state is older than the last added state.
+
+    With the aggregator's count of rounds, the result is also True for the last
+    added state.
+    """
     rounds = _aggregator_rounds(state)
     if rounds >= 0:
       return rounds <= self._rounds

@@ -65,7 +65,7 @@ class Measurements:
     self._began = time.perf_counter()
 
   def cells(self, t: int) -> dict[str, float]:
-    """Returns {column: number} of the round that `start` noted, of index t."""
+    """Returns {column: number} for round t, which began at the last `start`."""
     plan, epsilon = self._plan, self._plan.spent(t + 1)
     cells = {
       'seconds': time.perf_counter() - self._began,

@@ -184,9 +184,9 @@ class Run:
   ) -> tff.Value:
     """Returns the mean of clients' updates with the noise of the round.
 
-    The method replaces the `federated_mean` of TFF where a process of one's own
-    averages the updates. The process needs no other change, and its state no
-    other element.
+    If you write a process yourself, call this method instead of TFF's
+    `federated_mean` to average the updates. The process needs no other change,
+    and its state needs no further element.
 
     Args:
       value: updates at clients, with float leaves, or a structure of them.
@@ -216,9 +216,9 @@ class Run:
         values that bypass the aggregator.
     """
     initialize: Any = process
-    # PRIVACY: a process of one's own may let values of clients into its next
-    # state without noise, and no call but this one knows the process. A process
-    # that is given instead of a function is checked first.
+    # PRIVACY: a process that the user wrote could let values of clients into
+    # its next state without noise, and no other call gets the process. A
+    # process that is given instead of a function is checked first.
     # Guard:
     # federated_mean_test.test_process_past_the_noise_is_not_restored.
     if not callable(process):
@@ -386,8 +386,9 @@ class Run:
         f'round={t}: is past the last round of the run, {last - 1}; end the '
         f'run with run.record(...); {opening.MORE_ROUNDS}'
       )
-    # PRIVACY: NumPy converts names of two kinds to one, so that 1 and '1' would
-    # be one client or two. The names are checked first.
+    # PRIVACY: NumPy would convert a mixture of integers and strings to strings,
+    # so nobody would notice that the program names clients in two ways. The
+    # names are checked first.
     # Guard: run_rounds_test.test_names_keep_their_kind_in_any_container.
     ids = np.asarray(names_lib.names(cohort))
     if ids.dtype.kind == 'U':
@@ -408,8 +409,8 @@ class Run:
     refused = len(ids) - len(admitted)
     # PRIVACY: clients that checked in need not be in the population that an
     # earlier call of `rounds` stated, and the report would then state too small
-    # a population. This line removes the statement. Without a population,
-    # `Journal.settle` takes an interrupted round for one of these clients.
+    # a population. This line removes the statement. If the statement is
+    # missing, `Journal.settle` burns an interrupted round.
     # Guards: run_rounds_test.test_clients_that_no_list_had_can_be_reported and
     # run_interrupted_test.test_undrawn_round_is_not_taken_for_a_drawn_one.
     self.note(population=None, highest_client=None)
@@ -577,7 +578,7 @@ class Run:
     """Ends the rounds of the run here: no further round starts.
 
     Afterwards, `record` ends the run. The claim does not become smaller, since
-    the moment may depend on the model: see `rounds`.
+    the time of the stop may depend on the model: see `rounds`.
     """
     self._stopped = True
 
@@ -606,7 +607,7 @@ class Run:
   ) -> int:
     """Returns the number of rounds of the whole run, see `Run.rounds`.
 
-    The run ends at the number that `until` gives.
+    If `until` is given, `rounds_left` and `record` use this number from now on.
     """
     last = rounds_lib.number_of_rounds(self._plan, rounds, until)
     if last is None:
@@ -759,7 +760,7 @@ class Run:
 
   @property
   def results(self) -> Optional[Mapping[str, float]]:
-    """The results that ended the run; None if the run has not ended."""
+    """The results given to `record`; None if the run has not ended."""
     ended = self._journal.ledger.ended()
     return None if ended is None else ended.results
 

@@ -220,7 +220,7 @@ def _heaviest_chain(
 
 
 # PRIVACY: If a block missed an entry of X, the sensitivity would be too small.
-# A block has all rows within the bands.
+# A block includes every column of X in which its rows can be non-zero.
 # Guards: admission_test.test_patterns_let_in_never_exceed_the_sensitivity and
 # sensitivity_test.test_sensitivity_against_brute_force.
 def _gram_rows(

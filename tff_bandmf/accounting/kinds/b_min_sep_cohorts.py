@@ -38,12 +38,13 @@ def _sampling_prob(value: float) -> float:
 class BMinSep(sampled_cohorts.Sampled):
   """Cohorts in which each eligible client takes part with probability p.
 
-  A client is eligible from its first eligible round on, unless it took part in
-  one of the last b - 1 rounds. With a warm start the first eligible round is a
-  random round below b, so that all cohorts have the same expected size,
-  population * p / (1 + (b - 1) p). With a cold start every client is eligible
-  from round 0 on. The first cohort is then by far the largest, and the same
-  (epsilon, delta) needs more noise than with a warm start. The proof needs a
+  Each client has a start round. A client is eligible in a round if the round is
+  not before its start round, and the client took part in none of the last b - 1
+  rounds. With a warm start, the start round is a random round below b, so that
+  all cohorts have the same expected size, population * p / (1 + (b - 1) p).
+  With a cold start, all clients have start round 0. The first cohort is then by
+  far the largest, and the same (epsilon, delta) needs more noise than with a
+  warm start. The proof needs a
   C >= 0 with at most b bands; see the module `b_min_sep`.
 
   Attributes:
@@ -51,8 +52,8 @@ class BMinSep(sampled_cohorts.Sampled):
     sampling_prob: p, probability that an eligible client takes part in a round,
       in (0, 1). If None, p is derived from the population and the expected
       number of clients in a round; this needs a warm start.
-    start: 'warm' or 'cold'. A record of an earlier version has no `start` and
-      is read as 'cold'.
+    start: 'warm' or 'cold'. Files that an earlier version of the library wrote
+      have no `start`; the library reads them as 'cold'.
     population: number of clients to draw from, >= 1; None if it is unknown.
     adjacency: `zero-out` or `add-remove`.
   """
@@ -114,7 +115,8 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   # PRIVACY: If p were below the p of the sampler, delta would be too small.
-  # With this p, b-min-sep sampling has the given expected cohort size.
+  # With the p that this method computes, sampling has the given expected cohort
+  # size.
   # Guard:
   # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   def for_cohort_size(self, clients_per_round: float) -> BMinSep:
@@ -149,12 +151,12 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   # PRIVACY: If a cold start were accounted as a warm start, delta would be that
-  # of another sampler. Only a warm start has a w.
+  # of another sampler. Only a warm start has a waiting probability w.
   # Guard:
   # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   @property
   def _wait(self) -> Optional[float]:
-    """w of the module `b_min_sep` for a warm start; None for a cold start."""
+    """w, see the module `b_min_sep`, for a warm start; None for a cold one."""
     if self.start == COLD:
       return None
     return b_min_sep.wait_prob(self.min_sep, self._known_prob())

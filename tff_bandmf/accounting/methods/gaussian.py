@@ -16,7 +16,8 @@ import scipy.special
 
 from tff_bandmf import _checks, errors
 
-# Unit of the bound on rounding errors, several times the unit of float64.
+# Factor of the bound on rounding errors; several times the unit roundoff of
+# float64.
 _ROUNDING = 1e-15
 _SMALLEST_DELTA = 1e-50
 _LARGEST_EPSILON = 1e6
@@ -107,11 +108,9 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   check_epsilon(epsilon)
   check_delta(delta)
 
-  # `gaussian_epsilon` of the result is rounded up, and must not exceed
-  # `epsilon`. So the target is slightly below `epsilon`.
   # PRIVACY: Calibration and report compute epsilon with different rounding
-  # errors. The report of noise for exactly the given epsilon could state a
-  # larger epsilon, so the target is slightly smaller.
+  # errors. If the noise were calibrated for exactly `epsilon`, the report could
+  # state a larger epsilon. So calibration aims slightly lower.
   # Guards: gaussian_test.test_noise_multiplier_rounds_up and
   # gaussian_test.test_calibrated_noise_reports_no_more_than_was_asked.
   target = epsilon * (1 - _CALIBRATION_MARGIN)
