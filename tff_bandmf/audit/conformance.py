@@ -625,7 +625,7 @@ def _on_grids(means: np.ndarray, value: float, clients: int) -> np.ndarray:
   If the release v + y of a float sum is much smaller than the client's value v,
   it is a multiple of half a unit in the last place of v, as in
   `arithmetic_attacks.low_bits`. The noise may be added before or after the
-  division by B, or the aggregator may not divide the sum of a single client. So
+  division by B, or the aggregator may leave a single client's sum undivided. So
   three grids are tested: the grid of v for B times the release, the grid of
   v / B for the release, and the grid of v for the release. A number counts as
   small if it is below a 16th of v, or of v / B, in magnitude.

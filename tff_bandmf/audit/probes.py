@@ -210,7 +210,14 @@ def attacks(clients: int, noise: bool) -> Probes:
 
 
 def not_finite(clients: int, noise: bool) -> Probes:
-  """Returns cohorts with NaN or infinity; for the arguments see `attacks`."""
+  """Returns cohorts with NaN or infinity in updates.
+
+  Args:
+    clients: B.
+    noise: whether the aggregator adds noise. Without noise, each kind of update
+      comes once from all clients and once from one client. With noise, updates
+      above the clip come from all clients, and updates below from one client.
+  """
   probes: dict[str, Cohort] = {}
   for norm, by in ((1e3, _ALL), (0.5, _BOTH[1:])):
     groups = {
@@ -242,7 +249,7 @@ def _cohorts(
   Args:
     groups: {name: group}; `{}` in a name stands for the clients that attack.
     clients: B.
-    by: members of `_BOTH`, which say what clients attack.
+    by: members of `_BOTH`: the clients that attack.
   """
   probes: dict[str, Cohort] = {}
   for i, (name, group) in enumerate(groups.items()):

@@ -39,7 +39,7 @@ Client = Union[int, str]
 REMEDY = 'write each client under one bare name, such as 7 or device-7'
 # Words that programs write for a missing value, in lower case. -1, -9, -99 and
 # so on, and the least integers of 16, 32 and 64 bits, stand for a missing
-# integer, also where pandas made them floats.
+# integer. pandas may convert them to floats, such as -1.0.
 _MISSING = frozenset(
   'na nan nat none null nil undefined undef missing unknown n/a #n/a #na <na> '
   r'<null> <none> <nan> (null) [null] \n -nan +nan 1.#ind -1.#ind 1.#qnan '

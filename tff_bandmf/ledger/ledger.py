@@ -3,7 +3,7 @@
 The cohort of a round is durable before the round runs. The clients of a started
 round count as having taken part, whether or not the round gives a result. An
 attempt at a round is 'started', and then 'finished' or 'failed'. A failed round
-may be replayed. An abandoned (burnt) round may not be replayed. Clients are
+can be replayed. An abandoned (burnt) round cannot be replayed. Clients are
 stored as keyed hashes. All events are in a chain of hashes, see `chain`. When a
 ledger is opened, the chain is computed again, and each hash is compared with
 the stored hash.

@@ -283,8 +283,9 @@ class Journal:
     """Raises ValueError unless `entry` is the open round."""
     self.check_folder()
     # PRIVACY: if an ended round could aggregate, its updates would get the
-    # noise of the open round. Its clients would be in that release, but the
-    # ledger need not list them there. Only the open round is accepted.
+    # noise of the open round. The release of the open round would then have
+    # clients that its cohort in the ledger could lack. Only the open round is
+    # accepted.
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
