@@ -307,7 +307,6 @@ def _nearest(v):
   ],
   ids=lambda each: getattr(each, 'family', each),
 )
-@pytest.mark.deep(but=('10',))
 def test_producer_has_the_law_of_the_theorem(monkeypatch, strategy, bits):
   words = _ShortWords(monkeypatch, bits)
   noise_law = _enumerated(words, strategy, strategy.inverse_bands is None)
