@@ -75,7 +75,7 @@ class Source:
           if isinstance(child, ast.AST) and not isinstance(child, _OPERATORS):
             index = i if isinstance(value, list) else None
             self._places[child] = parent, field, index
-    # Of nodes that begin in one place, the outermost is the first.
+    # If several nodes begin in one place, the outermost node is the first.
     self._ordered = sorted(self._places, key=_start)
 
   def mutations(self, line: int) -> list[Iterator[Mutation]]:

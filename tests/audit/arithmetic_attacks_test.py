@@ -94,9 +94,9 @@ def _integer_release(seeds, sums):
 )
 def test_client_moves_float32_sums_by_more_than_its_clip(clients, expected):
   """The attack needs no luck: its power is 1."""
-  found = arithmetic_attacks.summing(_float32_sum, clients)
-  assert found.succeeded
-  assert found.statistic == pytest.approx(expected, abs=0.01)
+  outcome = arithmetic_attacks.summing(_float32_sum, clients)
+  assert outcome.succeeded
+  assert outcome.statistic == pytest.approx(expected, abs=0.01)
   # Records are clipped, and another order of the same numbers is not moved.
   records = []
   arithmetic_attacks.summing(
@@ -120,11 +120,11 @@ def test_client_moves_float32_sums_by_more_than_its_clip(clients, expected):
 def test_client_moves_integer_sums_by_at_most_its_clip(clients):
   """The query's own records and sums; whatever the order, they are exact."""
   lattice = noise.Lattice(20, clients, 0.0)
-  found = arithmetic_attacks.summing(
+  outcome = arithmetic_attacks.summing(
     functools.partial(arithmetic_attacks.summed, lattice), clients
   )
-  assert not found.succeeded
-  assert 0.999 < found.statistic <= 1
+  assert not outcome.succeeded
+  assert 0.999 < outcome.statistic <= 1
 
 
 def _crafted(random):
@@ -174,22 +174,22 @@ def test_float32_normals_end():
   (end,) = _float32_normals(_LastWords(), 1)
   z = _float32_normals(np.random.default_rng(0), 1 << 22)
   assert 5 < np.abs(z).max() <= end < arithmetic_attacks.TAIL
-  found = arithmetic_attacks.tail(
+  outcome = arithmetic_attacks.tail(
     lambda draws, threshold: draws * int(end > threshold)
   )
-  assert found.succeeded and found.statistic == 0
-  assert found.false_alarm <= 1e-6
+  assert outcome.succeeded and outcome.statistic == 0
+  assert outcome.false_alarm <= 1e-6
 
 
 @pytest.mark.slow
 def test_tail_of_the_generator_is_that_of_normals():
   """2^30 draws, of which those with small words are made."""
   key = noise.Key.from_seed(3)
-  found = arithmetic_attacks.tail(
+  outcome = arithmetic_attacks.tail(
     functools.partial(arithmetic_attacks.beyond, key)
   )
-  assert not found.succeeded
-  assert 1 <= found.statistic <= 40
+  assert not outcome.succeeded
+  assert 1 <= outcome.statistic <= 40
 
 
 @pytest.mark.slow
@@ -213,19 +213,19 @@ def test_last_bits_of_float32_releases_tell_sums_apart():
   probability e^-12: the power is above 0.99 for 400 releases together.
   """
   random = np.random.default_rng(1)
-  found = arithmetic_attacks.low_bits(
+  outcome = arithmetic_attacks.low_bits(
     functools.partial(_float32_release, random)
   )
-  assert found.succeeded and found.statistic > _EPSILON
-  assert found.false_alarm <= 1e-6
+  assert outcome.succeeded and outcome.statistic > _EPSILON
+  assert outcome.false_alarm <= 1e-6
 
 
 @pytest.mark.slow
 def test_last_bits_of_integer_releases_tell_nothing():
-  found = arithmetic_attacks.low_bits(
+  outcome = arithmetic_attacks.low_bits(
     functools.partial(_integer_release, itertools.count())
   )
-  assert not found.succeeded and found.statistic == 0
+  assert not outcome.succeeded and outcome.statistic == 0
 
 
 @pytest.mark.parametrize('bits', [1, 4, 8])
@@ -269,8 +269,8 @@ def test_coefficients_of_float32_are_of_another_inverse(power):
   """Not by chance: neither verdict depends on the key."""
   float32 = _attacked(_inverse(power), float32=True)
   assert float32.succeeded and float32.statistic > 5e-3
-  found = _attacked(_inverse(power))
-  assert not found.succeeded and found.statistic < 2.0**-16
+  outcome = _attacked(_inverse(power))
+  assert not outcome.succeeded and outcome.statistic < 2.0**-16
 
 
 def test_claim_of_8_was_one_of_83():
@@ -324,16 +324,16 @@ _SPEC = accounting.Guarantee(
 def test_attacks_of_an_audit_fail(monkeypatch):
   # As many as 2^30 normals have, which another test draws.
   monkeypatch.setattr(arithmetic_attacks, 'beyond', lambda *_: 15)
-  found = arithmetic_attacks.attack(_SPEC)
-  assert [each.name for each in found] == [
+  outcomes = arithmetic_attacks.attack(_SPEC)
+  assert [each.name for each in outcomes] == [
     'summing', 'tail', 'low_bits', 'inverse'
   ]  # fmt: skip
-  assert not any(each.succeeded for each in found)
-  assert sum(each.false_alarm for each in found) <= 2e-6
-  json.dumps([each.to_dict() for each in found], allow_nan=False)
+  assert not any(each.succeeded for each in outcomes)
+  assert sum(each.false_alarm for each in outcomes) <= 2e-6
+  json.dumps([each.to_dict() for each in outcomes], allow_nan=False)
   assert all(
     str(each).startswith(f'{each.name}: pass, the attack finds no fault: ')
-    for each in found
+    for each in outcomes
   )
 
 
@@ -348,7 +348,7 @@ def test_attack_of_an_audit_that_succeeds_is_told(monkeypatch):
     'words',
     lambda *args: words(*args) | np.uint64(2**47),
   )
-  found = {each.name: each for each in arithmetic_attacks.attack(_SPEC)}
-  assert found['tail'].succeeded
-  assert 'tail: fail, the attack succeeds: 0 of ' in str(found['tail'])
-  assert not found['summing'].succeeded
+  outcomes = {each.name: each for each in arithmetic_attacks.attack(_SPEC)}
+  assert outcomes['tail'].succeeded
+  assert 'tail: fail, the attack succeeds: 0 of ' in str(outcomes['tail'])
+  assert not outcomes['summing'].succeeded

@@ -355,7 +355,7 @@ def test_max_error_of_one_participation_is_equal_everywhere():
   e = best.strategy.per_query_errors()
   assert best.converged
   assert e.min() > 0.9999 * e.max()
-  # Of 16 bands the optimum is 8.374.
+  # The optimum of C with 16 bands is 8.374.
   mean = dense.optimize_dense(solver.Problem(96, participation.Single()))
   assert mean.loss < best.loss < 8.374
   assert best.loss < mean.strategy.errors()[1]

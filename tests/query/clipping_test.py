@@ -152,7 +152,7 @@ def test_bounds_are_integers_of_float64(library):
 
 
 def test_norm_of_what_was_written_is_measured(monkeypatch):
-  """Memory that holds other integers than were meant is no longer record."""
+  """A record becomes zero if a write to memory leaves a wrong integer."""
   clipping = _clipping('NumPy', np.zeros(8))
   copyto = np.copyto
 
@@ -357,7 +357,7 @@ def test_record_that_becomes_zero_says_nothing(library, kind):
     assert np.any(clipping.clip(wrong, scale))
   # A client that did not move the model is not one that is absent.
   assert np.any(clipping.clip(np.zeros(5))) == adaptive
-  # A scale that is no number makes no record longer.
+  # The norm stays below the clip for a scale of NaN, infinity, 0 or -1.
   for scale in (math.nan, math.inf, 0.0, -1.0):
     assert _squares(clipping.clip(wrong, scale)) <= 4**_BITS
 

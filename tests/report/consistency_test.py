@@ -91,16 +91,21 @@ def _cut(ledger):
 _OFTEN = [[0, 1], [2, 3], [0, 5], [4, 6], [0, 7], [9, 10]]
 
 
+def _copies(tmp_path):
+  """Returns copies of the run: to edit, to forge, to forge without results."""
+  return [
+    shutil.copytree(tmp_path / 'run', tmp_path / name)
+    for name in ('plain', 'forged', 'blind')
+  ]
+
+
 def test_client_cut_out_of_two_cohorts_is_refused(tmp_path):
   make_run(tmp_path / 'run', _OFTEN)
   true = report.build(tmp_path / 'run').content['epsilon']
   planned = accounting.gaussian_epsilon(0.6, 1e-5)
   assert true > 1.5 * planned
   # Whoever only edits the cohorts contradicts the chain.
-  plain, forged, blind = (
-    shutil.copytree(tmp_path / 'run', tmp_path / name)
-    for name in ('plain', 'forged', 'blind')
-  )
+  plain, forged, blind = _copies(tmp_path)
   path = plain / run_json.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     _cut(ledger)
@@ -185,10 +190,7 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
     without_cohort(ledger)
     ledger.execute('DELETE FROM bandmf_events WHERE round = ?', (gone,))
 
-  plain, forged, blind = (
-    shutil.copytree(tmp_path / 'run', tmp_path / name)
-    for name in ('plain', 'forged', 'blind')
-  )
+  plain, forged, blind = _copies(tmp_path)
   path = plain / run_json.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     without_cohort(ledger)

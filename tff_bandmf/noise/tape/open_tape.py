@@ -9,8 +9,7 @@ from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import key_use, placements
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import noise_server_tape as served_tape
-from tff_bandmf.noise.tape import writer
+from tff_bandmf.noise.tape import noise_server_tape, writer
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
@@ -40,7 +39,9 @@ def open_tape(
     OSError: a folder or a file of a tape cannot be made.
   """
   if isinstance(placement, placements.Served):
-    return served_tape.ServedTape(placement, recursion, z_steps, dimension)
+    return noise_server_tape.ServedTape(
+      placement, recursion, z_steps, dimension
+    )
   key = placement.key or key_lib.Key.from_entropy()
   reserved = key_use.reserve(key)
   try:
