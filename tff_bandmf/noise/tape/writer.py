@@ -299,9 +299,12 @@ class Tape(tape_folder.ReadableTape):
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values
     )
-    while not path.exists():
+    # A file that disappears after it was written is not written again.
+    exists = path.exists()
+    while not exists:
       try:
         _files.write(path, *contents, mode=0o600)
+        exists = True
       except OSError as error:
         if error.errno not in _FULL:
           raise
