@@ -1,10 +1,9 @@
-"""The ideal noise of single coordinates, by its definition and with 90 digits.
+"""The ideal noise of single coordinates, by its definition and with 60 digits.
 
 Words, quantiles and sums are computed here anew, and share nothing with the
 library but the entries of C or C^-1.
 """
 
-import fractions
 import functools
 
 import mpmath
@@ -14,12 +13,12 @@ from cryptography.hazmat.primitives.ciphers import algorithms
 
 from tff_bandmf import strategies
 
-_DIGITS = 90
-# Further words that are read: 256 bits, so that a quantile has 70 digits.
-_FURTHER = 4
+_DIGITS = 60
+# Further words that are read: 192 bits, so that a quantile has 50 digits.
+_FURTHER = 3
 # Digits to which a quantile is refined, and then checked.
-_REFINED = 70
-Fraction = fractions.Fraction
+_REFINED = 45
+_real = mpmath.mpf
 
 
 def word(key, t, i, stream):
@@ -35,7 +34,7 @@ def word(key, t, i, stream):
 
 @functools.lru_cache(maxsize=2**17)
 def normal(key, t, i):
-  """Returns z with some 70 digits, an mpf."""
+  """Returns z with some 45 digits, an mpf."""
   first = word(key, t, i, 0)
   digits = first >> 1
   for stream in range(1, _FURTHER + 1):
@@ -45,17 +44,14 @@ def normal(key, t, i):
     z, error = mpmath.mpf(float(scipy.special.ndtri(float(tail)))), mpmath.inf
     while abs(error) > mpmath.mpf(10) ** -_REFINED:
       error = mpmath.ncdf(z) / tail - 1
-      z -= error * tail / mpmath.npdf(z)
+      # The step of Halley has three times the digits.
+      step = error * tail / mpmath.npdf(z)
+      z -= step / (1 + z * step / 2)
     return -z if first & 1 else z
 
 
-def _real(fraction):
-  fraction = Fraction(fraction)
-  return mpmath.mpf(fraction.numerator) / fraction.denominator
-
-
 def _mean(strategy, t, past):
-  """Returns (factor of z_steps z_t, m_t) in fractions, for feedback.
+  """Returns (factor of z_steps z_t, m_t) for feedback.
 
   Args:
     strategy: C.
@@ -65,21 +61,19 @@ def _mean(strategy, t, past):
   if isinstance(strategy, strategies.Stamped):
     start = t - t % strategy.block.rounds
     return _mean(strategy.block, t - start, past[start:])
-  norms = [1] * strategy.rounds
+  norms, inner = [1] * strategy.rounds, strategy
   if isinstance(strategy, strategies.ColumnNormalized):
-    norms = list(map(Fraction, strategy.column_norms))
-    inner = strategy.toeplitz
-  else:
-    inner = strategy
+    norms, inner = strategy.column_norms, strategy.toeplitz
   if isinstance(inner, strategies.Blt):
-    buffers = [Fraction(0)] * inner.buffers
+    norms = list(map(_real, norms[: t + 1]))
+    theta, buffers = list(map(_real, inner.theta)), [_real(0)] * inner.buffers
     for y, norm in zip(past, norms):
+      entered = y / norm
       buffers = [
-        Fraction(theta) * buffer + y / Fraction(norm)
-        for theta, buffer in zip(inner.theta, buffers)
+        decay * buffer + entered for decay, buffer in zip(theta, buffers)
       ]
-    total = sum(Fraction(w) * b for w, b in zip(inner.omega, buffers))
-    return Fraction(norms[t]), -norms[t] * total
+    total = sum(_real(w) * b for w, b in zip(inner.omega, buffers))
+    return norms[t], -norms[t] * total
   if isinstance(inner, strategies.OnlineTree):
     tree = inner.recursion()
     nodes = {}
@@ -91,14 +85,14 @@ def _mean(strategy, t, past):
         break
       nodes[height] = y + sum(nodes[h] for h in range(height))
     weights = tree.readout[height]
-    mean = sum(Fraction(weights[h]) * nodes[h] for h in range(height))
-    return Fraction(tree.scales[height]), Fraction(mean)
+    mean = sum(_real(weights[h]) * nodes[h] for h in range(height))
+    return _real(tree.scales[height]), mean
   row = strategy.band_rows(t, t + 1)[0]
-  first = Fraction(row[0])
+  first = _real(row[0])
   total = sum(
-    Fraction(row[s]) * past[t - s] for s in range(1, min(len(row), t + 1))
+    _real(row[s]) * past[t - s] for s in range(1, min(len(row), t + 1))
   )
-  return 1 / first, -Fraction(total) / first
+  return 1 / first, -total / first
 
 
 def rounded(strategy, z_steps, key, t, i, past):
@@ -122,8 +116,8 @@ def rounded(strategy, z_steps, key, t, i, past):
       ) * _real(z_steps)
     else:
       factor, mean = _mean(strategy, t, [int(y) for y in past])
-      v = _real(factor) * _real(z_steps) * normal(key, t, i) + _real(mean)
+      v = factor * _real(z_steps) * normal(key, t, i) + mean
     y = mpmath.floor(v + 0.5)
-    # Far enough from a boundary that 70 digits decide.
-    assert abs(abs(v - y) - 0.5) > mpmath.mpf(10) ** -50
+    # Far enough from a boundary that 45 digits decide: |v| is below 2^31.
+    assert abs(abs(v - y) - 0.5) > _real(10) ** -30
     return int(y)

@@ -264,6 +264,8 @@ def _bound(monkeypatch, error, unit):
 
 # The lattice is another one here, on which these are 'window of y' once more.
 _SAME = ('window of y, adaptive clip', 'window of y, budget past the plan')
+# More columns are in doubt there than JAX has room for: a kind of each block.
+_WITHOUT_ROOM = ('window of y', 'window of z', 'blt', 'tree')
 
 
 # The last decorator varies slowest: programs with its bounds are traced once.
@@ -282,8 +284,9 @@ def test_coarse_fast_path_gives_the_same_bits(
     _bound(monkeypatch, 2.0**-22, 2.0**-33)
     z_steps = 2.0**17
   if backend == stream.JAX:
-    # More columns are in doubt than there is room for.
-    monkeypatch.setattr(_jax_devices(coarse), '_FEW', 1)
+    # Mostly there is room for all columns, so that a program is compiled once.
+    few = 1 if name in _WITHOUT_ROOM else _FEW
+    monkeypatch.setattr(_jax_devices(coarse), '_FEW', few)
   y = _streamed(name, _FEW, z_steps, backend=backend)
   assert len(set(decided)) > _PAIRS / 100
   assert np.array_equal(y, _ideal(name.split(', none kept')[0], z_steps))
