@@ -1,9 +1,9 @@
 """The numbers that define the noise of a run, to the last bit.
 
-Other processors and libraries compute other last digits of C and of the
-standard deviation of z. The first process of a run writes the numbers to a
-file, and every later process reads the numbers from this file. So a run can
-continue on another machine with the same noise.
+Processors and libraries differ in the last digits that they compute for C and
+for the standard deviation of z. The first process of a run writes the numbers
+to a file, and every later process reads the numbers from this file. So a run
+can continue on another machine with the same noise.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from tff_bandmf.noise import lattice as lattice_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
 _FORMAT = 'tff_bandmf.noise 1'
-# PRIVACY: The claim is computed from this machine's C and deviation of z. Noise
-# of other numbers could have another epsilon. Each number of the file must
-# agree with this machine's up to rounding errors that `sensitivity.rounding`
-# covers: 64 + 4 j units for a coefficient of lag j, and 250 for other numbers.
+# PRIVACY: The claim is computed from C and the deviation of z on this machine.
+# Noise from other numbers could have another epsilon. Each number of the file
+# must agree with the number of this machine, up to rounding errors that
+# `sensitivity.rounding` covers. These are 64 + 4 j relative units of 2^-53 for
+# a coefficient of lag j, and 250 units for other numbers.
 # Guards: definition_test.test_numbers_that_differ_are_refused and
 # test_sensitivity_covers_numbers_that_are_accepted.
 _TOLERANCE, _OF_LAG_0, _BY_LAG = 250, 64, 4
@@ -50,11 +51,11 @@ class Definition(NamedTuple):
 
     Args:
       path: path of the file; None for no file.
-      make: whether to write a file that is missing. If not, the caller compares
-        the noise itself, and a file of another noise changes nothing.
+      make: whether to write a file that is missing. If False, this method
+        ignores a file of another noise, and the caller must check the noise.
 
     Raises:
-      ValueError: the file is damaged, or is of another noise while `make` is
+      ValueError: the file is damaged, or it defines another noise and `make` is
         set.
     """
     if path is None or not (make or path.exists()):
@@ -80,8 +81,8 @@ class Definition(NamedTuple):
         'new key'
       ) from error
     same &= _is_close('z_steps', size_held, size) and set(held) == set(numbers)
-    # PRIVACY: With other numbers than those of the tape, y is the noise of
-    # another C. The numbers must agree.
+    # PRIVACY: If the numbers in the file were not those of the claim, y would
+    # be the noise of another C. The numbers must agree.
     # Guard: definition_test.test_numbers_that_differ_are_refused.
     same = same and all(
       _is_close(name, held[name], numbers[name]) for name in numbers
@@ -138,7 +139,7 @@ def of_run(
   computed = Definition(recursion, lattice)
   if not lattice.z_steps:
     return computed
-  # A noise-server writes the file of its noise.
+  # For `Served`, the noise-server writes the file.
   assert isinstance(placement, (placements.Tape, placements.Served))
   return computed.in_file(
     placement.definition, make=isinstance(placement, placements.Tape)
@@ -148,7 +149,7 @@ def of_run(
 def _is_close(
   name: str, held: np.ndarray, computed: np.typing.ArrayLike
 ) -> bool:
-  """Returns whether each number agrees but for rounding errors."""
+  """Returns whether the numbers agree up to rounding errors."""
   computed = np.asarray(computed)
   if held.dtype != np.float64 or held.shape != computed.shape:
     return False

@@ -1,4 +1,4 @@
-"""Exact noise: y_t = RN(v_t), decided from as many words as it takes.
+"""Exact noise: y_t = RN(v_t), decided from as many words as needed.
 
 | symbol | meaning                                                          |
 |--------|------------------------------------------------------------------|
@@ -9,10 +9,9 @@
 | v_t    | the real number `Recursion.ideal`, a weighted sum of z and past y |
 | RN(v)  | floor(v + 1/2)                                                   |
 
-`producer.blocks` computes v_t in float64 with a bound of its error. Where the
-bound leaves the rounding in doubt, `Rounding` decides it: an interval that
-holds v_t gets narrower with every further word, until all of it rounds to one
-integer.
+`producer.blocks` computes v_t in float64 with a bound of its error. If the
+bound leaves the rounding in doubt, `Rounding` decides it. Each further word
+narrows an interval around v_t, until all its numbers round to one integer.
 
 Neither the number of these decisions nor their time is logged, since both
 depend on the noise.
@@ -31,11 +30,11 @@ import scipy.special
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of further words of a coordinate of a round. All of them are needed
-# with a probability below 2^-400.
+# Maximum number of further words that a decision reads for each z. The
+# probability that it needs all of them is below 2^-400.
 _FURTHER_WORDS = 8
-# Number of decimal digits of the first decision, and of each further word. A
-# word has 19.3 digits.
+# A decision computes with `_DIGITS` decimal digits, and with `_WORD_DIGITS`
+# more for each further word. A word has 19.3 digits.
 _DIGITS, _WORD_DIGITS = 20, 20
 # Bits of the fractions in `Recursion.ideal` for each further word.
 _WORD_BITS = 96
@@ -83,8 +82,8 @@ class Rounding:
       past: y_{t-1}, y_{t-2}, ... of the coordinate, at least `reach(t)`.
 
     Raises:
-      ArithmeticError: all words together do not decide; the probability of this
-        is below 2^-400.
+      ArithmeticError: all words together leave the rounding in doubt; the
+        probability is below 2^-400.
     """
     for words in range(_FURTHER_WORDS + 1):
       bits = _WORD_BITS * (words + 1)
@@ -102,9 +101,9 @@ class Rounding:
   ) -> int:
     """Returns y_t of coordinate i, for a recursion with buffers.
 
-    The buffers and further words decide nearly all roundings. If the errors of
-    the buffers leave a rounding in doubt, the words of all rounds up to t
-    decide it.
+    The buffers and one further word of each z decide nearly all roundings. If
+    the errors of the buffers leave a rounding in doubt, the words of all rounds
+    up to t decide it.
 
     Args:
       t: round, in [0, n).
@@ -138,7 +137,8 @@ class Rounding:
         ends = [self._real(factor) * z for z in self._normal(t - s, i, words)]
         low, high = low + min(ends), high + max(ends)
         size += max(map(abs, ends))
-    # Errors of the sums above, and of the conversions to `mp.dps` digits.
+    # Bound of the errors of these sums, and of the conversions to `mp.dps`
+    # digits.
     error = size * mp.mpf(10) ** (6 - mp.dps)
     low = mp.floor(low - error + mp.mpf(1) / 2)
     if mp.isfinite(low) and low == mp.floor(high + error + mp.mpf(1) / 2):
@@ -186,9 +186,9 @@ class Rounding:
   def _real(self, fraction: fractions.Fraction) -> Any:
     return self._mp.mpf(fraction.numerator) / fraction.denominator
 
-  # PRIVACY: The same words must give the same z, with more digits. A z from
-  # other words, or an interval without z, would give another y than the ideal
-  # one.
+  # PRIVACY: Further words must be further digits of the same z. If z came from
+  # other words, or the interval did not contain z, y could differ from the
+  # ideal mechanism's y.
   # Guard: exact_noise_test.test_more_words_are_further_digits.
   def _normal(self, t: int, i: int, words: int) -> tuple[Any, Any]:
     """Returns (low, high) with low <= z <= high, from the first words of z.
@@ -211,7 +211,7 @@ class Rounding:
     return (-high, -low) if first & 1 else (low, high)
 
   def _quantile(self, probability: Any) -> Any:
-    """Returns Phi^-1 of a number in (0, 1/2], but for some last digits."""
+    """Returns Phi^-1 of a number in (0, 1/2]; the last digits may be wrong."""
     mp = self._mp
     if probability > 1e-300:
       z = mp.mpf(float(scipy.special.ndtri(float(probability))))

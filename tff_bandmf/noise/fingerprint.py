@@ -25,8 +25,9 @@ ROW = 16
 # Number of rows that are hashed at once, so few that they stay in cache.
 _PIECE = 1 << 11
 _K2 = np.uint64(0x9AE16A3B2F90404F)
-# PRIVACY: If readers had different fingerprints of one sum, a second sum could
-# pass for the first. This is the constant of FarmHash for rows of this length.
+# PRIVACY: If the readers in NumPy and in TFF's graph had different fingerprints
+# of one sum, a second sum could pass for the first. Both use this constant of
+# FarmHash for rows of 64 bytes.
 # Guard: tape_release_test.test_mark_holds_only_the_fingerprint_of_the_release.
 _MULTIPLIER = np.uint64((0x9AE16A3B2F90404F + 2 * 4 * ROW) % 2**64)
 _SHIFT = np.uint64(47)
@@ -60,8 +61,8 @@ def fingerprint(released: np.ndarray) -> tuple[int, int]:
     words = hashes.view(np.int32)
 
 
-# PRIVACY: Two sums with one fingerprint would get the same noise. All words of
-# a row, and all steps of FarmHash, go into the hash.
+# PRIVACY: Two sums with one fingerprint would get the same noise. The hash
+# reads all words of a row, and has all steps of FarmHash.
 # Guards: served_tape_test.test_one_sum_is_released_by_all_shards,
 # tape_release_test.test_mark_holds_only_the_fingerprint_of_the_release
 # and tape_test.test_round_is_gone_after_the_next_one_was_released.

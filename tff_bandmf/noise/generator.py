@@ -31,9 +31,8 @@ from tff_bandmf.noise import key as key_lib
 # Number of 64-bit words in a block of ChaCha20. The first coordinate for which
 # a caller asks must be a multiple of this number.
 GROUP = 8
-# With k below this number, one word leaves too large an error of z.
-# PRIVACY: In the tails the error of one word is too large, and z would not be
-# normal. Numbers below this limit take a further word.
+# PRIVACY: If k is below this limit, z is in the tails, and one word gives z too
+# large an error. Such a z is computed from a further word too.
 # Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 # PRIVACY: The noise y is the rounding of a real number v (see
@@ -45,10 +44,10 @@ EXTENDED_BELOW = 2**39
 # words of V.
 # Guard: normal_error_test.test_inverse_cdf_is_within_its_bound.
 ERROR = 2.0**-42
-# Bound of |z| where `fill` returns a number, since k is at least 1 there.
+# Bound of |z| if `fill` returns a number, which requires k >= 1.
 MOST_DEVIATIONS = 9.25
 
-# Words of the first stream are w; stream j has the words e_j.
+# Stream 0 has the words w, and stream j has the words e_j.
 WORDS, EXTENSIONS = 0, 1
 # Coordinates are below the first number, and rows and streams below the second,
 # so each fits in its bits of the nonce.

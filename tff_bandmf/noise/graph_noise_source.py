@@ -35,14 +35,14 @@ State = Any
 class NoiseSource:
   """Adds y_t to an integer sum inside a graph that never outputs y_t alone.
 
-  The methods that run in a graph depend only on their arguments, on the files
-  in the folders of the tape and on those of a `released_sums.Position`, which
-  the process that runs the round must see. `begin` also draws random numbers.
+  The methods that run in a graph read only their arguments, the files of the
+  tape and the files of a `released_sums.Position`. The process that runs the
+  round must see these files. `begin` also draws random numbers.
 
   The state names the tape. Each round of a tape serves one run: the first run
   that releases this round. `begin` gives each run its own ID. All states that
-  `begin` did not create share the ID 0. A source without a tape adds nothing,
-  for a run that claims no privacy, and its state is empty.
+  `begin` did not create share the ID 0. A source without a tape serves a run
+  that claims no privacy: it adds nothing, and its state is empty.
 
   Attributes:
     placement: where y_t comes from: 'tape' or 'none'.

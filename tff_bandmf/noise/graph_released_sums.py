@@ -43,7 +43,7 @@ class GraphPosition:
   def check_updates(
     self, updates: tf.Tensor, round_index: tf.Tensor
   ) -> tf.Operation:
-    """Returns a check that a sum has at most one update per recorded client.
+    """Returns a check that a sum has no more updates than its cohort clients.
 
     **Formal guarantee.**
     Assumption: `updates` is the number of updates in the sum. Statement: if the

@@ -2,10 +2,10 @@
 
 The words have the same bits as the words of `generator.Generator`, and
 `generator` defines V, z and the words. The formula for Phi^-1, the inverse of
-the normal CDF, is not SciPy's, so the normals can differ from the generator's
-in their last bits; `generator.ERROR` bounds the errors of both. Where one word
-leaves too large an error, z is NaN, and the host decides the rounding. A group
-is eight coordinates that share a block of ChaCha20.
+the normal CDF, is not SciPy's, so the last bits of the normals can differ.
+`generator.ERROR` bounds the errors with both formulas. Where one word leaves
+too large an error, z is NaN, and the host decides the rounding. A group is
+eight coordinates that share a block of ChaCha20.
 
 `words` and `normals`, and `inverse` with `jax.numpy`, compute in 64 bits. They
 must run in the context `precise()`.
@@ -58,7 +58,8 @@ _PARTS = np.array(
   """.split(),
   float,
 ).reshape(2, 2, 8)
-# Relative error of the approximation, without rounding, in units of 2^-53.
+# Relative error of the approximation, without rounding errors, in units of
+# 2^-53.
 _FORMULA_ERROR = 1.7
 # A public key for tests of devices. In row 171, one word is not enough for
 # coordinate 34,860.
@@ -143,17 +144,17 @@ def normals(
   magnitude = word >> 1
   z = inverse((magnitude.astype(np.float64) + 0.5) * 2.0**-64, jnp)
   z = jnp.where(word & 1 == 1, -z, z)
-  # PRIVACY: If a first word is small, the unread words move z by more than its
-  # bound, so a rounding in doubt would be missed. z is NaN for such words, and
-  # NaN is always in doubt.
+  # PRIVACY: If a first word is small, the unread words can change z by more
+  # than the bound of its error, and a wrong rounding would not be noticed. z is
+  # NaN for such words, and NaN is always in doubt.
   # Guard: jax_generator_test.test_normals_of_small_words_are_no_numbers.
   is_small = magnitude < generator_lib.EXTENDED_BELOW
   return jnp.where(is_small, jnp.nan, z).reshape(shape)
 
 
-# PRIVACY: The noise y is the rounding of a number that is computed from z, and
-# this z has an error with a known bound. A larger error could give another y
-# than the ideal mechanism has.
+# PRIVACY: The noise y is the rounding of a number that is computed from z. If
+# the error of z exceeded its bound, y could differ from the ideal mechanism's
+# y. This formula keeps the error below the bound.
 # Guard: jax_generator_test.test_inverse_of_the_cdf_errs_less.
 def inverse(u: Array, lib: types.ModuleType) -> Array:
   """Returns Phi^-1(u) for u in [2^-36, 1/2].
@@ -162,8 +163,8 @@ def inverse(u: Array, lib: types.ModuleType) -> Array:
     u: float array.
     lib: `jax.numpy` or `numpy`.
   """
-  # JAX's own inverse errs by 2^-33 at -6 and by more beyond, so this function
-  # uses another formula.
+  # JAX's own inverse has an error of 2^-33 at z = -6, and larger errors further
+  # out.
   q = u - 0.5
   centre = q * _ratio(_PARTS[0], 0.180625 - q * q)
   r = lib.sqrt(-lib.log(u))
@@ -201,8 +202,8 @@ def is_exact(device: jax.Device) -> bool:
     _KNOWN_SHAPE[1],
   )
   # PRIVACY: If a driver or a compiler reduces precision, errors can exceed the
-  # bound by which roundings in doubt are found, and epsilon could be too small.
-  # In this case the result is False, and the caller refuses the device.
+  # bound that shows which roundings are in doubt, and epsilon could be too
+  # small. In this case the result is False, and the caller refuses the device.
   # Guards: jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
   # test_device_with_other_words_is_not_exact.
   return bool(
@@ -214,8 +215,9 @@ def is_exact(device: jax.Device) -> bool:
 def _error(z: np.ndarray) -> np.ndarray:
   """Returns the bound of the error of `inverse` that a device has to keep.
 
-  The formula errs by 2^-50.3 of |z| on CPUs. Words that are not read take at
-  most 3/4 of `generator.ERROR`, so that errors could be 2 times this bound.
+  The relative error of the formula on CPUs is 2^-50.3. The words that are not
+  read contribute at most 3/4 of `generator.ERROR`, so even errors of 2 times
+  this bound would be covered.
   """
   return 2.0**-48 * np.maximum(1.0, np.abs(z))
 

@@ -11,8 +11,8 @@ from typing import SupportsIndex, Union
 
 from tff_bandmf import _checks, _files, errors
 
-# PRIVACY: A shorter key could be guessed, and the noise removed. Keys have 256
-# bits.
+# PRIVACY: An attacker could guess a shorter key, and subtract the noise. Keys
+# have 256 bits.
 # Guard: key_test.test_key_is_never_printed.
 _BYTES = 32
 

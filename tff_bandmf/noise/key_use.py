@@ -1,12 +1,13 @@
 """The use of a key by one tape of this process, and of a key file by servers.
 
-`reserve` gives a key to one tape of this process. `KeyUse` serves key files.
-For a key file FILE, the record is the file FILE.use with mode 0600 in the same
-folder. Each line says which noise a `bandmf noise-server` made from the key: a
-tape ID, the first coordinate, the number of coordinates and the folder of the
-tape, with one space between them. `tape.folder` defines tapes.
-While a noise-server computes coordinate i from the key, it holds a lock on byte
-i of the record. The record holds no secret.
+`reserve` gives a key to one tape of this process. `KeyUse` gives coordinates of
+the noise of a key file to one process. For a key file FILE, the record of the
+uses is the file FILE.use with mode 0600 in the same folder. Each line says
+which noise a `bandmf noise-server` made from the key: a tape ID, the first
+coordinate, the number of coordinates and the folder of the tape, with one space
+between them. `tape.folder` defines tapes. While a noise-server computes
+coordinate i from the key, it holds a lock on byte i of the record. The record
+holds no secret.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Optional
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 
-# Offset beyond all coordinates. A process locks this byte before it reads or
-# writes the lines.
+# Offset of a byte beyond all coordinates. A process locks this byte before it
+# reads or writes the lines.
 _LINES = 2**62
 
 # Fingerprints of the keys whose noise is on an open tape of this process.
@@ -108,8 +109,8 @@ class KeyUse:
       directory: folder of the tape.
 
     Raises:
-      ValueError: another process computes some of the coordinates; or the key
-        has made noise with another tape ID, or some of the coordinates in
+      ValueError: another process computes some of the coordinates; a line of
+        the record has another tape ID; a line has some of the coordinates and
         another folder; or the record is damaged.
       OSError: the record cannot be read or written.
     """

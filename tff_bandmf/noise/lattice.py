@@ -12,9 +12,9 @@
 | rho_y  |                  | bound on the norms of the rows of C^-1           |
 | D      |                  | diag(C[t, t])                                    |
 
-Sums are 32-bit integers, so they are exact in any order if no value leaves the
-range of 32 bits. This holds if y is within 16 of its standard deviations and,
-for every row of C^-1 D,
+Sums are 32-bit integers. They are exact in any order if no value leaves the
+range of 32 bits. No value leaves it if y is within 16 of its standard
+deviations and, for every row of C^-1 D,
 
   B 2^k + 16 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
@@ -39,7 +39,7 @@ _LEAST_STEP = 2.0**-17
 # Largest k: float64 holds all integers up to 4^k, the squared clip, exactly.
 MOST_CLIP_BITS = 26
 # PRIVACY: A value outside of int32 wraps around, and the accounting does not
-# cover such a sum. This is the largest value.
+# cover such a sum. No value may exceed this number.
 # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
 _RANGE = 2**31 - 1
 
@@ -70,9 +70,9 @@ class Lattice:
   ) -> Lattice:
     """Returns the finest lattice that fits a run.
 
-    A lattice fits if no value of the run is out of range, 2^k is at most 2^26
-    and at least twice the square root of `dimension` and, with noise, a step is
-    at least 2^-17 of the standard deviation of z / C[t, t].
+    A lattice fits if no value of the run is out of range, and 2^k is between
+    twice the square root of `dimension` and 2^26. With noise, a step must also
+    be at least 2^-17 of the standard deviation of z / C[t, t].
 
     **Formal guarantee.**
     Assumption: each record has a norm of at most 2^k steps, a round has at most
@@ -98,8 +98,8 @@ class Lattice:
       'largest_cohort', largest_cohort, 'it is the maximum number of clients'
     )
     # PRIVACY: Delta includes the probability that a coordinate of y leaves its
-    # range, for 2^60 coordinates of all rounds. With more coordinates, delta
-    # could be too small. A run with more coordinates is refused.
+    # range, for 2^60 pairs of a round and a coordinate. With more pairs, delta
+    # could be too small. A run with more pairs is refused.
     # Guard: lattice_test.test_more_coordinates_than_claims_count_are_refused.
     if dimension * recursion.rounds > stops.PAIRS:
       raise errors.value_error(
@@ -109,17 +109,19 @@ class Lattice:
     min_scale = float(np.min(recursion.scales))
     # The range condition is 2^k (sums + deviations) + constant <= 2^31 - 1.
     norm = recursion.rho * recursion.max_scale if z_stddev_per_clip else 0.0
-    # PRIVACY: A coordinate of y that leaves int32 wraps around. Delta includes
-    # the probability that y exceeds these deviations, so they are in range.
+    # PRIVACY: A coordinate of y that leaves int32 wraps around. The range
+    # includes these deviations of y, and delta includes the probability that y
+    # exceeds them.
     # Guard: lattice_test.test_random_lattices_hold_sums_and_noise.
     deviations = stops.DEVIATIONS * z_stddev_per_clip * norm
     # PRIVACY: Secure aggregation doubles the range that the sum needs. Without
-    # it, sums would wrap around.
+    # the factor 2, sums would wrap around.
     # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
     sums = largest_cohort * (2 if secure_sum else 1)
     # |row of C^-1 D|_1 <= sqrt(n) |row of C^-1|_2 max_t C[t, t].
-    # PRIVACY: Rounding errors of earlier rounds go through C^-1. Their bound is
-    # a part of the range, so that a nearly singular C is refused.
+    # PRIVACY: C^-1 amplifies the rounding errors of earlier rounds, and large
+    # errors would make sums wrap around. The range includes their bound, so a
+    # nearly singular C is refused.
     # Guard: lattice_test.test_nearly_singular_matrix_is_refused.
     constant = 1 + math.sqrt(recursion.rounds) * norm / (2 * min_scale)
     # PRIVACY: Sums and noise outside of int32 wrap around. The clip has so few
@@ -139,14 +141,14 @@ class Lattice:
         'better conditioned C, another noise_multiplier, a smaller '
         'largest_cohort, or fewer parameters'
       )
-    # PRIVACY: If noise and updates had different steps, the noise would have
-    # another standard deviation than accounted. z is scaled by the steps of a
-    # clip.
+    # PRIVACY: If noise and updates had different steps, the noise would not
+    # have the standard deviation of the claim. z is scaled by the number of
+    # steps of the clip.
     # Guard: lattice_test.test_step_is_the_least_that_costs_little.
     return cls(most, largest_cohort, z_stddev_per_clip * 2.0**most)
 
-  # PRIVACY: If the clip had more steps than accounted, a client could move the
-  # sum further. The clip has 2^k steps.
+  # PRIVACY: If the clip had more than 2^k steps, a client could move the sum
+  # further than the claim assumes.
   # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
   @property
   def clip_steps(self) -> int:

@@ -58,12 +58,12 @@ class Tape(Placement):
       devices that the backend prefers.
     memory_copies: maximum number of rows of past noise, each of the model's
       size, >= 0; None means no limit. If C^-1 has few bands and needs more
-      rows, no past normals are kept, and the producer computes them again. The
-      noise has the same bits.
+      rows, the producer keeps no past normals and computes them again. The bits
+      of the noise stay the same.
     definition: path of the file that holds the numbers of the noise. A new run
       writes this file. With the file, the run can continue on another machine.
       None means no file.
-    position: record of the open round of a run. The tape gives the noise of the
+    position: the open round of a run, in files. The tape gives the noise of the
       open round, even if TFF's state counts another round. If None, the tape
       gives the noise of the round that the state counts.
   """

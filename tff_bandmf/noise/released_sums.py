@@ -4,9 +4,9 @@
                                 if no round is open
   released/00000003-2-HIGH-LOW  a mark of attempt 2: round 3 may release only
                                 the sum with the 64-bit fingerprint (HIGH, LOW);
-                                the content is two numbers, of the updates in
-                                the sum and of those that are all zeros, or
-                                nothing if `open` restored the mark
+                                the content is the number of updates in the sum
+                                and the number of all-zero updates, or nothing
+                                if `open` restored the mark
 
 TFF's state cannot choose the round: an aggregation adds the noise of the round
 that is open here, even if the state counts another round. The folder is
@@ -125,7 +125,7 @@ class Position:
     """Removes the marks of all rounds before the round `below`."""
     for path in self.marks.glob('*-*'):
       # PRIVACY: If marks of the open round were removed, a second sum could get
-      # its noise. Marks of earlier rounds alone are removed.
+      # its noise. Only marks of earlier rounds are removed.
       # Guard:
       # released_sums_test.test_noise_of_a_round_meets_one_sum_in_any_order.
       if int(path.name.split('-')[0]) < below:

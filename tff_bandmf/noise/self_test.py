@@ -97,9 +97,9 @@ def limits(
 
   The sample deviation is |y_t|_2 / sqrt(d), with d coordinates. With sigma =
   z_steps * row_norms[t], |y_t|^2 / sigma^2 has a chi-square distribution with d
-  degrees of freedom, apart from rounding. Rounding of y_s by at most 1/2 is
-  rounding of z_s by C[s,s] / 2, which reaches y_t through row t of C^-1. So the
-  roundings of all rounds move a coordinate of y_t by at most
+  degrees of freedom, apart from rounding. A change of y_s by 1/2 has the effect
+  of a change of z_s by C[s,s] / 2, which reaches y_t through row t of C^-1. So
+  the roundings of all rounds move a coordinate of y_t by at most
 
     sum_{s<=t} |C^-1[t,s]| C[s,s] / 2
       <= sqrt(t + 1) row_norms[t] max_diagonal / 2
@@ -112,8 +112,9 @@ def limits(
     t: round, or [m] rounds.
 
   Returns:
-    [2] or [2, m] float64, the smallest and the largest sample deviation. Each
-    round may have a false alarm with probability `stops.SELF_TEST` / rounds.
+    [2] or [2, m] float64, the smallest and the largest sample deviation. The
+    probability of a false alarm in one round is at most `stops.SELF_TEST` /
+    rounds.
   """
   recursion = tape.recursion
   low, high = np.sqrt(interval(tape.dimension, recursion.rounds))

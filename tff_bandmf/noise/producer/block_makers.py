@@ -161,7 +161,7 @@ class Host(Maker):
   def _draw(self, coordinates: range, block: blocks.Block) -> np.ndarray:
     """Returns noise_scale * Z of a block for one chunk, [earlier + m, count].
 
-    Rows before the block have no factor.
+    Rows of earlier rounds are not multiplied by `noise_scale`.
     """
     rows = block.earlier + block.rounds
     z = self._work.array('z', (rows, len(coordinates)))

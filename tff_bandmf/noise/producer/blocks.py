@@ -15,11 +15,12 @@
 | RN     | rounding to the nearest integer                                   |
 | e      | bound of the error of a row of V in float64                       |
 
-V is a real number, `recursion.Ideal`, and float64 computes it with an error of
-at most e. A coordinate is in doubt unless V is further than e from the nearest
-half-integer; `exact.Rounding` decides the coordinates in doubt. So Y is RN of
-the real V, to the bit. docs/reference/arithmetic.md derives the bounds; they
-hold for every order of the sums, and with fused multiplications too.
+V consists of real numbers, see `recursion.Ideal`, and a block computes V in
+float64 with an error of at most e. A coordinate is in doubt if a half-integer,
+at which RN jumps, is within e of it; `exact.Rounding` decides the coordinates
+in doubt. So Y is RN of the real V, to the bit. docs/reference/arithmetic.md
+derives the bounds; they hold for every order of the sums, and with fused
+multiply-adds.
 
 The memory of a window is a ring: round u is in row u modulo the number of rows.
 The memory of a `BufferBlock` consists of buffers: weighted sums of past y.
@@ -52,7 +53,7 @@ _PIECE = 512
 LARGEST = 2**31 - 1
 # Integers up to this bound are exact in float64, and so are their sums.
 EXACT = 2.0**52
-# Factor of bounds, for the rounding errors of the bounds themselves.
+# Factor that makes a bound cover the rounding errors of its own computation.
 _MORE = 1 + 2.0**-20
 # Number, or scalar of a library for devices.
 _Scalar = Any
@@ -79,14 +80,14 @@ class Workspace:
 
 
 class Chunk(NamedTuple):
-  """A range of coordinates, with what a block needs to compute them.
+  """A range of coordinates, with the data from which a block computes them.
 
   Attributes:
     coordinates: the coordinates, [count].
     memory: [memory rows, count], S; updated.
     bounds: float64, updated. For a window of y: [memory rows], a bound of the
       absolute values of each row of the memory. For buffers: [memory rows], a
-      bound of the error of each row. Else empty.
+      bound of the error of each row. Unused for a window of z.
     rounding: decides the coordinates in doubt.
     work: arrays for intermediate results.
   """
@@ -110,7 +111,7 @@ class Chunk(NamedTuple):
     Args:
       v: [count] float64, a row of V; overwritten.
       y: [count] float64, overwritten.
-      error: e without its part for y; see `error_of_y`.
+      error: e without `error_of_y`.
       decide: function from a column of the chunk and its coordinate to y.
       most: bound of |v| where v is a number; 0 means that none is known.
 
@@ -119,8 +120,8 @@ class Chunk(NamedTuple):
     """
     np.rint(v, out=y)
     np.subtract(v, y, out=v)
-    # An exact decision changes y by at most 1. The bound of |v| may be far
-    # above y, and then it must not stop a run whose y fits in 32 bits.
+    # An exact decision changes y by at most 1. If `most` does not fit in 32
+    # bits, y may still fit, so the bound comes from y.
     largest = 1 + (most if 0 < most < LARGEST else _largest(y))
     # PRIVACY: If y were not the rounding of the ideal mechanism's v, releases
     # would not be a function of that mechanism, and epsilon would not hold.
@@ -197,9 +198,9 @@ def for_rounds(
     recursion: recursion of the strategy matrix C.
     z_steps: standard deviation of z in lattice steps, > 0.
     rounds: the rounds of the block.
-    ring_rows: number of rows of a window's ring: 0 to make past z again, else
-      >= `recursion.memory`, and a multiple of the number of rounds of a block,
-      apart from a shorter last block. Round u is in row u % ring_rows.
+    ring_rows: number of rows of a window's ring. If it is 0, past z is drawn
+      again. If not, it is >= `recursion.memory`, and a multiple of the number
+      of rounds of a full block. Round u is in row u % ring_rows.
   """
   first, m = rounds.start, len(rounds)
   if isinstance(recursion, recursion_lib.Buffers):
@@ -238,7 +239,7 @@ def for_rounds(
 
 
 def past_y_error(noise_scale: _Scalar, size: _Scalar, terms: int) -> _Scalar:
-  """Returns e of a round of a window of y, without its part for y.
+  """Returns e of a round of a window of y, without `error_of_y`.
 
     e = ERROR noise_scale + u (b + 6) size
 
@@ -446,7 +447,7 @@ class Weights(NamedTuple):
 
   Attributes:
     readout: weights of the buffers in the mean.
-    update: (j, weight of buffer j before the round) of each buffer.
+    update: for each new buffer, pairs (j, weight of the old buffer j).
     gain: weights of y in the buffers.
   """
 
@@ -461,7 +462,7 @@ def buffer_error(
   sizes: Sequence[_Scalar],
   errors: Sequence[_Scalar],
 ) -> _Scalar:
-  """Returns e of a round of d buffers, without its part for y.
+  """Returns e of a round of d buffers, without `error_of_y`.
 
     e = ERROR noise_scale + sum_i w_i (E_i + u (d + 6) |S_i|)
 
@@ -520,11 +521,11 @@ class _Step:
   """A `recursion.Step` with its update matrix as a diagonal plus a remainder.
 
   Attributes:
-    readout: float64, weights of the first buffers in the mean; the weights of
-      all others are zero.
-    decayed: slice of the buffers with a decay other than 1.
-    decay: [decayed, 1] float64, their entries on the diagonal of the update
-      matrix.
+    readout: float64, weights of the first buffers in the mean; all other
+      buffers have the weight 0.
+    decayed: slice with all buffers whose entry on the diagonal of the update
+      matrix is not 1.
+    decay: [decayed, 1] float64, these entries.
     mixed: [mixed] indices of the buffers that get sums of other buffers.
     mix: [mixed, memory] float64, rows `mixed` of the update matrix with zeros
       on its diagonal.

@@ -1,12 +1,12 @@
 """A maker on JAX's devices, which compute normals and sums and hold past noise.
 
-`block_makers` defines makers, blocks and chunks, and `blocks` V, e and doubt. A
-block has m rounds. `count` is the number of coordinates of a chunk, padded to a
-multiple of `generator.GROUP`.
+`block_makers` defines makers, blocks and chunks, and `blocks` defines V, e and
+doubt. A block has m rounds. `count` is the number of coordinates of a chunk,
+padded to a multiple of `generator.GROUP`.
 
 A device speculates: it rounds V of a whole block, feeds the rounded y back, and
 returns the columns in which some rounding was in doubt. The host computes these
-columns of the block anew. Mostly the device rounded them as the host does.
+columns of the block anew. Mostly both results agree.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _TOGETHER = 8
 # Maximum bytes of a chunk on a CPU, where it should fit in cache, and on other
 # devices. A chunk of 2^13 coordinates may have more bytes; see `_width`.
 _CPU_BYTES, _BYTES = 2**22, 2**31
-# Number of columns in doubt of one chunk and block that a device returns. If
-# there are more, the block is computed again, for as many as there are.
+# Maximum number of columns in doubt that a device returns for one chunk of a
+# block. If there are more, the device computes the block again.
 _FEW = 16
 
 
@@ -47,7 +47,7 @@ class _Result(NamedTuple):
     bounds: `blocks.Chunk.bounds` after the block.
     largest: scalar, bound of |y|; infinity if sums of integers are inexact.
     number: scalar, number of columns in doubt.
-    columns: [k] columns in doubt, then `count` as often as is needed.
+    columns: [k] columns in doubt, padded with `count`.
     rounded: [m, k] y of these columns.
     before: [memory rows, k] the memory of these columns before the block.
   """
@@ -67,7 +67,8 @@ class Devices(block_makers.Maker):
 
   Chunk i belongs to the device whose index is i modulo the number of devices.
   The device computes the chunk, and holds its memory and y of the latest block.
-  The host copies one row of y at a time. All bits of y are those of the host.
+  The host copies one row of y at a time. The bits of y are the same as on the
+  host.
   """
 
   def __init__(
@@ -143,8 +144,8 @@ class Devices(block_makers.Maker):
       z = self.draw(i, block)
       memory = self._memories[i]
       if memory is None:
-        # Place the zeros as later memories are placed, so that one compiled
-        # program serves all blocks.
+        # All later memories are on the device. If the zeros were not, JAX would
+        # compile a second program.
         memory = jax.device_put(
           jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype), device
         )
@@ -173,7 +174,7 @@ class Devices(block_makers.Maker):
     """
     columns = np.asarray(result.columns)[:number]
     chunk_coordinates = self._layout.chunks[i]
-    # Other columns are padding.
+    # Columns beyond the coordinates of the chunk are padding.
     columns = columns[columns < len(chunk_coordinates)]
     if not len(columns):
       return
@@ -194,7 +195,8 @@ class Devices(block_makers.Maker):
     with jax_generator.precise():
       if len(memory):
         # PRIVACY: Later rounds are computed from the rounded y. If a correction
-        # did not reach the memory, their noise would be that of another C.
+        # did not reach the memory, their noise would not be C^-1 z. The memory
+        # gets the corrected columns.
         # Guard:
         # exact_noise_test.test_device_that_rounds_otherwise_is_corrected.
         self._memories[i] = result.memory.at[:, where].set(memory[:, wrong])
@@ -202,7 +204,8 @@ class Devices(block_makers.Maker):
         self._y[i] = result.y.at[:, where].set(y[:, wrong])
     # PRIVACY: The bounds of a device do not count columns that are NaN on the
     # device. If later rounds used only these bounds, the bounds of errors could
-    # be too small, and a rounding in doubt would be missed.
+    # be too small, and a wrong rounding would not be noticed. The bounds also
+    # count the columns that the host computed.
     # Guard: exact_noise_test.test_bounds_on_devices_count_each_column.
     self._bounds[i] = np.maximum(self._bounds[i], chunk.bounds)
 
@@ -295,7 +298,7 @@ def _advanced(memory, z, weights, bounds, row, *, program, few):
   count = y.shape[1]
   few = min(few, count)
   in_doubt = doubt.any(0)
-  # `jnp.nonzero` adds up all columns in one place, one by one on a GPU.
+  # `jnp.nonzero` is slow on a GPU, where it adds up the columns one by one.
   ranks = jnp.cumsum(in_doubt, dtype=np.int32)
   number = ranks[-1]
   columns = jnp.searchsorted(ranks, jnp.arange(1, few + 1, dtype=np.int32))
@@ -388,9 +391,9 @@ def _buffers(memory, z, weights, bounds, _, is_exact):
   Args:
     memory: [buffers, count] float64.
     z: [m, count] float64, noise_scale * Z.
-    weights: noise_scale, [m] float64; then for each round the weights of the
-      buffers in the mean, [m, buffers], of the buffers in the buffers of the
-      next round, [m, buffers, buffers], and of y in these, [m, buffers].
+    weights: noise_scale, [m] float64; weights of the buffers in the mean, [m,
+      buffers]; weights of the buffers in the buffers of the next round, [m,
+      buffers, buffers]; and weights of y in these, [m, buffers].
     bounds: [buffers] float64, bounds of the errors of the buffers.
     is_exact: whether the buffers hold integers.
   """
@@ -431,7 +434,7 @@ def _rounded(v, error):
 
   Args:
     v: [count] float64.
-    error: e without its part for y; see `blocks.error_of_y`.
+    error: e without `blocks.error_of_y`.
   """
   y = jnp.rint(v)
   largest = jnp.max(jnp.where(jnp.isnan(y), 0.0, jnp.abs(y))) + 1
@@ -447,8 +450,8 @@ def _rounded(v, error):
 def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:
   """Returns weights @ rows in float64."""
   # PRIVACY: If JAX chose a faster and less precise product, such as
-  # TensorFloat-32, errors would exceed the bounds by which roundings in doubt
-  # are found, and epsilon would not hold. `precision` asks for the most precise
+  # TensorFloat-32, errors would exceed the bounds that show which roundings are
+  # in doubt, and epsilon would not hold. `precision` asks for the most precise
   # product.
   # Guard: jax_devices_test.test_devices_multiply_in_float64.
   return jnp.matmul(
@@ -488,7 +491,8 @@ def check(device: jax.Device) -> None:
   with jax_generator.precise(), jax.default_device(device):
     product = np.asarray(jax.jit(_product)(weights, rows))
     *_, doubt = jax.jit(_rounded)(np.array([np.nan, 0.25]), 0.0)
-  # The host's product has 64 bits of mantissa, and no error of its own here.
+  # The host's product has 64 bits of mantissa, so its own errors are
+  # negligible.
   expected = weights.astype(np.longdouble) @ rows.astype(np.longdouble)
   allowed = (
     (len(rows) + 1)
@@ -496,10 +500,10 @@ def check(device: jax.Device) -> None:
     * (np.abs(weights) @ np.abs(rows.astype(float)))
   )
   # PRIVACY: If a library computes float64 products from numbers with fewer
-  # bits, or in a way without the classical bound, roundings in doubt are
-  # missed, and epsilon does not hold. A compiler that assumes that there is no
-  # NaN misses them too. A device that computes inexact products or normals, or
-  # for which NaN is not in doubt, is refused.
+  # bits, or in a way without the classical bound, wrong roundings are not
+  # noticed, and epsilon does not hold. The same happens if a compiler assumes
+  # that no number is NaN. A device that computes inexact products or normals,
+  # or for which NaN is not in doubt, is refused.
   # Guard: jax_devices_test.test_device_that_is_not_exact_is_refused.
   if not (
     np.all(np.abs(product - expected) <= allowed)
@@ -534,8 +538,8 @@ def known(names: Sequence[str]) -> tuple[jax.Device, ...]:
       )
   chosen = tuple(by_name[name] for name in names or by_name)
   kinds = {each.device_kind for each in chosen}
-  # PRIVACY: Devices of two kinds round differently, and the size of chunks is
-  # that of one kind. They are refused.
+  # PRIVACY: Devices of two kinds round differently, and the size of chunks
+  # suits one kind. Devices of several kinds are refused.
   # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(

@@ -51,12 +51,12 @@ class Memory(NamedTuple):
 
   Attributes:
     max_bytes: maximum number of bytes of past noise in memory, > 0. If past
-      noise has more bytes, all of it goes to disk; see `chunks.Chunks`. A few
-      rows of y stay in memory in any case. The memory of devices has no limit.
-      None means no limit.
+      noise has more bytes, all of it goes to disk; see `past_noise.Chunks`. A
+      few rows of y stay in memory in any case. The memory of devices has no
+      limit. None means no limit.
     copies: maximum number of rows of past noise; None means no limit. If C^-1
-      has few bands and needs more past normals, none are kept, and each block
-      draws them again.
+      has few bands and needs more past normals, the stream keeps no past
+      normals, and each block draws them again.
   """
 
   max_bytes: Optional[int] = None

@@ -128,7 +128,8 @@ def unpack(
   header = [MAGIC, VERSION, tape_id, round_index, first, count]
   expected = np.array(header, '<i8')
   # PRIVACY: If a round used the noise of another round or tape, the noise would
-  # cancel in a difference of releases. The header must be that of this round.
+  # cancel in a difference of releases. The header must name this tape and this
+  # round.
   # Guard: tape_release_test.test_file_of_another_round_is_refused.
   if packed[: expected.nbytes] != expected.tobytes():
     raise ValueError(OTHER)

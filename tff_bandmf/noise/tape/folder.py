@@ -21,10 +21,9 @@ mark without a run shows where a tape begins: `tape.writer` and
 `tape.noise_server_tape` write it. A noise file gets its name when it is
 complete. A mark is an empty file whose name holds all the information, so a
 mark is never half-written. If a folder has several marks, rounds below the
-highest round are refused. A run ID is a number below 2^63, in TFF a part of the
-server state. A fingerprint is computed from S_t + y_t, where S_t is the sum of
-the clipped records of round t; it has 64 bits, written as two numbers of 32
-bits.
+highest round are refused. A run ID is a number below 2^63; TFF's server state
+holds it. A fingerprint is computed from S_t + y_t, where S_t is the sum of the
+clipped records of round t; it has 64 bits, written as two numbers of 32 bits.
 
 The folder of a `bandmf noise-server` also holds this file:
 
@@ -131,7 +130,7 @@ class ReadableTape(abc.ABC):
     tape_id: 63-bit ID of the noise, equal to `Stream.identifier`. Every noise
       file holds the ID and every reader compares it, so only a tape with the
       same noise can continue a run.
-    position: record of the open round of a run, or None if the round comes from
+    position: the open round of a run, in files; None if the round comes from
       TFF's state or from the caller.
   """
 
@@ -371,7 +370,7 @@ def wipe(directory: pathlib.Path, keep: bool = False) -> None:
 
   Args:
     directory: folder of the tape.
-    keep: whether the description and the marks stay.
+    keep: whether the files of a stopped noise-server stay.
   """
   for path in _tape_files(directory):
     if path.name != 'lock' and not (keep and _KEPT.fullmatch(path.name)):

@@ -85,8 +85,9 @@ def release(
   with tf.control_dependencies(checks):
     marked = [folder.mark(owner) for folder in folders]
   with tf.control_dependencies(marked):
-    # PRIVACY: A run on a copy of the tape could release a round that is over
-    # elsewhere. All folders are checked after the marks are written.
+    # PRIVACY: A host with an old list of the folder could release a round that
+    # another host has finished. All folders are checked again after the marks
+    # are written.
     # Guard:
     # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
     checks = [each for folder in folders for each in folder.unused(low, owner)]
@@ -160,7 +161,7 @@ class _Folder:
     self._file_name = tf.strings.join([self._name, '.noise'])
     # Only strings are printed: with other tensors, `Assert` would build a
     # `tf.cond`, which takes long to build and to compile.
-    # aggregator_test.test_checks_of_the_graph_are_single_operations holds this.
+    # aggregator_test.test_checks_of_the_graph_are_single_operations tests this.
     self._printed = [
       tf.strings.as_string(round_index),
       self._path(self._file_name, round_index),
@@ -212,8 +213,8 @@ class _Folder:
       tape_file.DAMAGED,
     )
     with tf.control_dependencies([framed]):
-      # If zlib fails, TensorFlow's error message shows no cause, but the name
-      # of this operation. So the name states the cause.
+      # If zlib fails, TensorFlow's error message names this operation but no
+      # cause. So the name states the cause.
       packed = tf.io.decode_compressed(
         contents, 'GZIP', name='noise_tape_the_file_is_damaged'
       )
@@ -228,8 +229,8 @@ class _Folder:
       tf.reduce_all(
         tf.equal(
           # PRIVACY: If a round used the noise of another round or tape, the
-          # noise would cancel in a difference of releases. The header must be
-          # that of this round.
+          # noise would cancel in a difference of releases. The header must name
+          # this tape and this round.
           # Guard: tape_release_test.test_file_of_another_round_is_refused.
           tf.bitcast(tf.reshape(header, [-1, 2]), tf.int64),
           tf.stack([tf.cast(word, tf.int64) for word in expected]),
@@ -254,8 +255,8 @@ class _Folder:
     known = self._check(tf.size(numbers) > 0, tape_folder.NOT_THERE)
     with tf.control_dependencies([known]):
       reached = tf.reduce_max(numbers)
-    # PRIVACY: A round before the highest mark was released or burnt. It may not
-    # be released again.
+    # PRIVACY: A round before the highest mark may have released a sum, and no
+    # second sum may get its noise. The round is refused.
     # Guard: tape_release_test.test_highest_mark_counts_whatever_the_order.
     unused = self._check(reached <= self._round_index, tape_folder.REMOVED)
     here = tf.equal(numbers, self._round_index)

@@ -21,9 +21,9 @@ def open_tape(
 ) -> tape_folder.ReadableTape:
   """Starts the producer of a tape, or opens the folders of noise-servers.
 
-  If this process writes the tape, the key is reserved for the tape until it is
-  closed. The noise is y = C^-1 z for a strategy matrix C and normals z, and row
-  t of y is y_t, the noise of round t.
+  If this process writes the tape, the key is reserved until the tape is closed.
+  The noise is y = C^-1 z for a strategy matrix C and normals z, and row t of y
+  is y_t, the noise of round t.
 
   Args:
     placement: the user's choice of where y_t comes from.

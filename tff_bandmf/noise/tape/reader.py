@@ -81,8 +81,9 @@ def release(
   for folder in folders:
     folder.check_unused(owner)
   for folder in folders:
-    # PRIVACY: A run on a copy of the tape could release a round that is over
-    # elsewhere. All folders are checked after the marks are written.
+    # PRIVACY: A host with an old list of the folder could release a round that
+    # another host has finished. All folders are checked again after the marks
+    # are written.
     # Guard:
     # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
     folder.mark(owner)
@@ -150,8 +151,8 @@ class _Folder:
     marks = self._marks()
     if not marks:
       raise self._refused(tape_folder.NOT_THERE)
-    # PRIVACY: A round before the highest mark was released or burnt. It may not
-    # be released again.
+    # PRIVACY: A round before the highest mark may have released a sum, and no
+    # second sum may get its noise. The round is refused.
     # Guard: tape_release_test.test_highest_mark_counts_whatever_the_order.
     if max(mark.round for mark in marks) > self._round:
       raise self._refused(tape_folder.REMOVED)

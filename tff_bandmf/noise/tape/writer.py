@@ -74,10 +74,10 @@ class Tape(tape_folder.ReadableTape):
 
     Args:
       directory: folder of the tape, made if it is missing. If an ended process
-        left a tape with a different ID there, that tape is removed, unless
-        `resume` is set or a noise-server wrote that tape. If None, a temporary
-        folder is made, in memory if there is space, and abandoned temporary
-        tapes are removed.
+        left a tape with a different ID there, that tape is removed. If `resume`
+        is set or a noise-server wrote that tape, the folder is refused instead.
+        If None, a temporary folder is made, in memory if there is space, and
+        abandoned temporary tapes are removed.
       noise_stream: rows y_t of all coordinates or of one shard.
       start_round: first round to write, in [0, number of rounds]. The tape
         computes earlier rounds but does not write them.
@@ -215,7 +215,8 @@ class Tape(tape_folder.ReadableTape):
     reached = max(tape_folder.marks(directory), default=0)
     # PRIVACY: Rounds below the highest mark may have been released. If the tape
     # wrote the noise of such a round again, a second sum could get this noise.
-    # A start below the mark is refused, or with `resume` moved to the mark.
+    # A start below the mark is refused; with `resume`, the tape starts at the
+    # mark.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
@@ -255,8 +256,8 @@ class Tape(tape_folder.ReadableTape):
   def _produce(self) -> None:
     """Writes the rounds from `start_round` on, and waits for the reader.
 
-    After the last round, the method removes read rounds until the tape is
-    closed.
+    After the last round, the method removes files of read rounds until the tape
+    is closed.
     """
     t = 0
     for y in self._stream.rows():
@@ -299,7 +300,8 @@ class Tape(tape_folder.ReadableTape):
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values
     )
-    # A file that disappears after it was written is not written again.
+    # If a file disappears after this call wrote it, the file is not written
+    # again.
     exists = path.exists()
     while not exists:
       try:
