@@ -41,10 +41,10 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   * `free`: values that do not depend on updates and cost no privacy. `round`:
     number of finished rounds. `z_stddev`: standard deviation of z in the unit
     of the sum, where z is the noise before C^-1. `noise_placement`: 'tape' or,
-    without noise, 'none'. `noise_checked`: whether the process that
-    added the noise measured the standard deviation that the strategy
-    prescribes. `rounds_ahead`, only with a tape: number of rounds whose noise
-    is ready; this number depends on how long rounds take.
+    without noise, 'none'. `noise_checked`: whether the process that added the
+    noise tested its standard deviation. `rounds_ahead`, only with a tape:
+    number of rounds whose noise is ready; this number depends on how long
+    rounds take.
   * `released`, only for an adaptive clip: values with noise, which the
     guarantee covers. `l2_norm_clip`: clip of the next round. `fraction`: share
     of updates below the clip of this round.
@@ -142,18 +142,19 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   ) -> tff.Value:
     """Returns the mean of clients' updates with the noise of the open round.
 
-    The method replaces the `federated_mean` of TFF in a computation of a
-    program's own, which needs no state for it: the files of the run name the
-    open round.
+    In a TFF computation, this method replaces TFF's `federated_mean`. The
+    computation needs no state of the aggregator, because the files of the run
+    name the open round.
 
     Args:
-      value: updates at clients, with float leaves, or a structure of them.
+      value: updates at clients, with float leaves, or a structure of such
+        updates.
       weight: must be None. TFF's `federated_mean` has this argument.
 
     Raises:
       TypeError: updates have weights, or a leaf of an update is not a float.
-      ValueError: the aggregator is not that of a `Run`, its clip adapts, or it
-        has a process already.
+      ValueError: the aggregator does not belong to a `Run`, its clip adapts, or
+        it has a process already.
     """
     if weight is not None:
       raise errors.type_error(
@@ -162,8 +163,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       )
     # PRIVACY: Without a state, TFF does not count the rounds, and each round
     # would add the noise of the first round. The noise would cancel in the
-    # difference of two releases. The method needs the record of the open round
-    # that a run has on the disk.
+    # difference of two releases. The method needs the file in which a run names
+    # its open round.
     # Guard: federated_mean_test.test_mean_outside_of_a_run_is_refused.
     if getattr(self.noise, 'position', None) is None:
       raise errors.value_error(
@@ -172,7 +173,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       )
     # PRIVACY: The clip of a round follows from the state after the round
     # before. Without a state, each round would be clipped to the first clip,
-    # and the ledger would lack the releases of clips. Such clips are refused.
+    # and the ledger would lack the releases of clips. Adaptive clips are
+    # refused.
     # Guard: federated_mean_test.test_clip_that_adapts_is_refused.
     if self._adapts:
       raise errors.value_error(
@@ -332,7 +334,7 @@ def _process(
   # PRIVACY: Two runs on one tape would get the same noise, which would cancel
   # in the difference of their releases. `begin` gives each run an ID, by which
   # the tape refuses a second run. TFF's `initialize` evaluates a round that
-  # belongs to no run, so `begin` is called after it.
+  # belongs to no run, so `begin` is called after `initialize`.
   # Guard:
   # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
   @tff.tensorflow.computation(state_type)
@@ -430,8 +432,8 @@ def dp_aggregator(
   Args:
     noise_multiplier: standard deviation of z divided by clip times sensitivity,
       >= 0; see `accounting.calibrate`. 0 adds no noise and guarantees nothing.
-    clients_per_round: divisor of the mean, > 0. It is the same in every round,
-      whatever the number of clients of the round.
+    clients_per_round: divisor of the mean, > 0. It is constant, even if rounds
+      have different numbers of clients.
     l2_norm_clip: number > 0, norm to which all leaves of an update together are
       clipped. For clips by layer, a nested structure of numbers that matches
       the outer containers of an update; `l2_norm_clip` in the formula above is

@@ -114,8 +114,8 @@ class Bounds:
   If the clip adapts, clip_g, r_g and h of a round are their values of the first
   round times the scale of the round. A record then has one more group, its
   indicator: one coordinate, whose clip is beta / 2 times the clip of all other
-  groups. The indicator is `indicator_steps` if no group of the record was
-  scaled down, -`indicator_steps` if a group was scaled down, and 0 if the
+  groups together. The indicator is `indicator_steps` if no group of the record
+  was scaled down, -`indicator_steps` if a group was scaled down, and 0 if the
   record is not finite or its norm is above zeroing_norm.
 
   The method `from_clip` creates instances of the subclasses.
@@ -283,8 +283,8 @@ class Bounds:
   def inverse_step(self, scale: Any = 1.0) -> Any:
     """Returns 1 / h at a scale, a number or a scalar tensor.
 
-    TensorFlow's optimiser replaces a division by a constant by a product with
-    its inverse. So NumPy multiplies by the inverse, to get the same bits.
+    TensorFlow's optimiser multiplies by the inverse of a constant instead of
+    dividing by the constant. NumPy does the same here, to get the same bits.
     """
     step = self.step * scale
     with np.errstate(divide='ignore'):
@@ -304,7 +304,7 @@ class Bounds:
     clip: Callable[..., Any] = np.clip,
     where: Callable[..., Any] = np.where,
   ) -> dict[str, Any]:
-    """Returns what round t releases about an adaptive clip.
+    """Returns the values of an adaptive clip that round t releases.
 
     Args:
       last: S_t, float64, number or scalar tensor.
@@ -336,12 +336,11 @@ class Bounds:
 
     Args:
       l2_norm_clip: S_t, float64, number or scalar tensor.
-      maximum: function that returns the larger of two numbers. The scale is
-        the maximum of S_t (1 / S_0) and 0, and this product is never negative,
-        so the maximum does not change its value. Without the maximum,
-        TensorFlow's optimiser could merge the constant 1 / S_0 with the
-        constant of a later product, and TensorFlow and NumPy would round
-        differently.
+      maximum: function that returns the larger of two numbers. The scale is the
+        maximum of S_t (1 / S_0) and 0. The product is never negative, so the
+        maximum is the product itself. Without the maximum, TensorFlow's
+        optimiser could merge the constant 1 / S_0 with the constant of a later
+        product, and TensorFlow and NumPy would round differently.
     """
     return maximum(l2_norm_clip * (1.0 / self.initial), 0.0)
 
@@ -361,7 +360,7 @@ def check_bounds(
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:
-  """Raises if a clipping or zeroing norm is invalid, whatever the records are.
+  """Raises if a clipping or zeroing norm is invalid for all records.
 
   Args:
     l2_norm_clip: number > 0, nested structure of such numbers, or

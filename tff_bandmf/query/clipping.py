@@ -100,8 +100,8 @@ class Clipping(clip_bounds.Bounds):
     if self.adaptive is not None:
       # PRIVACY: A record that is not finite, or is above `zeroing_norm`,
       # becomes the record of an absent client, which is zero in all
-      # coordinates. An indicator that is not 0 would still say something about
-      # this client. So its indicator is 0.
+      # coordinates. An indicator other than 0 would still reveal something
+      # about this client, so the indicator is 0.
       # Guard: clipping_test.test_record_that_becomes_zero_says_nothing.
       sign = -1 if np.any(scales < 1.0) else 1
       out[-1] = self.indicator_steps * sign * is_kept
@@ -129,8 +129,8 @@ class Clipping(clip_bounds.Bounds):
       squares[group] = summation.total(np.array(sums))
     norms = np.sqrt(squares)
     # PRIVACY: A record with a value that is not finite would make the whole sum
-    # not finite, and everybody would see that its client took part. It is set
-    # to zero.
+    # not finite, and everybody would see that its client took part. Such a
+    # record becomes zero.
     # Guard: clipping_test.test_record_that_becomes_zero_says_nothing.
     finite = bool(np.all(np.isfinite(norms)))
     above = False
@@ -150,7 +150,7 @@ def real(leaf: np.typing.ArrayLike) -> np.ndarray:
 
   Raises:
     TypeError: the leaf has other values; or it is a subclass of NumPy's arrays,
-      which says more than its numbers, such as a mask or a unit.
+      which may hold more than numbers, such as a mask or a unit.
   """
   array = np.asarray(leaf)
   # PRIVACY: A conversion to floats would drop an imaginary part or a mask, and

@@ -105,8 +105,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         update and of the mean.
       bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order of
         `Bounds.from_clip`, in this order.
-      clients_per_round: divisor of the mean, > 0, whatever the number of
-        clients of a round.
+      clients_per_round: divisor of the mean, > 0; constant, even if rounds have
+        different numbers of clients.
       largest_cohort: largest number of clients of any round, >= 1.
       noise_from: the user's choice of where noise comes from.
       secure_sum: whether secure aggregation computes the sums.
@@ -147,8 +147,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Stops the thread that computes noise, if there is one."""
     self._source.close()
 
-  # PRIVACY: A metric that states more noise than there is would support a
-  # smaller epsilon. It is the deviation in the unit of updates.
+  # PRIVACY: If this metric stated more noise than the run has, a reader would
+  # compute too small an epsilon. The metric is the deviation of z itself.
   # Guard: query_test.test_metrics_are_round_and_noise.
   @property
   def z_stddev(self) -> float:
@@ -156,7 +156,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     return self.lattice.z_steps * self.clip.step
 
   def initial_global_state(self) -> QueryState:
-    """Returns a state that releases no sum; `begin` makes it a run's first.
+    """Returns a state that releases no sum; `begin` makes a run's first state.
 
     Inside `initialize`, TFF evaluates a round with this state. This round
     returns zeros and reads no noise.

@@ -71,15 +71,15 @@ class GraphClipping(clip_bounds.Bounds):
       return clipped
     # PRIVACY: A record that is not finite, or is above `zeroing_norm`, becomes
     # the record of an absent client, which is zero in all coordinates. An
-    # indicator that is not 0 would still say something about this client. So
-    # its indicator is 0.
+    # indicator other than 0 would still reveal something about this client, so
+    # the indicator is 0.
     # Guard: clipping_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
     return tf.concat([clipped, [self.indicator_steps * sign]], 0)
 
   def _runs(self) -> list[tuple[int, int]]:
-    """Returns (group, number of leaves) of each run of leaves of one group."""
+    """Returns (group, number of leaves) of each series of leaves of a group."""
     return [
       (group, len(list(leaves)))
       for group, leaves in itertools.groupby(self.groups)
@@ -95,7 +95,7 @@ class GraphClipping(clip_bounds.Bounds):
 
     Returns:
       [size] float, the leaves as vectors; and (group, float64 vector) of each
-      run of leaves of one group.
+      series of leaves of one group.
     """
     shape = tf.constant([-1])
     leaves = [tf.reshape(leaf, shape) for leaf in tf.nest.flatten(record)]
@@ -115,7 +115,8 @@ class GraphClipping(clip_bounds.Bounds):
     Guard: clipping_test.test_norm_is_compared_exactly_in_a_graph.
 
     Args:
-      vectors: integers in float64, in steps, a vector for each run of leaves.
+      vectors: integers in float64, in steps, a vector for each series of
+        leaves.
     """
     return tf.reduce_all(
       self._squares(vectors) <= tf.constant(self.squared_bounds, tf.float64)
@@ -195,7 +196,8 @@ class GraphClipping(clip_bounds.Bounds):
     Returns:
       [groups] float64.
     """
-    # Row g has the leaves of group g. Its other entries are of a zero.
+    # Row g has the indices of the leaves of group g, padded with the index of a
+    # zero.
     members: list[list[int]] = [[] for _ in self.clips]
     for leaf, group in enumerate(self.groups):
       members[group].append(leaf)
@@ -207,8 +209,8 @@ class GraphClipping(clip_bounds.Bounds):
 def _sums_of_squares(leaves: list[tf.Tensor]) -> tf.Tensor:
   """Returns |x|^2 of each leaf x, with the bits of `summation.of_squares`.
 
-  Leaves of equally many rows are folded to one row side by side. The rows of
-  all leaves are then folded below each other.
+  Leaves with equally many rows are put side by side and are added up to one row
+  for each leaf. Then the entries of each row are added up.
 
   Args:
     leaves: [size] float vectors, of static sizes.

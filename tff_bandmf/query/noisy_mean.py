@@ -216,10 +216,10 @@ class NoisyMean:
         '`like`; give arrays in its structure'
       ) from error
     leaves = _arrays(name, update)
-    # PRIVACY: All updates are clipped into one array. An update with too few
-    # entries would leave entries of another update there to be added twice, so
-    # a client could change the sum by more than the clip. An update whose
-    # shapes are not the shapes of `like` is refused.
+    # PRIVACY: All updates are clipped into one array. If an update had too few
+    # entries, entries of another update would stay in the array and be added
+    # twice, so a client could change the sum by more than the clip. An update
+    # whose shapes are not the shapes of `like` is refused.
     # Guard: run_test.test_update_of_another_shape_is_refused.
     for i, (leaf, example) in enumerate(zip(leaves, tree.flatten(self.like))):
       if leaf.shape != example.shape:
@@ -237,8 +237,8 @@ class NoisyMean:
       return
     position = self._tape.position
     if position is not None:
-      # PRIVACY: If a sum has more updates than the cohort in the ledger has
-      # clients, a client sent two updates. All updates are counted.
+      # PRIVACY: If a sum had more updates than the cohort in the ledger has
+      # clients, epsilon would not count an update. All updates are counted.
       # Guard: run_test.test_more_updates_than_clients_are_refused.
       position.check(t, counts[0])
     released_sum = reader.release(
@@ -265,7 +265,7 @@ class NoisyMean:
         exact = released[start + first :][: len(piece)].astype(np.float64)
         exact *= unit
         with np.errstate(over='ignore'):
-          # As TensorFlow does, round float64 to 16 bits by way of float32.
+          # TensorFlow also rounds float64 to 16 bits by way of float32.
           piece[:] = exact.astype(np.float32) if leaf.itemsize < 4 else exact
       leaves.append(leaf.reshape(example.shape))
       start += example.size
@@ -280,7 +280,8 @@ def _arrays(name: str, update: object) -> list[np.ndarray]:
     update: nested structure of arrays or numbers.
 
   Raises:
-    TypeError: a leaf has no real numbers, or more than its numbers.
+    TypeError: a leaf has other values than real numbers, or also a mask or a
+      unit.
   """
   leaves = []
   for i, leaf in enumerate(tree.flatten(update)):

@@ -42,10 +42,10 @@ def padding(size: int) -> int:
 
 
 def total(x: np.ndarray) -> float:
-  """Returns the sum of a vector, whose second half is added to its first.
+  """Returns the sum of a vector in the order that the module docstring gives.
 
-  The vector is padded with zeros to a power of two, and halved until one entry
-  is left.
+  The vector is padded with zeros to a power of two. Then its second half is
+  added to its first half until one entry is left.
 
   Args:
     x: [size] float64.
@@ -59,11 +59,11 @@ def total(x: np.ndarray) -> float:
 
 
 def of_squares(leaf: np.ndarray) -> float:
-  """Returns |leaf|^2, with the same bits as if all squares were halved.
+  """Returns |leaf|^2, summed in the order that the module docstring gives.
 
-  Halving first adds row r + rows / 2 to row r, and then does the same with half
-  as many rows. This function does the same additions in another sequence, which
-  needs one partial sum for each halving and no array of all squares.
+  In that order, row r + rows / 2 is added to row r for each r, and this is
+  repeated with half as many rows. This function does the same additions in
+  another sequence. It needs few partial sums and no array of all squares.
 
   Args:
     leaf: [size] real numbers.

@@ -169,7 +169,7 @@ def check_program() -> None:
 
 
 def check_values() -> None:
-  """Raises ValueError if computations in TFF's context return no values."""
+  """Raises ValueError if computations in TFF's context return references."""
   context = tff.framework.get_context_stack().current
   if isinstance(
     context, (tff.program.FederatedContext, tff.framework.AsyncContext)
@@ -184,10 +184,10 @@ def check_values() -> None:
 def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
   """Runs a coroutine to its end, also where an event loop is running.
 
-  A thread of its own runs the coroutine in a new event loop and in TFF's
-  context of the caller. So the caller may be in a notebook or in a coroutine,
-  whose thread runs a loop already, and the event loop of its thread stays as it
-  is. If the caller is interrupted, the coroutine is cancelled.
+  A new thread runs the coroutine in a new event loop, with the caller's TFF
+  context. So the caller may be in a notebook or in a coroutine, where another
+  event loop is running. That loop does not change. If the caller is
+  interrupted, the coroutine is cancelled.
   """
   stack = tff.framework.get_context_stack()
   context = stack.current
