@@ -94,7 +94,7 @@ class Run:
   def __init__(
     self, aggregator: Any, like: Update, on_round: Callable[[], object]
   ):
-    """Creates the first state, after the process if a factory is given."""
+    """Creates the process if a factory is given, and then the first state."""
     self.like = like
     self._on_round = on_round
     if hasattr(aggregator, 'create'):

@@ -21,13 +21,14 @@ class Answer:
     statistic: measured number, or a bound on it; NaN or infinite if nothing was
       measured or a released mean is not finite.
     least: least statistic that passes.
-    most: largest statistic that passes. If an upper bound is above `most`, the
-      verdict is 'cannot tell'. If the statistic is a lower bound, the verdict
-      is 'fail', and `most` is the limit that the bound exceeds.
+    most: largest statistic that passes. If the statistic is an upper bound
+      above `most`, the verdict is 'cannot tell'. If the statistic is a lower
+      bound, the verdict is 'fail', and `most` is the limit that the bound
+      exceeds.
     unit: unit of the statistic, in words.
     false_alarm: largest probability with which a sound aggregator fails the
       question, in [0, 1).
-    probes: names of the probes at which it was measured.
+    probes: names of the probes that measured the statistic.
     refused: names of the probes that the aggregator refused.
   """
 
@@ -59,7 +60,7 @@ class Answer:
 
 
 def texts(answers: Sequence[Answer]) -> list[str]:
-  """Returns lines for a table: the answers, and where each was measured."""
+  """Returns lines for a table: the answers, and the probes of each answer."""
   lines: list[str] = []
   first: dict[tuple[str, ...], str] = {}
   for answer in answers:
@@ -97,7 +98,7 @@ class Bounds:
     self.high: dict[str, float] = {}
 
   def add(self, name: str, interval: Interval) -> None:
-    """Adds bounds to those that are known; an upper bound may be NaN."""
+    """Adds bounds for a probe; an upper bound that is NaN is ignored."""
     self.low[name] = max(self.low.get(name, 0.0), interval[0])
     if not math.isnan(interval[1]):
       self.high[name] = min(self.high.get(name, math.inf), interval[1])
@@ -114,9 +115,9 @@ class Bounds:
 
     Args:
       question: name of the question.
-      limits: the answer is 'fail' if a lower bound exceeds the first limit, and
-        else 'pass' if no upper bound exceeds the second.
-      unit: unit of the number, in words, with braces for 'least' or 'most'.
+      limits: two numbers. If a lower bound exceeds the first number, the answer
+        is 'fail'. Otherwise it is 'pass' if no upper bound exceeds the second.
+      unit: unit of the number, in words, with {} in place of 'least' or 'most'.
       false_alarm: largest probability with which a bound is wrong.
       refused: names of refused probes.
     """

@@ -55,18 +55,19 @@ TAIL = 5.678
 TAIL_DRAWS = 2**30
 # Claimed epsilon and delta of each round that `low_bits` examines.
 EPSILON, DELTA = 2.0, 1e-6
-# Coordinates and trials with which `low_bits` then succeeds on float32.
+# Coordinates and trials with which `low_bits` succeeds on float32 for this
+# epsilon and delta.
 LOW_BITS_DIMENSION = 20_000
 _LOW_BITS_TRIALS = 200
-# Largest distance, in standard deviations of z, at which `inverse` fails. An
-# error of this size costs nearly no privacy.
+# Largest distance, in standard deviations of z, at which `inverse` finds no
+# fault. An error of this size costs nearly no privacy.
 _OFF = 2.0**-10
 # Contribution of the attacked client in `summing`, in clips.
 VICTIM = 1 - 2.0**-10
 # Random words examined in one step.
 _WORDS = 1 << 16
-# Number of clients of `summing`, and of coordinates of noise that `inverse`
-# examines, in the attacks on a claim.
+# In `attack`: number of clients of `summing`, and number of coordinates of
+# noise that `inverse` examines.
 _CLIENTS, _COMPARED = 1000, 64
 
 
@@ -116,7 +117,7 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
   """Returns how far one client moves the sum of a worst-case cohort.
 
   Equal records bring a running float32 sum to about one clip below a power of
-  two, and the victim's record, just below one clip, brings the sum to at least
+  two. Then the victim's record, just below one clip, brings the sum to at least
   this power. Let u be the unit in the last place of this power. All later
   records are slightly above u / 2. With the victim, each of them adds u to the
   rounded sum. Without the victim, each adds u / 2 until the sum also reaches
@@ -163,8 +164,8 @@ def tail(beyond: Callable[[int, float], int]) -> Attack:
   """Returns the number of normals that exceed `TAIL` in magnitude.
 
   Let R be the releases if all records but those of one client are zero. Without
-  the client, C R is z. If no normal exceeds a limit, entries of C R beyond it
-  occur only with the client, and their probability is a delta that the
+  the client, C R is z. If no normal exceeds a limit, entries of C R beyond this
+  limit occur only with the client, and their probability is a delta that the
   accounting misses.
 
   Args:
@@ -250,13 +251,13 @@ def inverse(
 ) -> Attack:
   """Returns the distance of C y and z, where y was computed from z.
 
-  If C^-1 has few bands R, y is R z but for one rounding, which C would spread
-  over later rounds. Then the distance is that of y and R z, in lattice steps,
-  minus half a step.
+  If C^-1 has few bands, y is C^-1 z, rounded once. The product C y would spread
+  the rounding over later rounds. So the distance is the largest difference of y
+  and C^-1 z, in lattice steps, minus half a step.
 
-  Otherwise, from the root mean square of C y - z in each round, half a lattice
-  step of the round is subtracted. The distance is the largest difference, or 0
-  if all are negative. If y is D^-1 z for a matrix D that is not C, y has the
+  Otherwise, half a lattice step of each round is subtracted from the root mean
+  square of C y - z in this round. The distance is the largest result, or 0 if
+  all are negative. If y is D^-1 z for a matrix D that is not C, y has the
   guarantee of D. The sensitivities of D and C can be far apart even if D^-1 and
   C^-1 are nearly equal.
 
@@ -284,8 +285,8 @@ def attack(guarantee: accounting.Guarantee) -> tuple[Attack, ...]:
   """Returns the measurements of all attacks on the arithmetic of a claim.
 
   `summing` adds 1,000 records on the lattice of the claim, and `inverse`
-  examines noise of the claim's C. `tail` examines the generator of normals, and
-  `low_bits` single rounds at epsilon 2 and delta 1e-6, whatever the claim is.
+  examines noise of the claim's C. `tail` examines the generator of normals. For
+  every claim, `low_bits` examines single rounds at epsilon 2 and delta 1e-6.
 
   Args:
     guarantee: the claim; its noise multiplier is > 0.

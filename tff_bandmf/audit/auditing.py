@@ -85,11 +85,12 @@ def audit(
   one client, a canary, takes part in the rounds of the pattern that
   `pattern.worst` finds, and contributes its whole clipping norm to this
   coordinate. In the other half, only a client whose updates are known
-  contributes to it. Zero-out adjacency compares exactly these two cases. The
-  attacker knows C, the pattern and the updates of all clients but the canary,
-  and sees the releases of all rounds. Let R be the released sums less the known
-  updates, in clipping norms. The attacker computes W = C R, whose noise is
-  white if the claim is true. A trial is a column w of W, and its score is
+  contributes to this coordinate. Zero-out adjacency compares exactly these two
+  cases. The attacker knows C, the pattern and the updates of all clients but
+  the canary, and sees the releases of all rounds. Let R be the released sums
+  less the known updates, in clipping norms. The attacker computes W = C R,
+  whose noise is white if the claim is true. A trial is a column w of W, and its
+  score is
 
     m^T S^-1 w,  m = sum_i sign_i C[:, i] over the rounds i of the pattern,
 

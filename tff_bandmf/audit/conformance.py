@@ -15,10 +15,10 @@
 | `divisor`     | change of a contribution by cohort size and by examples      |
 | `replay`      | second release of a round, for the same and for other sums   |
 
-Each question is a test. A sound aggregator, for which the statement is true,
-fails any of them with at most a stated probability, the false alarm. An
-aggregator passes only if the test could have failed; else the answer is
-'cannot tell'. An answer names the probes at which it was measured.
+Each question is a test. An aggregator is sound if the statement is true. It
+fails any test with at most a stated probability, the false alarm. If the test
+could not have failed, the answer is 'cannot tell'. An answer names its probes,
+the cohorts that were sent.
 
 | symbol | meaning                                                            |
 |--------|--------------------------------------------------------------------|
@@ -51,12 +51,13 @@ PASS, FAIL = answers_lib.PASS, answers_lib.FAIL
 CANNOT_TELL = answers_lib.CANNOT_TELL
 Statement = probes.Statement
 
-# Parts of the false alarm: half of the default false alarm is just enough for a
-# lower limit of 1 at TAIL with TAIL_DRAWS normals. `sums` and `replay` never
-# fail for a sound aggregator.
+# Shares of the false alarm: of the lower limit at TAIL, of the other limits of
+# `tails`, and of each other question. Half of the default false alarm is just
+# enough for a lower limit of 1 at TAIL with TAIL_DRAWS normals. `sums` and
+# `replay` never fail for a sound aggregator.
 _TAIL_SHARE, _TAILS_SHARE, _SHARE = 0.5, 0.05, 0.09
-# Largest number of releases of a probe with noise, in two runs together, and
-# largest error of a contribution for which fewer are enough.
+# Largest number of releases of a probe with noise, in two runs together. Fewer
+# are enough if the error of a contribution is at most `_ERROR`.
 _RELEASES, _ERROR = 16, 0.06
 # Relative excess over a clip that float32 rounding of one record explains.
 _ROUNDING = 1e-5
@@ -76,7 +77,7 @@ _DIGITS = np.array([*range(6, 27, 2), 53])
 # Expected number of normals beyond the second threshold of `tails`, out of the
 # least number of draws.
 _EXPECTED = 60
-# Scale of the records of `sums`, in several coordinates of one update.
+# Scale of the records of `sums`, since an update has several of them.
 _SUMS_SCALE = 0.25
 
 
@@ -93,7 +94,7 @@ def answers(
 
   Args:
     make: function that returns a new aggregator; see `aggregators`.
-    statement: statement of its author.
+    statement: statement of the aggregator's author.
     draws: least number of normals that `tails` examines, >= 1. At the default
       `false_alarm`, 2^30 are enough to tell whether normals exceed the largest
       normal of a float32 generator.
@@ -102,7 +103,7 @@ def answers(
     seed: seed of the clients' updates, >= 0; if None, it is drawn.
     on_round: function that is called after every round, also a refused round.
     again: function that imports the module of `make` anew and returns its
-      `make`. It shows whether every start of a program has the same noise.
+      `make`. It shows whether every start has the same noise.
 
   Raises:
     ValueError: the aggregator cannot be made, it refused a round of ordinary
@@ -132,7 +133,7 @@ class Runs:
     ordinary: pairs of runs with the ordinary probes.
     others: pairs of runs with all other probes.
     noisy: probes of `others`.
-    cohorts: probes without noise.
+    cohorts: probes for the variant without noise.
     sums: releases without noise by probe, in clips, [d]; None if there is no
       variant without noise.
     again: the first release of a program that starts anew, in clips, [d]; None
@@ -150,8 +151,8 @@ class Runs:
     clients = statement.clients_per_round
     sizes = probes.cohort_sizes(clients)
     usual = probes.ordinary(clients)
-    # With this number of releases, the error of a contribution that all B
-    # clients send is at most `_ERROR`, unless `_RELEASES` are too few.
+    # If all B clients send a contribution, error^2 releases reduce its error to
+    # `_ERROR`. At most `_RELEASES` are made.
     error = self._reach() / clients / _ERROR
     repetitions = math.ceil(min(error**2, _RELEASES) / 2)
     self.ordinary = list(
@@ -181,15 +182,15 @@ class Runs:
 
   @property
   def refused(self) -> list[str]:
-    """Names of probes that were refused, with noise."""
+    """Names of the probes with noise that the aggregator refused."""
     pairs = *self.ordinary, *self.others
     return list(dict.fromkeys(name for pair in pairs for name in pair.refused))
 
   def _reach(self) -> float:
     """Returns a bound, in clips, on the norm of one normal per layer.
 
-    A question has fewer than 256 intervals, and each is wrong with at most a
-    256th of its false alarm.
+    A question has fewer than 256 intervals. Each is wrong with a probability of
+    at most a 256th of the question's false alarm.
     """
     miss = self.subject.false_alarm * _SHARE / 256
     quantile = scipy.stats.chi2.isf(miss, len(probes.SHAPES))
@@ -201,7 +202,7 @@ class Runs:
     The contribution of a client is measured in the directions of the layers of
     its update. If a release is not finite, both bounds are infinite. If the
     group has fewer than half of B clients, the upper bound is NaN, since the
-    noise hides what these clients add.
+    noise hides the contribution of so few clients.
     """
     statement = self.subject.statement
     clients = statement.clients_per_round
@@ -231,9 +232,9 @@ _FIRST, _LAST = 'all clients: tiny, first', 'all clients: tiny, last'
 def influence(runs: Runs) -> answers_lib.Answer:
   """Returns the answer on the norm, in clips, by which a client moves a sum.
 
-  Without noise, this is the distance between a sum with attackers and the first
-  sum, which has no attackers. The last sum has no attackers either: its
-  distance to the first sum shows whether earlier updates are in later sums.
+  Without noise, this is the distance of a sum to the first sum, which has no
+  attackers, divided by the number of attackers. The last sum has no attackers
+  either: its distance shows whether earlier updates are in later sums.
   """
   clients = runs.subject.statement.clients_per_round
   sizes = probes.cohort_sizes(clients)
@@ -281,7 +282,7 @@ def divisor(runs: Runs) -> answers_lib.Answer:
     if name in intervals and reference in intervals:
       bounds.add(name, _change(intervals[name], intervals[reference]))
   sums = runs.sums or {}
-  # The scalar is left out, since only the other clients send it.
+  # The last coordinate is left out, since only the other clients send it.
   each = {
     name: sums[name][:-1] / sizes[name][0].clients
     for name in sizes
@@ -324,8 +325,8 @@ def sums(subject: probes.Subject) -> answers_lib.Answer:
 
   Without noise, the aggregator adds three cohorts: the cohort of
   `arithmetic_attacks.summing` with the victim's record, the same cohort without
-  this record, and the victim's record among very small ones. Every layer has
-  the record in one coordinate. The statistic is the norm, over these
+  this record, and the victim's record among very small ones. The record is in
+  each of the coordinates `probes.PLACES`. The statistic is the norm, over these
   coordinates, of the difference of the first two sums, less the third sum.
   """
   statement = subject.statement
@@ -358,7 +359,7 @@ def sums(subject: probes.Subject) -> answers_lib.Answer:
     return (moved - np.abs(add(alone))) * unit
 
   measured = float(np.linalg.norm(excess(add)))
-  # The least excess of float32 sums: in one coordinate alone.
+  # The excess of float32 sums that are inexact in only one coordinate.
   float32 = float(
     excess(lambda x: np.cumsum(x, dtype=np.float32)[-1].astype(float)).max()
   )
@@ -383,7 +384,8 @@ class Noises:
 
   Attributes:
     runs: the runs of the probes.
-    known: noise of each pair of runs with ordinary probes, of known sums.
+    known: noise of both runs of each pair with ordinary probes, whose sums are
+      known.
     firsts: noise of first rounds: of two runs, and of a program that starts
       anew; empty if there is no such program.
     differences: noise of the difference of each other pair of runs.
@@ -552,7 +554,7 @@ def many_coordinates(subject: probes.Subject, draws: int) -> Many:
     if first is None:
       first = noise / statement.z_stddev
     # Only `size` tests the standard deviation, so `tails` divides by the
-    # measured one.
+    # measured standard deviation.
     noise /= np.sqrt(np.mean(noise**2)) or 1.0
     np.abs(noise, out=noise)
     beyond += [np.sum(noise > each) for each in thresholds]
@@ -642,7 +644,7 @@ def _on_grids(means: np.ndarray, value: float, clients: int) -> np.ndarray:
     multiples = scale * means
     multiples = multiples[np.abs(multiples) < 1 / 16]
     steps = multiples[:, np.newaxis] * 2.0**_DIGITS
-    # The division by B is not exact.
+    # The division by B is not exact, so `steps` may be close to integers.
     on = np.sum(np.abs(steps - np.rint(steps)) < 0.125, 0)
     counts.append(np.stack([len(multiples) - on, on], 1))
   return np.array(counts)
@@ -716,12 +718,12 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
   """Returns the answer on second releases of a round.
 
   A sound aggregator refuses to release another sum, or releases the first mean
-  again. For the same sum, it does one of these two as well. Suppose that an
+  again. It does one of these two for the same sum too. Suppose that an
   aggregator releases two sums. If both have the same noise, the difference of
   the releases is the difference of the sums, without noise. If the noise is
   new, the round costs its epsilon a second time. The statistic is the least
-  standard deviation of the noise in the difference of the releases, over the
-  standard deviation for independent noise.
+  standard deviation of the noise in the difference of the releases, divided by
+  the standard deviation for independent noise.
   """
   statement = subject.statement
   unit = 'of the noise is left in a difference of releases; '
@@ -742,7 +744,8 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
       **other_sums,
       'another sum: after refusals': other_sums['another sum: the opposite'],
     }
-    # Names of replays: with any release, with another mean, and refused.
+    # Names of replays: with a release, with a release of another mean, and
+    # refused.
     answered, released, refused = [], [], []
     # Standard deviations of the noise in differences.
     left: list[float] = []

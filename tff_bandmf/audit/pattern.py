@@ -72,7 +72,7 @@ def worst(
     _move_each(weights, chosen, min_sep)
   inner = gram[np.ix_(chosen, chosen)]
   # If both starts lead to equal sums, `max` returns the signs from the
-  # alternating start, which also find an aggregator that wrongly adds the same
+  # alternating start. These signs also find an aggregator that adds the same
   # noise in two rounds: in the difference of the rounds the noise cancels, and
   # contributions of opposite signs remain.
   alternating = (-1.0) ** np.arange(len(chosen))

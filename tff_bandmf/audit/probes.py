@@ -46,7 +46,7 @@ STARTS = [0, *np.cumsum(_SIZES).tolist()]
 PLACES = (*STARTS[:-1], STARTS[_SCALAR - 1] - 1)
 # Number of orthogonal directions of updates.
 _DIRECTIONS = 8
-# The clients that attack.
+# Names of the two choices of clients that attack.
 _BOTH = 'all clients', 'one client'
 _ALL = _BOTH[:1]
 # Norm, in clips, of the update of a client that does not attack. Some
@@ -86,8 +86,8 @@ class Group:
   Attributes:
     clients: number of these clients, >= 0.
     norm: norm of the update, in clips; its sign is the sign of the update.
-    layer: index of the only layer that is not zero; None if the large layers
-      have norms in proportion to the square roots of their sizes.
+    layer: index of the only layer that is not zero; None if each large layer
+      has a norm proportional to the square root of its size.
     coordinate: index of the only coordinate of the layer that is not zero; None
       if all coordinates are random.
     value: value that replaces a coordinate, in the unit of updates, or None.
@@ -111,7 +111,7 @@ Probes = Mapping[str, Cohort]
 
 
 def ordinary(clients: int) -> Probes:
-  """Returns cohorts whose sum every sound aggregator leaves as it is.
+  """Returns cohorts whose sum is not changed by a sound aggregator.
 
   At most one client sends half a clip; the others send almost nothing. A sound
   aggregator accepts the first of these cohorts, and may refuse the others.
@@ -175,9 +175,10 @@ def attacks(clients: int, noise: bool) -> Probes:
 
   Args:
     clients: B.
-    noise: whether the aggregator adds noise. With noise, which would hide one
-      attacker, all clients attack, and in one cohort a quarter of them. Without
-      noise, further cohorts have one attacker.
+    noise: whether the aggregator adds noise. Noise would hide one attacker
+      among other clients. So with noise, all clients, a quarter of them or a
+      client alone attack. Without noise, further cohorts have one attacker
+      among other clients.
   """
   norms = (1.0, 1.0001, 1.001, 1.01, 1.1, 1.5, 2, 10, 1e3, 1e6, 1e12, 1e19)
   groups = {
@@ -216,7 +217,8 @@ def not_finite(clients: int, noise: bool) -> Probes:
     clients: B.
     noise: whether the aggregator adds noise. Without noise, each kind of update
       comes once from all clients and once from one client. With noise, updates
-      above the clip come from all clients, and updates below from one client.
+      above the clip come from all clients, and updates below the clip from one
+      client.
   """
   probes: dict[str, Cohort] = {}
   for norm, by in ((1e3, _ALL), (0.5, _BOTH[1:])):
@@ -462,7 +464,7 @@ class Subject:
     """Returns the two runs in which probes are sent as scheduled.
 
     If the schedule has the first of the ordinary probes, the runs repeat this
-    probe up to the last round, and in one round past the last.
+    probe up to the last round and once more after it.
     """
     rounds = len(self.statement.matrix)
     needed, usual = next(
@@ -493,9 +495,9 @@ class Subject:
         return self.total(sent[0]), means, refusals
 
       for attempt, name in enumerate(itertools.chain(schedule, more)):
-        # If the state is inside the aggregator, it may count a refused round.
-        # Otherwise the next round gets the same state, so a refused round does
-        # not count.
+        # If the state is inside the aggregator, the aggregator may count a
+        # refused round. Otherwise the next round gets the same state, so a
+        # refused round does not count.
         if (len(names) if one.has_state else attempt) == rounds:
           # PRIVACY: A faulty aggregator could leave out the noise in a round
           # past the last round of C. Such a round is tried.

@@ -76,8 +76,8 @@ def large_normals(
     count: number of normals beyond the threshold in magnitude.
     draws: number of normals.
     threshold: magnitude, in standard deviations.
-    misses: largest probabilities with which a number of normals is below and
-      above its limits.
+    misses: largest probabilities that the number is below its lower limit, and
+      that it is above its upper limit.
   """
   poisson = scipy.stats.poisson(2 * draws * scipy.stats.norm.sf(threshold))
   return Test(

@@ -1,8 +1,8 @@
 """The rule by which a participation schema admits a client to a round.
 
 `violations` applies the rule to clients. `admit` applies the rule to a cohort
-of clients that checked in, and were not drawn from a list. The sensitivity of a
-strategy bounds the effect of every pattern that the rule allows.
+of clients that checked in by themselves. The sensitivity of a strategy bounds
+the effect of every pattern that the rule allows.
 
 | symbol | name here     | meaning                                        |
 |--------|---------------|------------------------------------------------|

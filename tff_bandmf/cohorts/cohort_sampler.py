@@ -226,8 +226,8 @@ class CohortSampler:
       )
 
   # PRIVACY: Under fixed epochs a client may take part only in rounds of its own
-  # class. Clients of other classes are not drawn, since this would break the
-  # schema.
+  # class. Clients of other classes would break the schema, so they are not
+  # drawn.
   # Guard: cohorts_test.test_fixed_epochs_keep_each_client_to_its_class.
   def _candidates(self, round_index: int) -> range:
     """Returns the indices of clients from which a round may draw."""
@@ -261,7 +261,7 @@ class CohortSampler:
     round_index: int,
     history: history_lib.AnyHistory,
   ) -> Optional[np.ndarray]:
-    """Draws clients at random until the cohort is full, and returns it.
+    """Draws clients at random until the cohort is full; returns the cohort.
 
     Clients that may not take part, and repeated clients, are dropped. The
     cohort is uniform, because every draw is uniform over all candidates. If

@@ -630,7 +630,7 @@ class Spellings:
 
     Args:
       texts: names of a cohort.
-      took_part: function that returns which of some names took part, [m] bool.
+      took_part: function from names to [m] bool, whether each name took part.
     """
     respelled = _respelled(Column.from_texts(texts))
     spellings = dict(zip(texts, respelled))
