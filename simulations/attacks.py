@@ -56,7 +56,7 @@ ALPHAS = (0.01, 0.05)
 _CONFIDENCE = 0.95
 _REFERENCES = 4095  # R - 1 of the module docstring.
 _PLANTED_WORDS = 8  # Number of words of a planted sentence.
-_PLANTED_ROWS = 4  # Most sentences of a person that the planted one replaces.
+_PLANTED_ROWS = 4  # Maximum number of a person's sentences to replace.
 _BATCH = 256
 
 

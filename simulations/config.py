@@ -129,7 +129,8 @@ class Training:
       which the server's learning rate falls linearly from 100 % to 5 %.
     server_learning_rates: list with one number >= 0 for each round, in place of
       warm-up and cooldown; the learning rate of a round is its number times
-      server_learning_rate. If None, the rate is constant in between.
+      server_learning_rate. If None, the rate is constant between warm-up and
+      cooldown.
     server_weight_decay: fraction of the model, in [0, 1], that the server
       removes in a round whose learning rate is server_learning_rate; in another
       round the fraction is proportional to the learning rate.
@@ -199,7 +200,7 @@ class Privacy:
       'momentum' to minimise the error of the models that the server's SGD
       computes with its momentum, its learning rates and its weight decay.
     objective: 'mean' to minimise the mean over the rounds of the squared error,
-      'max' to minimise its maximum, or 'last' to minimise that of the last
+      'max' to minimise its maximum, or 'last' to minimise its value in the last
       round; or a list with the weight >= 0 of each round.
     min_sep: integer >= 1. With participation = 'min-sep', two rounds r1 < r2 of
       a client have r2 - r1 >= min_sep. With 'budget', min_sep and
@@ -243,9 +244,8 @@ class Privacy:
     max_memory_bytes: maximum memory in bytes for past noise. If past noise
       needs more, all of it is stored in a file. If None, there is no maximum.
     memory_copies: maximum number of vectors of past noise in memory, each of
-      the model's size. With fewer vectors than a banded inverse needs, its
-      noise keeps none and draws past normals again. If None, there is no
-      maximum.
+      the model's size. If a banded inverse needs more vectors, its noise keeps
+      no past normals and draws them again. If None, there is no maximum.
     amplification: 'cyclic-poisson', 'balls-in-bins' with min_sep bins or
       'b-min-sep' to sample cohorts in secret, which amplifies privacy; None to
       enforce `participation` instead.

@@ -101,10 +101,10 @@ def build(
   step, so the sum of all records does not depend on the division into groups.
 
   PRIVACY: The guarantee assumes that one client changes the sum by at most the
-  clip. A client could change it by more if it influenced the training of other
-  clients of its group, or if two clients were clipped together. Every client
-  starts from the server's weights, and its update is clipped and rounded before
-  it is added to other updates.
+  clip. A client could change the sum by more if it influenced the training of
+  other clients of its group, or if two clients were clipped together. Every
+  client starts from the server's weights, and its update is clipped and rounded
+  before it is added to other updates.
   Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip and
   test_groups_sum_to_what_tff_gives.
 

@@ -232,8 +232,8 @@ def import_text(
 ) -> dict[str, tuple[int, int]]:
   """Writes the corpus of a text to a SQLite file.
 
-  The file appears under its name when it is complete. The need of memory does
-  not depend on the amount of text.
+  The file appears under its name when it is complete. The memory use does not
+  depend on the amount of text.
 
   Args:
     path: path of a JSON Lines file or a folder.

@@ -45,8 +45,8 @@ _PACKAGE = 'absl-py'
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
   """Returns a small experiment with past noise, momentum and adaptive clip.
 
-  These three and the learning rate schedule are all features whose state a
-  resumed run must restore.
+  A resumed run must restore the state of each, and of the learning rate
+  schedule.
 
   Args:
     corpus: path of the corpus file.
@@ -126,9 +126,10 @@ def finish(
 
   Args:
     child: process ID.
-    after: number of seconds between the moment and the kill; None to wait until
-      the process ends.
-    when: function that returns whether the moment has come.
+    after: number of seconds from the time that `when` gives to the kill; None
+      to wait until the process ends.
+    when: function without arguments; the time is its first call that returns
+      True.
 
   Returns:
     The status of `os.waitpid`, and the duration of the process in seconds.

@@ -1,11 +1,11 @@
 """The sentences of clients as arrays of token ids, from a corpus file.
 
 The module `corpus_file` describes corpus files. TFF tokenises their sentences
-in every round. Here a client is tokenised when it is first used, and
-its token ids are written to a second file, the file of ids, which later rounds
-and runs map into memory. So a run starts at once, and uses disk and memory only
-for the clients of its cohorts. Several processes can share the file of ids,
-because all of them write the same bytes for a client.
+in every round. This module tokenises a client when it is first used, and writes
+its token ids to a second file, the file of ids. Later rounds and runs map this
+file into memory. So a run starts at once, and uses disk and memory only for the
+clients of its cohorts. Several processes can share the file of ids, because all
+of them write the same bytes for a client.
 """
 
 from __future__ import annotations

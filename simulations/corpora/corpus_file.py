@@ -280,8 +280,8 @@ def write(
 
   An example has the features of TFF's StackOverflow data; `creation_date`,
   `score`, `title` and `type` are constants. The file appears under its name
-  when it is complete, and replaces an existing file. The need of memory does
-  not grow with the number of rows.
+  when it is complete, and replaces an existing file. The memory use does not
+  grow with the number of rows.
 
   Args:
     path: path of the file; its directory must exist.

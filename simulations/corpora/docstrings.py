@@ -295,7 +295,8 @@ def cached_corpus(
 
   Raises:
     ValueError: a package is missing, lacks a file or has a wrong version, or
-      the clients do not have the expected checksum. No file is written then.
+      the clients do not have the expected checksum. In these cases no file is
+      written.
   """
   if directory is None:
     directory = str(_files.cache_directory())
