@@ -64,7 +64,7 @@ _GOALS = {
 
 
 def _banded(bands: int) -> strategies.Strategy:
-  """Returns a strategy of 2052 rounds, which need not be good for timing."""
+  """Returns a strategy of 2052 rounds, whose error does not matter here."""
   return strategies.BandedToeplitz(ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
 
 

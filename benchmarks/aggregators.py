@@ -57,7 +57,7 @@ class Flower:
     from flwr import common
     from flwr.server import strategy
 
-    # It logs a line for each client.
+    # Flower logs a line for each client.
     logging.getLogger('flwr').setLevel(logging.ERROR)
     self._common = common
     self._zeros = common.ndarrays_to_parameters(like)
@@ -67,7 +67,8 @@ class Flower:
       clipping_norm=CLIP,
       num_sampled_clients=CLIENTS,
     )
-    # Clients return weights; with these their updates are the same.
+    # Clients return weights. The model's weights are 0, so these are the
+    # updates.
     self._strategy.current_round_params = like
 
   def initialize(self):

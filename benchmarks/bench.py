@@ -56,7 +56,7 @@ _Z_STEPS = 2.0**16
 
 
 def _strategy(bands: int):
-  """Returns a strategy of 2052 rounds, which need not be good for timing."""
+  """Returns a strategy of 2052 rounds, whose error does not matter here."""
   from tff_bandmf import strategies
 
   return strategies.BandedToeplitz(_ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
@@ -259,7 +259,7 @@ def main(names: tuple[str, ...]) -> None:
     if failed:
       raise click.ClickException(f'failed: {", ".join(failed)}')
     return
-  # Whatever libraries print goes to standard error.
+  # Text that libraries print goes to standard error.
   output = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
   os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
   (name,) = names

@@ -8,8 +8,8 @@ import time
 class Clock:
   """A clock that starts when it is created.
 
-  CPU seconds are those of all threads of the process. They remain comparable on
-  a busy machine.
+  CPU seconds count all threads of the process, and remain comparable on a busy
+  machine.
   """
 
   def __init__(self):

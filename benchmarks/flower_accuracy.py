@@ -16,8 +16,8 @@ three assumptions:
                   client takes part more often than the client that is drawn
                   most often.
   secret cohorts  The cohorts are secret, and the rounds are Poisson-sampled at
-                  the rate cohort / clients. This favours Flower, because its
-                  cohorts have a fixed size and can only need more noise.
+                  the rate cohort / clients. This favours Flower: its cohorts
+                  have a fixed size, which can only need more noise.
 """
 
 import collections
@@ -102,7 +102,7 @@ def _averaging(**changes) -> strategies.FedAvg:
 
 
 def _of_flower(seed: int, noise_multiplier: float) -> tuple[float, int]:
-  """Returns the accuracy of Flower's wrapper, and a client's most rounds.
+  """Returns the accuracy of Flower's wrapper, and the most rounds of a client.
 
   Args:
     seed: seed of the images' order and of the cohorts.

@@ -26,7 +26,7 @@ def observe(
   Each client takes part 6 times in 2,000 rounds. The log `equal_gaps` has
   clients whose rounds are exactly 300 apart. The log `patterns` has a tenth as
   many clients, with different patterns of rounds. Each log is read in its own
-  process, and its imports are included.
+  process, and the figures include the imports.
 
   Args:
     clients: number of clients in the log `equal_gaps`.

@@ -10,7 +10,7 @@ from typing import Union
 def peak_bytes(process: Union[int, str] = 'self') -> int:
   """Returns the peak memory of a process, in bytes.
 
-  The peak is that since the last `reset`, or since the start of the process.
+  The peak is counted from the last `reset`, or from the start of the process.
   `ru_maxrss` is not used, because it includes the peak of the parent process.
 
   Args:

@@ -72,8 +72,8 @@ def _use_one_core() -> None:
 def regeneration(parameters: int = 10**8, rounds: int = 8) -> dict[str, Any]:
   """Returns the cost of DP-CGD noise without past noise, relative to iid noise.
 
-  Each noise has a process of its own. `seconds_ratio` is the ratio of the two
-  `ratio`, whose seconds are divided by those of as many normals.
+  Each noise has a process of its own. `seconds_ratio` is the `ratio` of DP-CGD
+  noise divided by the `ratio` of iid noise; `producer` explains `ratio`.
 
   Args:
     parameters: number of coordinates of the noise.
@@ -179,8 +179,8 @@ def _normals() -> dict[str, Any]:
 def tail() -> dict[str, Any]:
   """Returns the result of the audit's attack on the tail of the normals.
 
-  All 2^30 normals are computed, while the audit computes only those that can be
-  beyond the threshold.
+  All 2^30 normals are computed, while the audit computes only normals that can
+  be beyond the threshold.
   """
   generator = generator_lib.Generator(noise.Key.from_entropy())
 

@@ -1,4 +1,4 @@
-"""The tasks of `side_by_side` as jax_privacy does them.
+"""The tasks of `side_by_side`, done with jax_privacy.
 
 Functions are compiled before the clock starts. Only the time of an optimisation
 includes compilation, because a user runs an optimisation once.
@@ -26,7 +26,7 @@ _WARM = 4
 
 def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   watch = clock.Clock()
-  # The default of 100 steps is used in the documentation of jax_privacy.
+  # The documentation of jax_privacy uses the default of 100 steps.
   coefficients = mf.banded.optimize(task['rounds'], bands=task['bands'])
   jax.block_until_ready(coefficients.params)
   measured = watch.read()

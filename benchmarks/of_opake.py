@@ -1,4 +1,4 @@
-"""The tasks of `side_by_side` as opake does them."""
+"""The tasks of `side_by_side`, done with opake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of `side_by_side` as tff_bandmf does them."""
+"""The tasks of `side_by_side`, done with tff_bandmf."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def _b_min_sep(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   )
   bound = guarantee.claim(task['delta'])
   measured = watch.read()
-  # If delta at the noise of the goal exceeds the task's, nothing can meet it.
+  # If delta at the noise of the goal exceeds the task's delta, no library can
+  # meet the goal.
   at_goal = accounting.Guarantee(
     strategy,
     cohorts,

@@ -2,9 +2,9 @@
 
     python -m benchmarks.real_size --folder=DIR [--rounds=10] [--row=ROW]
 
-If DIR has no such file yet, the program writes a file with the format and the
-number of clients of TFF's StackOverflow data. Then it trains the first rounds
-of a row of `configs/bandmf23.toml` on this file, as a user would: a model of
+The program writes a file with the format and the number of clients of TFF's
+StackOverflow data, if DIR has none. Then the program trains the first rounds of
+a row of `configs/bandmf23.toml` on this file, as a user would: a model of
 4,050,748 parameters, with 100 of the 342,477 clients a round, which simulate
 1,000. The words of the sentences are random, so only time, memory and disk
 space are meaningful. The output is one JSON line.

@@ -190,11 +190,11 @@ def many_rounds() -> list[dict[str, Any]]:
   """Returns memory, open files and time of a round, early and late in a run.
 
   Each case has its own process. `tff` is TFF's federated averaging with TFF's
-  `gaussian_fixed` and without a run: it shows what grows in TFF itself. The
-  early figures are of the first `_SPAN` rounds after as many, and the late ones
-  of the last `_SPAN`. `mib` is the resident memory of the program,
-  `worker_mib` of its child processes, `shared_mib` the shared part of `mib`,
-  and `files` the number of open files.
+  `gaussian_fixed` and without a run: it shows the growth in TFF itself. The
+  early figures are of the `_SPAN` rounds that follow the first `_SPAN` rounds,
+  and the late figures of the last `_SPAN` rounds. `mib` is the resident memory
+  of the program, `worker_mib` of its child processes, `shared_mib` the shared
+  part of `mib`, and `files` the number of open files.
   """
   return [
     _in_a_process(_many, 'run.rounds', 5_000),

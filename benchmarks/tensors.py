@@ -18,11 +18,11 @@ def tensors() -> Iterator[dict[str, Any]]:
 
   A case creates TFF's `gaussian_fixed` and `tff.learning.dp_aggregator`, and
   ours, for the same model, and runs two rounds of each with the same updates.
-  Each figure is of CPU time, of Python and of the worker together. A ratio
-  divides our seconds by those of TFF's. The first round includes `initialize`.
-  At 20 tensors most of our time to create is of the noise: about 350 of 770
-  operations, a number that does not depend on the tensors; and the thread that
-  computes the noise of the first rounds. Without noise the ratio is 1.2.
+  Each figure is the CPU time of Python and of the worker together. A ratio
+  divides our seconds by TFF's seconds. The first round includes `initialize`.
+  At 20 tensors, the noise takes most of our time to create. The noise has about
+  350 of 770 operations, which do not grow with the tensors, and a thread that
+  computes the first rounds. Without noise the ratio is 1.2.
   """
   import numpy as np
   import psutil
@@ -77,7 +77,7 @@ def tensors() -> Iterator[dict[str, Any]]:
     for name in factories:
       measured(name, 2)
     for count in 20, 160, 320:
-      # Only once: the runtime remembers the graphs that it has compiled.
+      # Measure once: the runtime caches the graphs that it has compiled.
       costs = {name: measured(name, count) for name in factories}
       case: dict[str, Any] = {'tensors': count}
       for name, values in costs.items():

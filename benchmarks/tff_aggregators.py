@@ -5,8 +5,8 @@
   bandmf audit tree.json --aggregator benchmarks.tff_aggregators:tree \
       --l2-norm-clip 1 --z-stddev 1 --clients-per-round 100
 
-The noise of the other functions is independent: leave out the file. Clip,
-standard deviation and cohort are those of `aggregators`.
+The noise of the other functions is independent: leave out the file.
+`aggregators` defines clip, standard deviation and cohort.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _noise_multiplier(noise):
 
 
 def ours(like, noise):
-  """Returns `dp_aggregator` with the noise of `aggregators.ours`."""
+  """Returns `dp_aggregator` with the noise of `aggregators.Ours`."""
   return aggregator.dp_aggregator(
     _noise_multiplier(noise),
     _CLIENTS,
