@@ -14,11 +14,12 @@ multiplier, the rounds and the cohorts of a run must not depend on them.
 |                               | share of delta; or composition without       |
 |                               | amplification, if its epsilon is smaller     |
 
-Releases of other programs are composed as they are known: a Gaussian query as a
-run; (epsilon, delta) and Laplace noise by their privacy losses; rho is an upper
-bound, with a share of delta of its own.
+A Gaussian query of another program is composed like a run. Laplace noise and a
+release with (epsilon, delta) are composed by their privacy losses. Releases of
+which only rho is known get a share of delta, and the result is an upper bound.
 
-Each run may stop, so the taus of the module `stops` are added.
+Each run may stop, so delta includes tau of the module `stop_probability` for
+each run.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ class Composition:
       return None
     return math.fsum(rhos) * (1 + _ROUNDING)
 
-  # PRIVACY: If a run or a release were left out, or if two of them shared a
-  # part of delta, the joint epsilon would be too small. Each is in exactly one
-  # part, and the parts sum to delta.
+  # PRIVACY: If a run or a release were left out, or if two claims used the same
+  # share of delta, the joint epsilon would be too small. Each run and release
+  # is in exactly one claim, and the shares of the claims sum to delta.
   # Guards:
   # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares,
   # composition_test.test_gaussian_runs_compose_exactly,
@@ -96,10 +97,10 @@ class Composition:
   def claim(self, delta: float) -> monte_carlo.Bound:
     """Returns a claim at `delta`.
 
-    All runs whose privacy losses can be convolved get one share of delta
-    together, and each other run gets one share. The epsilons at these shares
-    are added. If the epsilon of composition without amplification is smaller
-    than this sum, it is returned instead.
+    All runs and releases whose privacy losses can be convolved get one share of
+    delta together. Each other run gets one share, and all releases with a rho
+    get one share together. The epsilons at these shares are added. If epsilon
+    of the composition without amplification is smaller, it is returned instead.
 
     Raises:
       ValueError: a value is out of range.
@@ -182,9 +183,9 @@ def compose(
   """Returns the joint guarantee of several runs on the same clients.
 
   The composition protects a client that is in all runs; a client in fewer runs
-  has a stronger guarantee. A run that several compositions contain, such as the
-  pre-training of two fine-tuned models, counts once if it has the same ID,
-  noise multiplier and cohorts in all of them.
+  has a stronger guarantee. Several compositions may contain one run, such as
+  the pre-training of two fine-tuned models. The run counts once if it has the
+  same ID, strategy, noise multiplier, cohorts and unit in all of them.
 
   Args:
     runs: guarantees, compositions, or objects whose attribute `guarantee` is
@@ -212,8 +213,8 @@ def compose(
     part: Any = getattr(run, 'guarantee', run)
     if not isinstance(part, Composition):
       part = Composition((part,), (None,))
-    # PRIVACY: If a composition in a composition lost its other releases, the
-    # joint epsilon would be too small. They are added to the others.
+    # PRIVACY: If the releases of a composition in `runs` were lost, the joint
+    # epsilon would be too small. These releases are added to the others.
     # Guards: releases_test.test_release_counts_where_no_run_is_amplified and
     # releases_test.test_releases_beside_sampled_runs_count_in_every_way.
     others += part.releases
@@ -327,12 +328,12 @@ def _claim(
   Args:
     runs: runs that `_part` can represent.
     known: mechanisms of other releases, which never stop.
-    delta: delta of all together.
+    delta: delta of the claim.
   """
   parts = _merged([*map(_part, runs), *known])
   # PRIVACY: Each run may stop. If epsilon did not count the stops of all runs,
-  # it would be too small. Epsilon is for `delta` minus the part of the stops of
-  # all runs.
+  # it would be too small. Epsilon is computed at `delta` minus a share that
+  # covers the stops of all runs.
   # Guard: composition_test.test_stops_of_all_runs_are_counted.
   for share in stops.SHARES:
     epsilon = poisson.composed_epsilon(parts, (1 - share) * delta)

@@ -111,8 +111,8 @@ class Guarantee:
   def rho(self) -> Optional[float]:
     """rho of zero-concentrated DP; None if no rho is proved.
 
-    On every data set, the run is within total variation tau = 4e-39 of a
-    mechanism that is rho-zCDP: it may stop.
+    The run may stop, so it is not exactly rho-zCDP. On every data set, it is
+    within total variation tau = 4e-39 of a mechanism that is rho-zCDP.
     """
     if not self.noise_multiplier:
       return None
@@ -158,7 +158,7 @@ class Guarantee:
     )
 
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
-    """Computes an earlier claim again, and stores the result for `claim`.
+    """Computes an earlier claim again, and stores it; `claim` then returns it.
 
     If the earlier claim has a seed, the same samples are drawn from this seed.
 
@@ -172,7 +172,7 @@ class Guarantee:
     """
     confirmed = self.accountant.confirmed(self.noise_multiplier, bound, delta)
     if (
-      # PRIVACY: A stored claim can be smaller than the epsilon of its noise.
+      # PRIVACY: A file may have a claim that is too small for the noise.
       # Epsilon and delta are computed again, and the claim is refused if either
       # is larger.
       # Guard: accounting_cohorts_test.test_claim_without_its_noise_is_refused.
@@ -203,7 +203,7 @@ class Guarantee:
 
     PRIVACY: If the sensitivity of C is larger under `cohorts` than under
     `self.cohorts`, epsilon of the old noise multiplier would be too small. The
-    new one is computed from the standard deviation of z, which stays the same.
+    new noise multiplier is computed from the unchanged standard deviation of z.
     Guard: report_test.test_closer_participation_leads_and_raises_epsilon.
     """
     other = attrs.evolve(self, cohorts=cohorts)
@@ -224,11 +224,11 @@ class Guarantee:
     sampled cohorts, nothing is proved for fewer rounds, and the result is this
     guarantee: the first t rounds are a function of all rounds.
 
-    A number T that depends on releases is another mechanism: the program stops
-    at the worst moment, and delta at the epsilon of T rounds exceeds the delta
-    of every fixed number of rounds. The releases of T rounds are a function of
-    the releases of the largest number that T can be, so only the guarantee of
-    this largest number holds.
+    If the number T of rounds depends on releases, the run is another mechanism:
+    the program can stop at the worst moment, and delta at the epsilon of T
+    rounds exceeds the delta of every fixed number of rounds. The releases of T
+    rounds are a function of the releases of the largest possible T, so only the
+    guarantee of the largest possible T holds.
 
     Args:
       rounds: t, >= 1.
@@ -260,7 +260,7 @@ class Guarantee:
     return self.claim(delta).epsilon
 
   def proved_epsilon(self, delta: Optional[float]) -> Optional[float]:
-    """Returns epsilon at `delta`, or None if none is proved or no `delta`."""
+    """Returns epsilon at `delta`; None if none is proved or `delta` is None."""
     epsilon = math.inf if delta is None else self.epsilon(delta)
     return epsilon if math.isfinite(epsilon) else None
 
@@ -277,8 +277,9 @@ class Guarantee:
   def for_observed(self, observed: sensitivity_lib.Observed) -> Guarantee:
     """Returns the guarantee of the same noise for the rounds in a log.
 
-    Epsilon of the result is at most epsilon of this guarantee if its schema is
-    enforced, does not assume evenly spaced rounds, and is satisfied by the log.
+    Suppose that the schema of this guarantee is enforced, does not assume
+    evenly spaced rounds, and is satisfied by the log. Then epsilon of the
+    result is at most epsilon of this guarantee.
 
     Args:
       observed: statistics of the log, with the sensitivity of the strategy.
@@ -302,9 +303,9 @@ class Guarantee:
   def dp_event(self) -> dp_accounting.DpEvent:
     """Returns the event of the whole run, for a dp-accounting accountant.
 
-    The event describes a run that never stops. If
-    dp-accounting has no event for the run, the result is an
-    `UnsupportedDpEvent`, which every accountant refuses.
+    The event describes a run that never stops. If dp-accounting has no event
+    for the run, the result is an `UnsupportedDpEvent`, which every accountant
+    refuses.
     """
     if not self.noise_multiplier:
       import dp_accounting

@@ -29,11 +29,11 @@ law of F.
 **Formal guarantee.** Assumptions: C >= 0 is lower-triangular with at most b
 bands, S is independent of all data, and round t adds a vector g_t, |g_t| <= 1,
 that may depend on earlier releases. Statement: the run is dominated by the pair
-P = E_S N(C 1_S, s^2) against Q = N(0, s^2), which the run attains if all g_t
-are equal. That is, for convex f, no choice of g has a larger E_Q f(dP/dQ); both
-directions of delta have this form. Source: [BMinSep26]; for every law of S,
-Kahane's inequality [Kahane85], as follows. Take all numbers in units of s, let
-a_t(S) = sum_(i in S) C_ti g_i, and let z_t be the release of round t under Q.
+P = E_S N(C 1_S, s^2) against Q = N(0, s^2). The run attains this pair if all
+g_t are equal. That is, for convex f, no choice of g has a larger E_Q f(dP/dQ);
+both directions of delta have this form. Source: [BMinSep26]. For every law of
+S, it follows from Kahane's inequality [Kahane85]: Take all numbers in units of
+s, let a_t(S) = sum_(i in S) C_ti g_i, and z_t the release of round t under Q.
 The likelihood ratio is E_S prod_t e^(<a_t(S), z_t> - |a_t(S)|^2 / 2). Let
 K_t(S, S') be the sum of (C 1_S)_i (C 1_S')_i over i >= t, X_t Gaussian with
 covariance K_t, and v_S the probability of S times the factors of the rounds
@@ -43,9 +43,9 @@ releases before round t,
   E f(ratio) <= E f(sum_S v_S e^(X_t(S) - K_t(S, S) / 2)).
 
 In the induction step, <a_t(S), z_t> + X_(t+1)(S) has the covariance
-<a_t(S), a_t(S')> + K_(t+1)(S, S'). This covariance is nowhere above K_t(S, S'),
-since C >= 0 and <g_i, g_k> <= 1, and the mean of f grows with the covariance of
-the Gaussian [Kahane85].
+<a_t(S), a_t(S')> + K_(t+1)(S, S'). This covariance is at most K_t(S, S') for
+all S and S', since C >= 0 and <g_i, g_k> <= 1. The mean of f grows with the
+covariance of the Gaussian [Kahane85].
 
 The columns of a client's rounds do not overlap, so the likelihood ratio given S
 is a product over S. Let L_i be its mean over S given F = i. Then L_i = 1 for i
@@ -74,9 +74,9 @@ from tff_bandmf.accounting.kinds import b_min_sep_joint_draws, banded_columns
 from tff_bandmf.accounting.methods import importance
 
 _WORDS = 2**64
-# Largest numbers of entries of a table of `b_min_sep_joint_draws`, for two
-# copies and for more than two, which take more time; and largest number of
-# states of more than two copies.
+# Largest number of entries of a table of `b_min_sep_joint_draws` for two copies
+# and for more copies, which take more time. Largest number of states for more
+# than two copies.
 _MOST_OF_TWO, _MOST_OF_SEVERAL, _MOST_STATES = 2**23, 2**21, 2**10
 # Number of `Copies` that a mixture stores. `importance.removes` uses the last
 # four again.
@@ -85,8 +85,8 @@ _MOST_STORED = 4
 _SMALLEST_RATIO = 1e-290
 
 
-# PRIVACY: If sampler and accountant had different probabilities w of a waiting
-# time, delta would be that of another sampler. Both use this w.
+# PRIVACY: If sampler and accountant had different probabilities w, delta would
+# be the delta of another sampler. Both get w from this function.
 # Guard: b_min_sep_test.test_warm_rounds_have_one_probability.
 def wait_prob(min_sep: int, sampling_prob: float) -> float:
   """Returns w, rounded down to a multiple of 2^-64; 0 for b = 1."""
@@ -97,7 +97,7 @@ def wait_prob(min_sep: int, sampling_prob: float) -> float:
 
 
 # PRIVACY: If the law of the first eligible round did not sum to 1, delta would
-# miss a part. Entry n has the rest of the probability.
+# miss a part. Entry n has the probability of all first rounds after the run.
 # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
 def starts(
   rounds: int, min_sep: int, wait: Optional[float] = None
@@ -124,8 +124,8 @@ def starts(
   return law
 
 
-# PRIVACY: The number of clients of a round, and so p, follows from these
-# probabilities. If p were below the p of the sampler, delta would be too small.
+# PRIVACY: `Sampled.largest_cohort` is computed from these probabilities. If
+# they were too small, cohorts would exceed it more often than delta includes.
 # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
 def participation(
   rounds: int, min_sep: int, sampling_prob: float, first: np.ndarray
@@ -237,16 +237,16 @@ class BMinSepMixture(importance.Mixture):
       logs[lost] = self._log_mean_of(self._log_ratios(log_gains[:, lost]))
     return logs
 
-  # PRIVACY: L is the sum of the ratios of all patterns. If the term of a
-  # pattern were missing, delta would be too small.
+  # PRIVACY: L is a sum over all sets S of rounds. If the term of a set were
+  # missing, delta would be too small.
   # Guards: b_min_sep_test.test_long_gaps_do_not_lose_later_rounds and
   # b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
   def _accumulate(self, terms: np.ndarray, last: np.ndarray) -> None:
     """Replaces terms_i by L_i = terms_i + (1 - p) L_{i+1}, in place.
 
-    Each group of rounds is first summed as if L were 0 after its last round.
-    Then (1 - p)^d L is added to each round, where L is the first L of the next
-    group and d is the distance to its round.
+    The rounds are split into groups. Each group is first summed as if L were 0
+    after its last round. Then (1 - p)^d L is added to each round, where L is
+    the first L of the next group, d rounds later.
 
     Args:
       terms: [rounds, count] float64.
@@ -270,8 +270,8 @@ class BMinSepMixture(importance.Mixture):
     for i in range(head - 1, -1, -1):
       terms[i] += stay * terms[i + 1]
 
-  # PRIVACY: The weight of a sample assumes that patterns are drawn with these
-  # odds. With other odds, the average would not be delta.
+  # PRIVACY: The weight of a sample assumes that S is drawn with these odds.
+  # With other odds, the average of the weighted samples would not be delta.
   # Guard: b_min_sep_test.test_rounds_are_drawn_with_the_tilted_odds.
   def _draw_rounds(self, rng, count, log_gains):
     """Draws S with probability proportional to P(S) e^(sum of gains over S).
@@ -317,7 +317,7 @@ class BMinSepMixture(importance.Mixture):
   def tilted_rounds(self, rng, count, log_gains):
     """Returns ln A and draws of S with probability P(S) e^(sum of gains) / A.
 
-    The draws are as `_draw_rounds` returns them.
+    The draws are the result of `_draw_rounds`.
     """
     logs = self._log_mean_of(self._log_ratios(log_gains))
     return float(logs), self._draw_rounds(rng, count, log_gains).tocsc()
@@ -344,7 +344,7 @@ class BMinSepMixture(importance.Mixture):
     return self._stored[tilt]
 
   def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
-    """Returns the contribution of each round to t of one copy, [n] float64."""
+    """Returns terms of t (see `b_min_sep_joint_draws`) for one copy, [n]."""
     return tilt.factor * (tilt.factor - 1) / 2 * self._squares
 
   def log_normalizer(self, tilt):

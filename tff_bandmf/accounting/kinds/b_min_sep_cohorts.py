@@ -44,8 +44,8 @@ class BMinSep(sampled_cohorts.Sampled):
   all cohorts have the same expected size, population * p / (1 + (b - 1) p).
   With a cold start, all clients have start round 0. The first cohort is then by
   far the largest, and the same (epsilon, delta) needs more noise than with a
-  warm start. The proof needs a
-  C >= 0 with at most b bands; see the module `b_min_sep`.
+  warm start. The proof needs a C >= 0 with at most b bands; see the module
+  `b_min_sep`.
 
   Attributes:
     min_sep: b, least distance of two rounds of a client, integer >= 1.
@@ -65,10 +65,10 @@ class BMinSep(sampled_cohorts.Sampled):
     'sampling_prob': 'sampling_prob',
   }
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
-  # PRIVACY: A run whose record has no `start` had a cold start, which needs
-  # more noise than a warm start for the same (epsilon, delta). If such a record
-  # was read with a warm start, epsilon would be too small. It is read with a
-  # cold start.
+  # PRIVACY: Files of an earlier version have no `start`; their runs had a cold
+  # start, which needs more noise than a warm start for the same (epsilon,
+  # delta). If such a file were read as a warm start, epsilon would be too
+  # small. It is read as a cold start.
   # Guard: accounting_cohorts_test.test_record_without_a_start_is_cold.
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(converter=_min_sep)
@@ -93,8 +93,8 @@ class BMinSep(sampled_cohorts.Sampled):
         'smaller one'
       )
 
-  # PRIVACY: The claim without amplification uses this schema. If the sampler
-  # had patterns that the schema lacks, the sensitivity would be too small.
+  # PRIVACY: The claim without amplification uses this schema. If the schema did
+  # not allow all draws of the sampler, the sensitivity would be too small.
   # Guard: b_min_sep_test.test_sensitivity_is_that_without_amplification.
   @property
   def schema(self) -> participation_lib.Participation:
@@ -150,8 +150,8 @@ class BMinSep(sampled_cohorts.Sampled):
       'and clients_per_round',
     )
 
-  # PRIVACY: If a cold start were accounted as a warm start, delta would be that
-  # of another sampler. Only a warm start has a waiting probability w.
+  # PRIVACY: If a cold start were accounted as a warm start, delta would be the
+  # delta of another sampler. Only a warm start has a w.
   # Guard:
   # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   @property

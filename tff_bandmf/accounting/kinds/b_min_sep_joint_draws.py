@@ -89,8 +89,8 @@ class _States(NamedTuple):
     codes, order = waits @ places, np.arange(copies)
     after = []
     for joined in range(copies + 1):
-      # Copies of wait 0 are first. The last of them are the copies that take
-      # part.
+      # The waits are sorted, so eligible copies come first. The last `joined`
+      # of the eligible copies take part.
       joins = (order < eligible[:, None]) & (
         order >= eligible[:, None] - joined
       )
@@ -119,8 +119,8 @@ class Copies:
     log_normalizer: ln A; infinity if A leaves the range of float64.
   """
 
-  # PRIVACY: Delta is averaged over samples with the tilted odds that are
-  # prepared here. Wrong weights would give a wrong average.
+  # PRIVACY: The weight of a sample assumes that the copies are drawn with these
+  # odds. With other odds, the average of the samples would not be delta.
   # Guards: importance_test.test_copies_of_rounds_are_drawn_with_the_tilted_odds
   # and importance_test.test_normalizer_is_the_mean_over_all_rounds.
   def __init__(

@@ -1,15 +1,17 @@
 """The noise that b-min-sep sampling needs, from fixed samples.
 
-The variable of the search is C, as an array of its columns: [n, bands], where
-entry [j, s] is C[j + s, j]; see `needed_noise`. B is C / s. With m_S = B 1_S
-and the mean m = B r, where r_i is the probability of round i in S, a sample is
+The module `needed_noise` defines P, Q, R, a and kappa. The variable of the
+search is C, as an array of its columns: [n, bands], where entry [j, s] is
+C[j + s, j]. B is C / s, with the columns b_i. With m_S = B 1_S and the mean
+m = B r, where r_i is the probability that S contains round i, a sample is
 
   y = z + a B 1_S + kappa m
 
-for fixed z and a fixed S, drawn with probability w_S = P(S) e^(sum_S g_i) / A.
-The sums over S in P / Q and R / Q are the recursion of `b_min_sep` with
+for fixed z and a fixed S, drawn with probability w_S = P(S) e^(sum_S g_i) / A,
+where the gains g_i are chosen by `with_law` and A is the normalizer. The
+recursion of `b_min_sep` sums over S in P / Q and R / Q, with l_i replaced by
 
-  l_i = <b_i, y> - |b_i|^2 / 2                                        P / Q
+  <b_i, y> - |b_i|^2 / 2                                              P / Q
   g_i + a <b_i, y> - a^2 |b_i|^2 / 2 - a kappa <b_i, m>               R / Q
 """
 
@@ -88,7 +90,7 @@ class BMinSepNoise(needed_noise.NeededNoise):
       gradients, [n, indices].
     """
     rounds, stay = len(log_gains), 1 - self.prob
-    # With b > n a client takes part at most once, like with b = n.
+    # With b > n a client takes part at most once, so b is reduced to n + 1.
     b = min(self.min_sep, rounds + 1)
     with np.errstate(over='ignore', invalid='ignore'):
       terms = self.prob * np.exp(log_gains)

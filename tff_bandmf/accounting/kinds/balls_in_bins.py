@@ -95,7 +95,7 @@ class BallsInBinsMixture(importance.Mixture):
     total = 0.0
     # PRIVACY: If a product Z_1 ... Z_r exceeded A, a value could exceed its
     # bound B, and the bound of delta could be too low. Each factor of A is the
-    # largest mean over the bins that all earlier copies can have.
+    # largest Z_j for earlier copies in one bin; see the module `importance`.
     # Guard: importance_test.test_normalizer_of_bins_is_at_least_each_product.
     for _ in range(tilt.copies):
       top = logs.max()
@@ -129,8 +129,8 @@ class BallsInBinsMixture(importance.Mixture):
       drawn = group * size + (inside <= rest).sum(axis=1)
       return np.minimum(drawn, bins - 1), ends[:, -1]
 
-    # PRIVACY: The weight of a sample is the product over all participations. If
-    # a factor were missing, the average could be below delta.
+    # PRIVACY: The weight of a sample is a product over all copies. If a factor
+    # were missing, the average could be below delta.
     # Guard:
     # importance_test.test_values_respect_their_bound_and_average_to_delta.
     def draw(rng, count):
@@ -189,7 +189,7 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   for start in range(0, rounds, block):
     rows = strategy.band_rows(start, min(start + block, rounds))
     accountants.check_nonnegative(np.min(rows))
-    # row[d] is C[t, t - d]. Column t - d is a round of bin (t - d) mod b. For
+    # row[d] is C[t, t - d], and column t - d belongs to bin (t - d) mod b. For
     # d > t there is no such column, and row[d] is 0.
     sums = np.stack(
       [

@@ -1,7 +1,8 @@
 """The noise that balls in bins need, from fixed samples; see `needed_noise`.
 
-The variable of the search is G, the Gram matrix of the bins, see
-`balls_in_bins`. K is G / s^2. A sample of y enters through the products
+The variable of the search is G, the Gram matrix of the bins; the module
+`balls_in_bins` defines G and m_j. K is G / s^2. A sample of y enters only
+through the products
 
   x = <m_j, y> = V chol(K)^T + a K[J] + kappa mean(K)
 

@@ -55,10 +55,10 @@ def sampled(
 def needed_noise(
   cohorts: participation_lib.Cohorts, rounds: int, epsilon: float, delta: float
 ) -> Optional[needed_noise_lib.NeededNoise]:
-  """Returns the noise that C needs, for a search for C; see `needed_noise`.
+  """Returns the function from C to the noise that C needs, for a search.
 
-  The result is None if the noise that C needs is proportional to its
-  sensitivity under the schema of the cohorts.
+  The result is None if this noise is proportional to the sensitivity of C under
+  the schema of the cohorts.
   """
   kind = sampled(cohorts)
   if kind is None:
@@ -79,7 +79,7 @@ def accountant(
     clients_per_unit: largest number of clients of one unit of privacy, >= 1.
 
   Raises:
-    TypeError: `cohorts` is not a kind of cohorts.
+    TypeError: `cohorts` is not an instance of `participation.Cohorts`.
     ValueError: no guarantee is proved for the strategy and the cohorts.
   """
   # PRIVACY: Guarantees are proved only for instances of `Cohorts`. If a caller

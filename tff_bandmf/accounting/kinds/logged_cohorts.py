@@ -16,9 +16,9 @@ from tff_bandmf.accounting.methods import accountants
 class Logged(participation_lib.Cohorts):
   """Cohorts of a finished run, read from its log.
 
-  The guarantee is about the rounds in which the log says that clients took
-  part, whether a schema was enforced or not. The guarantee is a statement about
-  this log alone, and holds if participation did not depend on private data.
+  The guarantee is about the rounds in which clients took part according to this
+  log, whether or not a schema was enforced. It holds if participation did not
+  depend on private data.
 
   Attributes:
     observed: statistics of the participation patterns in the log, with the

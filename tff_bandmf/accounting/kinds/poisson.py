@@ -204,8 +204,8 @@ def composed_epsilon(parts: Sequence[Mechanism], delta: float) -> float:
       _check(part)
   total = sum(part.compositions for part in parts)
   # The interval depends on epsilon, and epsilon on the interval, so the loop
-  # goes on to a fixed point. If it ended earlier, epsilon would jump between
-  # neighbouring noise multipliers.
+  # computes a fixed point. If the loop ended earlier, epsilon would jump
+  # between neighbouring noise multipliers.
   previous, epsilon = math.inf, 16.0
   while abs(epsilon - previous) > 0.01 * epsilon:
     previous = epsilon
@@ -235,8 +235,8 @@ def poisson_delta(
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   if sampling_prob == 1:
     return gaussian.gaussian_delta(part.whole_noise, epsilon)
-  # The interval is finer than in `composed_epsilon`, because delta depends on
-  # it more strongly than epsilon does.
+  # The interval changes delta more than epsilon, so it is smaller here than in
+  # `composed_epsilon`.
   losses = _losses((part,), _interval(epsilon / 16, compositions))
   return min(
     1.0, float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass((part,))

@@ -1,9 +1,9 @@
 """Releases of other programs on the same clients, for composition.
 
-A release is known by its event, by (epsilon, delta), by rho, or by the noise
-multiplier of a Gaussian query. The module turns it into parts, whose privacy
-loss distributions `poisson.composed_epsilon` convolves. A rho has no such
-distribution; composition converts it to an epsilon.
+A user describes a release by its event, by (epsilon, delta), by rho, or by the
+noise multiplier of a Gaussian query. The module turns the release into parts;
+`poisson.composed_epsilon` convolves their privacy loss distributions. A rho has
+no such distribution; composition converts it to an epsilon.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Release:
 
   The guarantee of the release must be for the same neighbouring data sets and
   the same unit of privacy as the runs with which the release is composed. The
-  release may depend on releases of the runs, and these may depend on the
-  release. But the guarantee of the release must not depend on releases of the
-  runs.
+  release may depend on releases of the runs, and releases of the runs may
+  depend on the release. But the guarantee of the release must not depend on
+  releases of the runs.
 
   Attributes:
     name: name of the release in records.
@@ -111,7 +111,7 @@ class Release:
 
 @attrs.frozen
 class Pair(poisson.Mechanism):
-  """Any mechanism with an (epsilon, delta) guarantee, at its worst."""
+  """The worst mechanism with an (epsilon, delta) guarantee."""
 
   epsilon: float
   delta: float

@@ -31,8 +31,8 @@ class Sampled(participation_lib.Cohorts):
     follows: names of flags that a plan can derive from the population.
     samples: default number of Monte Carlo samples of a bound of delta; None if
       no samples are needed.
-    before: maps each attribute that records of earlier versions lack to its
-      value for these records.
+    before: maps each attribute that files of earlier versions lack to its value
+      for these files.
     population: number of clients to draw from, >= 1; None if it is unknown.
     adjacency: `zero-out` or `add-remove`; a guarantee for `add-remove` assumes
       that the population is public.
@@ -75,10 +75,10 @@ class Sampled(participation_lib.Cohorts):
   def needed_noise(
     self, rounds: int, epsilon: float, delta: float
   ) -> Optional[needed_noise.NeededNoise]:
-    """Returns the noise that C needs, for a search for C.
+    """Returns the function from C to the noise that C needs, for a search.
 
-    The result is None if the noise that C needs is proportional to its
-    sensitivity under `schema`.
+    The result is None if this noise is proportional to the sensitivity of C
+    under `schema`.
 
     Args:
       rounds: number of rounds of the run.
@@ -125,7 +125,8 @@ class Sampled(participation_lib.Cohorts):
     """Returns a size that a run's cohorts exceed with probability <= 1e-40.
 
     If a cohort is larger, the sum of its round is not computed and nothing is
-    released. The module `stops` adds the probability of this event to delta.
+    released. The module `stop_probability` adds the probability of this event
+    to delta.
 
     Raises:
       ValueError: the population is unknown.
@@ -149,8 +150,8 @@ class Sampled(participation_lib.Cohorts):
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as JSON, which `known_kinds.from_dict` reads."""
     record = {'amplification': self.name, **attrs.asdict(self)}
-    # An attribute that has its value in `before` is left out, so that the
-    # record is the same as earlier versions wrote it.
+    # An attribute that has its value in `before` is left out, so that the JSON
+    # object equals the one that earlier versions wrote.
     for name, value in self.before.items():
       if record[name] == value:
         del record[name]

@@ -214,9 +214,9 @@ class BMinSep(Sampler):
     if round_index < self._last:
       self._begin()
     while self._last < round_index:
-      # PRIVACY: If a round took the random words of another one, clients would
-      # be drawn with other probabilities than accounted. Each round has its own
-      # row of words.
+      # PRIVACY: If a round used the random words of another round, clients
+      # would be drawn with other probabilities than accounted. Each round has
+      # its own row of words.
       # Guards:
       # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected and
       # samplers_test.test_pattern_of_a_warm_client_has_its_probability.
@@ -231,8 +231,8 @@ class BMinSep(Sampler):
       # Guard:
       # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
       self._cohort = drawn[self._from[drawn] <= self._last]
-      # PRIVACY: If the next eligible round were not counted from this round, a
-      # client could take part twice within b rounds. It is b rounds later.
+      # PRIVACY: If a client stayed eligible after this round, it could take
+      # part twice within b rounds. Its next eligible round is b rounds later.
       # Guard:
       # samplers_test.test_real_samplers_pass_and_wrong_ones_are_rejected.
       self._from[self._cohort] = self._last + self._min_sep

@@ -1,4 +1,4 @@
-"""Accountants compute the claims about what a run releases.
+"""Accountants compute claims about the releases of a run.
 
 An accountant is for one strategy and its cohorts. The releases are a function
 of a mechanism in real numbers, whose delta or epsilon the accountant bounds. An
@@ -170,8 +170,8 @@ class Exact(Accountant):
 
   def claim_at(self, noise_multiplier, epsilon, samples):
     delta = self.delta(self.exact_noise(noise_multiplier), epsilon)
-    # PRIVACY: The run may stop, and its delta would be too small without the
-    # probability of a stop. It is added.
+    # PRIVACY: The run may stop. Without a term for this event, delta would be
+    # too small. `stops.delta` is this term.
     # Guard: stops_test.test_delta_at_an_epsilon_includes_the_stops.
     return monte_carlo.Bound.certain(epsilon, delta + stops.delta(epsilon))
 
@@ -290,11 +290,12 @@ class MonteCarlo(Accountant):
   def _growth(self, noise_multiplier: float) -> float:
     """Returns a bound of the log ratio of two Gaussians with nearby means.
 
-    The means of the mixture are those of C in float64. The noise is made with
-    the exact C, which differs from the float64 C. So the true means differ from
-    these means by at most eta = `error` / `noise_multiplier` standard
-    deviations. A log ratio exceeds eta^2 / 2 + eta x with probability Phi(-x).
-    The code sets x = `stops.MEANS`, and `stops.TAU` includes this probability.
+    The mixture has the means of C in float64. The noise is made with the exact
+    C, which differs from the float64 C. So the true means differ from the means
+    of the mixture by at most eta = `error` / `noise_multiplier` standard
+    deviations. The log ratio exceeds eta^2 / 2 + eta x with probability
+    Phi(-x). The code sets x = `stops.MEANS`, and `stops.TAU` includes this
+    probability.
     """
     eta = self.error / noise_multiplier
     return eta * (eta / 2 + stops.MEANS)
@@ -336,6 +337,7 @@ class MonteCarlo(Accountant):
     bound = _of_program(
       bound if bound.total < unamplified.total else unamplified, growth
     )
+    # For the laws P and P' of the run on two neighbours,
     # P <= e^growth P' + delta <= e^epsilon P' + (e^growth - e^epsilon) + delta.
     # PRIVACY: Rounding errors move the means of the noise. If epsilon is less
     # than `growth`, the part of epsilon that covers these errors, delta would

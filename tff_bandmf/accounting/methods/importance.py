@@ -48,8 +48,8 @@ the weighted values is delta.
 Let A be an upper bound of the product Z_1 ... Z_r, for all copies. Z_j is a
 convex function of the sum of m over the earlier copies. For each earlier copy
 S', take the sum (j - 1) m_S'. The true sum is the mean of these j - 1 sums. So
-Z_j is at most its largest value at any (j - 1) m_S', and the following A is an
-upper bound:
+Z_j is at most the largest of its values at all (j - 1) m_S', and the following
+A is an upper bound:
 
   A = product over j of
       max_S' E_S e^(a (a - 1) d_S / 2 + a^2 (j - 1) <m_S, m_S'> / s^2)
@@ -92,17 +92,17 @@ import scipy.special
 
 from tff_bandmf import errors
 
-# Factors that give the candidates. The best tilt has the least B. `_FACTORS`
-# multiply its gamma - 1 if it has at most two copies. `_COPIES` multiply its
-# number of copies if it has two or more. Larger values draw more samples from
-# the tail.
+# Factors that give the candidates from the tilt with the least B. `_FACTORS`
+# multiply its gamma - 1 if the tilt has at most two copies. `_COPIES` multiply
+# its number of copies if this number is two or more. Larger factors draw more
+# samples from the tail.
 _FACTORS = (1.0, 1.4, 2.0)
 _COPIES = (1.2, 1.4)
 # Ratio of gamma between successive candidates with equally many copies.
 _STEP = 1.2
 # Largest number of copies, since each copy takes time.
 _MOST_COPIES = 24
-# Largest log weight of candidates that are sampled.
+# Candidates with a larger log weight are not sampled.
 _LARGEST_LOG_WEIGHT = 20.0
 
 
@@ -248,8 +248,9 @@ def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
   ]
 
 
-# PRIVACY: The mean of the samples is delta only with this weight. Their bound
-# holds only for this normalizer. Tests compare both with known deltas.
+# PRIVACY: With another weight, the mean of the samples would not be delta. With
+# a smaller normalizer, samples could exceed B, and the bound of delta could be
+# too low. The module docstring proves this weight and this B.
 # Guard: importance_test.test_values_respect_their_bound_and_average_to_delta.
 def remove(
   mixture: Mixture, epsilon: float, tilt: Tilt, log_normalizer: float
@@ -275,8 +276,8 @@ def remove(
   )
 
 
-# PRIVACY: The mean of the samples is delta only with this weight. Their bound B
-# holds only for this weight. Tests compare both with known deltas.
+# PRIVACY: With another weight, the mean of the samples would not be delta, or
+# samples could exceed B. The module docstring proves this weight and this B.
 # Guard: b_min_sep_test.test_separation_of_one_is_poisson_sampling.
 def add(mixture: Mixture, epsilon: float) -> Direction:
   """Returns the way to sample delta with the client added."""

@@ -54,9 +54,9 @@ class Samples:
       less.
     seed: seed of the samples; None for a random seed. The seed must not be
       chosen by a comparison of the bounds of several seeds.
-    tries: number of bounds, >= 1. The caller computes so many and claims one of
-      them, for example one bound for each of several strategies. Each bound
-      gets an equal share of `failure_probability`.
+    tries: number of bounds, >= 1. The caller computes this many bounds, for
+      example one for each of several strategies, and claims one of them. Each
+      bound gets an equal share of `failure_probability`.
     near: estimate of stddev(z) / clip at which a calibration begins its search;
       None for no estimate. A bad estimate only takes time.
 

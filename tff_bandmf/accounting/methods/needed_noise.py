@@ -1,10 +1,10 @@
 """Estimates of the noise that a target needs if sampling amplifies privacy.
 
 A search for C minimises error * s(C)^2, where s(C) is the standard deviation of
-z / clip at which delta of the run meets a target (epsilon, delta). All values
-of a search are estimated from the same samples, so differences between two C
-are estimated much better than the values. An estimate claims nothing: the noise
-of a run is calibrated with a bound of `monte_carlo` from other samples.
+z / clip at which the run meets a target (epsilon, delta). A search estimates
+s(C) for every C from the same samples, so the difference of two estimates is
+more precise than each estimate. An estimate claims nothing: the noise of a run
+is calibrated with a bound of `monte_carlo` from other samples.
 
 With the symbols of the module `importance`, in units of s, y is drawn from
 
@@ -50,20 +50,21 @@ _FACTORS = (1.0, 3.0, 5.0)
 # Range of the fraction of samples with a value above 0, outside which kappa is
 # chosen again.
 _FRACTIONS = (0.15, 0.9)
-# Small steps leave out a direction whose log delta is below the other by more
-# than this number.
+# Small steps leave out a direction if its log delta is smaller than the larger
+# log delta by more than this number.
 _FAR = 0.5
 # Proposals are chosen again until the estimated log delta is this close to the
 # target.
 _CLOSE = 0.3
 _LARGEST_SHIFT = 1e4
-# A proposal is not used if its delta is smaller than another's by this factor.
+# A proposal is not used if another proposal has more than this many times its
+# delta.
 _MISSED = 4
-# The search for log s takes a last step of at most this size: with few samples,
-# and with all samples. The other values are its largest step, and the largest
-# number of steps.
+# A search for log s ends after a step of less than `_ROUGH` with few samples,
+# and of less than `_PRECISION` with all samples. `_STEP` is its largest step,
+# and `_MOST_STEPS` its largest number of steps.
 _ROUGH, _PRECISION, _STEP, _MOST_STEPS = 1e-2, 1e-4, 0.4, 50
-# Largest distance of such a search from its start.
+# Largest distance of a search for log s from its start.
 _FARTHEST = 1.5
 # The first slope of log delta as a function of log s; the range of later
 # slopes; and the least step from which a later slope is computed.
@@ -181,8 +182,8 @@ class Model(abc.ABC):
 class NeededNoise(abc.ABC):
   """The noise s(C) that (epsilon, delta) needs, and its gradient.
 
-  An instance serves one search at a time: it starts from the result of its last
-  call.
+  An instance serves one search at a time: each call starts from the result of
+  the call before it.
 
   Attributes:
     degree: exponent with which the variable of the kind grows with C.
@@ -209,8 +210,8 @@ class NeededNoise(abc.ABC):
     # Proposals of remove and add; empty before the first call.
     self._pair: list[Proposal] = []
     self._slope = _SLOPE
-    # log s - log |C| of the last call; at first, its value without
-    # amplification. For a much smaller s the proposals would be bad.
+    # log s - log |C| of the last call; before the first call, this difference
+    # without amplification. At a much smaller s the proposals would be bad.
     self._log_ratio = math.log(
       gaussian.gaussian_noise_multiplier(epsilon, delta)
     )
@@ -355,7 +356,7 @@ class NeededNoise(abc.ABC):
         model.estimate(log_noise, each, _PILOTS) for each in (*removes, add)
       ]
       # If a proposal draws too few samples with a large loss, its delta is too
-      # small.
+      # small. So the largest delta is compared with the target.
       excess = max(self._log_excess(each) for each in estimates)
       if abs(excess) < _CLOSE:
         break
@@ -382,8 +383,9 @@ class NeededNoise(abc.ABC):
   ) -> tuple[float, Proposal]:
     """Returns log s at which the largest delta of the proposals is the target.
 
-    Far from a log s that suits the proposals, they miss the samples that
-    matter. The search ends before it is as far from its start as `_FARTHEST`.
+    At a log s far from the start, the proposals draw too few samples with a
+    large loss. The search ends before its distance from the start exceeds
+    `_FARTHEST`.
 
     Args:
       model: estimates of delta for C.
@@ -443,8 +445,8 @@ def weighted(
 def _tuned(model: Model, log_noise: float, proposal: Proposal) -> Proposal:
   """Returns the proposal with a kappa for which half of the values exceed 0.
 
-  If more of them do for kappa = 0, kappa is 0, and a >= 1 is decreased until
-  half of the values exceed 0.
+  If more than half exceed 0 at kappa = 0, kappa is 0, and a is decreased, at
+  most to 1, until half of the values exceed 0.
   """
 
   def at(factor, shift):

@@ -57,7 +57,8 @@ def guess(
 ) -> Optional[float]:
   """Returns an x near the result of `least`, from few pilot samples.
 
-  The result is None if `Bound.total` seems to exceed `delta` below `start`.
+  The result is None if the expected `Bound.total` at `start` is at least
+  `delta`.
 
   Args:
     problem: function from x to (mixture, epsilon).
@@ -116,8 +117,8 @@ def least(
     above, below = aside(near)
   log_x = math.log(near)
   slope = min(-1.0, (above - below) / (2 * _ASIDE))
-  # More pilot samples than in `guess` refine x. Both steps use the same
-  # samples.
+  # Two steps refine x, with the same pilot samples, which are more than in
+  # `guess`.
   many = max(_FEW, min(_MANY, options.samples // 10), options.samples // 100)
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope))
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope)) + 3e-3

@@ -1,9 +1,10 @@
 """Stops: events that end a run or withhold a round, and their part of delta.
 
-Every release is one function of the ideal mechanism, but for three events: y_t
-leaves its range, sound noise fails its self-test, or a sampled cohort is too
-large. The events depend on the noise or on the draw. Let tau bound their
-probability. For the law P~ of the program, the ideal law P and a neighbour P',
+Every release is a function of the ideal mechanism, except in three events: the
+noise y_t leaves its range, sound noise fails its self-test, or a sampled cohort
+is too large. The events depend on the noise or on the draw of cohorts. Let tau
+bound their probability. Let P be the ideal law and P~ the law of the program on
+one data set, and P' and P~' on its neighbour. Then
 
   P~(E) <= P(E) + tau <= e^epsilon P'(E) + delta + tau
         <= e^epsilon (P~'(E) + tau) + delta + tau
@@ -31,8 +32,9 @@ OVERSIZE = 1e-40
 # `MEANS` standard deviations are the threshold at which an accountant of class
 # `accountants.MonteCarlo` compares two Gaussians with different means.
 MEANS = 14.0
-# PRIVACY: The three events are functions of the noise, and delta + tau would be
-# too small. `delta` has the factor 1 + e^epsilon, and tau counts every event.
+# PRIVACY: The three events depend on the noise or on the draw, on both
+# neighbours, so delta + tau would be too small. `delta` has the factor
+# 1 + e^epsilon, and tau counts every event.
 # Guards: stops_test.test_delta_of_a_mechanism_that_stops_is_covered and
 # test_tau_counts_every_event.
 TAU = (1 + 1e-9) * (
@@ -55,9 +57,9 @@ def delta(epsilon: float, runs: int = 1) -> float:
     epsilon: epsilon of the claim, >= 0.
     runs: number of runs that the claim covers.
   """
-  # PRIVACY: A run stops with probability at most tau on either of two data
-  # sets, which adds (1 + e^epsilon) tau to delta. Without the terms, delta
-  # would be too small.
+  # PRIVACY: A run stops with probability at most tau on each of two neighbours.
+  # Without a term for these events, delta would be too small. The term is
+  # (1 + e^epsilon) tau.
   # Guards: stops_test.test_delta_of_a_mechanism_that_stops_is_covered and
   # stops_test.test_tau_counts_every_event.
   return min(1.0, (1 + math.exp(min(epsilon, 300.0))) * TAU * runs)
