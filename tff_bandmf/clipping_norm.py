@@ -30,8 +30,8 @@ _MOST_EXPONENT = 2 * math.log(_MOST_SCALE)
 _SERIES = [1 / math.factorial(k) for k in range(16, -1, -1)]
 _SQUARINGS = 8
 
-# A norm > 0; or a norm > 0 for each layer, in tuples, lists and dicts that are
-# nested as those of an update.
+# A norm > 0; or a norm > 0 for each layer, in tuples, lists and dicts that have
+# the nesting of an update.
 Norms = Any
 
 
@@ -49,8 +49,8 @@ class AdaptiveClip:
   the run. The record of an absent client is zero. The norm of a record is at
   most Delta S_t, and S_t is a function of earlier releases. The Gaussian
   mechanism allows inputs that depend on earlier releases [SingleEpoch22, Thm
-  2.1]. So if z has the standard deviation s S_t in round t, the guarantee is as
-  for a constant clip S and z of standard deviation s S / Delta.
+  2.1]. So if z has the standard deviation s S_t in round t, the guarantee
+  equals that of a constant clip S with a z of standard deviation s S / Delta.
 
   If n clients come instead of clients_per_round, the distance of fraction_t
   from 1/2 is multiplied by n / clients_per_round. An update that is zeroed or
@@ -172,7 +172,7 @@ def norm(l2_norm_clip: Clip) -> float:
 
 
 def record_factor(l2_norm_clip: Clip) -> float:
-  """Returns the largest norm of a record divided by that of an update.
+  """Returns the ratio of the largest norms of a record and of an update.
 
   The result is 1 for a constant clip, and Delta for an adaptive clip.
   """

@@ -12,7 +12,7 @@
 | N_r      |               | number of clients with index = r (mod b)      |
 | n_r      |               | number of rounds with index = r (mod b)       |
 
-**Necessary**, unless epochs are fixed: n m <= N k, because the rounds have n m
+**Necessary**, except for fixed epochs: n m <= N k, because the rounds have n m
 participations, and N clients may have at most N k participations; and min(b, n)
 m <= N, because no client is in two of min(b, n) consecutive rounds.
 
@@ -76,8 +76,8 @@ class Demand:
   def certainly_feasible(self) -> bool:
     """Returns whether the cohorts of all rounds can certainly be filled.
 
-    A round can then be filled whatever cohorts were drawn before. False means
-    that counting does not show this.
+    True means that each round can be filled, whatever cohorts were drawn
+    before. False means that counting does not show this.
     """
     if isinstance(self.participation, schemas.Budget):
       # If this inequality holds, each round has enough clients that never took

@@ -1,4 +1,4 @@
-"""min_sep from the rules of others: rounds between two, or a device's timer."""
+"""min_sep from other rules: rounds in between, or the timer of a device."""
 
 import math
 
@@ -23,9 +23,8 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
   >>> min_sep_from_rounds_between(484)
   485
   """
-  # PRIVACY: If min_sep were larger than the separation that a timer enforces,
-  # the sensitivity would be too small. It is one more than the number of rounds
-  # between two rounds of a client.
+  # PRIVACY: If min_sep were larger than the least r2 - r1, the sensitivity
+  # would be too small. min_sep is exactly one more than the rounds in between.
   # Guard: participation_test.test_rounds_between_are_one_less_than_min_sep.
   return 1 + _checks.count(
     'rounds_between',
@@ -42,10 +41,10 @@ def min_sep_from_timer(
 
     b = floor(hours * rounds_per_hour * (1 - margin)), but at least 1
 
-  In `hours`, at least hours * rounds_per_hour rounds begin, so that many rounds
-  lie between two participations of a client. This value guarantees nothing: a
-  clock may be wrong, and rounds may be slow. Admission enforces min_sep, and
-  turns few clients away if the margin covers the slowest hours.
+  At least hours * rounds_per_hour rounds begin between two participations of a
+  client. The timer guarantees nothing: a clock may be wrong, and rounds may be
+  slow. Admission enforces min_sep, and turns few clients away if the margin
+  covers the slowest hours.
 
   Args:
     hours: shortest time between two participations of a client, > 0.

@@ -108,8 +108,8 @@ def completed(
     D^2 = k g(0) + 2 sum_{0<e<k} (k - e) max_{l >= e b} |g(l)|
 
   for a Toeplitz C. For other C, D^2 is the square of the bound that the module
-  `gram` gives under `budget.reference_schema`, the `MinSep` schema with b and
-  k. So no pattern of that schema is refused for its cost.
+  `gram` computes for `budget.reference_schema`, the `MinSep` schema with b and
+  k, rounded up. So the cost of a pattern of that schema never exceeds D^2.
 
   **Formal guarantee.** Assumption: C is the matrix of `strategy`; as under all
   schemas, the accountant covers rounding errors of C.
@@ -139,12 +139,12 @@ def completed(
     )
   k = budget.reference_schema.participations(rounds or strategy.rounds)
   # PRIVACY: Rounding errors of the costs could admit a pattern above the
-  # budget. Each cost has an allowance for them.
+  # budget. Each cost includes an allowance for these errors.
   # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
   error = 64 * (strategy.bands + 64) * recursion.UNIT
-  # PRIVACY: If costs by lags were used for a C that is not Toeplitz, they would
-  # be wrong. Only a C that is defined for any number of rounds has costs by
-  # lags.
+  # PRIVACY: If a C that is not Toeplitz had one cost for each lag l, costs
+  # would be wrong. Only a Toeplitz C is defined for any number of rounds
+  # (`goes_on`), and only such a C gets one cost for each lag.
   # Guard: arrivals_test.test_devices_decide_as_the_server_does.
   if strategy.goes_on:
     table, largest = _toeplitz(strategy, error)

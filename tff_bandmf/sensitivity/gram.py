@@ -32,7 +32,7 @@ ROUNDING = 1e-13
 
 
 # PRIVACY: If one pattern had a larger norm than the sensitivity, epsilon would
-# be too small. Tests compare the sensitivity with all patterns, or with many.
+# be too small. Tests compare the sensitivity with the norms of many patterns.
 # Guards: families_test.test_stamped_banded_inverse_overlaps,
 # sensitivity_test.test_sensitivity_against_brute_force,
 # sensitivity_test.test_chain_of_overlapping_columns_against_all_patterns,

@@ -104,8 +104,8 @@ def observed(
   number of participations.
 
   Args:
-    cohorts: function that returns (round, [m] int64 identifiers) for each
-      cohort, rounds and identifiers ascending, the same at every call.
+    cohorts: function whose every call returns the same cohorts as pairs (round,
+      [m] int64 identifiers). Rounds ascend, and so do identifiers in a cohort.
     participations: number of pairs (client, round), the sum of all m.
     strategy: C; None if no sensitivity is needed.
     at_a_time: approximate number of participations in memory at one time.
@@ -160,8 +160,9 @@ def of_clients(
     histogram.update(dict(zip(counts.tolist(), times.tolist())))
     if gram is not None:
       heaviest_client = _heaviest(gram, rounds, starts)
-      # PRIVACY: The sensitivity of a log is the largest of any client. The
-      # client with the largest sum is kept.
+      # PRIVACY: If the client with the largest sum were lost, the sensitivity
+      # of the log would be too small. The maximum includes the clients of all
+      # parts.
       # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
       heaviest = max(heaviest, heaviest_client, key=lambda h: h.squared)
   most = max(histogram, default=0)

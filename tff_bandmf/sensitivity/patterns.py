@@ -117,7 +117,7 @@ def _window_sums(epochs: np.ndarray, count: int) -> np.ndarray:
 
 
 # PRIVACY: If the maximum missed a later round, the sensitivity would be too
-# small. It is over all later rounds.
+# small. The maximum includes all later rounds.
 # Guard: admission_test.test_patterns_let_in_never_exceed_the_sensitivity.
 def _running_max(values: np.ndarray) -> np.ndarray:
   """Returns max_{j >= i} values[..., j] for each i, [..., n]."""

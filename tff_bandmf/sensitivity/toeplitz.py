@@ -66,8 +66,8 @@ def sensitivity(
   column = _finite_column(strategy)
   rounds = strategy.rounds
   k = participation.participations(rounds)
-  # PRIVACY: The first column alone is the sensitivity only if a client takes
-  # part once.
+  # PRIVACY: If a client takes part more than once, the norm of one column is
+  # too small a sensitivity. This norm is returned only for k = 1.
   # Guard:
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   if k == 1:
@@ -249,10 +249,10 @@ def _leftmost_squared(
 ) -> float:
   """Returns || sum_{j<k} C[:, j b] ||^2, in O(B) for every n.
 
-  The rows of the sum of columns are split into epochs of b rows, as is c. Epoch
-  r of the sum is the sum of epochs r - k + 1, ..., r of c. So all epochs of the
-  sum from the last epoch of c to the last participation are equal, and only one
-  of them is computed. c has at most n terms, and (k - 1) b < n.
+  The rows of this sum, and the terms of c, are split into epochs of length b.
+  Epoch r of the sum is the sum of epochs r - k + 1, ..., r of c. So all epochs
+  of the sum from the last epoch of c to the last participation are equal, and
+  only one of them is computed. c has at most n terms, and (k - 1) b < n.
   """
   if len(column) <= min_sep:
     # Only the last column can be cut off at row n: n - (k - 1) b rows are left.
@@ -262,8 +262,8 @@ def _leftmost_squared(
   sums = np.zeros((memory, min_sep))
   sums.reshape(-1)[: len(column)] = column
   sums = np.cumsum(sums, axis=0)
-  # PRIVACY: If the number of equal columns were negative, the sum would be too
-  # small. It is at least 0.
+  # PRIVACY: If the number of equal epochs were negative, the sum would be too
+  # small. This number is at least 0.
   # Guard:
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   alike = max(k - memory, 0)

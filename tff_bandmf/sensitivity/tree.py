@@ -172,8 +172,8 @@ def _joined(first: _Table, second: _Table, k: int) -> _Table:
   return _undominated(table, ends - 1)
 
 
-# PRIVACY: If a key were removed without a better key, the heaviest pattern
-# could be lost. A key is better if none of its waiting times is longer.
+# PRIVACY: If a key were removed that no other key dominates, the heaviest
+# pattern could be lost. Every waiting time of the two keys is compared.
 # Guards:
 # random_structures_test.test_random_patterns_never_exceed_the_sensitivity and
 # families_test.test_tree_of_many_rounds_needs_no_matrix.
