@@ -33,8 +33,8 @@ MEAN = 'mean'
 MAX = 'max'
 LAST = 'last'
 # The error of a run: `MEAN`, `MAX` or `LAST` of the errors of its rounds, or
-# their sum with one weight for each round, divided by the sum of the weights. A
-# search in TensorFlow also takes a function from the errors to a number.
+# their weighted mean, given by one weight for each round. A search in
+# TensorFlow also takes a function from the errors to a number.
 Objective = Union[str, Sequence[float], Callable[[Any], Any]]
 
 # Most rounds of a workload that is given as a matrix.
@@ -281,7 +281,7 @@ class Workload:
     return self.summed(m)
 
   def summed(self, steps: np.ndarray) -> np.ndarray:
-    """Returns A M^-1 applied to steps, the rows of M x: [rounds, any] float64.
+    """Returns A M^-1 steps, [rounds, any] float64: A x, if steps = M x.
 
     Args:
       steps: [rounds, any] float64.

@@ -1,8 +1,8 @@
 """The search for good strategies.
 
-SciPy minimises the loss. NumPy computes the loss, or TensorFlow, which is
-imported when a search needs it: for a C of one's own, for the family `dense`,
-and for the family `banded` with a workload that is given as a matrix.
+SciPy minimises the loss, and NumPy computes the loss and its gradient. Three
+searches compute them with TensorFlow, and import it: for a user's own C, for
+the family `dense`, and for the family `banded` if A^-1 has many bands.
 """
 
 from __future__ import annotations

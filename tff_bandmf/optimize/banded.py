@@ -10,9 +10,9 @@
 
   minimise log sum_t w_t e_t, or log max(e), over C scaled to sensitivity 1
 
-`solver.search` minimises the largest error. For a Toeplitz C its lower bound is
-not proved; if the bound and the error stay apart, the search reports that it
-has not converged.
+`solver.search` minimises the largest error, and computes a lower bound of this
+error. For a Toeplitz C the bound is not proved; if the bound and the error stay
+apart, the search reports that it has not converged.
 
 The optimum is defined in [BandMF23, Sec 4 and App B]. The module `covariance`
 computes e and its gradient.
@@ -33,7 +33,7 @@ from tff_bandmf import _blas, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, series, solver, toeplitz
 
-# Least sum of weights that the scale of a column counts.
+# Least sum of weights by which `Coordinates.parameters` scales a column.
 _LEAST_CURVATURE = 1e-4
 # Least diagonal entry for sampled cohorts, relative to the first.
 _LEAST_DIAGONAL = 1e-3
@@ -73,7 +73,7 @@ def optimize_banded(
     equal_column_norms: whether all columns of C must have norm 1. If not, only
       the squared norms of the columns of a client's rounds must have sum 1. The
       loss is then slightly smaller than with norm 1, but the schema must have
-      fixed epochs. For one round of a client, both conditions are the same.
+      fixed epochs. If a client has only one round, the conditions are equal.
 
   Raises:
     ValueError: a value is out of range, or two values contradict each other.
@@ -184,10 +184,10 @@ class Coordinates:
   The second derivative of a sum of e_t in direction D of C is about
   |A C^-1 D C^-1|^2. A direction E of Z gives D = E T and about |A C^-1 E|^2,
   which varies less with the direction. So a search over Z needs half as many
-  steps as one over the rows of C.
+  steps as a search over the rows of C.
 
   Attributes:
-    times: [b, b] float64, the part of T that each row of Z is multiplied by.
+    times: [b, b] float64, the part of T by which each row of Z is multiplied.
   """
 
   def __init__(
@@ -222,10 +222,10 @@ class Coordinates:
   def parameters(self, columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns the parameters, [n * b] float64, of the columns of C.
 
-    If the norms of columns are free, they are chosen here. A change of the
-    parameters turns a column in inverse proportion to its squared norm. The
-    curvature of the loss by column j grows with the sum of the weights of
-    rounds t >= j, so the squared norm is this sum.
+    If the norms of columns are free, this method chooses them. The curvature of
+    the loss by the parameters of column j is inversely proportional to the
+    squared norm of the column, and grows with the sum of the weights of rounds
+    t >= j. So the squared norm is this sum.
     """
     columns = columns / np.linalg.norm(columns, axis=1, keepdims=True)
     if self._free_norms:
@@ -314,7 +314,7 @@ def _check_epochs(
 
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
-  """Returns the best Toeplitz coefficients, [b], for a constant rate."""
+  """Returns the best Toeplitz C for a constant learning rate: c, [b]."""
   easier = solver.Problem(
     problem.rounds, problem.participation, problem.workload.unscheduled
   )

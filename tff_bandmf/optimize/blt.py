@@ -22,15 +22,15 @@ decays interlace:
   1 > theta_1 > theta_hat_1 > theta_2 > ... > theta_d > theta_hat_d
   theta_d > 0
 
-which is equivalent to omega > 0. Then c is positive and decreases from c_1 on,
-so the sensitivity is exact. Differences of decays are computed without
-cancellation. A theta_hat_d < 0 reduces the loss of workloads with momentum. If
-two neighbouring decays are equal, their factors of c(y) cancel, and their
-buffer has no effect. So the search for d buffers starts from the best d - 1
-buffers and one more pair of nearly equal decays. Several values of the new pair
-are tried, and the loss is never larger than with d - 1 buffers. The module
-`series` computes the loss. BLTs are from [BLT24], and their optimisation for
-many participations is from [UseBLTs24]; the interlacing parameters and the
+This order is equivalent to omega > 0. Then c is positive and decreases from c_1
+on, so the sensitivity is exact. Differences of decays are computed without
+cancellation. A negative theta_hat_d reduces the loss of workloads with
+momentum. If two neighbouring decays are equal, their factors of c(y) cancel,
+and their buffer has no effect. So the search for d buffers starts from the best
+d - 1 buffers and one more pair of nearly equal decays. It tries several values
+of the new pair, and the loss is never larger than with d - 1 buffers. The
+module `series` computes the loss. BLTs are from [BLT24], and their optimisation
+for many participations is from [UseBLTs24]; the interlacing parameters and the
 starts are from this project.
 """
 
@@ -59,7 +59,7 @@ _SLOWEST = 1e-6
 _FASTEST = 10.0
 # A relative decrease of the loss below this value counts as 0.
 NO_GAIN = 1e-10
-# Imaginary part of a parameter, for the derivatives by it.
+# Imaginary part that is added to a parameter to compute derivatives.
 _STEP = 1e-30
 # A search for sampled cohorts ends if the relative decrease of the log loss is
 # below this number. A BLT has so few parameters that a number smaller than

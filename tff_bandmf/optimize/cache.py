@@ -2,8 +2,8 @@
 
 The result of a search is a function of its request and of the code. The name of
 a cached file contains a digest of the request and the code, and a digest of the
-strategy. If the digest of the strategy in the file differs from the one in the
-name, the file is ignored. No privacy guarantee depends on the cache, because
+strategy. If the strategy in the file has another digest than the name of the
+file, the file is ignored. No privacy guarantee depends on the cache, because
 errors and sensitivity are computed from the strategy that was read.
 
 The environment variable BANDMF_CACHE is the path of the cache folder, by

@@ -33,13 +33,13 @@ m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2).
 
 **Parameters of M.** M_ij = 0 unless i = j or one client can take part in rounds
 i and j. Such rounds i != j are a pair. m is linear in v >= 0, and so is V. For
-one participation and for fixed epochs, M = L L^T, and L has zeros where M has.
+one participation and for fixed epochs, M = L L^T, and L_ij = 0 where M_ij = 0.
 Row i of L is sqrt(m_i) (u_i, 1) / |(u_i, 1)|. The parameters are u and the
 square roots of v: at the optimum the curvature of T along L is d, which is
 nearly constant, even if M is ill-conditioned. For min-separation, such an L
-would give entries of M to other rounds than pairs. There the parameters are v
-and the M_ij of pairs, scaled so that the curvature of T at the start is nearly
-the same for all of them.
+would give an M with M_ij != 0 for rounds that are not a pair. So for
+min-separation the parameters are v and the M_ij of pairs, scaled so that the
+curvature of T at the start is nearly the same for all parameters.
 
 **Optimality.** The search has X_ij = 0 for any two rounds i, j in which one
 client can take part: columns i and j of C are orthogonal. So sens^2 is exactly
@@ -59,12 +59,12 @@ optimum of the following strategies:
   max_participations allows fewer rounds than min_sep does, strategies with at
   most min_sep bands and columns of equal norms.
 
-The search may end without convergence for the max error, because weights w of
-rounds that hardly matter converge slowly. It may also do so with momentum if
-max_participations allows fewer rounds than min_sep does, because the best M is
-then nearly singular. In both cases the search starts from the C of min_sep
-bands of the module `banded`, and its result is never worse. For the max error
-it is also never worse than the optimum for the mean.
+In two cases the search may end without convergence. For the max error, weights
+w of rounds that hardly matter converge slowly. With momentum, the best M is
+nearly singular if max_participations allows fewer rounds than min_sep. In both
+cases the search starts from the C of min_sep bands of the module `banded`, and
+its result is never worse than this C. For the max error the result is also
+never worse than the optimum for the mean error.
 
 Nearly all of the time goes into one symmetric eigenvalue problem for each
 evaluation. TensorFlow solves it, on the device of `with tf.device(...)`.
@@ -90,12 +90,12 @@ GAP = strategies.PARAMETERS['gap'].default
 # The same distance for a search whose result is only the start of another
 # search.
 _START_GAP = 1e-3
-# Number of evaluations after which the strategy of X(M) is computed again.
-# After its result is proved, a search ends if as many evaluations decreased the
-# loss by less than this fraction of the gap.
+# One of `_CHECK_EVERY` evaluations computes the strategy of X(M). After its
+# result is proved, a search ends if `_PATIENCE` evaluations decreased the loss
+# by less than the fraction `_WORTH` of the gap.
 _CHECK_EVERY, _PATIENCE, _WORTH = 10, 10, 1e-3
-# For small n, this number divided by n evaluations are between two checks. A
-# search for L needs few evaluations, so it has twice as many.
+# For small n, this number / n replaces `_PATIENCE`. A search for L needs few
+# evaluations, so its patience is doubled.
 _PATIENCE_OF_SMALL = 1200
 # Steps of Newton's method after a search that ends without proof, the largest
 # entry of the gradient at which they end, and most evaluations of a step.
@@ -138,8 +138,8 @@ class _Diagonal:
     start: [weights] float64, v at the start, where M = diag(m).
     feasible: function from d, [n] positive float64, to a d that the schema
       allows and that is nearly a multiple of the given d.
-    scale: [weights] float64; the parameters are v / scale, if L has none. The
-      curvature of T along v_i is about 1 / v_i, so scale_i^2 is about v_i.
+    scale: [weights] float64. For min-separation, the parameters are v / scale.
+      The curvature of T along v_i is about 1 / v_i, so scale_i^2 is about v_i.
   """
 
   spread: np.ndarray
@@ -157,7 +157,7 @@ def _equal_diagonal(m: np.ndarray, k: int) -> _Diagonal:
   """Returns the `_Diagonal` for d_i = 1 / k, where V = sum_i m_i / k.
 
   Args:
-    m: [n] positive float64, its value at the start.
+    m: [n] positive float64, m at the start.
     k: largest number of rounds of one client.
   """
   d = np.full(len(m), 1 / k)
@@ -399,7 +399,8 @@ class _Dual:
         )
         gram = tf.matmul(decoder, decoder, transpose_a=True)
         by_roots = 2 * tf.linalg.matvec(vectors**2, slope * values)[:, None]
-      # The terms with the gradient of T by M, which is X(M) / 2.
+      # The added terms are 0. Their gradients are the gradients of T by M,
+      # which is X(M) / 2, and by the roots of w.
       along = tf.reduce_sum(gram * m) / 2
       along += tf.reduce_sum(by_roots / tf.stop_gradient(roots) * roots)
       trace += along - tf.stop_gradient(along)
@@ -555,14 +556,14 @@ def optimize_dense(
     optimized = banded.optimize_banded(few, min(b, n))
     interrupted = optimized.interrupted
     left -= optimized.evaluations
-    # The columns of a pattern, at most k of them, have norm 1.
+    # A pattern has at most k columns of norm 1, so X / k has sensitivity <= 1.
     matrix = optimized.strategy.matrix()
     candidates.append(matrix.T @ matrix / k)
   of_mean = attrs.evolve(problem, objective=solver.MEAN) if is_max else problem
   if not schema.evenly_spaced and k > 1:
-    # Fixed epochs have fewer patterns than min-separation. An M for them is
-    # also an M for min-separation, and a better start than a diagonal M, from
-    # which the search with momentum may end 20 % above the best loss.
+    # Fixed epochs have fewer patterns than min-separation. An M for fixed
+    # epochs is also an M for min-separation, and a better start than a diagonal
+    # M, from which the search with momentum may end 20 % above the best loss.
     fixed = participation_lib.FixedEpoch(b, k)
     start = attrs.evolve(of_mean, participation=fixed)
     guess = search(_Dual(start, _START_GAP)).multipliers()

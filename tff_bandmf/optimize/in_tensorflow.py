@@ -9,14 +9,14 @@ A program gives a function `build` from parameters to C, in one of four forms:
 | `Columns`  | columns of C: C[j + s, j] at [j, s]   | [n, bands] |
 | `Gram`     | X = C^T C, positive definite          | [n, n]     |
 
-and `minimize` finds the parameters of the least
+The function `minimize` returns the C of the least
 
   loss = log error + log noise,   noise = sens^2, or `Problem.noise`^2
 
-in float64: TensorFlow computes the loss and its gradient, and SciPy's L-BFGS-B
-minimises it. Every form has its per-query errors, and a sensitivity that is
-exact or an upper bound. The result has the error and the sensitivity that the
-library computes from the numbers of C, without this module.
+TensorFlow computes the loss and its gradient in float64, and SciPy's L-BFGS-B
+minimises the loss. Every form computes its per-query errors, and a sensitivity
+that is exact or an upper bound. The result has the error and the sensitivity
+that the library computes from the numbers of C, without this module.
 
 | symbol | meaning                                                          |
 |--------|------------------------------------------------------------------|
@@ -54,7 +54,7 @@ from tff_bandmf.optimize import series, solver
 # Least number of rounds in a block; in smaller blocks the overhead of the loop
 # dominates.
 _SHORTEST_BLOCK = 16
-# Longest loop that becomes a sequence of operations. An iteration of a loop of
+# Largest number of steps that are traced one by one. One iteration of a loop of
 # TensorFlow takes as long as many operations on small matrices.
 _UNROLLED = 128
 # Least number of terms of a power series that are computed together.
@@ -85,7 +85,7 @@ class Form(abc.ABC):
 
   @abc.abstractmethod
   def strategy(self, rounds: int) -> strategies.Strategy:
-    """Returns the strategy of family `custom`; the values must be known."""
+    """Returns the strategy of family `custom`; `values` must be eager."""
 
   def fits(self, rounds: int) -> bool:
     """Returns whether the shape of the values is right."""
@@ -220,7 +220,10 @@ class Gram(Form):
     )
 
   def squared_noise(self, problem):
-    """Returns the largest sum over a pattern of sum_j |X_ij|, j with i."""
+    """Returns the largest sum of w_i over a pattern, w_i = sum_j |X_ij|.
+
+    The sum w_i is over i and all rounds j that a client of round i may have.
+    """
     if problem.noise:
       raise errors.value_error(
         'build=Gram: does not show that C >= 0, and sampled cohorts need it; '
@@ -279,7 +282,7 @@ def _from_numpy(
   @tf.custom_gradient
   def value(x):
     value, slopes = tf.numpy_function(
-      # TensorFlow takes a float of Python for a float32.
+      # TensorFlow would convert a Python float to float32.
       lambda x: [np.asarray(each, np.float64) for each in function(x)],
       [x],
       [tf.float64] * 2,
@@ -293,8 +296,8 @@ def _from_numpy(
 def _heaviest(weights: tf.Tensor, problem: solver.Problem) -> tf.Tensor:
   """Returns the largest sum of weights over the rounds of one client.
 
-  NumPy finds the rounds, whose weights TensorFlow adds up: the derivative of a
-  maximum is that of the largest argument.
+  NumPy finds the rounds with the largest sum, and TensorFlow adds up their
+  weights. So the gradient is the gradient of this sum.
 
   Args:
     weights: [n], >= 0.
@@ -476,7 +479,7 @@ class Loss(solver.Loss):
       check(c, problem.rounds)
       e = c.errors(problem)
       if not isinstance(c, Gram):
-        # Without a positive diagonal, there is no C: the loss is NaN.
+        # If an entry of the diagonal is not positive, the loss is NaN.
         e = tf.where(tf.reduce_all(c.values[..., 0] > 0), e, np.nan)
       noise = tf.math.log(c.squared_noise(problem))
       if callable(problem.objective):
@@ -518,7 +521,7 @@ class Loss(solver.Loss):
     try:
       return super().__call__(x)
     except tf.errors.InvalidArgumentError as error:
-      # TensorFlow raises this where X is not positive definite.
+      # TensorFlow raises this error if X is not positive definite.
       if 'Cholesky' not in error.message:
         raise
       return math.inf, np.zeros_like(x)
@@ -553,7 +556,7 @@ def minimize(
   *,
   bounds: Optional[solver.Bounds] = None,
 ) -> solver.Optimized[strategies.Strategy]:
-  """Returns the C of least loss among those that `build` makes.
+  """Returns the C of least loss among all C that `build` returns.
 
   Args:
     build: function from a float64 tensor of parameters to a `Toeplitz`,

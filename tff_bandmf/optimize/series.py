@@ -23,10 +23,10 @@
 
 sens is exact if m = c. Otherwise it is an upper bound, because the entries of
 |C| are at most the entries of the Toeplitz matrix of m. Proof that sens is
-exact for m = c: if c >= 0 does not increase from b on, the leftmost pattern 0,
-b, ... has the largest sum of X = C^T C, since X[i, j] = sum_{t<n-j} c_{t+j-i}
-c_t, and each pair of rounds i < j of this pattern has the least j and the least
-j - i. [BSR24, Thm 2] assumes that c does not increase from 0 on.
+exact for m = c: c >= 0 does not increase from b on, and X = C^T C has
+X[i, j] = sum_{t<n-j} c_{t+j-i} c_t. Each pair of rounds i < j of the leftmost
+pattern 0, b, ... has the least j and the least j - i, so this pattern has the
+largest sum of X. [BSR24, Thm 2] assumes that c does not increase from 0 on.
 
 Gradients are computed by formulas. The power series y = x / c is L(c)^-1 x,
 where L(c) is the lower-triangular Toeplitz matrix of c. If `by_y` is the
@@ -344,9 +344,10 @@ def _scheduled_max(
 def _mean_form(problem: solver.Problem) -> np.ndarray:
   """Returns Q, [n, n] float64.
 
-    Q[a, b] = G[a, b] + Q[a + 1, b + 1],   G = M^-T A^T diag(a) A M^-1
+    Q[i, j] = G[i, j] + Q[i + 1, j + 1],   G = M^-T A^T diag(a) A M^-1
 
-  where a_s is the weight of the error of round s.
+  where a_s is the weight of the error of round s, and M is the Toeplitz matrix
+  of momentum; see the module `workloads`.
   """
   workload = problem.workload
   form = workload.summed_back(

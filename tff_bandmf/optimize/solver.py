@@ -35,9 +35,9 @@ TOLERANCE = 1e-15
 SAMPLED_TOLERANCE = 2e-5
 # A decrease of the log loss below this value counts as 0.
 _NO_GAIN = 1e-10
-# Powers p of the first stages of a search for the largest error, and the power
-# of all later stages; largest numbers of evaluations of these stages. A stage
-# is a minimisation with the same w and p.
+# A search for the largest error minimises the loss in stages, each with fixed w
+# and p. Powers p of the first stages, and their largest number of evaluations;
+# power and largest number of evaluations of all later stages.
 _POWERS, _FEW_EVALUATIONS = (4.0, 16.0, 64.0), 60
 _LAST_POWER, _STAGE_EVALUATIONS = 256.0, 200
 # Fraction of the sum of all w_t that is divided equally among the rounds, since
@@ -101,8 +101,8 @@ class Minimum:
 class Noise(Protocol):
   """The noise s(C) that a run needs, as a function of C and with gradients.
 
-  `accounting` has such functions for sampled cohorts. Both gradients are those
-  of s(C)^2, which is infinite if no noise is known for C.
+  `accounting` has such functions for sampled cohorts. s(C)^2 is infinite if no
+  noise is known for C.
   """
 
   def __call__(self, strategy: strategies.Strategy) -> float:
@@ -204,9 +204,10 @@ def minimize(
   """Returns the best point that L-BFGS-B evaluates while minimising `function`.
 
   L-BFGS-B may stop before a minimum, at a kink or because of rounding errors.
-  So it is started again from its best point until it converges, or until it
-  does not decrease the value any more, which counts as convergence. Ctrl-C ends
-  the search; the result is then the best point so far, and has not converged.
+  So this function starts it again from the best point until it converges, or
+  until it no longer decreases the value, which counts as convergence. Ctrl-C
+  ends the search; the result is then the best point so far, and has not
+  converged.
 
   Args:
     function: function from [parameters] float64 to a log loss and its gradient.
@@ -351,9 +352,9 @@ def search(
 
     sum_t v_t e_t <= least possible max(e) <= max(e)
 
-  and the search ends when sum_t v_t e_t is nearly max(e). If the parameters of
-  C do not form such a set, the first inequality is not proved; if the two
-  numbers stay apart, the search reports that it has not converged.
+  and the search ends when sum_t v_t e_t is nearly max(e). If the set of X is
+  not convex, the first inequality is not proved; if the two numbers stay apart,
+  the search reports that it has not converged.
 
   Args:
     loss: the loss; its weights and its power change during the search.

@@ -39,12 +39,12 @@ _GRID = np.linspace(-20.75, 20.75, 31)
 _PRECISION = 1e-5
 # Precision of u for sampled cohorts, whose loss is an estimate.
 _SAMPLED_PRECISION = 0.1
-# The points of the grid and of the ends of the range at which a search for
-# sampled cohorts begins, and the distances of the next points from the best
+# Indices of the points (low, the grid, high) at which a search for sampled
+# cohorts begins, and distances of the next indices from the index of the best
 # point.
 _COARSE = (0, 8, 12, 14, 16, 18, 20, 24, 32)
 _STEPS = (2, 1)
-# Points that are tried besides a given start, which may be a bad start.
+# Indices that are tried besides a given start, which may be a bad start.
 _MIDDLE = (14, 16, 18)
 
 

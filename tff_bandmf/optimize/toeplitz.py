@@ -97,10 +97,10 @@ class _Settled:
     T = p'^T s - F . F' + G . G',  F = L1^T s,  G = L2^T s
 
   For the mean error u = (n + 1) / 2 and v = 1 / n, and for the max error u = n
-  and v = 0. A prime is the derivative by rho at fixed s. The gradient needs no
-  derivative of s, where K s = p. For this, E is written with 2 p^T s - s^T K s
-  in place of p^T s, and with the additional term y^T (p - K s), where
-  y = -v K^-1 dT/ds. The value of E stays the same; its derivative by s is 0.
+  and v = 0. A prime is the derivative by rho at fixed s. To need no derivative
+  of s, the gradient is computed from E with 2 p^T s - s^T K s in place of
+  p^T s, and with the additional term y^T (p - K s), where y = -v K^-1 dT/ds.
+  Since K s = p, the value of E stays the same, and its derivative by s is 0.
   """
 
   def __init__(
@@ -223,8 +223,8 @@ def optimize_banded_toeplitz(
 def _best_start(rounds: int, bands: int, loss: _Loss) -> tuple[np.ndarray, int]:
   """Returns the start of least loss among square roots of few bands.
 
-  Amplification may favour few bands, which a search from all bands reaches in
-  many steps only.
+  With amplification, few bands may be best. A search that starts from all bands
+  needs many steps to reach few bands.
 
   Returns:
     [bands] float64, and the number of evaluations.

@@ -41,7 +41,7 @@ from tff_bandmf.strategies.stamped import Stamped
 from tff_bandmf.strategies.toeplitz import Toeplitz
 from tff_bandmf.strategies.tree import OnlineTree, Tree
 
-# All families, and the parameters of all of them, by their names.
+# All families by their names, and all of their parameters by their names.
 FAMILIES = families.known()
 PARAMETERS = families.parameters()
 # Names of the families that are made from parameters or by a search.

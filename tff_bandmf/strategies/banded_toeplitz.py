@@ -72,7 +72,7 @@ class RobustToeplitz(BandedToeplitz):
 
 
 def taper(coefficients: np.ndarray, b0: int) -> np.ndarray:
-  """Returns coefficients that are made to fall to zero from band b0 on.
+  """Returns coefficients times factors that fall to zero from band b0 on.
 
     c_{i-1} (b - i) / (b - b0) for b0 <= i <= b, [BandMF24, App H]
 

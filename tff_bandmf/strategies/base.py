@@ -61,7 +61,7 @@ class Strategy(abc.ABC):
   | n      | `rounds`        | number of rounds that the mechanism supports  |
   | b_hat  | `bands`         | number of diagonals of C up to the last one   |
   |        |                 | with a non-zero entry                         |
-  | p      | `inverse_bands` | the same number for C^-1                      |
+  | p      | `inverse_bands` | number of such diagonals of C^-1              |
   | d      | `buffers`       | number of buffers of a BLT                    |
   | e_t    |                 | squared L2 norm of row t of A C^-1            |
 
@@ -75,14 +75,14 @@ class Strategy(abc.ABC):
       constants from `ANY` to `DECODED_TREE`.
     goes_on: whether a run may continue past round n. This needs a family that
       defines a Toeplitz C of few bands or buffers for every number of rounds.
-    rows_are_given: whether the entries of C are those of `arrays`, and not
-      computed from them.
+    rows_are_given: whether `arrays` has the entries of C. If not, the entries
+      are computed.
   """
 
   if TYPE_CHECKING:
-    # Each family defines these as fields or as properties. They are declared
-    # for the type checker only: at run time attrs would take a property of the
-    # base class for the default value of a field.
+    # Each family defines these attributes as fields or as properties. They are
+    # declared for the type checker only: at run time, attrs would use a
+    # property of the base class as the default value of a field.
     @property
     def family(self) -> str: ...
 
@@ -142,21 +142,21 @@ class Strategy(abc.ABC):
 
   @property
   def memory_copies(self) -> int:
-    """Rows of past noise, each of the model's size, that one round needs."""
+    """Number of rows of past noise, of the model's size, that a round needs."""
     few = self.bands if self.inverse_bands is None else self.inverse_bands
     return few - 1
 
   @property
   def least_copies(self) -> int:
-    """Rows of past noise that a producer cannot do without.
+    """Number of rows of past noise that every producer must keep.
 
-    A round needs past normals only, if C^-1 has few bands. A producer without
-    room for these normals computes them again from the key.
+    If C^-1 has few bands, a round needs only past normals. A producer without
+    memory for these normals computes them again from the key.
     """
     return self.memory_copies if self.inverse_bands is None else 0
 
   def copies(self, most: Optional[int]) -> int:
-    """Returns the rows of past noise that a producer keeps.
+    """Returns the number of rows of past noise that a producer keeps.
 
     Args:
       most: limit on these rows, >= `least_copies`; None for no limit.
@@ -166,13 +166,13 @@ class Strategy(abc.ABC):
     return self.least_copies
 
   def normals(self, most: Optional[int]) -> float:
-    """Returns the normals for one coordinate and round that a producer draws.
+    """Returns how many normals a producer draws for a coordinate and a round.
 
-    The mean over rounds: 1, and more if the producer draws past normals again.
+    The result is a mean over rounds: 1, or more if past normals are drawn
+    again.
 
     Args:
-      most: limit on the rows of past noise that the producer keeps, as in
-        `copies`.
+      most: see `copies`.
     """
     again = self.memory_copies - self.copies(most)
     return 1 + again / recursion_lib.SHORT_BLOCK_ROUNDS
@@ -357,7 +357,7 @@ class Strategy(abc.ABC):
     }
 
   def _fields(self) -> Iterator[tuple[str, Any]]:
-    """Yields (name, value) of the constructor's arguments but `rounds`."""
+    """Yields (name, value) of the constructor's arguments except `rounds`."""
     kind: Any = type(self)
     for field in attrs.fields(kind):
       if field.init and field.name != 'rounds':
@@ -404,9 +404,9 @@ class Strategy(abc.ABC):
   ) -> Figure:
     """Returns a Matplotlib figure: C, C^-1, and the pattern of a client.
 
-    The pattern is that of a client that takes part as early and as often as a
-    schema allows. The third panel has the sum of the columns of C for these
-    rounds, and its norm. If C has many rounds, all panels have the first ones.
+    The client takes part as early and as often as a schema allows. The third
+    panel has the sum of the columns of C for the rounds of the client, and the
+    norm of this sum. If C has many rounds, all panels show the first rounds.
 
     Args:
       schema: participation schema of the client; None for `Single`.

@@ -95,11 +95,11 @@ class Blt(toeplitz.Toeplitz):
     return self.buffers
 
   def column_error(self, participations: int) -> float:
-    # PRIVACY: The noise has the C of exact powers of theta, and its sensitivity
-    # may exceed the sensitivity of the C with powers rounded to float64. If
-    # powers cancel in C, their errors are large relative to C, and a bound
-    # relative to C would be too small. So the norms of all powers are added up.
-    # The bound is for each of k columns, and the sensitivity is at least 1.
+    # PRIVACY: The noise has the C of exact powers of theta. Its sensitivity may
+    # exceed the sensitivity of the C of powers in float64. If powers cancel in
+    # C, their errors are large relative to C, and a bound relative to C would
+    # be too small. So the norms of all powers are added up. The errors of k
+    # columns add up, and the sensitivity is at least 1.
     # Guard: recursion_test.test_column_of_a_blt_is_within_its_bound.
     sizes = np.abs(self.omega) / np.sqrt(1 - self.theta**2)
     roundings = self.rounds + self.buffers + 8
@@ -204,8 +204,8 @@ class BltBuffers(recursion_lib.Buffers):
     return norm, [-norm * omega for omega in self._exact[1]]
 
   def exact_update(self, buffers, t, y, bits):
-    # Each product and each quotient is rounded down, by less than one multiple,
-    # and decays below 1 do not enlarge errors.
+    # Each product and each quotient is rounded down by less than 2^-bits, and
+    # decays below 1 do not enlarge errors.
     norm = self._norm(t)
     added = (y * norm.denominator << bits) // norm.numerator
     return [

@@ -18,7 +18,7 @@ class ColumnNormalized(base.Strategy):
   """C D^-1, D the diagonal of the column norms of a Toeplitz C.
 
   The columns of C end at row n - 1, so the last columns have smaller norms than
-  the first, so these rounds need less noise. The noise of C D^-1 is
+  the first columns, and the last rounds need less noise. The noise of C D^-1 is
   D (C^-1 z): the noise of round i is multiplied by the norm of column i. C D^-1
   is not Toeplitz, so theorems about the sensitivity of Toeplitz matrices do not
   apply to it. For DP-CGD with scaled columns there is a separate theorem.
@@ -111,8 +111,8 @@ class ColumnNormalized(base.Strategy):
   def column_error(self, participations: int) -> float:
     return self.toeplitz.column_error(participations)
 
-  # PRIVACY: Entries are divided by the norms of their columns. Otherwise, the
-  # sensitivity would be that of another C.
+  # PRIVACY: If entries were not divided by the norms of their columns, the
+  # sensitivity would be the sensitivity of another C.
   # Guard:
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   def band_rows(self, start: int, stop: int) -> np.ndarray:

@@ -73,8 +73,8 @@ class Dense(base.Strategy):
 def lower_factor(gram: np.ndarray) -> np.ndarray:
   """Returns the lower-triangular C with C^T C = X.
 
-  PRIVACY: The sensitivity of C depends on C^T C. A Cholesky factor C of X has
-  C C^T = X instead, so a sensitivity for X could be too small for it. This
+  PRIVACY: The sensitivity of C depends on C^T C. The Cholesky factor F of X has
+  F F^T = X instead, so a sensitivity for X could be too small for F. This
   function reverses rows and columns of X and of its factor. Then C^T C = X.
   Guard: strategies_test.test_lower_factor_has_this_gram.
 

@@ -125,7 +125,7 @@ class Family:
     memory: memory that the family's noise needs.
     optimizer: 'module:function', the function that finds the best strategy for
       a `tff_bandmf.optimize.request.Request`; '' if the parameters define C.
-      The module is imported when a search begins, because it imports this
+      That module is imported when a search begins, because it imports this
       module.
     passes_on: whether the family takes all parameters of other families and
       passes them to the family of its blocks, as `Stamped` does.

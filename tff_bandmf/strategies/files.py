@@ -281,7 +281,8 @@ def _from_header(
   """
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
-  # PRIVACY: A file of another version may mean another C. It is refused.
+  # PRIVACY: The content of a file of another version may define another C, with
+  # another sensitivity, than is read here. Such a file is refused.
   # Guard: strategies_test.test_file_of_another_version_is_refused.
   if header.get('version') != VERSION:
     raise errors.value_error(
@@ -302,8 +303,8 @@ def _from_header(
     arrays = {name: _to_array(each) for name, each in header['arrays'].items()}
     strategy = _build(family, rounds, header.get('parameters', {}), arrays)
     # PRIVACY: If a file lost its schema, another schema could be used for the
-    # accounting. The file must have the key of the schema, if only with the
-    # value null.
+    # accounting. The file must have the key of the schema, even if the value is
+    # null.
     # Guard: strategies_test.test_file_with_another_schema_is_refused.
     participation = _participation(header['participation'])
   except (AttributeError, KeyError, OverflowError, TypeError) as error:

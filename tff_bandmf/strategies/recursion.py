@@ -19,10 +19,10 @@ in units of lattice steps, where RN rounds to the nearest integer, exactly:
 | BLT                | `BUFFERS`: decayed sums of y     | z_t          | of S |
 | online tree        | `BUFFERS`: the noise of nodes    | z_t          | of S |
 
-The weights are float64 numbers, and they define C exactly: C is the matrix of
-the real numbers that they are. `Recursion.ideal` gives v_t in exact fractions.
-A producer computes v_t in float64 and bounds its error; where the bound leaves
-the rounding in doubt, `noise.exact` decides it from `Recursion.ideal`.
+The weights are float64 numbers, and C is defined by exactly these numbers.
+`Recursion.ideal` returns v_t in exact fractions. A producer computes v_t in
+float64 and bounds its error. If the rounding of v_t is uncertain within this
+bound, the module `noise.exact` decides it from `Recursion.ideal`.
 
 PRIVACY: Releases are a function of the Gaussian mechanism of C only if m_t
 depends on past y alone, and if the noise has the C whose sensitivity is
@@ -65,12 +65,12 @@ Index = Any
 
 
 class Ideal(NamedTuple):
-  """The real number v_t of which y_t is the rounding.
+  """The real number v_t that is rounded to y_t.
 
     |v_t - sum_j factors[j] z_{t-j} - mean| <= radius
 
   Attributes:
-    factors: factors of z_t, z_{t-1}, ...; z_steps is in them.
+    factors: factors of z_t, z_{t-1}, ..., each multiplied by z_steps.
     mean: m_t.
     radius: bound of the error of `mean`, >= 0; 0 if `mean` is exact.
   """
@@ -88,8 +88,7 @@ class Recursion(abc.ABC):
     keeps: content of S: `PAST_Y`, `PAST_Z` or `BUFFERS`.
     memory: number of rows of S, which are zero at the start. In a `Window` the
       latest row is first.
-    phases: number of distinct rounds; all rounds of a phase have the same
-      weights.
+    phases: number of phases; all rounds of one phase have the same weights.
     strategy_digest: result of `Strategy.digest` for C.
   """
 
@@ -121,13 +120,13 @@ class Recursion(abc.ABC):
   def numbers(self) -> dict[str, np.ndarray]:
     """Returns the float64 numbers that a family computed and that define C.
 
-    Other machines and libraries may compute other last digits. Numbers that
-    `Strategy.arrays` has are not among them.
+    Other machines and libraries may compute other last digits of these numbers.
+    Numbers of `Strategy.arrays` are left out.
     """
 
   @abc.abstractmethod
   def use(self, numbers: dict[str, np.ndarray]) -> None:
-    """Replaces the numbers of `numbers`, before the first round."""
+    """Replaces the numbers that `numbers` returns, before the first round."""
 
   @abc.abstractmethod
   def reach(self, t: int) -> int:
@@ -143,20 +142,20 @@ class Recursion(abc.ABC):
       z_steps: standard deviation of z in lattice steps, > 0.
       t: round, in [0, n).
       past: y_{t-1}, y_{t-2}, ..., at least `reach(t)` of them.
-      bits: number of bits of fractions that would else grow with t.
+      bits: number of bits of fractions that would otherwise grow with t.
     """
 
   @abc.abstractmethod
   def ideals(
     self, z_steps: float, bits: int = 128, first: int = 0
   ) -> Generator[Ideal, int, None]:
-    """Yields v_t as `ideal` does, for all rounds from `first` on.
+    """Yields the result of `ideal` for all rounds from `first` on.
 
     The caller sends y_t of each round.
 
     Args:
       z_steps: standard deviation of z in lattice steps, > 0.
-      bits: number of bits of fractions that would else grow with t.
+      bits: see `ideal`.
       first: round, >= 0, whose `reach` is 0.
     """
 
@@ -349,7 +348,7 @@ class Buffers(Recursion):
   ) -> list[int]:
     """Returns S_{t+1} in multiples of 2^-bits.
 
-    Each buffer errs by at most two multiples, and by the error of `buffers`.
+    The error of a buffer grows by at most two multiples.
 
     Args:
       buffers: S_t in multiples of 2^-bits.
@@ -379,8 +378,8 @@ class Buffers(Recursion):
       mean = sum((w * Fraction(s) for w, s in zip(weights, buffers)), mean)
       # PRIVACY: Buffers in float64 have errors. If a rounding that the errors
       # could change were decided from the buffers, y would not be the rounding
-      # of the ideal mechanism's v, and epsilon would not hold. The radius has
-      # the errors.
+      # of the ideal mechanism's v, and epsilon would not hold. The radius
+      # includes these errors.
       # Guard: exact_noise_test.test_buffers_with_errors_decide_nothing_wrong.
       bounds = (abs(w) * Fraction(e) for w, e in zip(weights, errors))
       radius = sum(bounds, radius)

@@ -305,8 +305,9 @@ class BandedInverseC(RationalToeplitz):
     # computed c is 1 / r with rounding errors, so a sensitivity computed from c
     # could be too small. Let r c = 1 + f. `off` bounds |f|_1, so the relative
     # norm of the difference c - 1 / r is at most off / (1 - off). The
-    # sensitivity is multiplied by 1 plus this bound. r itself may be another
-    # machine's, with an error of 64 + 4 j units in r_j; see noise.definition.
+    # sensitivity is multiplied by 1 plus this bound. Another machine may have
+    # computed r, with an error of 64 + 4 j units of 2^-53 in r_j; see
+    # noise.definition.
     # Guard: sensitivity_test.test_sensitivity_of_an_inverse_is_rounded_up.
     off = recursion_lib.UNIT * (5 * self.inverse_bands + 72) * norms
     if not off <= 0.5:
@@ -316,7 +317,7 @@ class BandedInverseC(RationalToeplitz):
         'inverse is small'
       )
     # PRIVACY: Coefficients of an inverse have rounding errors, which could make
-    # the sensitivity too small. This is a bound of these errors.
+    # the sensitivity too small. The result is a bound of these errors.
     # Guard: sensitivity_test.test_sensitivity_of_an_inverse_is_rounded_up.
     return float(off / (1 - off))
 
@@ -405,7 +406,7 @@ def _series(top: np.ndarray, bottom: np.ndarray, terms: int) -> np.ndarray:
 def _filtered(
   top: np.ndarray, bottom: np.ndarray, signal: np.ndarray, state: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns scipy.signal.lfilter(top, bottom, signal, zi=state), bit by bit.
+  """Returns the bits of scipy.signal.lfilter(top, bottom, signal, zi=state).
 
   The import of scipy.signal, which also imports scipy.stats, takes longer than
   all the rest of a plan of few rounds.
@@ -432,8 +433,8 @@ def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
     rounds: number of coefficients to add up.
 
   Raises:
-    ValueError: `rounds` exceeds `MAX_ROUNDS` and the coefficients do not
-      vanish before.
+    ValueError: `rounds` exceeds `MAX_ROUNDS`, and the first `MAX_ROUNDS`
+      coefficients do not vanish.
   """
   state = np.zeros(max(len(top), len(bottom)) - 1)
   squares, done, block = 0.0, 0, _FIRST_BLOCK
@@ -507,7 +508,7 @@ def _errors_to_the_limit(
 
 
 def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
-  """Returns `e`, or raises ValueError where it is not finite."""
+  """Returns `e`, or raises ValueError if an entry is not finite."""
   if not np.all(np.isfinite(e)):
     raise errors.value_error(
       f'coefficients={bands} bands: C^-1 grows without bound; use coefficients '
