@@ -40,7 +40,8 @@ _COMMANDS = """\
         --planted=100 --out=runs/people_planted
     python docs/generate.py attacks < attacks.jsonl
 
-The lines of the second command follow those of the first in `attacks.jsonl`.
+In `attacks.jsonl`, the lines of the second command follow the lines of the
+first command.
 """
 # Probability with which `_detectable` demands that an attack is shown.
 _POWER = 0.8
@@ -61,10 +62,10 @@ def page(lines: Lines) -> str:
     'interval. A red line is the bound of a guarantee. The dashed line is '
     'chance.',
     '## Who was trained on',
-    'The score of a person is the gain: the decrease through training of the '
-    "mean loss per word of the person's text. Rates are in percent, and are "
-    'means over seeds. An upper end is the largest end of the intervals of '
-    'all seeds.',
+    'The score of a person is the gain: the difference between the mean loss '
+    "per word of the person's text before and after training. Rates are in "
+    'percent, and are means over seeds. An upper end is the largest end of the '
+    'intervals of all seeds.',
     _table(plain, lambda line: line['membership'], _area, 'area'),
     *_sentences(plain, lambda line: line['membership'], 'members'),
   ]
@@ -190,7 +191,7 @@ def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
     )
     if above < total:
       text += (
-        f' With probability 0.8, the test detects these shares of {those}: '
+        f' With probability 0.8, the test would show these shares of {those}: '
         + ', '.join(
           f'{100 * _detectable(line, rate):.1f} % at '
           f'{100 * rate["alpha"]:g} % false positives'

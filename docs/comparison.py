@@ -29,19 +29,19 @@ _EXPECTED = """\
   about seven times the L of banded, and the tree with its optimal decoder one
   and a half times. BLT, banded inverse and banded differ by less than a
   quarter.
-- A matrix optimised for training with momentum has the least error of the
-  models, and more error of the prefix sums. BandMF23 found that such a matrix
+- A matrix optimised for training with momentum has the least error in the
+  models, and more error in the prefix sums. BandMF23 found that such a matrix
   trains no better.
 """
 
 _LIMITS = """\
 - Epsilon is for 850 clients a round, which 85 clients simulate. The noise of
-  the mean is the noise of the larger cohort, but the guarantee does not hold
-  for the smaller one. `true-` and `poisson-` rows have the guarantee of their
-  own cohort. Its noise is larger, so these few clients learn little.
+  the mean is the noise of 850 clients, so the guarantee does not hold for the
+  85 clients. Rows `true-` and `poisson-` have a guarantee for their own small
+  cohort. The mean of a small cohort has more noise, so they learn little.
 - The runs use one corpus of docstrings, one model of 0.15 million parameters
   and 1,032 rounds. They say nothing about other text or longer training.
-- All rates follow from L by the same rule of BandMF23. A search for each
+- All rates follow from L by one rule of BandMF23. A search of the rate for each
   mechanism may change the order of mechanisms with close losses.
 - Each test compares two mechanisms, without correction for multiple tests.
 - An adaptive clip and amplified cohorts change more than L. Their runs show
@@ -53,15 +53,15 @@ _EXPECTED_OF_PEOPLE = """\
 - The error L of a mechanism determines the loss, as in the
   [comparison](comparison). A person takes part 15 times, so the L of
   independent noise is about three times the L of banded.
-- Noise costs more than on the docstrings, because a round has only its 50
-  people, and simulates no larger cohort.
+- Noise costs more than on the docstrings, because the mean of 50 people has
+  more noise than the mean of the large cohort that the comparison simulates.
 """
 
 _LIMITS_OF_PEOPLE = """\
 - The corpus has 1,145 people who chatted in 2018, 250 of them for the test.
   The runs say nothing about other people. The vocabulary comes from public
   text, and about a third of the words that people wrote are unknown words.
-- All rates follow from L by the same rule of BandMF23. A search for each
+- All rates follow from L by one rule of BandMF23. A search of the rate for each
   mechanism may change the order of mechanisms with close losses.
 - Each test compares two mechanisms, without correction for multiple tests.
 - The best BLT for these participations has one buffer, so blt-1, blt-2 and
@@ -73,10 +73,10 @@ _LIMITS_OF_PEOPLE = """\
   did not gain, and is not in the code (commit 46ef42a had it as
   `denoised-adam`). Its loss minus the loss of momentum at epsilon 8, on seeds 1
   to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034, +0.027 for
-  banded; +0.029, +0.028, +0.027 for blt-4. Its rate was searched on identity
-  (1.7^-8 to 1.7^-11; 1.7^-11 was best) and followed the same rule for the other
-  mechanisms (1.7^-9). beta_2 was 0.99, and the floor 0.01. So this library does
-  not scale updates before it privatises them.
+  banded; +0.029, +0.028, +0.027 for blt-4. The search of its rate on identity
+  tried 1.7^-8 to 1.7^-11; 1.7^-11 was best. The rule above gave the rate of the
+  other mechanisms (1.7^-9). beta_2 was 0.99, and the floor 0.01. So this
+  library does not scale updates before it privatises them.
 """
 
 
@@ -125,7 +125,7 @@ PEOPLE = Study(
   'guarantee for each of them? A next-word model learns public text without '
   'noise, and then the chats of 837 people with noise, in 240 rounds of 50 '
   'people. A person takes part in at most 15 rounds, which are at least 16 '
-  'apart. Cohorts have their true size.',
+  'apart. No larger cohort is simulated.',
   'people',
   '--config=configs/people.toml --out=runs/people_grid',
   '',
@@ -286,8 +286,8 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     if curve is not None:
       losses = [run['test_loss'] for run in noised]
       text = (
-        f'A curve fitted to the losses of {len(noised)} runs over the L of '
-        f'their {name} has residuals of standard deviation {curve.stdev:.3f} '
+        f'A curve of the loss over the L of {name} was fitted to {len(noised)} '
+        f'runs. Its residuals have a standard deviation of {curve.stdev:.3f} '
         'nats per word. The best and the worst run differ by '
         f'{max(losses) - min(losses):.2f}'
       )

@@ -67,11 +67,10 @@ def write_reproduction(rows: list[dict[str, Any]]) -> None:
     if bounds:
       text += (
         'The columns `published` and `ours` have estimates. The column '
-        '`bound` has the same number for a proved upper bound of the noise, '
-        f'which uses {bounds[0]["samples"]} samples with seed '
-        f'{bounds[0]["seed"]}. The samples of `ours` are others, so the error '
-        'of an estimate may put `ours` above `bound`. The version of this '
-        'library on the date in the last column computed the row.\n\n'
+        '`bound` follows from a proved upper bound of the noise, which uses '
+        f'{bounds[0]["samples"]} samples with seed {bounds[0]["seed"]}. The '
+        'column `ours` uses other samples, so its error may put `ours` above '
+        '`bound`. The last column has the date when the row was computed.\n\n'
       )
     text += _table(
       ['row', 'published', 'ours', 'difference', 'tolerance', 'within']
@@ -210,14 +209,14 @@ better. An empty cell means that the library does not do the task.
   and a resolution of 1e-3. Our delta is the bound at the noise of our
   calibration, with failure probability 1e-8; the claim of (4, 0.0446) also
   covers the integer arithmetic. Our seconds are for a whole calibration, and
-  the seconds of opake for one evaluation. The goal cannot be reached: at its
-  noise, delta is above 0.0446, by the `estimate_at_goal` of side_by_side.jsonl,
-  which is from 20,000 samples.
+  the seconds of opake for one evaluation. The goal cannot be reached: at
+  the noise of the goal, an estimate of delta from 20,000 samples is above
+  0.0446 (`estimate_at_goal` in side_by_side.jsonl).
 - Our normals are float64 with their whole tail, rounded to a lattice, from
   ChaCha20. The normals of the others are float32. SciPy's inverse CDF takes
   more than half of our time and ChaCha20 a tenth, see the section normals.
   Without the inverse, words, fractions and rounding still take more than 1.3 of
-  opake's whole row, so no other inverse CDF would reach that goal.
+  opake's whole row, so no other inverse CDF would reach the goal.
 """
 
 
