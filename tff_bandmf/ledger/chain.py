@@ -35,7 +35,7 @@ ABANDONED = 'abandoned'
 # released values of an adaptive clip, which have noise.
 ROW = 'row'
 # Event with the digest of the plan and other files that an attempt follows. The
-# payload has the stated number of rounds, if it is not that of the plan.
+# payload has the stated number of rounds, if it differs from the plan.
 ENFORCED = 'enforced'
 # Event at the end of the run; the payload has its results.
 ENDED = 'ended'
@@ -183,7 +183,7 @@ class Attempt:
   ended: Optional[End] = None
 
 
-# Maps the index of a round to the attempts at it, the last one last.
+# Maps the index of a round to the attempts at it, in their order.
 Attempts = Mapping[int, Sequence[Attempt]]
 
 
@@ -254,7 +254,7 @@ def cohort_digest(cohort: np.ndarray, highest: int) -> bytes:
 
 # PRIVACY: If an event did not fit the state of its round, or counted for
 # another attempt, a release could be hidden. Each event belongs to the last
-# attempt, and the state of the round must allow it.
+# attempt, and the state of the round must allow the event.
 # Guards: chain_test.test_random_events_are_attempts_or_are_refused,
 # chain_test.test_head_is_a_new_one_after_every_event and
 # ledger_test.test_verdict_is_of_all_rounds_or_none.

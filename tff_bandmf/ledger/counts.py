@@ -71,8 +71,8 @@ class Counts:
     incomplete: indices of all rounds, including burnt rounds, with an attempt
       whose sum did not have one update of each client.
     examined: whether the learning process was checked in all finished attempts
-      that had one, see `chain.EXAMINED`; None if the finished attempts had no
-      learning process. Without finished attempts, the value is False.
+      that had a process, see `chain.EXAMINED`; None if the finished attempts
+      had no learning process. Without finished attempts, the value is False.
     ended: the end of the run; None before the end.
     statements: {name: value}, the last value of each statement on the run.
     attempts: dict from the index of a round to the attempts at it, rounds
@@ -150,8 +150,9 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
   measured = [each.z_stddev for each in finished if each.z_stddev is not None]
   entries = [attempt for tried in attempts.values() for attempt in tried]
   verdicts = [attempt.drawn for attempt in entries]
-  # PRIVACY: If failed attempts did not count, a run without a finished round
-  # could state another plan. All attempts count, except abandoned attempts.
+  # PRIVACY: If failed attempts did not count, somebody could edit the plan of a
+  # run without a finished round. All attempts count; an entry 'abandoned' is
+  # not an attempt.
   # Guard:
   # consistency_test.test_run_without_a_finished_round_is_bound_to_its_files.
   starts = [each for each in entries if each.outcome != chain.ABANDONED]

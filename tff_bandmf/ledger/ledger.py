@@ -1,7 +1,7 @@
 """The ledger: the cohort of each round, and the end of each attempt.
 
 The cohort of a round is durable before the round runs. The clients of a started
-round count as having taken part, whether or not the round gives a result. An
+round count as having taken part, whether or not the round releases a sum. An
 attempt at a round is 'started', and then 'finished' or 'failed'. A failed round
 can be replayed. An abandoned (burnt) round cannot be replayed. Clients are
 stored as keyed hashes. All events are in a chain of hashes, see `chain`. When a
@@ -261,7 +261,7 @@ class Ledger:
     before: int,
     participation: Optional[participation_lib.Participation] = None,
   ) -> tuple[history_lib.AnyHistory, int]:
-    """Returns the clients' rounds below `before`, and how many are missing.
+    """Returns the history below `before`, and the number of missing clients.
 
     For indices, the running time is proportional to the number of
     participations.
@@ -285,7 +285,7 @@ class Ledger:
       return history, index.clients() - int(np.count_nonzero(history.count))
     hashed = self._hash()
     history = history_lib.empty(len(names), participation)
-    # In a population without gaps, the place of an index is the index.
+    # In a population without gaps, an index is its own position.
     gaps = len(names) and names[-1] != len(names) - 1
     missing = [np.empty(0, np.int64)]
     for round_index, cohort in self._cohorts(operator.index(before)):
@@ -516,10 +516,10 @@ class Ledger:
     released: Optional[Mapping[str, float]] = None,
     flags: Iterable[str] = (),
   ) -> str:
-    """Records that a started round gave a result; returns the chain's head.
+    """Records that a started round finished; returns the chain's head.
 
-    A replay may finish a round again, but only with the same result: two
-    different results would mean that two sums got the same noise.
+    A replay may finish a round again, but only with the same sum: two different
+    sums would have the same noise.
 
     Args:
       round_index: index of the round.
@@ -729,8 +729,8 @@ class Ledger:
       with self._write() as connection:
         recorded = tables.set_once(connection, key=fingerprint).key
       # PRIVACY: With another key all clients would have new hashes, so the
-      # ledger would have no history of them. The key must be that of the
-      # ledger.
+      # ledger would have no history of them. The ledger must have the
+      # fingerprint of the key.
       # Guard: identifiers_test.test_ledger_with_another_key_lets_nobody_in.
       if recorded != fingerprint:
         raise errors.value_error(

@@ -415,8 +415,8 @@ def _identifiers(content: object) -> np.ndarray:
   _require(len(packed) % 8 == 0, 'cohort')
   identifiers = np.frombuffer(packed, '<i8')
   # PRIVACY: participation is counted for identifiers that are different and
-  # ascending. For others, the counts could be too small. A cohort whose
-  # identifiers do not increase is refused.
+  # ascending. For other identifiers, the counts could be too small. A cohort
+  # whose identifiers do not increase is refused.
   # Guard: fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
   _require(bool(np.all(identifiers[1:] > identifiers[:-1])), 'cohort')
   return identifiers

@@ -100,8 +100,8 @@ def population(clients: Clients) -> np.ndarray:
       f'clients={type(clients).__name__}: must be a number of clients, or a '
       'list of indices or strings; give the number, the list, or a ClientData'
     )
-  # PRIVACY: NumPy converts IDs of two kinds to one, so that 1 and '1' would be
-  # one client or two. The names are checked first.
+  # PRIVACY: NumPy would convert a mixture of integers and strings to strings,
+  # so 1 and '1' would be one client. `names` refuses a mixture.
   # Guard: run_rounds_test.test_names_keep_their_kind_in_any_container.
   names = np.asarray(names_lib.names(ids))
   # PRIVACY: samplers draw positions in the list of IDs. If the order of the IDs
@@ -168,19 +168,18 @@ class SampledCohorts:
 
     Args:
       round_index: t, >= 0.
-      history: earlier rounds of each client. They are not used here;
-        `cohorts.CohortSampler` needs this argument.
+      history: not used; `cohorts.CohortSampler` needs this argument.
     """
     del history
     return self._sampler.cohort(round_index)
 
   def check_population(self, path: pathlib.Path, first_start: bool) -> None:
-    """Raises ValueError unless the run began with the same clients.
+    """Raises ValueError if the run began with other clients.
 
     Args:
       path: file with a fingerprint of all clients, made with the sampling key.
-      first_start: whether no round has started yet. If True, the file is
-        written, and nothing is compared.
+      first_start: True if no round has started yet. Then this method writes the
+        file and compares nothing.
     """
     ids = self._ids.dtype.str.encode() + self._ids.tobytes()
     fingerprint = f'{self._key.identify(ids):016x}'
@@ -292,7 +291,7 @@ class Cohorts:
     """
     self._schema = schema
     # Total cost of the rounds of all clients, see `participation.Costs`; None
-    # unless the schema is a `Budget`.
+    # if the schema is not a `Budget`.
     self._cost: Optional[int] = None
     self._journal, self._source, self._ids = journal, source, ids
     self._rounds, self._prepare = rounds, prepare

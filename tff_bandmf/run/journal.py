@@ -6,7 +6,7 @@ metrics to `private/metrics`, the end of the round to the ledger, and the state
 after the round to a checkpoint. `Round.finish` returns after these writes. The
 checkpoint also has the head of the ledger's chain, a hash of all events. A
 round that a crash interrupts is replayed with the same cohort, or is burnt: a
-burnt round is given up and gives no result.
+burnt round is given up and releases nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Journal:
     closed: whether this process has released the lock of the folder.
     ledger: ledger of the run.
     observe: function of (index of a round, {name: number}) that is called when
-      the round is over, with all numbers of the round, also those without
+      the round is over, with all numbers of the round; some of them have no
       noise.
   """
 
@@ -297,8 +297,8 @@ class Journal:
     """Runs an attempt, and burns the round if it had two different sums.
 
     If the `with` block raises, and its sum differs from the sum that an earlier
-    attempt released, the round is burnt, and the error is dropped. Any other
-    error is raised.
+    attempt released, the round is burnt, and the error is dropped. In all other
+    cases, the error is raised.
     """
     self.check_open(entry)
     try:
@@ -508,8 +508,8 @@ class Journal:
   def burn(self, t: int) -> None:
     """Records in the ledger that a started round is given up."""
     self.fail_open_round()
-    # If a checkpoint of a later round exists, round t is finished, and is not
-    # given up.
+    # If a checkpoint of a later round exists, round t is finished and is not
+    # burnt.
     if self._checkpoints.latest() <= t:
       clients = self.ledger.cohort_size(t)
       rows = self._open_rows

@@ -136,7 +136,7 @@ class NoiseAdder:
     """Returns the values of the adaptive clip that `release` of round t gave.
 
     The keys are names in `metrics.RELEASED`. The result is {} if the clip is
-    constant, or if TFF's aggregator, and not `release`, ran round t.
+    constant, or if TFF's aggregator ran round t.
     """
     last, values = self._released
     return values if last == t else {}
@@ -161,7 +161,7 @@ class NoiseAdder:
   def flag(self, t: int) -> Optional[str]:
     """Returns DIRECT or EXAMINED of `chain` for round t.
 
-    The result is None if a learning process that was not checked ran the round.
+    The result is None if an unchecked learning process ran the round.
     """
     # PRIVACY: a learning process may release a mean of updates that bypasses
     # the aggregator and its noise, and the claim does not cover this mean. The
@@ -197,7 +197,7 @@ class NoiseAdder:
 
 
 def _at_most(clients: int, updates: Iterable[_Update]) -> Iterator[_Update]:
-  """Yields the updates; raises ValueError if there are more than clients."""
+  """Yields the updates; raises ValueError if there are more than `clients`."""
   for i, update in enumerate(updates):
     # PRIVACY: the claim counts one update of each client in the ledger's
     # cohort. With more updates than clients, some update would not be counted,

@@ -185,7 +185,7 @@ def open_folder(
 
 
 def _check_head(ledger: ledger_lib.Ledger, head: Optional[str]) -> None:
-  """Raises ValueError if the ledger never had a head.
+  """Raises ValueError if the ledger never had the head that the user noted.
 
   Args:
     ledger: open ledger of the run.
@@ -252,8 +252,8 @@ def _predecessors(
         f'after={earlier}: is the run itself; give the folders of earlier runs'
       )
     record = run_json.RunRecord.read(earlier)
-    # No claim for both runs together can be stated if they differ in this
-    # number, so this run is refused before its first round.
+    # Runs that differ in this number have no joint claim, so this run is
+    # refused before its first round.
     units = run_json.read_plan(earlier).clients_per_unit
     if units != plan.clients_per_unit:
       raise errors.value_error(

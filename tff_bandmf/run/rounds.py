@@ -44,7 +44,7 @@ def number_of_rounds(
   until: Optional[Epsilon],
   name: str = 'rounds',
 ) -> Optional[int]:
-  """Returns the number of rounds of a whole run; None if nothing gives it.
+  """Returns the number of rounds of a whole run; None if no argument gives it.
 
   Args:
     plan: plan of the run.

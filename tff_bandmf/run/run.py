@@ -205,10 +205,10 @@ class Run:
     """Returns the state from which the run continues.
 
     Args:
-      process: process of TFF with `aggregator` or `federated_mean`, which is
-        checked as `check` says. Or a function that returns the first state, any
-        structure of arrays. This method always computes the first state, since
-        a checkpoint does not store the structure.
+      process: TFF process with `aggregator` or `federated_mean`, which `check`
+        checks; or a function that returns the first state, any structure of
+        arrays. This method always computes the first state, since a checkpoint
+        does not store the structure.
 
     Raises:
       ValueError: the checkpoint is damaged, belongs to another process, or
@@ -247,8 +247,8 @@ class Run:
     number of rounds of the whole run, which `rounds` or `until` gives. If all
     rounds stated the same number, the claim of the report is for this number of
     rounds: it was fixed before the first release. Otherwise, the claim is for
-    all planned rounds. So a loop may stop at any time, by any rule: what it
-    releases is a part of what the stated rounds release.
+    all planned rounds. So a loop may stop at any time, by any rule: its
+    releases are a part of the releases of the stated rounds.
 
     Args:
       clients: number of clients; or a list of different integers or strings; or
@@ -375,7 +375,8 @@ class Run:
       )
     # PRIVACY: an interrupted round may have released a sum, and the clients
     # that check in now send other updates, so a replay would add the same noise
-    # to a second sum. The interrupted round is burnt, even if it was drawn.
+    # to a second sum. The interrupted round is burnt, even if its cohort was
+    # drawn.
     # Guard:
     # run_interrupted_test.test_drawn_round_is_burnt_by_clients_that_come.
     journal.settle(replays=False)
@@ -506,7 +507,7 @@ class Run:
       )
 
   def _notice(self, kind: str, line: Optional[str]) -> None:
-    """Writes the first line of its kind to standard error."""
+    """Writes a line to standard error if it is the first line of its kind."""
     if line is not None and kind not in self._warned:
       self._warned.add(kind)
       errors.notice(line)
@@ -517,8 +518,8 @@ class Run:
       return
     # PRIVACY: two names of one client count as two clients with fewer rounds
     # each, and the epsilon of this client is larger than the claim. Nobody can
-    # know whether '7' and '07' are one client, so the report says that such a
-    # client is not covered.
+    # know whether '7' and '07' are one client, so the report says that the
+    # guarantee does not cover such a client.
     # Guard: run_rounds_test.test_names_alike_are_named_at_the_start_of_a_run.
     self._journal.append_statement('not_covered', names_lib.NOT_COVERED)
     self._notice('names', f'WARNING: {errors.invalid(line)}')
@@ -594,9 +595,9 @@ class Run:
     """
     plan = self._plan
     by_budget = isinstance(plan.schema, participation.Budget)
-    # PRIVACY: A run that stops because of its model must not claim fewer rounds
-    # than it stated before. It states fewer rounds only if it has to stop
-    # there.
+    # PRIVACY: A run may stop because of its model. If the claim counted only
+    # the rounds until then, epsilon could be too small. A round states fewer
+    # rounds than planned only if the loop must stop after them.
     # Guards:
     # run_until_test.test_run_that_stops_after_one_round_claims_all_rounds and
     # run_until_test.test_stop_that_was_moved_claims_all_planned_rounds.
@@ -633,7 +634,7 @@ class Run:
     `run.train_model` lists how a run changes this loop. Call this method inside
     of `runtime.local_runtime(program=True)`. In a notebook or a coroutine, the
     event loop of the caller waits until the call returns. The functions and
-    managers that the call gets run in another thread.
+    managers in the arguments run in another thread.
 
     Args:
       process: learning process with `run.aggregator`.
@@ -727,7 +728,7 @@ class Run:
     by_budget = isinstance(self._plan.schema, participation.Budget)
     least = min(self._rounds, self._plan.rounds)
     # PRIVACY: A run could choose its last round by its releases. It may end
-    # early only if a stop was stated.
+    # early only after a call of `stop`, which does not reduce the claim.
     # Guard: run_rounds_test.test_run_is_not_recorded_before_its_last_round.
     least = 1 if by_budget or self._stopped else least
     if self._journal.next < least and not self._ended:

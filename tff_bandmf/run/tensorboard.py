@@ -1,6 +1,6 @@
 """Writes the numbers of the rounds of a run for TensorBoard.
 
-The files are like the summaries of TensorFlow. The package of TensorBoard
+The files have the format of TensorFlow's summaries. TensorBoard's own package
 writes them, so TensorFlow is not needed.
 """
 
@@ -21,7 +21,7 @@ class Writer:
     """Makes the folder and the file.
 
     Args:
-      directory: folder of the files of all starts of a program.
+      directory: folder to which each start of a program adds a file.
 
     Raises:
       ImportError: TensorBoard is not installed.
@@ -31,7 +31,8 @@ class Writer:
       from tensorboard.summary.writer import record_writer
     self._new_event = event_pb2.Event
     # PRIVACY: the metrics of a learning process have no noise, and the times of
-    # events show the sizes of sampled cohorts. Only the owner can read them.
+    # events show the sizes of sampled cohorts. Only the owner can read the
+    # files.
     # Guard: run_metrics_test.test_tensorboard_gets_the_numbers_of_each_round.
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = f'events.out.tfevents.{time.time_ns()}.{os.getpid()}'

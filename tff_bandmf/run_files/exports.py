@@ -3,7 +3,7 @@
 | file            | repeats                                              |
 |-----------------|------------------------------------------------------|
 | `strategy.json` | the strategy matrix C and the schema of `plan.json`  |
-| `result.json`   | the results in the ledger, and the chain's head then |
+| `result.json`   | the results in the ledger, and the head of its chain |
 
 `metrics` has a third export, `metrics.csv`. No program of a run reads a value
 from an export. A missing export is written again when the run is opened.

@@ -114,7 +114,7 @@ def digest(row: Row) -> bytes:
 
 
 def rows(directory: pathlib.Path, attempts: ledger_lib.Attempts) -> list[Row]:
-  """Returns the rows of rounds, ascending; none up to a row that was lost.
+  """Returns the rows of the rounds after the last missing row, ascending.
 
   Args and Raises: see `table`.
   """
@@ -124,7 +124,7 @@ def rows(directory: pathlib.Path, attempts: ledger_lib.Attempts) -> list[Row]:
 def table(
   directory: pathlib.Path, attempts: ledger_lib.Attempts
 ) -> list[dict[str, float]]:
-  """Returns all numbers of each round, also those without noise.
+  """Returns all numbers of each round; some of them have no noise.
 
   Args:
     directory: folder of the run.
@@ -161,7 +161,7 @@ def export_table(
 def _contents(
   directory: pathlib.Path, attempts: ledger_lib.Attempts
 ) -> list[tuple[Row, Row]]:
-  """Returns the row of each round, and its numbers that are not in the row."""
+  """Returns the row of each round, and the other numbers of the round."""
   result: list[tuple[Row, Row]] = []
   for t, tried in attempts.items():
     if tried[-1].row is None:

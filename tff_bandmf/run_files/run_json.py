@@ -406,7 +406,7 @@ def is_head(text: str) -> bool:
 
 
 def check_visible(notes: Mapping[str, Any]) -> None:
-  """Raises ValueError if a note is, or has in its list, a text without letters.
+  """Raises ValueError if a text in a note has no letter and no digit.
 
   Args:
     notes: maps the name of a note to its value.
@@ -421,7 +421,7 @@ def check_visible(notes: Mapping[str, Any]) -> None:
 
 
 def _has_type(value: object, kind: object) -> bool:
-  """Returns whether a value is printable and of a type, also its parts."""
+  """Returns whether a value has a type, and all texts in it are printable."""
   try:
     msgspec.convert(value, kind)
   except msgspec.ValidationError:
