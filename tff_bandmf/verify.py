@@ -3,12 +3,13 @@
     python verify.py RUN_DIR        prints each step, VERIFIED and an epsilon
     python verify.py public.json    checks that the figures of a report agree
 The file needs Python 3.9 or later and NumPy. A run releases C^-1 (C G + Z): row
-t of G is the sum of the clipped updates of round t, C is lower triangular, and
-Z has independent normals of deviation z; the clip is 1. One unit of privacy
-moves C G by at most the sensitivity of C, so a run is one Gaussian mechanism of
-mu = sensitivity / z. Exit status 1: a claim fails; 2: nothing can be checked.
-Each value of each file is computed anew, compared with another file, or named
-at the end as not checked: `Document` notes which values a check compared.
+t of G is the sum of the clipped updates of round t, and C is lower triangular.
+Z has independent normals of standard deviation z, for a clip of 1. One unit of
+privacy moves C G by at most the sensitivity of C. So a run is one Gaussian
+mechanism with mu = sensitivity / z. Exit status 1: a claim fails; 2: nothing
+can be checked. The check computes each value of each file anew, compares it
+with another file, or names it at the end as not checked. `Document` keeps the
+list of values that no check compared.
 """
 
 # fmt: off
@@ -26,25 +27,25 @@ training: other clients, more noise, and so any epsilon. The check then shows
 only that the files agree. Compare the head of the ledger's chain with one that
 was noted elsewhere while the run went on.'''
 FILES = ('run.json', 'plan.json')
-MOST_ROUNDS = 4096  # C is a dense array of at most this size.
-SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Two tolerances; rounding of float64.
-# Statements of a ledger that has no others.
+MOST_ROUNDS = 4096  # C is a dense array with at most so many rounds.
+SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Tolerances; unit roundoff.
+# The statements on a run if its ledger has none.
 NOTHING = {'data': 'not stated', 'not_covered': [], 'side_releases': []}
 def require(condition, line, kind=AssertionError):
   if not condition:
     raise kind(line)
-Range = collections.namedtuple('Range', 'low high')  # Numbers allowed.
-Text = collections.namedtuple('Text', 'figures quoted')  # A sentence.
+Range = collections.namedtuple('Range', 'low high')  # Of allowed numbers.
+Text = collections.namedtuple('Text', 'figures quoted')  # Of a sentence.
 NUMBER = re.compile(r'(?<![\w^-])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?')
 def near(x, close=CLOSE):
   return x if x is None else Range(x * (1 - close), x * (1 + close))
-def above(x):  # Bounds of the library may be looser.
+def above(x):  # The library may compute looser bounds.
   return Range(x * (1 - 3 * CLOSE), x * 1.01)
 def agrees(value, other):
   numbers = {type(value), type(other)} <= {int, float}
   if isinstance(other, Range):
     return type(value) in (int, float) and other.low <= value <= other.high
-  if isinstance(other, Text):  # Its figures in their order, and no others.
+  if isinstance(other, Text):  # Exactly these figures, in this order.
     for part in sorted(map(str, other.quoted), key=len, reverse=True):
       require(part in value, f'{value!r}: lacks {part!r}')
       value = value.replace(part, '')
@@ -69,7 +70,8 @@ def at_least(name, value, bound, close=CLOSE):
 def power(exponent, count):  # The first coefficients of (1 - x)^-exponent.
   steps = np.arange(1.0, count)
   return np.cumprod(np.r_[1.0, (steps - 1 + exponent) / steps])
-# First column of Toeplitz C, or of C^-1 for the last four; p: parameters.
+# Maps a family to the first column of its C, or of C^-1 for the last four. The
+# arguments are the parameters of the family and the number of rounds.
 COLUMNS = {
   'identity': lambda p, n: [1.0],
   'banded-toeplitz': lambda p, n: p['coefficients'],
@@ -96,8 +98,8 @@ def online_tree(n):  # C with the noise of Honaker's prefix sums.
   fresh, nodes, prefix = iter(np.eye(2 * n)), [], []
   for t in range(n):
     v, node = 1.0, next(fresh)
-    for _ in range((t ^ (t + 1)).bit_length() - 1):  # Nodes that t ends.
-      v = 1 / (1 + 1 / (2 * v))  # Combined variance of 1 (own), 2 v (children).
+    for _ in range((t ^ (t + 1)).bit_length() - 1):  # Nodes with last leaf t.
+      v = 1 / (1 + 1 / (2 * v))  # Variances 1 (own) and 2 v (children), mixed.
       node = v * next(fresh) + (1 - v) * (nodes.pop() + node)
     nodes.append(node)
     prefix.append(sum(nodes))
@@ -111,7 +113,7 @@ def family_of(strategy):  # The family whose C has these numbers.
     family = CUSTOM.get(next(iter(strategy.get('arrays') or {}), ''), family)
   return family
 def matrix(strategy):
-  """Returns C, [n, n]; for Toeplitz C at most its first MOST_ROUNDS rounds."""
+  """Returns C, [n, n]; a Toeplitz C is cut to MOST_ROUNDS rounds."""
   family, n = family_of(strategy), strategy['rounds']
   p = {**strategy.get('arrays', {}), **strategy['parameters']}
   if family in COLUMNS and not p.get('column_normalize'):
@@ -144,7 +146,8 @@ def matrix(strategy):
 def bands_of(c):
   return int(1 + np.subtract(*np.nonzero(c)).max())
 def largest_sum(value, gap, most):
-  """Returns max sum_{j<m} value(j)[t_j], m <= most, for t_j >= `gap` apart."""
+  """Returns the largest sum_{j<m} value(j)[t_j] over all numbers m <= most and
+  all rounds t_0 < t_1 < ... that are at least `gap` apart."""
   top = largest = 0.0
   for j in range(most):
     best = value(j).copy()
@@ -153,8 +156,9 @@ def largest_sum(value, gap, most):
     largest = np.maximum(largest, top[..., -1])
   return largest
 def heaviest(arity, n, gap, most):
-  """Returns the largest sum, over nodes, of (a client's rounds in the node)^2.
-  table[m, a, b]: sum for m rounds in a node, with waits a before, b after."""
+  """Returns the largest sum over nodes of m^2, where m is the number of rounds
+  of a client in the node. table[m, a, b] has the sum over a node and the nodes
+  below: the client must wait a rounds when the node begins, b when it ends."""
   def joined(left, right):
     table = np.full((len(left) + len(right) - 1, gap, gap), -np.inf)
     for m, b in itertools.product(range(len(left)), range(gap)):
@@ -163,7 +167,7 @@ def heaviest(arity, n, gap, most):
     return table[: most + 1][np.isfinite(table[: most + 1]).any((1, 2))]
   node, wait = np.full((2, gap, gap), -np.inf), np.arange(gap)
   node[0, wait, np.maximum(wait - 1, 0)], node[1, 0, -1] = 0, 1
-  forest = np.where(np.eye(gap), 0, -np.inf)[None]  # Grows to the left.
+  forest = np.where(np.eye(gap), 0, -np.inf)[None]  # Gets nodes on the left.
   while n:
     for _ in range(n % arity):
       forest = joined(node, forest)
@@ -172,11 +176,12 @@ def heaviest(arity, n, gap, most):
     node = node + np.arange(len(node))[:, None, None] ** 2.0
   return forest[:, 0].max()
 def sensitivity(c, gap, most, fixed=False, arity=None):
-  """Returns bounds (lower, upper), equal if exact. Let X = C^T C. The cost of
-  rounds P, the sum of |X[s, t]| over s and t in P, bounds the squared norm of
-  the sum of columns P of C, and equals it if X >= 0. A client's round t after j
-  others adds at most X[t, t] + 2 sum_{0<i<=j} max_{s <= t - i gap} |X[s, t]|. A
-  dynamic programme maximises the sum; rounds `gap` apart give `lower`."""
+  """Returns (lower, upper), bounds that are equal if the sensitivity is exact.
+  Let X = C^T C. The cost of a set P of rounds is the sum of |X[s, t]| over s, t
+  in P. It bounds the squared norm of the sum of columns P of C; if X >= 0, both
+  are equal. If a client has j rounds before t, round t adds at most X[t, t] + 2
+  sum_{0<i<=j} max_{s <= t - i gap} |X[s, t]| to the cost. A dynamic programme
+  maximises the sum of such terms. Rounds exactly `gap` apart give `lower`."""
   n, signed, x = len(c), c.T @ c, np.abs(c.T @ c)
   epochs = [np.ix_(*[np.arange(t, n, gap)[:most]] * 2)
             for t in range(gap if most * gap >= n else n)]
@@ -193,7 +198,7 @@ def sensitivity(c, gap, most, fixed=False, arity=None):
       upper = min(upper, largest_sum(lambda j: by_row, gap, most))
   if arity and upper > lower * (1 + SAME) and gap * n * n < 4e9:
     upper = min(upper, heaviest(abs(arity), n, gap, most))
-    lower = upper if arity > 0 else lower  # -2: releases are sums of nodes.
+    lower = upper if arity > 0 else lower  # -2, an online tree: a bound.
   return lower**0.5, max(lower, upper) ** 0.5
 # 3. Epsilon of a Gaussian mechanism, rounded up.
 def tail(x):
@@ -202,17 +207,18 @@ def gaussian_delta(epsilon, mu):  # The last term covers rounding.
   first = tail(epsilon / mu - mu / 2)
   second = math.exp(epsilon) * tail(epsilon / mu + mu / 2)
   return first - second + 1e-12 * (first + second)
-def smallest(holds, low=0.0, high=0.01):  # Least x with holds(x), from above.
+def smallest(holds, low=0.0, high=0.01):  # Least x with holds(x), rounded up.
   while high <= 700 and not holds(high):
     low, high = high, 1.1 * high
   while high <= 700 and high - low > 1e-10 * high:
     low, high = (low, mid) if holds(mid := (low + high) / 2) else (mid, high)
   return high if high <= 700 else math.inf
-# A run stops with this probability at most: y beyond 16 deviations in 2^60
-# coordinates, a self-test, a cohort too large, means off by rounding.
+# Bound of the probability of four events: y exceeds 16 standard deviations in
+# one of 2^60 coordinates, a test of the noise fails, a cohort is too large, or
+# rounding moves a mean of sampled cohorts too far.
 TAU = 4 * 2.0**60 * tail(16) + 3e-40
 @functools.lru_cache(maxsize=256)
-def guarantee(mus, delta, profile=None):  # Epsilon of runs together.
+def guarantee(mus, delta, profile=None):  # Joint epsilon of runs.
   mu = math.sqrt(sum(mu**2 for mu in mus)) * (1 + 1e-12)
   profile = profile or (lambda epsilon: gaussian_delta(epsilon, mu))
   stops, end = len(mus) * TAU, math.log(max(delta / len(mus) / TAU, 2))
@@ -221,7 +227,7 @@ def guarantee(mus, delta, profile=None):  # Epsilon of runs together.
   epsilon = smallest(lambda e: e >= end or holds(e))
   return epsilon if holds(min(epsilon, 700)) else math.inf
 def joint(mus, delta, others):
-  """Returns an epsilon of runs and other releases; exact if all Gaussian."""
+  """Returns a joint epsilon of runs and others; exact if all are Gaussian."""
   mus = (*mus, *(1 / x['noise_multiplier'] for x in others if x[
     'noise_multiplier']))
   rho = sum(x['rho'] or 0 for x in others)
@@ -231,33 +237,34 @@ def joint(mus, delta, others):
   return sum(x['epsilon'] or 0 for x in others) + guarantee(mus, left) + (
     rho + 2 * math.sqrt(rho * math.log(1 / left)))
 def claimed(mu, delta, rho=None):
-  """Returns the range of an epsilon that was stated with rho, or with mu."""
+  """Returns the range in which a stated epsilon for mu, or for rho, must be."""
   close = 1e-3 if rho is None else CLOSE
   least = guarantee((mu,), delta)
   most = guarantee((max(mu, math.sqrt(2 * rho)),), delta) if rho else least
   if (1 + math.exp(min(most, 700))) * TAU > 2**-46 * delta:
     most = guarantee((max(mu, math.sqrt(2 * (rho or 0))),), 0.98 * delta)
   return Range(least * (1 - CLOSE), most * (1 + close))
-# 4. Bounds that C decides.
+# 4. Numbers that follow from C.
 Parts = collections.namedtuple('Parts', 'n bands off errors')
-def arithmetic(c):  # The error of C in float64, and errors of its prefix sums.
+def arithmetic(c):  # The rounding error of C, and errors of prefix sums.
   n, inverse = len(c), np.linalg.inv(c)
   errors = (inverse.cumsum(0) ** 2).sum(1)
   off = (n + 64) * U * np.abs(c).sum(0).max() * np.abs(inverse).sum(0).max()
   return Parts(n=n, bands=bands_of(c), off=off / (1 - min(off, 0.5)),
                errors=(float(errors.mean()), float(errors.max())))
-def mu_of(parts, sens, k, claim):  # sens: for a client of k rounds.
+def mu_of(parts, sens, k, claim):  # sens: of one client with k rounds.
   rounding = (8 * min(k, parts.bands) * parts.n + 1000 * k) * U + parts.off
-  # PRIVACY: A unit of several clients moves the sum as far as all of them do,
-  # and rounding could hide a loss.
+  # PRIVACY: All clients of a unit move the sum together, and rounding could
+  # make `sens` too small. Both factors increase it.
   # Guard: verify_numbers_test.test_epsilon_agrees_to_the_printed_digit.
   sens = claim['clients_per_unit'] * sens * (1 + rounding)
   return sens / claim['z_stddev_per_clip']
 # 5. Cohorts that are sampled.
 def poisson_profile(sigma, q, count, delta):
   """Returns a function from epsilon to a bound of delta after `count` rounds. A
-  client joins each with probability q and moves its sum by 1. Mass between two
-  losses of a grid is split among both: merging it is post-processing. Factors
+  client joins each round with probability q, and moves its sum by 1. The mass
+  between two losses of a grid is split among them. The true mass is a
+  post-processing of the split mass, so delta becomes no smaller. Factors
   exp(order loss) keep rounding errors, 1e-14 a round, far below delta."""
   step = math.sqrt(1e-3 * q / sigma / math.sqrt(count))
   far = smallest(lambda a: count * tail(a) <= 1e-6 * delta)
@@ -291,23 +298,24 @@ def poisson_profile(sigma, q, count, delta):
     return max(deltas) + 2 * count * tail(far)
   return profile
 def sampled_delta(claim, c, gap, e, count=4000):
-  """Returns an estimate of delta, no bound, and its standard error. Samples are
-  drawn around `a` times the mean of a client that joins with probability q, and
-  weighted; densities sum over all that a client may do."""
+  """Returns an estimate of delta, which is not a bound, and its standard error.
+  Samples are drawn around `a` times the mean of a client that joins with
+  probability q, and are weighted. Densities are sums over all sets of rounds
+  that the client can have."""
   rng, n, z = np.random.default_rng(0), len(c), claim['z_stddev_per_clip']
   p, warm = claim.get('sampling_prob', 1), claim.get('start') == 'warm'
   chain, tries = claim['amplification'] == 'b-min-sep', []
   means = c if chain else c @ (np.arange(n)[:, None] % gap == np.arange(gap))
   squares = (means**2).sum(0) / z**2
-  def starts(q):  # Chances of the first round in which a client may join.
+  def starts(q):  # Probabilities of the first round in which it may join.
     first = np.r_[1.0, np.full(gap - 1, q * warm)]
     return first / first.sum()
-  def log_ratio(a, q, y):  # Densities with the client, times a, and without.
+  def log_ratio(a, q, y):  # Density with `a` times the client : without client.
     gains = (a * y - a * a / 2 * squares).T
     if not chain:
       return np.logaddexp.reduce(gains, axis=0) - math.log(gap)
     later = collections.deque([np.zeros(count)] * gap, maxlen=gap)
-    for t in reversed(range(n)):  # later[i]: of a client that is free in t + i.
+    for t in reversed(range(n)):  # later[i]: if it may join from t + i on.
       joins = gains[t] + math.log(q) + later[gap - 1]
       later.appendleft(np.logaddexp(later[0] + math.log1p(-q), joins))
     each = [np.log(w) + x for w, x in zip(starts(q), later) if w]
@@ -333,17 +341,17 @@ def sha(content):
   if not isinstance(content, bytes):
     content = json.dumps(content, sort_keys=True).encode()
   return hashlib.sha256(content).digest()
-def leaves(value, place=()):  # Yields places of scalars and of empty parts.
+def leaves(value, place=()):  # Yields the keys of each scalar or empty part.
   inner = isinstance(value, (dict, list)) and value
   for key in value if isinstance(inner, dict) else range(len(inner or ())):
     yield from leaves(value[key], (*place, key))
   if not inner:
     yield place
 class Document:
-  """A file's content, and the places of the values that nothing compared."""
+  """A file's content, and the places (keys) of values that nothing compared."""
   def __init__(self, name, content):
-    # PRIVACY: A value that nobody compares could be forged. Each leaf is left
-    # until it is compared.
+    # PRIVACY: A value that no check compares could be forged. Its place stays
+    # in `left` until a check compares the value.
     # Guard: leaves_test.test_key_that_nobody_checks_is_named.
     self.name, self.content, self.left = name, content, set(leaves(content))
     self.words = set()  # Places of texts whose figures were compared.
@@ -357,8 +365,8 @@ class Document:
         value.get(key) if isinstance(value, dict) else None)
     return value
   def hold(self, place, expected, where, twin=None):
-    """Compares a part with what it must be; keys that `expected` lacks stay
-    unchecked. `twin`: (document, place) of `expected`, if it is of a file."""
+    """Compares a part with its expected value. Keys that `expected` lacks stay
+    unchecked. `twin`: (document, place) of `expected`, if a file has it."""
     value, parts = self.get(*place), ()
     inner = self.get(*place[:-1])
     require(not isinstance(inner, dict) or not place or place[-1] in inner,
@@ -377,7 +385,7 @@ class Document:
                 twin and (twin[0], (*twin[1], key)))
     if isinstance(expected, Text):
       self.words.add(place)
-    elif not parts and getattr(expected, 'high', 0) != math.inf:  # One side.
+    elif not parts and getattr(expected, 'high', 0) != math.inf:  # Two sides.
       self.left.discard(place)
       if twin:
         twin[0].left.discard(twin[1])
@@ -398,7 +406,8 @@ def read_json(path, *names):
     raise ValueError(f'{path.name}: is of another format or version')
   if report:
     digest = content.pop('content_sha256')
-    # PRIVACY: A report that was edited has another digest.
+    # PRIVACY: An edited report could state a smaller epsilon. Its digest then
+    # differs from the digest that it states.
     # Guard: forgery_test.test_forged_report_is_refused.
     require(digest == sha(content).hex(), f'{path.name} was edited after it '
             f'was written: content_sha256={digest} is not its digest')
@@ -407,12 +416,13 @@ def read_json(path, *names):
   return document
 # 7. The ledger.
 LEDGER = ('bandmf_ledger', 'bandmf_events', 'bandmf_rounds')
-# Columns that the chain alone holds: clients, sums, more noise than planned.
+# Columns that no other file confirms: clients, sums, more noise than planned.
 CHAINED = 'key', 'digest', 'z_stddev', 'highest', 'cohort', 'payload'
 def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
   require(path.exists(), f'{path}: is missing; only SQLite is read', ValueError)
   wal = pathlib.Path(f'{path}-wal')  # `immutable` writes no file, reads no WAL.
-  # PRIVACY: Events in the write-ahead log alone would be missed.
+  # PRIVACY: The check would miss events that only the write-ahead log has. If
+  # this log has content, it is read.
   # Guard:
   # verify_test.test_events_that_are_only_in_the_write_ahead_log_are_read.
   still = '' if wal.exists() and wal.stat().st_size else '&immutable=1'
@@ -453,7 +463,8 @@ def read_ledger(path, ids):  # Returns events by round, cohorts, head, document.
     kinds=[each[0] for each in sum(events.values(), [])],
     last_client=max([highest for _, highest, _ in stored], default=-1))
 def check_cohorts(cohorts, c, kind, gap, most):
-  """Returns the observed sensitivity, clients, least distance, most rounds."""
+  """Returns the observed sensitivity, the number of clients, and the least
+  distance and the largest number of rounds of one client."""
   rounds, costs, x = collections.defaultdict(list), [0.0], np.abs(c.T @ c)
   by = gap if kind in ('fixed-epoch', 'cyclic-poisson', 'balls-in-bins') else 1
   for t, cohort in enumerate(cohorts):
@@ -478,7 +489,7 @@ def check_metrics(path, ledger):  # Returns the file as columns.
   require(whole and len(rows) == len(lines), 'metrics.csv: lacks a row')
   for t in rows:
     digests = [each[1] for each in events[t] if each[0] == 'row'][-1:]
-    # PRIVACY: An edited row of metrics has another digest than the ledger.
+    # PRIVACY: If a row was edited, its digest differs from the ledger's digest.
     # Guard: verify_test.test_row_of_metrics_without_an_event_does_not_hold.
     require(digests == [sha((first + rows[t]).encode())], f'metrics.csv: row '
             f'{t} was edited after it was written, or the ledger has another')
@@ -488,14 +499,15 @@ def check_metrics(path, ledger):  # Returns the file as columns.
   if rows and 'clients' in columns:  # A cell may be empty.
     sizes = zip(rows, metrics['clients'])
     metrics.hold(('clients',), tuple(
-      # PRIVACY: A cohort of another size than in the ledger is a forged row.
+      # PRIVACY: Somebody may have cut clients from the ledger. Then the row of
+      # metrics has another number of clients.
       # Guard:
       # verify_test.test_other_cohort_size_than_in_the_ledger_does_not_hold.
       cell and str(len(ledger.cohorts[t])) for t, cell in sizes),
       'cohorts have')
   return metrics
 def check_exports(folder, plan, ledger, schema):
-  """Compares the exports that exist, and checkpoints; returns documents."""
+  """Compares exports and checkpoints, if they exist; returns the exports."""
   path, documents = folder / 'strategy.json', []
   if path.exists():
     export = read_json(path, 'tff_bandmf.strategy')
@@ -517,10 +529,10 @@ def check_exports(folder, plan, ledger, schema):
     documents.append(ledger.metrics)
   try:
     saved = sorted((folder / 'private' / 'checkpoints').glob('*.npz'))
-  except PermissionError:  # The owner alone can read them.
+  except PermissionError:  # Only their owner can read checkpoints.
     saved = []
   for path in saved:
-    content = path.read_bytes()  # It ends with a head and a digest.
+    content = path.read_bytes()  # A checkpoint ends with a head and a digest.
     require(sha(content[:-32]) == content[-32:], f'{path.name}: is damaged')
     require(content[-64:-32] in ledger.heads,
             f'{path.name}: does not follow from the rounds in the ledger')
@@ -534,7 +546,7 @@ def check_ledger(folder, run, claim, say):  # Each round must follow the plan.
     ledger.ended = json.loads(last[4])
   stated = {
     x[4] for each in events.values() for x in each if x[0] == 'enforced'}
-  ledger.most = None  # A smaller number that all rounds stated at their start.
+  ledger.most = None  # The number of rounds that all rounds stated, if any.
   if len(stated) == 1 and (text := stated.pop()):
     most = json.loads(text)['rounds']
     ledger.most = most if len(events) <= most <= claim['rounds'] else None
@@ -546,18 +558,20 @@ def check_ledger(folder, run, claim, say):  # Each round must follow the plan.
     for kind, digest, z, tested, _ in each:
       digests[kind].append(digest)
       require(kind != 'finished' or tested, f'round {t}: noise was not tested')
-      # PRIVACY: Noise of a round that failed could raise the least noise.
+      # PRIVACY: A finished round with little noise could be hidden as a failed
+      # round. Only finished rounds may have noise.
       # Guard: verify_test.test_round_of_little_noise_is_not_hidden.
       require(z is None or kind == 'finished', f'round {t}: {kind} has noise')
     text = [x[4] for x in each if x[0] == 'row'][-1:] or [None]
     ledger.released += [(t, json.loads(x)) for x in text if x]
-    # PRIVACY: Every start has the digest of the plan that was enforced.
+    # PRIVACY: An edited plan could claim a smaller epsilon than the rounds had.
+    # Every start of a round must have the digest of the present files.
     # Guard: verify_test.test_forged_file_does_not_hold.
     require(digests['enforced'] == [sha(fixed)] * len(digests['started']),
             f'run.json or plan.json was edited after round {t} began: the '
             'ledger has another digest of them')
     done = digests['finished']
-    # PRIVACY: Two sums of one round had the same noise.
+    # PRIVACY: The difference of two sums of one round has no noise.
     # Guard: verify_test.test_round_with_two_results_does_not_hold.
     require(len(done) < 2 or len({*done}) < 2 and None not in done,
             f'round {t}: was released twice, and not with one digest')
@@ -577,7 +591,7 @@ def claim_of(plan):  # The request of a plan, under the names of a claim.
   kind = planned.get('amplification') or planned['participation']
   if kind not in ('single', 'cyclic-poisson'):
     key = 'bins' if kind == 'balls-in-bins' else 'min_sep'
-    # PRIVACY: A separation of 0, or of half a round, would void the rule.
+    # PRIVACY: A min_sep of 0, or of half a round, would separate no rounds.
     # Guard: leaves_test.test_edited_value_of_a_run_is_refused_or_named.
     require(type(planned.get(key)) is int and planned[key] > 0,
             f'{key}={planned.get(key)}: must be an integer above 0', ValueError)
@@ -592,7 +606,7 @@ def claim_of(plan):  # The request of a plan, under the names of a claim.
            'clients_per_unit': request['clients_per_unit'],
            'bound': plan.get('bound')}
   if planned.get('participation') == 'budget':
-    # A run has at most the participations that fit.
+    # Only so many participations fit in the rounds.
     fit = -(-request['rounds'] // planned['min_sep'])
     claim['max_participations'] = min(planned['max_participations'] or fit, fit)
     claim['rounds'] = request['rounds']
@@ -632,7 +646,7 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   elif kind == 'b-min-sep' and not planned['sampling_prob']:
     q = few / planned['population']
     claim['sampling_prob'] = q / (1 - (planned['min_sep'] - 1) * q)
-  # PRIVACY: A run without noise has no epsilon.
+  # PRIVACY: A run without noise has no guarantee, so any claim is refused.
   # Guard: verify_test.test_run_without_noise_has_no_claim_to_check.
   require(claim['noise_multiplier'],
           f'{folder}: the run added no noise: there is no claim to check')
@@ -647,21 +661,21 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
             'written')
   n, own, upper = len(cohorts), {'delta': delta}, math.inf
   require(0 < n <= len(whole), f'rounds={n}: 1 to {len(whole)}', ValueError)
-  # Releases may have decided when it stopped: they are a part of all releases.
-  # PRIVACY: A run that stopped may not claim fewer rounds than it stated.
+  # PRIVACY: Releases may have decided when the run stopped. The claim is for
+  # the number of rounds that the run stated before, or for all planned rounds.
   # Guard: verify_test.test_run_that_ended_early_has_no_smaller_epsilon.
   n = min(ledger.most or math.inf, len(whole))
   gaps = filter(planned.__contains__, ('apart', 'groups', 'bins', 'min_sep'))
   gap = next(filter(None, map(claim.get, gaps)), strategy['rounds'])
   units = claim['clients_per_unit']
-  # PRIVACY: A unit of no client, or a delta of 1, makes any claim true.
+  # PRIVACY: With a unit of no client, or a delta of 1, any claim is true.
   # Guard: verify_test.test_attacker_with_every_hash_gets_no_smaller_epsilon.
   require(type(units) is int and units > 0 < delta < 1,
           f'clients_per_unit={units}, delta={delta}')
   far = planned.get('min_sep') or gap
   parts = {len(whole): arithmetic(whole)}
   parts[n] = parts[len(whole)] if n == len(whole) else arithmetic(whole[:n, :n])
-  def fits(rounds):  # The most rounds of a client.
+  def fits(rounds):  # The largest number of rounds of a client.
     fit = -(-rounds // far)
     return min(claim.get('max_participations') or fit, fit)
   def bounds(c):
@@ -670,7 +684,7 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   top, highest = math.inf, bounds(whole)
   each = add_noise(claim, ledger, strategy, whole, highest) / units
   claim['participations'] = 1 if kind == 'cyclic-poisson' else fits(len(whole))
-  if kind == 'budget':  # No C costs less than its diagonal.
+  if kind == 'budget':  # A round costs at least its diagonal entry of C^T C.
     count = each**2 / np.square(whole).sum(0).min(where=np.arange(
       len(whole)) < (1 if family_of(strategy.content) in COLUMNS else (
         len(whole))), initial=math.inf)
@@ -682,9 +696,9 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     most, above = fits(len(c)), highest[1]
     if len(c) not in lower:
       lower[len(c)], above = bounds(c)
-    if kind == 'budget':  # The noise is for the budget's own limit.
+    if kind == 'budget':  # The noise is for the limit of the budget.
       above, most = each, claim['participations']
-    upper = min(upper, above)  # A part of C has no larger norm.
+    upper = min(upper, above)  # Fewer rounds have no larger sensitivity.
     this = mu_of(parts[len(c)], upper, most, claim)
     own[name] = guarantee((this,), delta) if c is whole or n < len(whole) else (
       own['planned'])
@@ -693,16 +707,19 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     at_least('sensitivity', each, lower[len(c)] * (kind != 'cyclic-poisson'))
     top = upper if c is whole else top
   cost, clients, apart, often = check_cohorts(cohorts, c, kind, gap, most)
-  # PRIVACY: A client above the budget has a larger loss than claimed.
+  # PRIVACY: A client that spent more than the budget has a larger loss than
+  # claimed. No client may exceed the budget.
   # Guard: verify_test.test_client_above_the_budget_is_found.
   at_least('budget', each if kind == 'budget' else None, cost, SAME)
   seen = mu_of(parts[n], cost, most, claim)
   own['observed'] = guarantee((seen,), delta)
-  # PRIVACY: Cohorts that were cut, or not drawn, have no amplification.
+  # PRIVACY: Nothing is amplified if a sum lacks drawn clients, or if the key
+  # did not draw a cohort.
   # Guard: verify_test.test_cut_cohorts_are_not_amplified.
   drawn = run.get('sampling_key_id') and not (
     {*ledger.kinds} & {'incomplete', 'not drawn'})
-  # PRIVACY: Rounds of a client that overlap have no amplification proof.
+  # PRIVACY: If columns of C for two rounds of a client overlap, no theorem on
+  # amplification applies.
   # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
   overlap = kind in ('cyclic-poisson', 'b-min-sep') and bands_of(c) > gap
   require(not overlap, 'groups: fewer than the bands of C')
@@ -718,12 +735,13 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
     own['with_chance'] = guarantee((this,), delta, profile)
     at_least('epsilon', report.get('epsilon'), own['with_chance'], 0.01)
   elif chance and drawn and (claim['bound'] or report.content):
-    # A plan by noise has no bound.
+    # A plan whose request has a noise multiplier has no bound.
     e = (claim['bound'] or report)['epsilon']
     at_least('epsilon', report.get('epsilon'), e)
     guess, error = sampled_delta(claim, c, gap, e)
     own['delta_with_chance_estimated'] = guess
-    # PRIVACY: A delta that samples estimate far above the claim refutes it.
+    # PRIVACY: If the estimate of delta is far above the claim, the claim is
+    # false.
     # Guard:
     # verify_test.test_sampled_claim_of_a_small_delta_is_compared_relatively.
     require(guess - 5 * error <= delta, f'bound: its delta is {guess}, about')
@@ -743,9 +761,9 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   exports = check_exports(folder, plan, ledger, {
     key: schema.get(key) for key in keys})
   facts.metrics = ledger.metrics
-  # Together with other runs, a run counts with all its planned rounds.
   still = ledger.ended is None and n < len(whole)  # It may state more rounds.
-  # PRIVACY: A run that may go on counts as planned in a composition.
+  # PRIVACY: A run that goes on would add to the loss of all runs together. It
+  # counts with all its planned rounds.
   # Guard: run_until_test.test_open_run_counts_as_planned_in_a_composition.
   composed = this if kind == 'budget' or not still else mu_of(
     parts[len(whole)], top, fits(len(whole)), claim)
@@ -776,9 +794,9 @@ def verify_run(folder, say, known):  # Adds the run and earlier runs to `known`.
   say(f'  { {x: own[x] for x in own if x[:4] != "not_"} }')
   return {**own, 'epsilon': own['together']}
 def add_noise(claim, ledger, strategy, whole, bounds):
-  """Adds sensitivity and noise to the claim; returns the sensitivity. It is
-  computed where the two bounds of C agree, else it follows from the noise that
-  the ledger has, which must be at least that of the lower bound."""
+  """Adds sensitivity and noise to the claim; returns the sensitivity. If both
+  bounds agree, they are the sensitivity. Otherwise, the sensitivity follows
+  from the noise in the ledger; the caller compares it with the lower bound."""
   lower, upper = bounds
   if claim.get('amplification') == 'cyclic-poisson':
     lower = upper = float(np.linalg.norm(whole, axis=0).max())
@@ -803,7 +821,7 @@ def check_claim(run, plan, facts):
             f'has {facts.clients} clients')
     if facts.chance:
       run.hold(('population',), claim['population'], 'plan.json has')
-  z = plan['noise_multiplier'] * claim['sensitivity']  # Larger runs too.
+  z = plan['noise_multiplier'] * claim['sensitivity']  # Of `stands_for`.
   this = mu_of(facts.parts[n], claim['sensitivity'] / facts.units, claim[
     'participations'], {**claim, 'z_stddev_per_clip': z})
   facts.simulated = guarantee((this,), facts.delta)
@@ -814,9 +832,9 @@ def check_claim(run, plan, facts):
     plan.hold(('bound',), {'failure_probability': 0.0, 'samples': 0,
               'seed': None, 'estimate': exact, 'upper': exact},
               'nothing is sampled, so')
-# 9. Reports: each figure from the others, and from the run if it is there.
-DELTAS = 1e-5, 1e-6, 1e-8, 1e-10, 1e-12  # At which a page states epsilon.
-FIXED = 'a number that was fixed before its first round'  # Fewer than planned.
+# 9. Reports: each figure against others, and against the run if it is there.
+DELTAS = 1e-5, 1e-6, 1e-8, 1e-10, 1e-12  # A page states epsilon at these.
+FIXED = 'a number that was fixed before its first round'  # Of fewer rounds.
 def three(x, up=True):  # Three digits, as in a public report.
   rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
   return float(decimal.Context(3, rounding).create_decimal(repr(float(x))))
@@ -869,7 +887,7 @@ def check_page(report, public):
     report.hold((*at, 'z_stddev_per_clip'), near(
       run['sensitivity'] * run['noise_multiplier'], SAME), 'its factors make')
     report.hold((*at, 'sensitivity_error'), Range(0, 1.01), 'rounding costs')
-    if public:  # Figures of three digits do not show a small one.
+    if public:  # Three digits do not show a small error.
       report.left.add((*at, 'sensitivity_error'))
     column, n = toeplitz(run), run['rounds']
     gap = n if run['participation'] == 'single' else run['min_sep']
@@ -942,7 +960,7 @@ def check_report(report, run, plan, facts):
     report['sampling']['epsilon_unamplified'] if amplified else None)
   at_least('epsilon', epsilon, own)
   led = {**figures(this, held), 'sensitivity': near(held, SAME)}
-  if amplified:  # A plan by noise has no bound; then an estimate alone decides.
+  if amplified:  # Without a bound, only the estimate decides.
     bound = claim.get('bound') or {}
     chance = facts.own.get('with_chance')
     if bound:
@@ -975,7 +993,7 @@ def check_report(report, run, plan, facts):
             'max_cohort': max(sizes), 'min_sep': facts.apart,
             'participations': facts.often}
   cost = report['observed']['sensitivity']
-  # The library takes the cost in all rows of C, and in nodes of an online tree.
+  # The library computes costs with all rows of C, or with the nodes of a tree.
   loose = n < all_rounds or strategy['family'] == 'online-tree'
   counts['sensitivity'] = Range(facts.cost * units * (1 - CLOSE), held * (
     1.01)) if loose else above(facts.cost * units)
@@ -1052,12 +1070,13 @@ def check_report(report, run, plan, facts):
     value, place = claim.get(key), ('request', key)
     report.hold((key,), near(value, 2e-6) if key[0] == 'z' else value,
                 'the plan makes', (plan, place))
-  for key, value in request['cohorts'].items():  # Clients kept to these.
+  for key, value in request['cohorts'].items():  # `check_cohorts` took these.
     if value is not None and (key, kind) != ('max_participations', 'budget'):
       plan.left.discard(('request', 'cohorts', key))
   if facts.chance:
     plan.hold(('request', 'cohorts', 'adjacency'), 'zero-out', 'a claim has')
-  # PRIVACY: A second schema in the plan could contradict the first.
+  # PRIVACY: A second schema in the plan could contradict the schema of the
+  # request. A plan has no second one.
   # Guard: leaves_test.test_edited_value_of_a_run_is_refused_or_named.
   plan.hold(('strategy', 'participation'), None, 'a plan has')
   plan.left -= {x for x in plan.left if x[1:] and x[1] in (
@@ -1251,7 +1270,7 @@ def check_curve(report, this, delta, amplified):
       'epsilon': near(ends[0] + i * (ends[1] - ends[0]) / (len(curve) - 1))},
       'the noise makes')
 def check_row(report, i, row, place):
-  """Checks run i of public.json against claim `row` and run `place` of it."""
+  """Checks run i of public.json against claim `row`, run `place` of `check`."""
   run, its_claim = report['runs'][i], ('check', 'claims', row)
   stated = report['check']['runs'][place]
   at, chance = ('runs', i), run['amplification'] != 'none'
@@ -1283,7 +1302,7 @@ def check_row(report, i, row, place):
     few = any(FIXED in x['assumption'] for x in report['assumptions'])
     report.hold((*at, 'participations'), fit if run['completed'] and not (
       few) else Range(fit, math.inf), 'check has')
-def check_figures(report, alone=False):  # alone: its run is not read.
+def check_figures(report, alone=False):  # alone: without the run's files.
   """Checks the figures of a report against each other; returns its claim."""
   public = 'once_in' in report.content
   others = report['other_releases']
@@ -1295,7 +1314,7 @@ def check_figures(report, alone=False):  # alone: its run is not read.
   members = page['claims'][j]['runs'] if page else []
   total, sure, several = 0.0, 0.0, bool(report['together'])
   few = any(FIXED in x['assumption'] for x in report['assumptions'])
-  rough, copies = 0.01 if public else CLOSE, []  # Compared with copies alone.
+  rough, copies = 0.01 if public else CLOSE, []  # Only compared with copies.
   for i, run in enumerate(rows):
     at, rho = ('runs', i) if public else (), run['rho']
     noise, epsilon = run['noise_multiplier'], run['epsilon']
@@ -1310,7 +1329,7 @@ def check_figures(report, alone=False):  # alone: its run is not read.
     mu = math.sqrt(2 * rho * (1 - rough))
     at_least('epsilon', epsilon, guarantee((mu,), run['delta']))
     at_least('delta', delta, run['delta'], SAME)
-    if page:  # The first claim of public.json is that of several runs.
+    if page:  # In public.json, the claim of several runs together is first.
       row = i + (public and several)
       [place] = page['claims'][row]['runs']
       require(place == i or place >= len(members), 'check: of another run')
@@ -1385,7 +1404,7 @@ def check_figures(report, alone=False):  # alone: its run is not read.
       epsilon, delta, rho and math.sqrt(high)))
   report.left |= {*leaves(report.content)} & {
     *copies, *[('together', 'epsilon'), *[('epsilon',)] * public] * mixed}
-  if others:  # Their own figures are stated, and nothing shows them.
+  if others:  # Nothing proves the figures of other releases.
     total = max(total, sum(mus[i] ** 2 for i in members) / 2)
     pure = [x for x in others if x['noise_multiplier']]
     mu = math.sqrt(2 * total * (1 - SAME))
@@ -1393,7 +1412,7 @@ def check_figures(report, alone=False):  # alone: its run is not read.
       at_least('together', epsilon, joint((mu,), delta, pure))
     sure = joint((mu,), delta, others) if mixed else epsilon
     return {'epsilon': max(epsilon, sure), 'delta': delta}
-  if mixed:  # Without chance.
+  if mixed:  # Without amplification.
     return {'epsilon': page['claims'][j]['epsilon'] if page else sure,
             'delta': delta if page else min(1, delta * len(rows))}
   mu = math.sqrt(max(2 * total, (1 - SAME) * exact))

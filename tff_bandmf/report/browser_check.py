@@ -39,9 +39,10 @@ def of_runs(
   Args:
     runs: pairs of a run's name and its claim, at least one; several runs are
       composed.
-    alone: number of the first runs whose own claims are recomputed.
+    alone: the own claims of this number of runs, from the first on, are
+      recomputed.
     together: epsilon and delta of all runs together; None for one run.
-    public: whether the page is public; there, the claim of all runs leads.
+    public: whether the page is public; on it, the claim of all runs is first.
   """
   guarantees = [
     (name, claim.whole if together else claim.unamplified)
@@ -76,8 +77,8 @@ def numbers(
 
   Args:
     runs: pairs of a run's name and its guarantee without amplification.
-    claims: the claims of the page; the first is the claim in its row `epsilon`.
-      A claim has a name, the indices of its runs in `runs`, delta, and the
+    claims: the claims; the first one is in the row `epsilon` of the page. A
+      claim has a name, the indices of its runs in `runs`, delta, and the
       amplified epsilon, which is None if the claim is not amplified.
     public: whether epsilon and rho have three digits and are rounded up.
   """

@@ -20,8 +20,8 @@ ledger that all its rounds stated, or else all planned rounds.
 
 For sampled cohorts, this noise multiplier gives the guarantee without
 amplification. The report also makes the amplified claim if a sampling key drew
-the cohorts. It does not if the ledger has other cohorts than the key gives, or
-if a sum lacks drawn clients.
+the cohorts. The report omits the amplified claim if the ledger has other
+cohorts than the key gives, or if a sum lacks drawn clients.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DRAWN = {
 }
 # Numbers of a schema that other schemas lack.
 _OF_SOME_SCHEMAS = ('min_sep', 'max_participations', 'apart', 'horizon')
-# Keys copied from `Claim.claimed`, the guarantee that the report leads with.
+# Keys copied from `Claim.claimed`, the guarantee that the report states first.
 _LEADING = ('sensitivity', 'sensitivity_method', 'sensitivity_reason')
 
 
@@ -139,18 +139,19 @@ class Claim:
 
   @property
   def claimed(self) -> accounting.Guarantee:
-    """The guarantee that the report leads with."""
+    """The guarantee that the report states first."""
     return self.amplified or self.unamplified
 
   @property
   def whole(self) -> accounting.Guarantee:
-    """The guarantee `unamplified`, if the run goes on to its last round.
+    """The guarantee without amplification after the last planned round.
 
     Its epsilon is never below the epsilon of `unamplified`.
     """
-    # PRIVACY: if a run that has not ended states more rounds later, these make
-    # its epsilon larger, and a composition that counted fewer rounds would give
-    # too small an epsilon. So this guarantee counts all planned rounds.
+    # PRIVACY: a run that has not ended may state more rounds later, and these
+    # rounds make its epsilon larger. A composition that counted fewer rounds
+    # would give too small an epsilon. So this guarantee counts all planned
+    # rounds.
     # Guard: run_until_test.test_open_run_counts_as_planned_in_a_composition.
     return self.planned if self.may_grow else self.unamplified
 
@@ -268,7 +269,7 @@ class Claim:
     return {**dict.fromkeys(counts), 'delta': self.delta}
 
   def _sampling(self, led: _files.JsonObject) -> Optional[_files.JsonObject]:
-    """Returns how cohorts were sampled, and epsilon without amplification.
+    """Returns facts on the sampling, and epsilon without amplification.
 
     The result is None if the planned cohorts are not sampled.
     """
@@ -390,11 +391,11 @@ def _most_rounds(observed: ledger.Counts, planned: int) -> int:
     observed: participation in the ledger or log.
     planned: number of rounds of C.
   """
-  # PRIVACY: a program that looked at its model may have decided when to stop,
-  # and then the epsilon of the rounds that it did is too small: see
-  # `Guarantee.for_first_rounds`. Fewer rounds than planned count only if every
-  # round stated their number when it started, round 0 too, and no round is past
-  # it. Otherwise the claim is for all planned rounds.
+  # PRIVACY: a program may have looked at its model to decide when to stop. Then
+  # the epsilon of the rounds so far is too small, see
+  # `Guarantee.for_first_rounds`. A number of rounds below the plan counts only
+  # if every round stated this number at its start, and no round is past it.
+  # Otherwise the claim is for all planned rounds.
   # Guards: run_until_test.test_run_that_stops_by_its_model_claims_all_rounds
   # and report_test.test_stopped_run_claims_the_rounds_it_stated.
   stated = observed.stated_rounds

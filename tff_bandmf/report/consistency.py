@@ -14,9 +14,8 @@
 | the strategy of the plan       |                                             |
 | attempts of each round         | files with fingerprints of released sums    |
 
-A head is the last hash of the ledger's chain at some time. If a person edits
-all files consistently, as the operator of the training could, the checks do not
-notice it.
+A head is the last hash of the ledger's chain at some time. The operator of the
+training could edit all files consistently. The checks would not notice this.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def verified_ledger(
   )
   # PRIVACY: a round that finishes twice has the same noise both times, and two
   # sums with the same noise reveal their difference. A ledger is refused if a
-  # round finished twice with results that may be different.
+  # round finished twice with sums that may be different.
   # Guard: consistency_test.test_round_that_was_finished_twice_is_refused.
   _require(
     not (plan.z_stddev and observed.finished_twice),

@@ -71,8 +71,8 @@ class Source:
     clips: pairs (rounds done, clip) of an adaptive clip.
     compared: runs with which the report compares this run.
     alike: warning that names two clients of a log whose names may mean one
-      client; None without such names. It is for the operator: a report names no
-      client.
+      client; None without such names. The warning is for the operator, since a
+      report names no client.
   """
 
   name: str
@@ -319,6 +319,6 @@ def _side_releases(
 def _stated(
   table: list[tuple[str, str]], where: str, run: run_json.RunRecord
 ) -> list[dict[str, str]]:
-  """Returns releases without noise, then those that the run states itself."""
+  """Returns the releases in `table`, then the side releases of the run."""
   table = table + [(where, item) for item in run.side_releases]
   return [{'where': where, 'what': what} for where, what in table]

@@ -98,8 +98,8 @@ class ParticipationLog:
     path: path of the file, or of the folder.
     participations: number of rows.
     rounds: 1 + the highest round; 0 without rows.
-    alike: warning that names the two names of clients that may be two spellings
-      of one client; None if there are none.
+    alike: warning with two names of clients that may be two spellings of one
+      client; None without such names.
   """
 
   def __init__(
@@ -210,7 +210,7 @@ class ParticipationLog:
     strategy: strategies.Strategy,
     costs: Optional[participation_lib.Costs] = None,
   ) -> sensitivity.Observed:
-    """Returns what the log shows of C, see `sensitivity.of_clients`.
+    """Returns the sensitivity of C for the log, see `sensitivity.of_clients`.
 
     Raises:
       ValueError: the log has no rows, a round after the last round of C, or a
@@ -469,8 +469,9 @@ class ParticipationLog:
     for column, wanted in self._columns.items():
       option = f'--{column}-column'
       same = [each for each in columns if _is_same(each, wanted)]
-      # PRIVACY: of two columns of one name, the wrong one may hold the clients,
-      # and epsilon would be too small. Such a log is refused.
+      # PRIVACY: if two columns had one name, the reader could take the wrong
+      # column for the clients, and epsilon would be too small. Such a log is
+      # refused.
       # Guard: participation_log_test.test_column_that_occurs_twice_is_refused.
       if len(same) > 1:
         raise errors.value_error(
@@ -496,7 +497,7 @@ class ParticipationLog:
     return list(self._columns.values())
 
   def _damage(self, file: _File, error: Exception) -> str:
-    """Returns what is wrong in a file that a reader refused."""
+    """Returns the fault of a file that a reader refused."""
     if file.kind in _CSV and not isinstance(
       error, (EOFError, zlib.error, gzip.BadGzipFile)
     ):
@@ -531,7 +532,7 @@ def _is_integer(text: str) -> bool:
 
 
 def _is_same(column: str, wanted: str) -> bool:
-  """Returns whether two names of columns may mean the same.
+  """Returns whether two names of columns may mean the same column.
 
   pandas adds .1 to the name of a second column of one name.
   """
@@ -590,7 +591,7 @@ def _header(file: _File) -> str:
   """Returns the first line of a CSV file.
 
   Raises:
-    ValueError: the file is of another format or encoding, or has no such line.
+    ValueError: the file has another format or encoding, or no first line.
   """
   with file.open() as stream:
     head = stream.read(_LONGEST_HEADER)
@@ -617,7 +618,7 @@ def _header(file: _File) -> str:
 
 
 def _check_lines(file: _File) -> None:
-  """Raises ValueError unless all lines of a file have the same line end."""
+  """Raises ValueError if line ends of a file differ, or if one is missing."""
   ends, returns, last = 0, 0, b'\n'
   with file.open() as stream:
     while block := stream.read(_BATCH_BYTES):

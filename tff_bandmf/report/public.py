@@ -1,9 +1,10 @@
 """The public report of one or several runs.
 
-A public report has only facts of a whitelist. Cohort sizes and numbers of
-clients, which the report of a run states without noise, are not in this list.
-The public report names the few facts that it states without noise. Privacy
-losses are rounded up to three digits, and noise multipliers are rounded down.
+A public report has only the facts that `document.Public` declares. These facts
+exclude cohort sizes and numbers of clients, which the report of a run states
+without noise. The public report names the few facts that it states without
+noise. Privacy losses are rounded up to three digits, and noise multipliers are
+rounded down.
 """
 
 from __future__ import annotations

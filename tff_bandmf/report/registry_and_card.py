@@ -260,7 +260,7 @@ def fields(
 
 
 def _check(content: document.Public) -> None:
-  """Raises ValueError unless the registry accepts the date and the sector."""
+  """Raises ValueError if the registry refuses the date or the sector."""
   try:
     datetime.date.fromisoformat(content['date'] or '')
   except ValueError:
@@ -275,10 +275,10 @@ def _check(content: document.Public) -> None:
 
 
 def _curators(owner: Optional[str]) -> Optional[list[str]]:
-  """Returns the names in the note `owner`, which semicolons separate.
+  """Returns the names in the note `owner`, split at semicolons.
 
   Raises:
-    ValueError: a name is empty, or is there twice.
+    ValueError: a name is empty, or occurs twice.
   """
   if owner is None:
     return None

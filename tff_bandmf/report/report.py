@@ -161,7 +161,7 @@ def composed(
   """Returns the guarantee of runs, their predecessors and other releases.
 
   Predecessors are the earlier runs on the same clients. The result is None if
-  one of all these runs has no noise, or nothing is proved about them together.
+  one of these runs has no noise, or if no joint epsilon is proved.
 
   Args:
     sources: the runs, each once.

@@ -125,8 +125,8 @@ def common(
     'unit': run.unit_of_privacy + most,
     'clients_per_unit': clients,
     'adjacency_meaning': ADJACENCY,
-    # PRIVACY: A simulated run could be taken for one of real clients. The
-    # statement says which it is.
+    # PRIVACY: A reader could take a simulated run for a run of real clients.
+    # `setting` says that the run is simulated.
     # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
     'setting': _setting(claim) or run.setting or _SETTING,
     'covered': run.covered or _COVERED + clip,
@@ -300,8 +300,8 @@ def formal(
   most = count(schema.participations(rounds), 'round')
   started = count(claim.rounds, 'round')
   # PRIVACY: the number of rounds of a run that stopped may depend on releases.
-  # A statement about that number of rounds would be about another mechanism,
-  # so it is about the number that was fixed before the first round.
+  # A statement about that number of rounds would describe another mechanism. So
+  # the statement is about the number that was fixed before the first round.
   # Guard: run_until_test.test_run_that_stops_by_its_model_claims_all_rounds.
   if claim.budget is None and claim.rounds < claim.most_rounds:
     started = (
