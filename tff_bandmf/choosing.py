@@ -37,9 +37,10 @@ from tff_bandmf import (
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
-# For sampled cohorts, a strategy whose estimated error is not the least one is
-# calibrated with 1 / `_FEWER` of the samples. Its claim holds as well, but its
-# noise is larger than necessary, mostly by less than one percent.
+# For sampled cohorts, the strategy with the least estimated error is calibrated
+# with all samples, and every other strategy with 1 / `_FEWER` of the samples.
+# Fewer samples make the noise larger than necessary, mostly by less than one
+# percent; the claim holds.
 _FEWER = 10
 
 
@@ -67,7 +68,7 @@ class Choice:
   """A strategy, its calibrated noise and its error.
 
   Attributes:
-    name: name of the family; for a strategy of one's own its path, or its
+    name: name of the family. For a strategy from the caller: its path, or its
       family and digest.
     guarantee: guarantee of C with noise that is calibrated to (epsilon, delta).
     rmse: root mean square error over all rounds, for a clip of 1.
@@ -76,7 +77,8 @@ class Choice:
     copies: number of copies of the model that the noise keeps, >= 0.
     normals: number of normals that the noise draws for one coordinate and
       round, >= 1; see `Strategy.normals`.
-    ranked: root of the error by which the choices are ranked, for a clip of 1.
+    ranked: root of the error by the objective of the ranking, for a clip of 1;
+      the choices are sorted by it.
   """
 
   name: str
@@ -96,7 +98,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ranking:
-  """Families in the order of their errors, and the families left out.
+  """Families sorted by their errors, and the families that were not ranked.
 
   Attributes:
     choices: at least one choice, least error first.
@@ -109,7 +111,7 @@ class Ranking:
   def plot(self) -> Figure:
     """Returns a Matplotlib figure: error by family, and by copies in memory.
 
-    The error is the one by which the choices are ranked.
+    The error is `ranked` of each choice.
 
     Raises:
       ImportError: Matplotlib is not installed.
@@ -141,9 +143,9 @@ def choose(
 ) -> Ranking:
   """Returns the families that fit in memory, ranked by error at `target`.
 
-  Each family is optimised for `reference_schema` of the cohorts; under
-  balls in bins and b-min-sep, for the noise that the target needs if sampling
-  amplifies. The search estimates this noise; then it is calibrated anew. Under
+  Each family is optimised for `reference_schema` of the cohorts. Under balls in
+  bins and b-min-sep, the search minimises the error with an estimate of the
+  noise that `target` needs. The noise of each choice is then calibrated. Under
   cyclic Poisson sampling a strategy has at most as many bands as there are
   groups of clients. If `cohorts` has no number of groups, numbers of bands that
   are powers of two are compared. With more bands, the error at the same noise
@@ -156,12 +158,13 @@ def choose(
     target: (epsilon, delta) that every choice meets.
     memory_copies: limit on the vectors of past noise in memory, each of the
       model's size, >= 0; None for no limit. If C^-1 has few bands and its noise
-      needs more, the noise keeps none, and `Choice.normals` has the cost.
+      needs more vectors, the generator keeps none and draws past normals again;
+      `Choice.normals` has the cost.
     objective: error to minimise and rank by: `optimize.MEAN`, `MAX`, `LAST`, or
       a weight for each round.
     workload: matrix A that turns released sums into models.
     families: names of the families to compare, strategies, or paths of strategy
-      files; None for all families that are searched for.
+      files; None for `strategies.SEARCHED`.
     progress: function that is called with the name of each finished family.
 
   Raises:
@@ -176,7 +179,7 @@ def choose(
   ['dp-cgd', 'identity']
   """
   participation.check_cohorts(cohorts)
-  # The families, and the strategies of files, by their names.
+  # Maps a name to a family or a strategy.
   declared: dict[str, Union[strategies.Family, strategies.Strategy]] = {}
   for each in families or strategies.SEARCHED:
     if isinstance(each, strategies.Strategy):

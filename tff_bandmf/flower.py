@@ -76,15 +76,16 @@ class CorrelatedNoise(strategies.Strategy):
   **Formal guarantee.** The arrays that `start` sends to clients and returns
   have the guarantee in the report of the run. Assumptions: a client keeps the
   name that the table of this module gives it, and each public key belongs to
-  one client. Metrics of clients have no noise, and the report names the metrics
-  that the run takes: those that clients evaluate, and `train_metrics` of their
-  training. The run drops all other metrics of training.
+  one client. Metrics of clients have no noise. The report names the metrics
+  that the run takes: the metrics of evaluations on clients, and
+  `train_metrics`. The run drops all other metrics of training.
 
   All updates have equal weights, and their sum is divided by
   `clients_per_round` of the plan. The update of a client is zero if the client
-  is not connected, fails or replies too late, or if the arrays in its reply are
-  not finite or do not have the names, shapes and types of the model. A warning
-  in the log of the round counts such replies and says what was expected.
+  is not connected, fails or replies too late. The update is also zero if an
+  array in the reply is not finite, or if the arrays differ from the model in
+  name, shape or type. A warning in the log of the round counts failed clients
+  and wrong replies, with the reasons.
 
   Arrays in `untrained` have no update: clients get the value of the first model
   in every round, and the run drops their values in replies. The report names
@@ -125,13 +126,15 @@ class CorrelatedNoise(strategies.Strategy):
         clips and averages in the same way, and its report says that the run
         guarantees nothing.
       untrained: names of arrays that keep the value of the first model, or
-        patterns of such names with `*`, such as `BATCH_STATISTICS`. All
-        integers of a model must be among these arrays.
+        patterns of such names with `*`, such as `BATCH_STATISTICS`. Every array
+        of integers must be among these arrays.
       train_metrics: names of numbers that clients return from training, such as
-        'loss'. The means over the clients of a round have no noise: they are
-        `train/loss` in `Run.metrics`, and are in Flower's result.
+        'loss'. The means over the clients of a round have no noise.
+        `Run.metrics` has the mean of 'loss' as `train/loss`; Flower's result
+        has all means.
       until: epsilon at which the run ends, instead of `num_rounds` of `start`,
-        see `Run.rounds`. A run without noise has as many rounds.
+        see `Run.rounds`. With `private=False`, the run has the same number of
+        rounds.
 
     Raises:
       TypeError: `private` is not a bool, a list of names is a text, or
@@ -204,7 +207,7 @@ class CorrelatedNoise(strategies.Strategy):
     evaluate_config: Optional[app.ConfigRecord] = None,
     evaluate_fn: Optional[_Evaluate] = None,
   ) -> strategies.Result:
-    """Runs the rounds that are left, and returns Flower's result.
+    """Runs the remaining rounds, and returns Flower's result.
 
     After the last round of the plan, the finite numbers that `evaluate_fn`
     returned for this round become the results of the run. Every call writes the
@@ -212,21 +215,21 @@ class CorrelatedNoise(strategies.Strategy):
 
     Args:
       grid: Flower's grid.
-      initial_arrays: first model, which must not depend on data of clients. All
-        arrays are floats, except for those in `untrained`.
+      initial_arrays: first model, which must not depend on data of clients.
+        Each array outside of `untrained` has a float type.
       num_rounds: number of rounds of the whole run, see `Run.rounds`; it
-        includes the rounds of earlier calls. If None, it is the number of
-        rounds of the plan, or `until` gives it.
+        includes the rounds of earlier calls. If None, `until` gives the number;
+        without `until`, the plan gives it.
       timeout: seconds to wait for the replies of a round, and also for clients
         to connect, > 0.
       train_config: configuration that clients get for training.
       evaluate_config: configuration that clients get for evaluation.
       evaluate_fn: function that evaluates the model on the server. It is called
-        before the first round that is left and after every round.
+        before the first remaining round and after every round.
 
     Raises:
-      ValueError: the guarantee of a round cannot be kept, or the run of the
-        folder cannot continue.
+      ValueError: a round would break the guarantee, or the run in the folder
+        cannot continue.
     """
     _LOGGER.info('Starting %s:', type(self).__name__)
     self.summary()
@@ -266,9 +269,10 @@ class CorrelatedNoise(strategies.Strategy):
           self.configure_evaluate(server_round, arrays, evaluate_config, grid)
         )
         if messages:
-          # PRIVACY: Metrics that clients evaluate have no noise, so a guarantee
-          # that seemed to cover them would be false. Before clients evaluate,
-          # the run adds these metrics to the releases that its report names.
+          # PRIVACY: Metrics of evaluations on clients have no noise, and the
+          # guarantee in the report would seem to cover them. Before clients
+          # evaluate, the run adds these metrics to the side releases in its
+          # report.
           # Guards:
           # flower_test.test_evaluations_of_clients_are_in_the_report and
           # test_evaluations_replace_no_other_statement.
@@ -412,7 +416,7 @@ class CorrelatedNoise(strategies.Strategy):
       return None
 
   def _check_switch(self) -> None:
-    """Raises ValueError if the folder has a run of the other `private`."""
+    """Raises ValueError if the run in the folder has the other `private`."""
     path = self._folder / run_json.PLAN_FILE
     if not path.exists():
       return
@@ -426,7 +430,7 @@ class CorrelatedNoise(strategies.Strategy):
     )
 
   def _check_number(self) -> None:
-    """Raises ValueError if a run in the folder drew from another number."""
+    """Raises ValueError if the run in the folder has another population."""
     begun = (self._folder / run_json.RUN_FILE).exists() and (
       folder.has_begun(self._folder)
     )
@@ -436,7 +440,7 @@ class CorrelatedNoise(strategies.Strategy):
     # PRIVACY: Flower deals out the data anew among another number of
     # partitions, and the partitions are the names of the clients. So a client
     # would get another name and could take part more often than the plan
-    # allows. A number that differs from the number of the run is refused.
+    # allows. A number that differs from the population of the run is refused.
     # Guard: flower_test.test_another_number_of_simulated_clients_is_refused.
     if number not in (None, self._clients):
       raise errors.value_error(
@@ -457,10 +461,10 @@ class CorrelatedNoise(strategies.Strategy):
   def _rounds(
     self, run: run_lib.Run, grid: grids.Grid, last: int
   ) -> Iterator[rounds_lib.Round]:
-    """Yields the rounds that are left, and finds the connected nodes of each.
+    """Yields the remaining rounds, and finds the connected nodes of each.
 
-    A `Budget` admits clients that are connected, so their nodes are found
-    before the round; for other cohorts, after the cohort is drawn.
+    For a `Budget`, which admits connected clients, this method finds the nodes
+    before the round. For other cohorts, it finds them after the draw.
     """
     if not isinstance(self._plan.cohorts, participation.Budget):
       names: Any = self._clients
@@ -606,7 +610,7 @@ class CorrelatedNoise(strategies.Strategy):
       for record in reply.content.metric_records.values()
     ]
     # PRIVACY: The report shows the names of metrics. If a client could choose
-    # the names, or if a name were missing where no client sent it, the report
+    # the names, or if a name were missing because no client sent it, the report
     # would show data of clients without noise. Every round has exactly the
     # names that the operator gave.
     # Guard: flower_test.test_metrics_of_training_are_the_named_ones.
@@ -622,7 +626,7 @@ class CorrelatedNoise(strategies.Strategy):
     return means
 
   def _name_untrained(self, run: run_lib.Run) -> None:
-    """Names untrained arrays in the report; warns of noise on statistics."""
+    """Names untrained arrays in the report; warns of noisy batch statistics."""
     statistics = _matching(self._trained(), BATCH_STATISTICS)
     if statistics:
       _LOGGER.warning(
@@ -660,16 +664,16 @@ class CorrelatedNoise(strategies.Strategy):
 
 
 def _check_strategy(strategy: strategies.FedAvg) -> None:
-  """Raises an error unless a strategy takes the mean with equal weights."""
+  """Raises an error if a strategy does not take a mean with equal weights."""
   name = type(strategy).__name__
   if not isinstance(strategy, strategies.FedAvg):
     raise errors.type_error(
       f'strategy={name}: is not a FedAvg; use FedAvg or FedProx'
     )
-  # PRIVACY: A run replaces `aggregate_train` and `start` of a strategy. A
-  # strategy with a median of its own, for instance, would run with a mean, and
-  # its user would take the guarantee of the mean for one of the median. A
-  # strategy that overrides one of the two methods is refused.
+  # PRIVACY: A run replaces `aggregate_train` and `start` of a strategy. For
+  # instance, a strategy that takes a median would run with a mean, and its user
+  # would believe that the median has the guarantee. A strategy that overrides
+  # one of the two methods is refused.
   # Guard: flower_test.test_strategy_that_does_not_average_is_refused.
   for method in 'aggregate_train', 'start':
     if getattr(type(strategy), method) is not getattr(
@@ -723,7 +727,7 @@ def _key_and_name(line: str) -> tuple[bytes, str]:
 def _difference(
   arrays: Mapping[str, np.ndarray], model: Mapping[str, np.ndarray]
 ) -> str:
-  """Returns how arrays of a reply differ from those of the model; '' if not."""
+  """Returns a difference between the arrays of a reply and a model, or ''."""
   lacks = [name for name in model if name not in arrays]
   if lacks:
     return (
@@ -752,7 +756,7 @@ def _difference(
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-  """Returns the names that a pattern matches, in their order."""
+  """Returns the names that match a pattern, in the order of `names`."""
   patterns = tuple(patterns)
   return [
     name
@@ -765,8 +769,8 @@ def _untrained(weights: _Weights, patterns: Sequence[str]) -> list[str]:
   """Returns the names of the untrained arrays.
 
   Raises:
-    ValueError: a pattern matches no array, no array is left, or an array that
-      is left has no float type.
+    ValueError: a pattern matches no array, all arrays are untrained, or a
+      trained array has no float type.
   """
   for pattern in patterns:
     if not _matching(weights, [pattern]):

@@ -80,7 +80,7 @@ def compose(runs, delta, releases):
 
 
 def _check_listed(runs: Sequence[str]) -> None:
-  """Raises ValueError if a run is listed twice, or an earlier run is not."""
+  """Refuses a run listed twice, and a list that lacks an earlier run."""
   records: list[run_json.RunRecord] = []
   listed: dict[Optional[str], str] = {}
   plans: set[pathlib.Path] = set()
@@ -93,7 +93,7 @@ def _check_listed(runs: Sequence[str]) -> None:
       continue
     record = run_json.RunRecord.read(pathlib.Path(run))
     records.append(record)
-    # Another path or a copy of a folder has the same run.
+    # A copy of a folder, or another path to it, has the same run.
     if record.run_id in listed:
       raise errors.value_error(
         f'runs={run}: is named twice: it is the run {listed[record.run_id]}; '
@@ -103,8 +103,8 @@ def _check_listed(runs: Sequence[str]) -> None:
   for record in records:
     for each in record.after or ():
       # PRIVACY: If a composition lacks an earlier run on the same clients, its
-      # epsilon is too small. The command fails unless every earlier run that a
-      # listed run names is listed too.
+      # epsilon is too small. The command fails if a listed run names an earlier
+      # run that is not listed.
       # Guard: after_test.test_runs_before_those_that_are_listed_are_asked_for.
       if each['run_id'] not in listed:
         raise errors.value_error(

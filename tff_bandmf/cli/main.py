@@ -23,7 +23,7 @@ _INTERRUPTED = 130
 # Exit status that a shell reports if SIGPIPE ends a program.
 _CLOSED = 141
 # Names of arguments in a remedy: a name with an underscore; a name before '=';
-# and other names where a remedy lists what to give.
+# and a name after 'give', 'and', 'use' or 'with' in a remedy.
 _ARGUMENT = re.compile(
   r'(?<![\w.-])(?:'
   r'[a-z0-9]+(?:_[a-z0-9]+)+'

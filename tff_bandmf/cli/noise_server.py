@@ -129,9 +129,9 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
     recursion = strategy.recursion()
     # PRIVACY: The tape holds noise as numbers of lattice steps. If a lattice
     # step were smaller in training than in the server, training would add too
-    # little noise. Both compute the lattice by the same function, and training
-    # refuses a folder unless `z_steps`, the standard deviation of z in lattice
-    # steps, is the same in the folder as in training.
+    # little noise. Both compute the lattice by the same function. Training
+    # refuses a folder with another `z_steps` (the standard deviation of z in
+    # lattice steps) than training has.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     defined = definition.Definition(
       recursion,

@@ -89,7 +89,7 @@ def path(flag: str, about: str, **settings: Any) -> Callable:
 
 
 def switch(flag: str, about: str) -> Callable:
-  """Returns the option without a value; see `integer`."""
+  """Returns an option without a value; see `integer`."""
   return click.option(flag, is_flag=True, help=about)
 
 
@@ -248,7 +248,7 @@ class Participants:
   def schema(
     self, stored: Optional[participation_lib.Participation] = None
   ) -> participation_lib.Participation:
-    """Returns the schema that the flags give, or `stored` if none is given.
+    """Returns the schema that the flags give, or `stored` without such flags.
 
     PRIVACY: If the command assumed that a client takes part once, and clients
     took part again, there would be too little noise. If neither flags nor a
@@ -290,7 +290,7 @@ class Participants:
     stored: Optional[participation_lib.Participation] = None,
     population: Optional[int] = None,
   ) -> Union[participation_lib.Participation, accounting.Sampled]:
-    """Returns the cohorts that the flags give, or `stored` if none is given.
+    """Returns the cohorts that the flags give, or `stored` without such flags.
 
     Sampled cohorts need no schema: their rule implies one.
 
@@ -321,8 +321,7 @@ class Participants:
     return self.schema(stored)
 
 
-# {name of a value that `combined` makes: names of the flags that make this
-# value}.
+# Maps the name of a value that `combined` makes to the names of its flags.
 COMBINED: dict[str, tuple[str, ...]] = {}
 
 

@@ -15,7 +15,8 @@ from tff_bandmf.cli import options, output
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import plan as plan_lib
 
-# Arguments of a plan, and the flags that give each.
+# Maps an argument of a plan to the flags that give it. Each other argument has
+# one flag, of the same name.
 _FLAGS = {
   **options.COMBINED,
   'cohorts': (*options.COMBINED['who'], 'amplification', 'sampling_prob'),
@@ -30,7 +31,7 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
   is_json = pathlib.Path(path).suffix == '.json'
   load = plan_lib.Plan.load if is_json else plan_lib.Plan.from_toml
   planned = load(path)
-  # Flags that are required would be missing.
+  # Without these values, required flags would be missing.
   ctx.default_map = {
     'rounds': planned.rounds,
     'clients_per_round': planned.clients_per_round,
@@ -217,7 +218,7 @@ def _mechanism(name: str, parameters: dict[str, Any]) -> Any:
 
 
 def _check_rule(plan: plan_lib.Plan, log: str) -> None:
-  """Raises ValueError unless clients are admitted by min_sep or by budget."""
+  """Raises ValueError if the plan does not admit by min_sep or by budget."""
   kinds = (participation.MinSep, participation.Budget)
   if not isinstance(plan.cohorts, kinds):
     raise errors.value_error(

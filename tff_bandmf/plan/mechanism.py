@@ -20,8 +20,8 @@ class Mechanism:
 
   Attributes:
     family: name of a family of `strategies.FAMILIES`.
-    parameters: maps the names of the family's parameters to values. Missing
-      parameters are optimised, or several values are compared.
+    parameters: maps the names of the family's parameters to values. A search
+      optimises a missing parameter, or compares several values of it.
 
   >>> Mechanism('banded', bands=64)
   Mechanism(family='banded', parameters={'bands': 64})
@@ -37,8 +37,9 @@ class Mechanism:
   def describes(self, strategy: strategies.Strategy) -> bool:
     """Returns whether a strategy can be the result of this mechanism.
 
-    A search may use fewer bands or buffers than given. Parameters that a
-    strategy does not state, such as the end of a search, are not compared.
+    A search may use fewer bands or buffers than the mechanism has. Parameters
+    that a strategy lacks, such as the gap at which a search ends, are not
+    compared.
     """
     if strategy.family != self.family:
       return False

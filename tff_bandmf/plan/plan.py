@@ -116,8 +116,8 @@ class Plan(request_lib.Request):
   def planned_strategy(self) -> strategies.Strategy:
     """The strategy matrix C for the planned rounds; errors are for this C.
 
-    With a `Budget`, a run may be extended up to `horizon` rounds; `strategy` is
-    C for that many rounds.
+    A run with a `Budget` may be extended up to `horizon` rounds. Then
+    `strategy` is C for `horizon` rounds.
     """
     return self.result.planned_strategy
 
@@ -125,8 +125,8 @@ class Plan(request_lib.Request):
   def schema(self) -> participation_lib.Participation:
     """The schema that bounds the rounds of each client.
 
-    A `Budget` is read from the result, because only there are the costs of its
-    rounds under C known.
+    A `Budget` comes from the result, since only the result has the costs of
+    rounds under C.
     """
     if isinstance(self.cohorts, participation_lib.Budget):
       return self.result.guarantee.cohorts.schema
@@ -222,7 +222,7 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def _prefix_error(self) -> float:
-    """Mean over t of |(A C^-1)[t]|_2^2; a run asks for it in each round."""
+    """Mean over t of |(A C^-1)[t]|_2^2, which a run needs in each round."""
     mean, _ = self.planned_strategy.errors()
     return mean
 
@@ -233,9 +233,9 @@ class Plan(request_lib.Request):
 
     The numerator is the root mean square norm of the noise in the prefix sums
     of the releases, over all rounds, where A is the matrix of prefix sums. The
-    noise of one round alone says little, since noise of later rounds cancels
-    it. The denominator is the norm that the sum of all updates would have
-    without noise if all updates had one direction and the norm of the clip.
+    noise of a single round says little, since later rounds cancel a part of it.
+    The denominator is the norm that the sum of all updates would have without
+    noise if all updates had one direction and the norm of the clip.
 
     Args:
       dimension: number of coordinates of the model. If None, the result is
@@ -262,10 +262,10 @@ class Plan(request_lib.Request):
   def spent(self, rounds: int) -> Optional[float]:
     """Returns an upper bound on epsilon at `delta` for the first rounds.
 
-    For 0 rounds, the result is 0. Otherwise, for sampled cohorts, a `Budget`
-    and `Single`, the result is the epsilon of the whole run. The result is None
-    if the plan has no delta or no noise, or if no epsilon is proved. The bound
-    holds for a number of rounds that does not depend on releases, see
+    For 0 rounds, the result is 0. For more rounds, it is None if the plan has
+    no delta or no noise, or if no epsilon is proved. Sampled cohorts, a
+    `Budget` and `Single` spend the epsilon of the whole run in the first round.
+    The bound holds for a number of rounds that does not depend on releases, see
     `Guarantee.for_first_rounds`.
 
     Args:
@@ -290,8 +290,8 @@ class Plan(request_lib.Request):
   def rounds_within(self, epsilon: float) -> int:
     """Returns the largest number of rounds whose `spent` is at most `epsilon`.
 
-    The number follows from the plan alone. So a run that stops there has the
-    epsilon of these rounds, see `Guarantee.for_first_rounds`.
+    The number follows from the plan alone. So a run that stops after these
+    rounds has their epsilon, see `Guarantee.for_first_rounds`.
 
     Raises:
       ValueError: `epsilon` is not a positive number, the plan has no delta or
@@ -381,7 +381,7 @@ class Plan(request_lib.Request):
     """Returns a Matplotlib figure of `rmse`, by family and by copies in memory.
 
     The families are those that the search of the plan compared. Each point of
-    the curve over memory is a plan with another limit. Each needs its own
+    the curve over memory is a plan with another limit. Every such plan needs a
     search, which takes about as long as the search of this plan.
 
     Args:
@@ -397,7 +397,7 @@ class Plan(request_lib.Request):
     points = []
     for copies in memory_copies:
       other = attrs.evolve(self, memory_copies=copies)
-      # A mechanism that is given may not fit in the limit.
+      # A given mechanism may not fit in the limit.
       with contextlib.suppress(ValueError):
         points.append((other.copies, other.rmse))
     scale = clipping_norm.record_factor(self.l2_norm_clip)

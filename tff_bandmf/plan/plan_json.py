@@ -30,9 +30,9 @@ from tff_bandmf.plan import search as search_lib
 FORMAT = 'tff_bandmf.plan'
 VERSION = 3
 
-# A calibrated plan has an epsilon of about 1 - 1e-6 times the requested
-# epsilon. If samples bound delta, the bound may be well below the requested
-# delta.
+# Least epsilon and delta of a plan, as fractions of the request. Calibration
+# gives an epsilon of about 1 - 1e-6 times the request. If samples bound delta,
+# the bound may be well below the requested delta.
 _LEAST_EPSILON, _LEAST_DELTA = 1 - 1e-4, 0.7
 
 
@@ -203,10 +203,10 @@ def _check_noise(
       f'plan={path}: the noise in the file does not prove its claim; make the '
       'plan again'
     )
-  # PRIVACY: The training of a plan has the noise that its request needs. If the
-  # noise multiplier in the file was raised later, a report would state too low
-  # an epsilon for this training. So a plan is refused if its noise is more than
-  # the least noise for its request.
+  # PRIVACY: A run trains with the least noise that the request of its plan
+  # needs. If somebody raised the noise multiplier in the file later, a report
+  # would state too low an epsilon for the run. So a plan with more noise is
+  # refused.
   # Guards: plan_test.test_plan_with_noise_beyond_its_request_is_refused
   # and test_sampled_plan_with_less_noise_is_refused.
   if (

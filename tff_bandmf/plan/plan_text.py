@@ -106,8 +106,8 @@ def clip(
 def left_out(reasons: Mapping[str, str]) -> list[str]:
   """Returns the lines on families that were not compared.
 
-  A family that requires a parameter from the user has no line: it is never
-  compared unless the user names it.
+  A family that requires a parameter from the user has no line, since a search
+  compares it only if the user names it.
 
   Args:
     reasons: maps the name of a family to the reason.

@@ -78,7 +78,7 @@ def load(path: Union[str, os.PathLike]) -> dict[str, Any]:
 
 
 def to_text(request: request_lib.Request) -> str:
-  """Returns a request in TOML, without the values that are the defaults.
+  """Returns a request in TOML, without values that equal the defaults.
 
   Raises:
     ValueError: the request has a strategy that is in no file.

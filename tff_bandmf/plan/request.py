@@ -69,7 +69,7 @@ def _number(check: Callable[..., Any], remedy: str, **limits: Any) -> Any:
 
 
 # Maps the name of an attribute to a function of (name, value) that returns the
-# converted value, or raises the error. A value that is the default is right.
+# converted value, or raises the error. The default is not checked.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
   'rounds': _number(_checks.count, 'rounds of the run'),
   'clients_per_round': _number(_checks.count, 'the expected number of clients'),
@@ -116,10 +116,11 @@ class Request:
       the path of a strategy file or of a `.npy` file of C. A text without a
       suffix is the name of a family.
     memory_copies: largest number of vectors of past noise in memory, each of
-      the model's size, >= 0. A mechanism that needs more vectors is refused,
-      unless its C^-1 has few bands: the noise generator then keeps no vectors
-      and draws past normals again, which takes time. None stands for 8 if the
-      search compares families or numbers of bands, and otherwise for no limit.
+      the model's size, >= 0. A mechanism that needs more vectors is refused. An
+      exception is a C^-1 with few bands: the noise generator then keeps no
+      vectors and draws past normals again, which takes time. None stands for 8
+      if the search compares families or numbers of bands, and otherwise for no
+      limit.
     largest_cohort: largest number of clients of a round, >=
       `clients_per_round`. If None, the limit is `clients_per_round` or, for
       sampled cohorts, a size that the cohorts of a run exceed with probability
@@ -178,9 +179,9 @@ class Request:
         f'{missing[0]}=None: a claim is an epsilon at a delta; give '
         f'{missing[0]}'
       )
-    # PRIVACY: With a noise multiplier, epsilon follows from the noise. A given
-    # epsilon that the noise does not reach would look like the claim. Epsilon
-    # together with a noise multiplier is refused.
+    # PRIVACY: With a noise multiplier, epsilon follows from the noise. A
+    # smaller epsilon in the request would look like the claim. So a request
+    # with an epsilon and a noise multiplier is refused.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
     if (self.noise_multiplier is None) == ('epsilon' in missing):
       raise errors.value_error(

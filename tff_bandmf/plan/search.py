@@ -102,7 +102,7 @@ def search(
   bands = cohorts.candidate_bands(request.rounds)
   if bands is None or len(bands) == 1:
     # The sizes of the cohorts are known before the search, which may take
-    # minutes. So they are checked here.
+    # minutes.
     _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
   families = compared(request)
   if not families:
@@ -137,7 +137,7 @@ def _target(request: request_lib.Request) -> choosing.Target:
 
 
 def _noise(request: request_lib.Request) -> Optional[optimize.Noise]:
-  """Returns the noise that C needs; None if no such search is needed."""
+  """Returns `accounting.needed_noise` for the target of a request."""
   target = _target(request)
   return accounting.needed_noise(
     request.cohorts.for_cohort_size(request.clients_per_round),
@@ -177,8 +177,8 @@ def _check_sizes(
     return
   if sampled.population is None:
     # PRIVACY: Delta includes the probability of a cohort above
-    # `largest_cohort`. This probability is unknown without a population, so
-    # such a limit is refused.
+    # `largest_cohort`. This probability is unknown without a population, so a
+    # limit without a population is refused.
     # Guard: plan_test.test_limit_of_an_unknown_population_is_refused.
     if request.largest_cohort is not None:
       raise errors.value_error(
@@ -286,8 +286,7 @@ def _calibrated(
   """
   if isinstance(cohorts, participation.Budget):
     # `choosing` returns C for all rounds to which the run may be extended
-    # (`Budget.horizon`). `for_horizon` needs C for the planned
-    # rounds, so this line shortens C to them.
+    # (`Budget.horizon`). `for_horizon` needs C for the planned rounds.
     strategy = strategy.of_rounds(request.rounds)
   strategy, cohorts = sensitivity.budget.for_horizon(cohorts, strategy)
   if request.epsilon is None or request.delta is None:

@@ -16,7 +16,7 @@ from tff_bandmf import sensitivity as sensitivity_lib
 with errors.importing('a plot'):
   from tff_bandmf import _figures
 
-# Label, places and values of a line.
+# Label, x values and y values of a line.
 _Line = tuple[str, Any, Any]
 # Rounds and min_sep of the drawn matrices, small enough to show single entries.
 _PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16
@@ -121,7 +121,7 @@ def _lines(
     x: label of the horizontal axis.
     y: label of the vertical axis.
     method: method of Matplotlib's axes that draws a line.
-    lines: label, places and values of each line.
+    lines: label, x values and y values of each line.
   """
   figure, axes = _figures.empty(x, y)
   for label, places, values in lines:

@@ -24,7 +24,8 @@ from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.optimize import series, solver
 
 _Table = Mapping[str, _files.Json]
-# Name of a row, the published number, ours, and perhaps other fields of `Row`.
+# Name of a row, the published number, the number computed here, and sometimes
+# other fields of `Row`.
 _Figures = tuple[Any, ...]
 
 
@@ -40,8 +41,8 @@ class Row:
     difference: ours - published, divided by |published| unless `absolute`.
     tolerance: largest absolute value of `difference` that passes.
     absolute: whether `difference` is absolute, in the unit of the number.
-    bound: if `ours` is an estimate from samples, the same number at a proved
-      bound of the noise; else None.
+    bound: the number with a proved bound of the noise, if `ours` has an
+      estimate of the noise; else None.
     samples: number of samples of the bound.
     seed: seed of these samples.
   """
@@ -158,7 +159,8 @@ def _amplified_sigma(table) -> Iterator[_Figures]:
   for epsilon, bands, published in rows + table['banded_rows']:
     ours = _cyclic_poisson_sigma(table, k, epsilon, bands) / math.sqrt(k)
     yield f'epsilon {epsilon}, {bands} bands', published, ours
-    # The next row compares the epsilon of the printed sigma.
+    # The next row compares epsilons: ours of the printed sigma, and the printed
+    # one.
     back = accounting.poisson_epsilon(
       published * math.sqrt(k),
       bands * k / rounds,
@@ -191,7 +193,7 @@ def _rmse(table) -> Iterator[_Figures]:
   for row in table['rows']:
     optimized = _optimized(row, table['rounds'], schema)
     ratio = math.sqrt(optimized.loss) / table['unit']
-    # Sensitivities of a C whose sensitivity under fixed epochs is 1.
+    # Sensitivities of C. The table has them divided by the first one.
     under = {
       name: sensitivity_lib.sensitivity(optimized.strategy, each).value
       for name, each in (
@@ -230,11 +232,12 @@ def _optimal_bands(table) -> Iterator[_Figures]:
 
 
 def _tail_at_its_limit(table) -> Iterator[_Figures]:
-  """Yields the loss of a search that is inexact after some rounds.
+  """Yields the loss of a search that replaces the tail of w by its limit.
 
     max error = sum_{j<m} w_j^2 + (n - m) W^2,  W = 1 / sum c
 
-  Here w is the first column of A C^-1, and W is the limit of its entries.
+  Here w is the first column of A C^-1, and W is the limit of its entries. The
+  search replaces w_j by W for j >= m.
   """
   rounds, bands = table['rounds'], table['bands']
 
@@ -292,7 +295,7 @@ def _sampled_rmse(table) -> Iterator[_Figures]:
 
   Under b-min-sep, min_sep is the number of bands, and a client takes part in
   `max_participations` rounds on average. `bands_at` has a number of bands for
-  each epsilon, and of `any_bands` the best one counts.
+  each epsilon. With `any_bands`, the best of these numbers of bands counts.
   """
   rounds, claim = table['rounds'], {'delta': table['delta']}
 
@@ -370,7 +373,7 @@ def _cyclic_poisson_sigma(
     table: a table with `rounds` and `delta`.
     epochs: expected number of rounds of a client, > 0.
     epsilon: epsilon of the whole run at the delta of the table.
-    bands: number of bands of C, and also of groups of clients.
+    bands: number of bands of C, and number of groups of clients.
   """
   rounds = table['rounds']
   return accounting.poisson_noise_multiplier(
@@ -378,7 +381,6 @@ def _cyclic_poisson_sigma(
   )
 
 
-# Parameters of families that the label of a published row has.
 def _of_bands(
   family: str, rounds: int, bands: int, **settings: Any
 ) -> optimize.Optimized:
@@ -387,6 +389,7 @@ def _of_bands(
   return optimize.optimize(family, rounds, schema, bands=bands, **settings)
 
 
+# Parameters of families that the label of a published row has.
 _PARAMETERS = ('bands', 'buffers', 'lambda', 'b0')
 
 
