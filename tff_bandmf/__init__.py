@@ -1,6 +1,6 @@
 """Matrix-factorization noise for differential privacy in federated learning.
 
-This list has all packages; some are single modules. Each of them imports only
+This list has all packages; some are single modules. A package imports only
 from the packages before it:
 
 Core: the mechanism and its guarantee

@@ -13,14 +13,14 @@ import threadpoolctl
 def one_thread() -> contextlib.AbstractContextManager:
   """Returns a context in which BLAS computes in one thread.
 
-  The products of this library are small. With several threads, threads that
-  wait for work would take processor time from the rest of the program, and
-  rounding would depend on their number.
+  The products of this library are small. With several threads, idle threads
+  would take processor time from the rest of the program, and rounding would
+  depend on the number of threads.
   """
   return _libraries().limit(limits=1, user_api='blas')
 
 
 @functools.cache
 def _libraries() -> threadpoolctl.ThreadpoolController:
-  # To find the libraries takes some milliseconds.
+  # The search for the libraries takes some milliseconds.
   return threadpoolctl.ThreadpoolController()

@@ -13,8 +13,8 @@ from tff_bandmf import errors
 def is_number(value: Any, kind: type = SupportsFloat) -> bool:
   """Returns whether a value is one integer or one real number.
 
-  Python and NumPy convert a bool, text in an array, a complex number and an
-  array of one entry to a number, and none of them is one.
+  Python and NumPy can convert a bool, text in an array, a complex number or an
+  array of one entry to a number. The result for each of these is False.
 
   Args:
     value: any value.
@@ -84,7 +84,7 @@ def nonnegative(name: str, value: object, remedy: str) -> float:
 
 
 def at_most(name: str, value: float, most: float, of: str, remedy: str) -> None:
-  """Raises ValueError if `value` exceeds `most`, whose name is `of`."""
+  """Raises ValueError if `value` exceeds `most`; `of` is the name of `most`."""
   if value > most:
     raise errors.value_error(
       f'{name}={value}: must not exceed {of}={most}; {remedy}'

@@ -1,7 +1,8 @@
 """Pictures of strategies, rankings, plans, runs and reports, with Matplotlib.
 
-The functions take numbers and return figures. A module that draws imports this
-module when it draws, since Matplotlib is slow to import and may be missing:
+The functions take numbers and return figures. Another module imports this
+module only when it draws, since Matplotlib is slow to import and may be
+missing:
 
   with errors.importing('a plot'):
     from tff_bandmf import _figures
@@ -24,7 +25,7 @@ _LABEL, _TICK = 13, 12
 # If a curve has at most this many points, their values are written beside them.
 _FEW = 3
 _BLUE, _GREY = '#1f5fa8', '#777777'
-# Colours of entries of a matrix are linear up to this share of the largest
+# The colour scale of a matrix is linear up to this fraction of the largest
 # entry, and logarithmic above.
 _LINEAR = 0.01
 # With the values None, matplotlib writes no date and web address into an SVG.
@@ -75,8 +76,8 @@ def accuracy(
   """Returns a figure of validation accuracy by round.
 
   Args:
-    curves: maps a label to pairs (rounds done, accuracy in [0, 1]), at least
-      one of them.
+    curves: maps a label to pairs (rounds done, accuracy in [0, 1]). At least
+      one label has a pair.
   """
   drawing, axes = empty('rounds', 'validation accuracy (%)')
   for label, points in curves.items():
@@ -95,7 +96,8 @@ def accuracy(
         )
   values = [100 * value for points in curves.values() for _, value in points]
   low, high = min(values), max(values)
-  # The axis begins at 0, unless the curve would then be flat along the top.
+  # If all values are near the largest value, an axis from 0 would hide their
+  # differences.
   if high and low > high / 2:
     room = max(high - low, 0.02 * high)
     axes.set_ylim(low - 0.3 * room, high + 0.4 * room)
@@ -128,10 +130,10 @@ def errors(
   """Returns a figure of errors by family, and of errors by memory.
 
   Args:
-    families: pairs (family, error); the first one was chosen.
-    memory: pairs (copies of the model that the noise keeps, error); the figure
-      joins the least errors up to each number of copies.
-    chosen: pair of the mechanism that was chosen.
+    families: pairs (family, error); the first family was chosen.
+    memory: pairs (copies of the model that the noise keeps, error); the line
+      shows the least error with at most each number of copies.
+    chosen: (copies, error) of the chosen family.
     name: name of the error.
   """
   # The bars need 0.25 inches each.

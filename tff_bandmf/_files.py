@@ -1,8 +1,8 @@
 """Atomic writes, locks, secret files, and JSON from untrusted sources.
 
 A file is written under a temporary name and synced to the disk. Then the file
-gets its own name, and its folder is synced. Both syncs are left out for a file
-that a power cut may lose. A process that is killed during a write leaves a file
+gets its own name, and its folder is synced. If a power cut may lose the file,
+both syncs are left out. A process that is killed during a write leaves a file
 `*.part`, which nothing reads.
 """
 
@@ -63,7 +63,7 @@ def write(
 
   Args:
     path: path of the file, in a folder that exists.
-    *contents: bytes, one after another.
+    *contents: parts of the content, bytes, in their order.
     mode: permission bits of the file; the umask removes some.
     durable: whether the file is on the disk when this function returns. If not,
       a power cut may lose the file or empty it.
@@ -260,7 +260,7 @@ def memory() -> pathlib.Path:
 
 
 def wipe(path: pathlib.Path) -> None:
-  """Removes a file, if it exists, and first zeros it unless it is a link."""
+  """Removes a link or a file, if it exists; first fills a file with zeros."""
   with contextlib.suppress(FileNotFoundError):
     if not path.is_symlink():
       with open(path, 'r+b') as file:
@@ -272,7 +272,7 @@ def wipe(path: pathlib.Path) -> None:
 
 
 def discard(path: pathlib.Path) -> None:
-  """Removes a file, and overwrites it unless it has a second name."""
+  """Removes a name of a file; wipes the file if it has no other name."""
   # PRIVACY: A process that is killed while it names a new key file leaves one
   # file with two names. If `discard` overwrote this file, the key under the
   # other name would be zeros, which everybody can guess. If a file has two
@@ -335,7 +335,7 @@ def read_toml(path: Union[str, pathlib.Path], name: str) -> JsonObject:
 
 
 def toml_value(text: str) -> Json:
-  """Returns the value of a text in TOML; the text itself if it is not TOML.
+  """Returns the value of a TOML text, or the text itself if it is not TOML.
 
   >>> toml_value('[1, 2]'), toml_value('two words')
   ([1, 2], 'two words')
@@ -347,7 +347,7 @@ def toml_value(text: str) -> Json:
 
 
 def toml_lines(table: JsonObject, name: str = '') -> Iterator[str]:
-  """Yields the lines of a TOML file with a table.
+  """Yields the lines of a table in TOML.
 
   Args:
     table: the table; entries that are None are left out.
@@ -370,7 +370,7 @@ def _toml(value: Json) -> str:
 
 
 def json_fault(content: bytes, error: Exception) -> str:
-  """Returns what is wrong in a file that `parse_json` refused.
+  """Returns the fault of a text that `parse_json` refused.
 
   >>> json_fault(b'\\xef\\xbb\\xbf{}', ValueError())
   'begins with a byte order mark, which JSON does not allow'
@@ -473,8 +473,8 @@ def _fill(path: pathlib.Path, contents) -> None:
       file.write(content)
 
 
-# PRIVACY: If a second process replaced a secret that a first one had made,
-# noise of two keys would go into one run. A link fails if the file exists.
+# PRIVACY: If a second process replaced the secret of a first process, noise of
+# two keys would go into one run. A link fails if the file exists.
 # Guard: files_test.test_first_of_two_that_make_a_secret_wins.
 def _link(part: pathlib.Path, path: pathlib.Path) -> None:
   with contextlib.suppress(FileExistsError):

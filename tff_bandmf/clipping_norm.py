@@ -30,8 +30,8 @@ _MOST_EXPONENT = 2 * math.log(_MOST_SCALE)
 _SERIES = [1 / math.factorial(k) for k in range(16, -1, -1)]
 _SQUARINGS = 8
 
-# A norm > 0; or a norm > 0 for each layer, in tuples, lists and dicts that have
-# the nesting of an update.
+# A norm > 0; or a norm > 0 for each layer, nested in tuples, lists and dicts
+# like the layers of an update.
 Norms = Any
 
 
@@ -49,8 +49,8 @@ class AdaptiveClip:
   the run. The record of an absent client is zero. The norm of a record is at
   most Delta S_t, and S_t is a function of earlier releases. The Gaussian
   mechanism allows inputs that depend on earlier releases [SingleEpoch22, Thm
-  2.1]. So if z has the standard deviation s S_t in round t, the guarantee
-  equals that of a constant clip S with a z of standard deviation s S / Delta.
+  2.1]. So if z has the standard deviation s S_t in round t, the run has the
+  guarantee of a constant clip S with z of standard deviation s S / Delta.
 
   If n clients come instead of clients_per_round, the distance of fraction_t
   from 1/2 is multiplied by n / clients_per_round. An update that is zeroed or
@@ -155,7 +155,7 @@ def layers(l2_norm_clip: Clip) -> Norms:
 def norm(l2_norm_clip: Clip) -> float:
   """Returns the largest norm of a client's record in the first round.
 
-    (sum_g clip_g^2)^(1/2) for clips by layer, times Delta if they adapt
+    (sum_g clip_g^2)^(1/2) for clips by layer, times Delta for an adaptive clip
 
   Here g is a layer. The standard deviation of the noise is proportional to this
   norm. For an adaptive clip, the norm and the standard deviation are

@@ -4,7 +4,7 @@
 |-----------------------------------|------------------------------------------|
 | `value_error`, `type_error`       | errors for a value that breaks a rule    |
 | `needs`, `missing`                | errors for a package that is missing     |
-| `importing`                       | raises them for imports that fail        |
+| `importing`                       | raises `missing` for a failed import     |
 | `invalid`                         | text of an error, in one line            |
 | `from_assertion`                  | error for a failed TensorFlow assertion  |
 | `notice`                          | writes a line to the log and to standard |
@@ -109,11 +109,11 @@ def install(extra: str) -> str:
 
 
 def from_assertion(error: Exception) -> Optional[ValueError]:
-  """Returns an error in one line for one of TensorFlow or TFF, else None.
+  """Returns a one-line error for a known error of TensorFlow or TFF, else None.
 
-  The message for a failed assertion has the parts of the assertion, without the
-  names of graph nodes that TensorFlow adds. The message for data of clients
-  that a worker cannot read has a remedy.
+  If an assertion failed, the message has the parts of the assertion, without
+  the names of graph nodes that TensorFlow adds. If a worker cannot read the
+  data of clients, the message has a remedy.
 
   Args:
     error: exception that a TensorFlow or TFF computation raised.
@@ -160,7 +160,7 @@ def needs(package: str, what: str, extra: str = '') -> ImportError:
   Args:
     package: name by which the package is imported, a key of `EXTRAS`.
     what: feature that needs the package.
-    extra: the extra that installs the package; by default that of `EXTRAS`.
+    extra: the extra that installs the package; '' for the extra in `EXTRAS`.
   """
   name, usual = EXTRAS[package]
   extra = extra or usual
@@ -182,7 +182,7 @@ def needs(package: str, what: str, extra: str = '') -> ImportError:
 def missing(
   error: BaseException, what: str, extra: str = ''
 ) -> Optional[ImportError]:
-  """Returns the error for a failed import of such a package, else None.
+  """Returns the error for a missing package of `EXTRAS`, else None.
 
   Args:
     error: any exception.

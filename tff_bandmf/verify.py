@@ -34,8 +34,8 @@ NOTHING = {'data': 'not stated', 'not_covered': [], 'side_releases': []}
 def require(condition, line, kind=AssertionError):
   if not condition:
     raise kind(line)
-Range = collections.namedtuple('Range', 'low high')  # Of allowed numbers.
-Text = collections.namedtuple('Text', 'figures quoted')  # Of a sentence.
+Range = collections.namedtuple('Range', 'low high')  # The bounds of a number.
+Text = collections.namedtuple('Text', 'figures quoted')  # Parts of a sentence.
 NUMBER = re.compile(r'(?<![\w^-])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?')
 def near(x, close=CLOSE):
   return x if x is None else Range(x * (1 - close), x * (1 + close))
@@ -821,7 +821,7 @@ def check_claim(run, plan, facts):
             f'has {facts.clients} clients')
     if facts.chance:
       run.hold(('population',), claim['population'], 'plan.json has')
-  z = plan['noise_multiplier'] * claim['sensitivity']  # Of `stands_for`.
+  z = plan['noise_multiplier'] * claim['sensitivity']  # For `stands_for`.
   this = mu_of(facts.parts[n], claim['sensitivity'] / facts.units, claim[
     'participations'], {**claim, 'z_stddev_per_clip': z})
   facts.simulated = guarantee((this,), facts.delta)
@@ -834,7 +834,7 @@ def check_claim(run, plan, facts):
               'nothing is sampled, so')
 # 9. Reports: each figure against others, and against the run if it is there.
 DELTAS = 1e-5, 1e-6, 1e-8, 1e-10, 1e-12  # A page states epsilon at these.
-FIXED = 'a number that was fixed before its first round'  # Of fewer rounds.
+FIXED = 'a number that was fixed before its first round'  # For fewer rounds.
 def three(x, up=True):  # Three digits, as in a public report.
   rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
   return float(decimal.Context(3, rounding).create_decimal(repr(float(x))))
