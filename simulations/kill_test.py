@@ -321,8 +321,8 @@ def run(
     str(corpus),
   )
   config = experiment(corpus, rounds)
-  # This writes the caches beside the corpus file. The runs, whose times are
-  # measured, then only read them.
+  # These lines write the caches beside the corpus file. The runs, whose times
+  # are measured, then only read them.
   loaded = training.load_corpus(config.data)
   for split in loaded.train, loaded.validation, loaded.test:
     split.arrays()

@@ -63,8 +63,8 @@ def start(
 
   Raises:
     OSError: a file is missing.
-    ValueError: the run of `training.init` has not ended, has another model or
-      other words than this experiment, or has no guarantee but used the clients
+    ValueError: the run of `training.init` has not ended; has another model or
+      other words than this experiment; or has no guarantee but used the clients
       of this experiment, which has noise.
   """
   training = config.training
@@ -214,9 +214,9 @@ def _after_run(
   private = plan.guarantee.noise_multiplier > 0 and plan.simulated is None
   # PRIVACY: If an earlier run without a guarantee trained the weights on the
   # clients of this run, the weights could reveal the text of these clients, and
-  # the guarantee of this run would not cover that. A run with noise refuses
-  # these weights. If the earlier run has a guarantee, the report composes the
-  # guarantees of the two runs.
+  # the guarantee of this run would not cover this leak. A run with noise
+  # refuses these weights. If the earlier run has a guarantee, the report
+  # composes the guarantees of the two runs.
   # Guard: pretraining_test.test_start_without_noise_on_same_people_is_refused.
   if same and not private and config.privacy.family != config_lib.NO_NOISE:
     raise _unfit(

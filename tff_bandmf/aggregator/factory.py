@@ -295,7 +295,7 @@ def skip_round(
   Guard: aggregator_runs_test.test_skipped_round_releases_nothing.
 
   Args:
-    state: state before the round, of the process that
+    state: state before the round, from the process that
       `CorrelatedNoiseFactory.create` returned.
   """
   query_state = state.query_state
@@ -321,7 +321,8 @@ def _process(
   summed: tff.aggregators.UnweightedAggregationFactory
   summed = tff.aggregators.SumFactory()
   if secure_sum:
-    # Every clipped record is within these bounds, so they change no record.
+    # Every clipped record is within these bounds, so the bounds change no
+    # record.
     summed = tff.aggregators.SecureSumFactory(
       query.lattice.clip_steps, -query.lattice.clip_steps
     )
@@ -451,8 +452,8 @@ def dp_aggregator(
     zeroing_norm_order: order of the norm that `zeroing_norm` bounds: 2, or inf
       for the largest magnitude, as in `tff.aggregators.zeroing_factory`.
     secure_sum: whether secure aggregation sums the clipped updates. The sum is
-      exact because they are integers. TFF's local runtime cannot run secure
-      aggregation.
+      exact because clipped updates are integers. TFF's local runtime cannot run
+      secure aggregation.
     measure_clients: whether to measure `not_private`: counts of zeroed and
       clipped updates, without noise and outside the guarantee. This option
       excludes `secure_sum`, because the server would see each client's counts.

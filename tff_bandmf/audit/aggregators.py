@@ -3,7 +3,8 @@
 `bandmf audit --aggregator MODULE:FUNCTION` calls FUNCTION(like, noise) for a
 new aggregator. `like` is an update of zeros: a list of float32 arrays, one per
 layer. If `noise` is False, FUNCTION returns the same aggregator without noise,
-or None if it has no such variant. An aggregator has one of four forms:
+or None if there is no variant without noise. An aggregator has one of four
+forms:
 
 | form                                | a round                             |
 |-------------------------------------|-------------------------------------|

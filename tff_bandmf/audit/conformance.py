@@ -77,7 +77,8 @@ _DIGITS = np.array([*range(6, 27, 2), 53])
 # Expected number of normals beyond the second threshold of `tails`, out of the
 # least number of draws.
 _EXPECTED = 60
-# Scale of the records of `sums`, since an update has several of them.
+# Scale of the records of `sums`. Several records of one update stay below the
+# clip with this scale.
 _SUMS_SCALE = 0.25
 
 
@@ -200,9 +201,9 @@ class Runs:
     """Returns bounds on the contribution of one measured client, with noise.
 
     The contribution of a client is measured in the directions of the layers of
-    its update. If a release is not finite, both bounds are infinite. If the
-    group has fewer than half of B clients, the upper bound is NaN, since the
-    noise hides the contribution of so few clients.
+    its update. If a release is not finite, both bounds are infinite. If fewer
+    than half of B clients are measured, the upper bound is NaN, since the noise
+    hides the contribution of so few clients.
     """
     statement = self.subject.statement
     clients = statement.clients_per_round
@@ -597,8 +598,8 @@ def tails(
 ) -> answers_lib.Answer:
   """Returns the answer on the numbers of normals in tails and intervals.
 
-  Large normals are counted with many coordinates, and normals in intervals at
-  all probes.
+  Updates with many coordinates give the counts of large normals, and all probes
+  give the counts in intervals.
   """
   total = subject.false_alarm
   beyond = many.beyond.tolist()
@@ -625,12 +626,12 @@ def _on_grids(means: np.ndarray, value: float, clients: int) -> np.ndarray:
   """Returns numbers of small releases off and on grids, [3, digits, 2].
 
   If the release v + y of a float sum is much smaller than the client's value v,
-  it is a multiple of half a unit in the last place of v, as in
+  the release is a multiple of half a unit in the last place of v, as in
   `arithmetic_attacks.low_bits`. The noise may be added before or after the
   division by B, or the aggregator may leave a single client's sum undivided. So
-  three grids are tested: the grid of v for B times the release, the grid of
-  v / B for the release, and the grid of v for the release. A number counts as
-  small if it is below a 16th of v, or of v / B, in magnitude.
+  three grids are tested: the grid of v for B times the release, and the grids
+  of v / B and of v for the release. A number counts as small if it is below a
+  16th of v, or of v / B, in magnitude.
 
   Args:
     means: released means of coordinates, [m] float64.

@@ -43,9 +43,9 @@ def worst(
   """Returns a pattern that the schema allows, with large sensitivity.
 
   For each first round, the search takes the longest pattern in which successive
-  rounds are exactly min_sep apart. It chooses the one of these patterns with
-  the largest sum of |X|[pi, pi]. If the schema also allows larger gaps, the
-  search then moves the rounds of the pattern, one by one, to increase this sum.
+  rounds are exactly min_sep apart. The search chooses the pattern with the
+  largest sum of |X|[pi, pi]. If the schema also allows larger gaps, the search
+  then moves the rounds of the pattern, one by one, to increase this sum.
 
   Args:
     matrix: C, [n, n] float64.

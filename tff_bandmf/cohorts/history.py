@@ -112,7 +112,7 @@ class _Chain:
     return self._starts[-1]
 
   # PRIVACY: If a participation were overwritten, its client could take part too
-  # soon or too often. Each entry points to the entry before it.
+  # soon or too often. Each entry points to the previous entry of its client.
   # Guard: arrivals_test.test_devices_decide_as_the_server_does.
   def add(
     self, rounds: Sequence[int], sizes: Sequence[int], before: np.ndarray
@@ -240,11 +240,11 @@ class IdentifierIndex:
   """An index of the rounds of a ledger by client identifier.
 
   The index is a list of parts, each sorted by identifier. New rounds become a
-  new part. A part is merged with the next part unless it has at least twice as
-  many clients as the next part. So the average time to add a round is about
-  proportional to the size of its cohort, and the time to look up clients is
-  about proportional to their number. A client takes 14 bytes and, if `whole` is
-  set, a participation takes 4 bytes.
+  new part. If a part has fewer than twice as many clients as the next part, the
+  two are merged. So the average time to add a round is about proportional to
+  the size of its cohort, and the time to look up clients is about proportional
+  to their number. A client takes 14 bytes and, if `whole` is set, a
+  participation takes 4 bytes.
 
   Attributes:
     next: 1 + the last round that was added, integer; 0 before the first round.

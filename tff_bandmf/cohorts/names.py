@@ -57,8 +57,8 @@ for _word in {*_MISSING, *map(str.upper, _MISSING), *map(str.title, _MISSING)}:
   for _first in {_word[0].lower(), _word[0].upper()}:
     for _last in {_word[-1].lower(), _word[-1].upper()}:
       _ENDS_OF_MISSING[256 * ord(_first) + ord(_last)] = True
-# ASCII characters that a name may have. For each opening quote or bracket, the
-# closing one.
+# ASCII characters that a name may have. `_CLOSING` has the closing character of
+# each opening quote or bracket.
 _ALLOWED = bytes(set(range(32, 127)) - {ord('"')})
 _CLOSING = np.zeros(256, np.uint8)
 for _first, _last in zip("'`{([<", "'`})]>"):

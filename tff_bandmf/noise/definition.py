@@ -28,8 +28,8 @@ _FORMAT = 'tff_bandmf.noise 1'
 # PRIVACY: The claim is computed from C and the deviation of z on this machine.
 # Noise from other numbers could have another epsilon. Each number of the file
 # must agree with the number of this machine, up to rounding errors that
-# `sensitivity.rounding` covers. These are 64 + 4 j relative units of 2^-53 for
-# a coefficient of lag j, and 250 units for other numbers.
+# `sensitivity.rounding` covers. The limit is 64 + 4 j relative units of 2^-53
+# for a coefficient of lag j, and 250 units for other numbers.
 # Guards: definition_test.test_numbers_that_differ_are_refused and
 # test_sensitivity_covers_numbers_that_are_accepted.
 _TOLERANCE, _OF_LAG_0, _BY_LAG = 250, 64, 4
@@ -81,8 +81,8 @@ class Definition(NamedTuple):
         'new key'
       ) from error
     same &= _is_close('z_steps', size_held, size) and set(held) == set(numbers)
-    # PRIVACY: If the numbers in the file were not those of the claim, y would
-    # be the noise of another C. The numbers must agree.
+    # PRIVACY: If the numbers in the file were not the numbers of the claim, y
+    # would be the noise of another C. The numbers must agree.
     # Guard: definition_test.test_numbers_that_differ_are_refused.
     same = same and all(
       _is_close(name, held[name], numbers[name]) for name in numbers

@@ -11,7 +11,7 @@
 
 `producer.blocks` computes v_t in float64 with a bound of its error. If the
 bound leaves the rounding in doubt, `Rounding` decides it. Each further word
-narrows an interval around v_t, until all its numbers round to one integer.
+narrows an interval around v_t, until all numbers in it round to one integer.
 
 Neither the number of these decisions nor their time is logged, since both
 depend on the noise.
@@ -31,7 +31,7 @@ from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Maximum number of further words that a decision reads for each z. The
-# probability that it needs all of them is below 2^-400.
+# probability that a decision needs all these words is below 2^-400.
 _FURTHER_WORDS = 8
 # A decision computes with `_DIGITS` decimal digits, and with `_WORD_DIGITS`
 # more for each further word. A word has 19.3 digits.
@@ -108,7 +108,7 @@ class Rounding:
     Args:
       t: round, in [0, n).
       i: coordinate, >= 0.
-      buffers: S_t of the coordinate, in float64.
+      buffers: S_t, the recursion's buffers of the coordinate, in float64.
       errors: bounds of the errors of S_t.
     """
     recursion = self._recursion
@@ -160,7 +160,8 @@ class Rounding:
     error += recursion_lib.UNIT * (len(v.factors) + 8) * (size + 1)
     # PRIVACY: If the error of float64 could change the rounding, releases would
     # not be a function of the ideal mechanism, and epsilon would not hold. More
-    # words decide such a rounding, and the rounding of a normal that is NaN.
+    # words decide such a rounding, and every rounding for which a normal is
+    # NaN.
     # Guard: exact_noise_test.test_float64_decides_within_its_error.
     if abs(mean - np.rint(mean)) < 0.5 - error:
       return int(np.rint(mean))

@@ -36,9 +36,9 @@ GROUP = 8
 # Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 # PRIVACY: The noise y is the rounding of a real number v (see
-# docs/reference/arithmetic.md), which is computed from these z. If an error of
-# z exceeded its bound, y could be another integer than the rounding of the
-# ideal mechanism's v, and the claim would not cover this y. The bound is
+# docs/reference/arithmetic.md), which is computed from the z of this module. If
+# an error of z exceeded its bound, y could be another integer than the rounding
+# of the ideal mechanism's v, and the claim would not cover this y. The bound is
 # proved. It is the sum of two errors: 2^-47 max(1, |z|) from
 # `scipy.special.ndtri`, and at most 2^-42.4 because `fill` does not read all
 # words of V.

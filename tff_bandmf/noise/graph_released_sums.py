@@ -34,7 +34,7 @@ class GraphPosition:
 
     Raises:
       tf.errors.InvalidArgumentError: when the graph runs, if the run has begun
-        and no round of it is open.
+        and none of its rounds is open.
     """
     return tf.cond(
       stated >= 0, lambda: self._numbers(stated)[1], lambda: stated
@@ -43,7 +43,7 @@ class GraphPosition:
   def check_updates(
     self, updates: tf.Tensor, round_index: tf.Tensor
   ) -> tf.Operation:
-    """Returns a check that a sum has no more updates than its cohort clients.
+    """Returns a check that the cohort has a client for each update of a sum.
 
     **Formal guarantee.**
     Assumption: `updates` is the number of updates in the sum. Statement: if the

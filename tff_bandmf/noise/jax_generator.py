@@ -3,9 +3,9 @@
 The words have the same bits as the words of `generator.Generator`, and
 `generator` defines V, z and the words. The formula for Phi^-1, the inverse of
 the normal CDF, is not SciPy's, so the last bits of the normals can differ.
-`generator.ERROR` bounds the errors with both formulas. Where one word leaves
-too large an error, z is NaN, and the host decides the rounding. A group is
-eight coordinates that share a block of ChaCha20.
+`generator.ERROR` bounds the errors with both formulas. If one word leaves too
+large an error, z is NaN, and the host decides the rounding. A group is eight
+coordinates that share a block of ChaCha20.
 
 `words` and `normals`, and `inverse` with `jax.numpy`, compute in 64 bits. They
 must run in the context `precise()`.

@@ -73,9 +73,9 @@ class KeyUse:
 
   PRIVACY: Two tapes from one key come from the same normals. If two runs used
   the two tapes, an attacker could combine their releases so that the noise
-  cancels. A process that asks for coordinates is refused if another process is
-  computing some of them, if the key has made noise with another tape ID, or if
-  noise of some of them was made in another folder.
+  cancels. A process that asks for coordinates is refused in three cases:
+  another process is computing some of them; the key has made noise with another
+  tape ID; or noise of some of them was made in another folder.
   Guards:
   noise_server_test.test_second_server_of_a_key_is_refused,
   noise_server_test.test_key_of_another_folder_is_refused,

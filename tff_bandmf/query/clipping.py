@@ -192,9 +192,9 @@ def _write(
     rounding: `np.rint` or `np.trunc`.
   """
   total = 0.0
-  # PRIVACY: If a value were not written, or its square were not added, it would
-  # not count in the norm. Each piece is written, and its norm is computed from
-  # the written values.
+  # PRIVACY: If a value were not written, or its square were not added, the
+  # value would not count in the norm. Each piece is written, and its norm is
+  # computed from the written values.
   # Guards: clipping_test.test_norm_is_at_most_the_clip and
   # clipping_test.test_norm_of_what_was_written_is_measured.
   for start in range(0, leaf.size, _PIECE):

@@ -294,8 +294,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       ],
     )
     # PRIVACY: The guarantee assumes that no sum of clipped updates wraps around
-    # in int32, and a sum over too many clients could. A round with more clients
-    # than `largest_cohort` fails before its release.
+    # in int32. A sum over too many clients could wrap around. A round with more
+    # clients than `largest_cohort` fails before its release.
     # Guard: query_test.test_round_of_more_than_the_largest_cohort_fails.
     most = self.lattice.largest_cohort
     in_size = tf.debugging.Assert(
@@ -346,7 +346,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     # PRIVACY: If clients' values bypassed this method, the learning process
     # could release them without noise, and the guarantee would not hold. The
     # name scope marks the operations that add the noise. By this name
-    # `aggregator.check_process` finds clients' values that bypass them.
+    # `aggregator.check_process` finds clients' values that bypass these
+    # operations.
     # Guard:
     # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
     with tf.name_scope(RELEASE_NAME):
@@ -354,9 +355,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         global_state.noise, t, total, counts
       )
       released = tf.identity(released)
-      # PRIVACY: The next clip is released. If it were computed from sums
-      # without noise, it would reveal updates. It is computed from the released
-      # sum of indicators, which has noise.
+      # PRIVACY: The next clip is released. If this clip came from sums without
+      # noise, it would reveal updates. It comes from the released sum of
+      # indicators, which has noise.
       # Guard: adaptive_clip_test.test_clip_follows_what_is_released.
       clip = global_state.clip
       if self.clip.adaptive is not None:

@@ -36,8 +36,7 @@ class GraphClipping(clip_bounds.Bounds):
 
     Args:
       record: nested structure of float tensors.
-      scale: bounds and step of this round divided by those of the first round,
-        float64 > 0.
+      scale: factor of the bounds and the step in this round, float64 > 0.
 
     Returns:
       [dimensions] int32, in steps: the leaves in the order of dm-tree, each in

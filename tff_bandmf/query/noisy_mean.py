@@ -156,9 +156,9 @@ class NoisyMean:
     self._add_noise(t, total, counts)
     released = {}
     if self.clip.adaptive is not None:
-      # PRIVACY: The next clip is released. If it were computed from sums
-      # without noise, it would reveal updates. It is computed from the released
-      # sum of indicators, which has noise.
+      # PRIVACY: The next clip is released. If this clip came from sums without
+      # noise, it would reveal updates. It comes from the released sum of
+      # indicators, which has noise.
       # Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
       steps = float(total[-1])
       adapted = self.clip.adapted(last, steps, self._clients_per_round, t)
@@ -181,8 +181,8 @@ class NoisyMean:
     count = without_effect = 0
     for update in updates:
       # PRIVACY: The guarantee assumes that no sum of clipped updates wraps
-      # around in int32, and a sum over too many clients could. A round with
-      # more clients than `largest_cohort` fails before its release.
+      # around in int32. A sum over too many clients could wrap around. A round
+      # with more clients than `largest_cohort` fails before its release.
       # Guard: noisy_mean_test.test_round_of_more_than_the_largest_cohort_fails.
       count += 1
       if count > self.lattice.largest_cohort:

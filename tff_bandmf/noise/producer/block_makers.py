@@ -69,7 +69,7 @@ class Maker(contextlib.AbstractContextManager):
 
     Args:
       layout: sizes of the memory and of the chunks.
-      rounding: decides the coordinates in doubt, and has the key's normals.
+      rounding: decides y if float64 cannot; has the normals of the key.
     """
     self._layout = layout
     self._rounding = rounding
@@ -106,7 +106,7 @@ class Host(Maker):
 
     Args:
       layout: sizes of the memory and of the chunks.
-      rounding: decides the coordinates in doubt, and has the key's normals.
+      rounding: decides y if float64 cannot; has the normals of the key.
       max_memory_bytes: maximum number of bytes of past noise in memory, > 0,
         see `past_noise.Chunks`; None means no limit. If past noise does not
         contain y of the latest block, this y may take as many bytes again.

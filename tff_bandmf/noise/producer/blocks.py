@@ -14,11 +14,12 @@
 | S      | memory of the recursion before the block                          |
 | RN     | rounding to the nearest integer                                   |
 | e      | bound of the error of a row of V in float64                       |
+| u      | unit roundoff of float64, 2^-53                                   |
 
 V consists of real numbers, see `recursion.Ideal`, and a block computes V in
-float64 with an error of at most e. A coordinate is in doubt if a half-integer,
-at which RN jumps, is within e of it; `exact.Rounding` decides the coordinates
-in doubt. So Y is RN of the real V, to the bit. docs/reference/arithmetic.md
+float64 with an error of at most e. A coordinate is in doubt if V is within e of
+a half-integer, where RN jumps; `exact.Rounding` decides the coordinates in
+doubt. So Y is RN of the real V, to the bit. docs/reference/arithmetic.md
 derives the bounds; they hold for every order of the sums, and with fused
 multiply-adds.
 

@@ -82,7 +82,7 @@ class Devices(block_makers.Maker):
     Args:
       layout: sizes of the memory and of the blocks. `layout.chunk` is ignored;
         the size of a chunk depends on the kind of device.
-      rounding: decides the coordinates in doubt, and has the key's normals.
+      rounding: decides y if float64 cannot; has the normals of the key.
       devices: devices of JAX, all of one kind, at least one.
 
     Raises:

@@ -10,8 +10,8 @@
 
 A block is a group of consecutive rounds, and a chunk is a range of coordinates.
 Each part of the work computes one block of one chunk. The module `block_makers`
-explains how past noise is kept in memory, and what a window is. Noise is in
-steps of `noise.lattice`.
+explains the memory of past noise, and defines windows. Noise is in steps of
+`noise.lattice`.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class Stream:
       backend: one of `BACKENDS`; NumPy computes on the host.
 
     Raises:
-      ValueError: a value is out of range, the backend or a device is unknown,
-        NumPy gets devices, devices are of several kinds, or past y need
-        more rows than `memory` allows.
+      ValueError: a value is out of range; the backend or a device is unknown;
+        NumPy gets devices; devices are of several kinds; or past y needs more
+        rows than `memory` allows.
       TypeError: `dimension` or a limit is not an integer.
       ImportError: the backend is not installed.
     """

@@ -73,11 +73,11 @@ class Tape(tape_folder.ReadableTape):
     """Prepares the folder and starts the producer.
 
     Args:
-      directory: folder of the tape, made if it is missing. If an ended process
-        left a tape with a different ID there, that tape is removed. If `resume`
-        is set or a noise-server wrote that tape, the folder is refused instead.
-        If None, a temporary folder is made, in memory if there is space, and
-        abandoned temporary tapes are removed.
+      directory: folder of the tape, made if it is missing. If None, a temporary
+        folder is made, in memory if there is space, and abandoned temporary
+        tapes are removed. If an ended process left a tape with a different ID
+        in the folder, that tape is removed. If `resume` is set or a
+        noise-server wrote that tape, the folder is refused instead.
       noise_stream: rows y_t of all coordinates or of one shard.
       start_round: first round to write, in [0, number of rounds]. The tape
         computes earlier rounds but does not write them.
