@@ -127,7 +127,7 @@ def in_tensorflow() -> Iterator[dict[str, Any]]:
     ours = banded.optimize_banded(problem, bands)
     numpy_seconds = time.process_time() - began
     began = time.process_time()
-    optimized = banded.optimize_in_tensorflow(problem, bands)
+    optimized = banded.optimize_in_tensorflow(problem, bands, rounds)
     seconds = time.process_time() - began
     yield {
       'rounds': rounds,

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import sys
-import time
 from typing import Any, Optional, Union
 
 import attrs
@@ -284,12 +283,6 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
   left = started.rounds_left
   stop = left - min(left, stop_after or left)
 
-  # PRIVACY: Amplification needs cohorts that stay secret, and the duration of a
-  # round reveals the size of its cohort. So the public rows of runs with
-  # sampled cohorts have neither durations nor cohort sizes.
-  # Guard: training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
-  tells_time = config.privacy.amplification is None
-
   def prepare(t, cohort):
     return fed_avg.group_datasets(
       corpus.train, cohort, training.client_groups, training.seed, t
@@ -305,7 +298,6 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
     for opened in started.rounds(
       clients=corpus.train.num_clients, seed=training.seed, prepare=prepare
     ):
-      began = time.perf_counter()
       output = opened.attempt(
         functools.partial(process.next, state, opened.data)
       )
@@ -318,19 +310,24 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
         )
         progress.update()
         continue
-      row = dict(output.metrics['aggregator'].get('released', {}))
-      if tells_time:
-        row.update(
-          seconds=time.perf_counter() - began,
-          non_finite=int(output.metrics['client_work']['non_finite_count']),
-          clients=len(opened.cohort),
-        )
+      row = {}
+      # PRIVACY: Amplification needs cohorts that stay secret, and this number
+      # grows with the size of a cohort. So the public rows of runs with sampled
+      # cohorts do not have it.
+      # Guard:
+      # training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
+      if config.privacy.amplification is None:
+        work = output.metrics['client_work']
+        row['non_finite'] = int(work['non_finite_count'])
       done = opened.index + 1
       if done == training.rounds - stop or done % training.evaluate_every == 0:
         weights = process.get_model_weights(output.state).trainable
         row.update(validate(weights))
         progress.set_postfix(loss=f'{row["loss"]:.4f}')
-      state = opened.finish(output.state, shown=row)
+      released = output.metrics['aggregator'].get('released', {})
+      state = opened.finish(
+        output.state, {'aggregator': {'released': released}}, row
+      )
       progress.update()
       if started.rounds_left == stop:
         break

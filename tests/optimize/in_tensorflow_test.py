@@ -240,12 +240,27 @@ def test_search_finds_what_the_search_in_numpy_finds():
   assert own.loss <= of_family.loss * (1 + 1e-8)
 
 
-def test_largest_error_of_bands_is_no_worse_than_in_numpy():
-  schema = participation.MinSep(8)
+@pytest.mark.parametrize('groups', [8, 24])
+def test_largest_error_of_bands_is_no_worse_than_in_numpy(groups):
+  schema = participation.FixedEpoch(8)
   problem = solver.Problem(24, schema, objective=solver.MAX)
-  in_numpy = banded.optimize_banded(problem, 4)
-  in_tensorflow = banded.optimize_in_tensorflow(problem, 4)
+  in_numpy = banded.optimize_banded(problem, 4, groups == 24)
+  in_tensorflow = banded.optimize_in_tensorflow(problem, 4, groups)
   assert in_tensorflow.loss < in_numpy.loss * (1 + 1e-6)
+
+
+def test_norms_of_columns_may_differ_for_any_workload():
+  workload = workloads.Workload(matrix=np.tri(12) + np.eye(12))
+  equal, free = (
+    optimize.optimize(
+      'banded', 12, participation.FixedEpoch(4), workload=workload, bands=3,
+      column_normalize=column_normalize,
+    )
+    for column_normalize in (True, False)
+  )  # fmt: skip
+  assert free.loss < equal.loss * (1 - 1e-4)
+  norms = free.strategy.column_norms_squared().reshape(3, 4)
+  np.testing.assert_allclose(norms.sum(0), 1)
 
 
 def test_function_of_the_errors_is_an_objective():

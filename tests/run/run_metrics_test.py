@@ -33,6 +33,10 @@ def _plan(**changes):
   )
 
 
+def _run(folder, **options):
+  return run_lib.Run(folder, _plan(), options=run_lib.RunOptions(**options))
+
+
 def _train(folder, plan, before=lambda mine: None, rounds=None):
   """Trains without TFF, with a loss that has no noise; returns the table."""
   with run_lib.Run(folder, plan) as mine:
@@ -74,6 +78,25 @@ def test_metrics_of_a_run_are_one_table(tmp_path):
   sides = [each['where'] for each in found['side_releases']]
   assert {'metrics.csv, seconds', 'metrics.csv, memory_mib'} < {*sides}
   assert not {f'metrics.csv, {name}' for name in metrics.PLANNED} & {*sides}
+
+
+@pytest.mark.parametrize('name', ['epsilon', 'fraction', 'clients', 'seconds'])
+def test_column_of_the_run_is_refused_to_the_program(tmp_path, name):
+  refused = pytest.raises(ValueError, match=f'={name}: is a column')
+  with refused, _run(tmp_path / 'columns', columns=['loss', name]):
+    pass
+  with _run(tmp_path / 'mine', columns=['loss']) as mine:
+    model = mine.restore(lambda: np.zeros(2))
+    for opened in mine.rounds(clients=80, rounds=1):
+      mean = opened.release([], model)
+      with refused:
+        opened.finish(model + mean, metrics={name: 1.0})
+      with refused:
+        opened.finish(model + mean, shown={name: 1.0})
+      with pytest.raises(ValueError, match='shown=los: .* RunOptions.columns'):
+        opened.finish(model + mean, shown={'los': 1.0})
+      opened.finish(model + mean, shown={'loss': 1.0})
+  assert metrics.exported(tmp_path / 'mine')[0]['loss'] == '1.0'
 
 
 def test_noise_of_the_table_is_the_noise_of_the_model(tmp_path):

@@ -86,14 +86,14 @@ def optimize_banded(
   rounds, schema = problem.rounds, problem.participation
   k = schema.participations(rounds)
   solver.check_separated(bands, schema.min_sep)
-  if problem.workload.inverse_bands is None:
-    return optimize_in_tensorflow(problem, bands)
   # Columns with the same index modulo `groups` form a set, and their squared
   # norms have sum 1. One client has the columns of `sets` sets.
   if equal_column_norms or k == 1:
     groups, sets = rounds, k
   else:
     groups, sets = _check_epochs(rounds, schema), 1
+  if problem.workload.inverse_bands is None:
+    return optimize_in_tensorflow(problem, bands, groups)
   if problem.noise:
     return _optimize_sampled(problem, bands)
   coordinates = Coordinates(problem, bands, groups == rounds)
@@ -146,13 +146,15 @@ def _optimize_sampled(
 
 
 def optimize_in_tensorflow(
-  problem: solver.Problem, bands: int
+  problem: solver.Problem, bands: int, groups: int
 ) -> solver.Optimized[strategies.Banded]:
-  """Returns the C of least loss with columns of norm 1, for any workload.
+  """Returns the C of least loss with scaled columns, for any workload.
 
   Args:
     problem: error to minimise.
     bands: number of bands, at most n and at most min_sep.
+    groups: the squared norms of all columns with the same index modulo `groups`
+      have sum 1; n for columns of norm 1.
 
   Raises:
     ImportError: TensorFlow is not installed.
@@ -160,14 +162,17 @@ def optimize_in_tensorflow(
   with errors.importing('family banded with this workload', 'optimizer'):
     from tff_bandmf.optimize import in_tensorflow
   tf, n = in_tensorflow.tf, problem.rounds
-  coordinates = Coordinates(problem, bands)
+  coordinates = Coordinates(problem, bands, groups == n)
+  group = np.arange(n) % groups
 
   def build(x):
     rows = tf.reshape(x, [n, bands]) @ coordinates.times
     columns = in_tensorflow.columns_of_rows(rows)
-    return in_tensorflow.Columns(
-      columns / tf.norm(columns, axis=1, keepdims=True)
+    squares = tf.reduce_sum(columns**2, 1)
+    sums = tf.gather(
+      tf.math.unsorted_segment_sum(squares, group, groups), group
     )
+    return in_tensorflow.Columns(columns / tf.sqrt(sums)[:, None])
 
   minimum = search(
     in_tensorflow.Loss(build, problem, restart=coordinates.restart),
@@ -190,9 +195,7 @@ class Coordinates:
     times: [b, b] float64, the part of T by which each row of Z is multiplied.
   """
 
-  def __init__(
-    self, problem: solver.Problem, bands: int, free_norms: bool = True
-  ):
+  def __init__(self, problem: solver.Problem, bands: int, free_norms: bool):
     """Makes the coordinates of C with this number of bands.
 
     Args:

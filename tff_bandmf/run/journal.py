@@ -323,7 +323,8 @@ class Journal:
     entry: StartedRound,
     state: object,
     z_stddev: float,
-    cells: dict[str, Any],
+    shown: Mapping[str, Any],
+    released: Mapping[str, float],
     measured: object,
     flag: Optional[str],
   ) -> None:
@@ -334,8 +335,10 @@ class Journal:
       state: state of the learning process after the round.
       z_stddev: standard deviation of an entry of z, see `NoiseAdder.z_stddev`;
         0 for a plan without noise.
-      cells: {column: public value} for the round's row in `metrics.csv`. The
-        values of an adaptive clip may be in `measured` instead.
+      shown: {column of the program: public number} for the round's row in
+        `metrics.csv`.
+      released: {column: released value} of an adaptive clip. The values may be
+        in `measured` instead.
       measured: measurements of the process, in any structure. Measurements
         without noise are written only to `private/`.
       flag: `chain.DIRECT` or `chain.EXAMINED`; None if the learning process of
@@ -343,7 +346,8 @@ class Journal:
 
     Raises:
       ValueError: the round is not open, released nothing, or had different sums
-        in two attempts; or the state does not follow from the round.
+        in two attempts; the state does not follow from the round; or a number
+        has a name that it may not have.
     """
     t = entry.index
     self.check_open(entry)
@@ -389,14 +393,16 @@ class Journal:
       name: numbers.pop(f'aggregator/released/{name}', '')
       for name in self._released
     }
-    cells = {**own, **by_process, **cells}
+    metrics.check_names('metrics', numbers)
+    rows.check_shown(shown)
+    cells = {**own, **by_process, **released, **shown}
     updates = self._position.updates(t)
     entry.updates, entry.without_effect = updates.get(attempt, (None, None))
     row = rows.row({'round': t, 'clients': clients, **cells})
     hidden = {name: value for name, value in own.items() if name not in row}
     private = {**hidden, **numbers}
     rows.write(row, {name: repr(value) for name, value in private.items()})
-    released = {
+    values = {
       name: float(cells[name]) for name in self._released if cells[name] != ''
     }
     flags = _incomplete(updates, clients, [attempt] * bool(z_stddev))
@@ -412,7 +418,7 @@ class Journal:
       result,
       noise_checked=bool(z_stddev),
       row=metrics.digest(row),
-      released=released,
+      released=values,
       flags=flags,
     )
     rows.export(row)

@@ -27,9 +27,7 @@ import numpy as np
 
 from tff_bandmf import clipping_norm
 from tff_bandmf.plan import plan as plan_lib
-
-# Columns that the size of a cohort changes.
-_BY_COHORT = ('seconds', 'memory_mib')
+from tff_bandmf.run_files import metrics
 
 
 class Measurements:
@@ -50,7 +48,7 @@ class Measurements:
     self.columns = (
       'epsilon' if plan.sampled is None else 'planned_epsilon',
       *(() if self._adaptive else ('clip', 'noise_stddev')),
-      *(_BY_COHORT if plan.sampled is None else ()),
+      *(metrics.BY_COHORT if plan.sampled is None else ()),
     )
 
   @functools.cached_property

@@ -147,6 +147,7 @@ def open_folder(
     # the cohort, and the guarantee does not cover this size. The public file
     # `metrics.csv` has no column for the size of a sampled cohort.
     # Guard: run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
+    metrics.check_names('columns', options.columns)
     columns = (
       *(('round', 'clients') if plan.sampled is None else ('round',)),
       *metrics.RELEASED * clipping_norm.indicator_count(plan.l2_norm_clip),

@@ -158,12 +158,12 @@ class Round(journal_lib.StartedRound):
       ValueError: the round is not open, released nothing, or is burnt; or
         `state` is not a state after the round.
     """
-    cells = {**(shown or {}), **self._noise_adder.released(self.index)}
     self._journal.finish(
       self,
       state,
       self._noise_adder.z_stddev,
-      cells,
+      shown or {},
+      self._noise_adder.released(self.index),
       metrics,
       self._noise_adder.flag(self.index),
     )

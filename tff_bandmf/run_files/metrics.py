@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 RELEASED = ('l2_norm_clip', 'fraction')
 # Columns whose values follow from the plan and from releases.
 PLANNED = ('epsilon', 'planned_epsilon', 'clip', 'noise_stddev')
+# Columns that the size of a cohort changes.
+BY_COHORT = ('seconds', 'memory_mib')
+_OWN = frozenset(('round', 'clients', *RELEASED, *PLANNED, *BY_COHORT))
 _REMEDY = 'restore the file, or remove it'
 
 # A row: {name of the column: cell}; 'round' is the first column.
@@ -71,6 +74,16 @@ class Metrics:
         )
     self._export()
 
+  def check_shown(self, names: Iterable[str]) -> None:
+    """Raises ValueError unless all names are columns of the program."""
+    check_names('shown', names)
+    for name in names:
+      if name not in self._columns:
+        raise errors.value_error(
+          f'shown={name}: is not a column of metrics.csv; give its name in '
+          'RunOptions.columns, or give the number in metrics, which are private'
+        )
+
   def row(self, cells: Mapping[str, Any]) -> Row:
     """Returns the row with these cells; other columns are empty."""
     row = {}
@@ -106,6 +119,22 @@ class Metrics:
     )
     path = self._directory / run_json.METRICS_FILE
     _files.write(path, text.encode(), durable=False)
+
+
+def check_names(argument: str, names: Iterable[str]) -> None:
+  """Raises ValueError if a name is a column that the run itself writes.
+
+  PRIVACY: The report names the numbers that the guarantee does not cover. It
+  does not name the run's own columns, since they follow from the plan and from
+  releases. A number of the program in such a column would not be named.
+  Guard: run_metrics_test.test_column_of_the_run_is_refused_to_the_program.
+  """
+  for name in names:
+    if name in _OWN:
+      raise errors.value_error(
+        f'{argument}={name}: is a column that the run itself writes; use '
+        'another name'
+      )
 
 
 def digest(row: Row) -> bytes:
