@@ -2,7 +2,7 @@
 
 Neighbouring data sets differ in one unit of privacy, the same unit in all runs.
 The training of a run may depend on releases of earlier runs. The noise
-multiplier, the rounds and the cohorts of a run must not depend on them.
+multiplier, the rounds and the cohorts of a run must not depend on releases.
 
 | cohorts of the runs           | composition                                  |
 |-------------------------------|----------------------------------------------|

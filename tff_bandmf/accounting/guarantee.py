@@ -123,19 +123,19 @@ class Guarantee:
 
   @property
   def exact_noise(self) -> float:
-    """The noise multiplier for the sensitivity without rounding errors."""
+    """The noise multiplier for the largest value of the true sensitivity."""
     return self.accountant.exact_noise(self.noise_multiplier)
 
   @functools.cached_property
   def _claims(self) -> dict[float, monte_carlo.Bound]:
-    """Claims by delta, stored because new samples would give a new epsilon."""
+    """Claims by delta; with new samples, a claim would have a new epsilon."""
     return {}
 
   def claim(self, delta: float) -> monte_carlo.Bound:
-    """Returns the claim of the least epsilon at `delta`.
+    """Returns the claim with the least epsilon at `delta`.
 
-    The claim is about the released bits. Its epsilon is infinite if none is
-    proved at `delta`.
+    The claim is about the released bits. Its epsilon is infinite if no epsilon
+    is proved at `delta`.
 
     Raises:
       ValueError: a value is out of range, or the run has no noise.
@@ -148,7 +148,7 @@ class Guarantee:
     return self._claims[delta]
 
   def claim_at(self, epsilon: float) -> monte_carlo.Bound:
-    """Returns the claim of the least delta at `epsilon`.
+    """Returns the claim with the least delta at `epsilon`.
 
     Raises:
       ValueError: a value is out of range, or the run has no noise.
@@ -167,8 +167,8 @@ class Guarantee:
       delta: delta of the earlier claim.
 
     Raises:
-      ValueError: the epsilon or the delta computed now is larger than the
-        earlier one.
+      ValueError: the new epsilon is larger than the earlier epsilon, or the new
+        delta is larger than `delta`.
     """
     confirmed = self.accountant.confirmed(self.noise_multiplier, bound, delta)
     if (

@@ -14,9 +14,9 @@
 From round F on, an eligible client takes part with probability p, independently
 of everything else. A client that takes part is not eligible in the next b - 1
 rounds. With a cold start F = 0. With a warm start the rounds of a client have
-the law of a run that started long before round 0: the mean distance between two
-rounds of a client is b - 1 + 1 / p, so that a client takes part in any given
-round with probability w, where
+the law of a run that started long before round 0. The mean distance between
+successive rounds of a client is b - 1 + 1 / p, and a client takes part in any
+given round with probability w, where
 
   w = p / (1 + (b - 1) p),  P(F = r) = w for r = 1, ..., b - 1,
   P(F = 0) = 1 - (b - 1) w = w / p.
@@ -32,8 +32,9 @@ that may depend on earlier releases. Statement: the run is dominated by the pair
 P = E_S N(C 1_S, s^2) against Q = N(0, s^2). The run attains this pair if all
 g_t are equal. That is, for convex f, no choice of g has a larger E_Q f(dP/dQ);
 both directions of delta have this form. Source: [BMinSep26]. For every law of
-S, it follows from Kahane's inequality [Kahane85]: Take all numbers in units of
-s, let a_t(S) = sum_(i in S) C_ti g_i, and z_t the release of round t under Q.
+S, the statement follows from Kahane's inequality [Kahane85]. Take all numbers
+in units of s, let a_t(S) = sum_(i in S) C_ti g_i, and let z_t be the release of
+round t under Q.
 The likelihood ratio is E_S prod_t e^(<a_t(S), z_t> - |a_t(S)|^2 / 2). Let
 K_t(S, S') be the sum of (C 1_S)_i (C 1_S')_i over i >= t, X_t Gaussian with
 covariance K_t, and v_S the probability of S times the factors of the rounds
@@ -48,8 +49,8 @@ all S and S', since C >= 0 and <g_i, g_k> <= 1. The mean of f grows with the
 covariance of the Gaussian [Kahane85].
 
 The columns of a client's rounds do not overlap, so the likelihood ratio given S
-is a product over S. Let L_i be its mean over S given F = i. Then L_i = 1 for i
-past the last round, and for other i
+is a product over S. Let L_i be the mean of this ratio over S given F = i. Then
+L_i = 1 for i past the last round, and for other i
 
   L_i = (1 - p) L_{i+1} + p e^(l_i) L_{i+b},
   l_i = (2 <c_i, y> - |c_i|^2) / (2 s^2).
@@ -125,7 +126,8 @@ def starts(
 
 
 # PRIVACY: `Sampled.largest_cohort` is computed from these probabilities. If
-# they were too small, cohorts would exceed it more often than delta includes.
+# they were too small, cohorts would exceed this size with a larger probability
+# than delta includes.
 # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
 def participation(
   rounds: int, min_sep: int, sampling_prob: float, first: np.ndarray
@@ -136,7 +138,7 @@ def participation(
     rounds: n.
     min_sep: b.
     sampling_prob: p.
-    first: the law of F, as `starts` returns it.
+    first: the law of F, the result of `starts`.
   """
   eligible = np.zeros(rounds)
   eligible[: len(first)] = first[:rounds]
@@ -163,8 +165,8 @@ class BMinSepMixture(importance.Mixture):
     rounds = len(self._squares)
     self._starts = starts(rounds, min_sep, wait)
     # Every b >= n allows a client at most one round, so b is reduced to n. With
-    # a warm start b is reduced to n + 1, because F may be n or more: such a
-    # client never becomes eligible.
+    # a warm start b is reduced to n + 1, because F may be n or more. A client
+    # with F >= n never becomes eligible.
     self._b = min(min_sep, rounds + (wait is not None))
     self._prob = sampling_prob
     self._log_in = np.log(sampling_prob)

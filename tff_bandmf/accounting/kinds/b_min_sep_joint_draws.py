@@ -12,11 +12,11 @@ the rounds of one copy do not overlap, since C has at most b bands, and
 
 The wait of a copy is the number of rounds until the copy is eligible: 0 if it
 is eligible, and b - d if it took part d < b rounds ago. A term of t belongs to
-the later of its rounds. For a state x, the multiset of the r waits before round
-i, let V_i(x) be the mean of e^(terms of the rounds from i on), given x. Only
-copies that took part less than b rounds ago have a column that overlaps c_i,
-and x has their waits. If u copies of x are eligible and m of them take part in
-round i, which changes x to x_m,
+the later of its rounds. A state x is the multiset of the r waits before a round
+i. Let V_i(x) be the mean of e^(sum of the terms of the rounds from i on), given
+x. Only copies that took part less than b rounds ago have a column that overlaps
+c_i, and x has their waits. Let u copies of x be eligible. If m of them take
+part in round i, x changes to x_m, and
 
   V_i(x) = sum_(m <= u) binomial(u, m) p^m (1 - p)^(u - m)
            e^(m h_i(x) + m (m - 1) / 2 a^2 |c_i|^2) V_(i + 1)(x_m)
@@ -83,8 +83,8 @@ class _States(NamedTuple):
     for before, wait in zip(all_waits.T, waits.T):
       run = np.where(wait == before, run + 1, 1)
       orders /= run
-    # A state is coded as one integer: its sorted waits are the digits in base
-    # b. These are the place values.
+    # A state is coded as one integer, whose digits in base b are the sorted
+    # waits. `places` has the place values of the digits.
     places = min_sep ** np.arange(copies - 2, -1, -1)
     codes, order = waits @ places, np.arange(copies)
     after = []
@@ -144,10 +144,10 @@ class Copies:
       * np.exp(self._log_out * np.maximum(self._states.eligible - joined, 0))
     )
     # PRIVACY: If inner products of columns were left out of t, A would be too
-    # small, and so would each weighted value and the bound of delta. Row i has,
-    # for each wait, the product of c_i with the column of the round that gives
-    # this wait. It is 0 if that round is before round 0, or at least as many
-    # rounds before i as C has bands.
+    # small, and so would each weighted value and the bound of delta. Row i of
+    # `products` has, for each wait, the product of c_i with the column of the
+    # round that gives this wait. The product is 0 if that round is before round
+    # 0, or at least as many rounds before i as C has bands.
     # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
     products = np.zeros((self._rounds, min_sep + 1))
     for d in range(1, min(bands, self._rounds)):

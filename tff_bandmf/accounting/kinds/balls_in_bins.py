@@ -81,8 +81,9 @@ class BallsInBinsMixture(importance.Mixture):
       sign: 1 if values are above 0 for L > epsilon, -1 for -L > epsilon.
     """
     # PRIVACY: L in float32 has an error, and a value above 0 that counts as 0
-    # would make delta too small. L in float32 only excludes draws that are 0
-    # within `_ROUGH`, which exceeds this error. All others get L in float64.
+    # would make delta too small. A draw counts as 0 only if its L in float32 is
+    # below the threshold by at least `_ROUGH`, which exceeds this error. All
+    # other draws get L in float64.
     # Guard: balls_in_bins_test.test_rough_losses_drop_no_value_above_0.
     loss = self._log_mean(losses.astype(np.float32)).astype(np.float64)
     above = np.flatnonzero(sign * loss > epsilon - _ROUGH)
@@ -114,7 +115,7 @@ class BallsInBinsMixture(importance.Mixture):
     top = exponents.max()
     first = np.pad(np.exp(exponents - top), (0, padding))
     with np.errstate(over='ignore'):
-      # One copy needs no gains, which may overflow.
+      # With one copy, the gains are not used, and may overflow.
       gains = np.exp(a**2 * np.pad(self._gram, ((0, 0), (0, padding))))
     in_group = np.kron(np.eye(groups), np.ones((size, 1)))
 

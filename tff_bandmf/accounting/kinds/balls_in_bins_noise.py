@@ -7,7 +7,7 @@ through the products
   x = <m_j, y> = V chol(K)^T + a K[J] + kappa mean(K)
 
 for a fixed bin J and a fixed row of normals V. These products and their
-exponentials are float32, since nothing is claimed from them.
+exponentials are float32, since no claim is computed from them.
 """
 
 from __future__ import annotations

@@ -220,7 +220,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       'a group without a round never takes part',
     )
     # PRIVACY: Some groups can have one round more than others. If T were
-    # rounded down, this round would not count. T is rounded up.
+    # rounded down, the last round of these groups would not count, and epsilon
+    # would be too small. T is rounded up.
     # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
     return -(-strategy.rounds // groups)
 

@@ -187,7 +187,7 @@ def composed_epsilon(parts: Sequence[Mechanism], delta: float) -> float:
   Args:
     parts: mechanisms that are composed. The function of the data in a part may
       depend on releases of earlier parts; sigma, q and T must not depend on
-      them.
+      releases.
     delta: target delta, above the mass that rounding may lose, about 4e-16
       times the number of compositions.
 
@@ -309,7 +309,7 @@ def _solve(
   Raises:
     RuntimeError: the search did not converge.
   """
-  # The secant method. ln epsilon is nearly a linear function of ln sigma.
+  # The secant method suits, since ln epsilon is nearly linear in ln sigma.
   x, slope = math.log(sigma), -2.0
   previous: Optional[tuple[float, float]] = None
   aim = math.log(epsilon) - width / 2

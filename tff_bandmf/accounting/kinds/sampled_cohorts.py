@@ -27,7 +27,8 @@ class Sampled(participation_lib.Cohorts):
   """Cohorts that are drawn by secret randomness.
 
   Attributes:
-    flags: maps each command-line flag of the kind to the attribute it sets.
+    flags: maps each command-line flag of the kind to the attribute that it
+      sets.
     follows: names of flags that a plan can derive from the population.
     samples: default number of Monte Carlo samples of a bound of delta; None if
       no samples are needed.

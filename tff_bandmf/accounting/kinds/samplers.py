@@ -75,7 +75,7 @@ class Sampler(abc.ABC):
 
   @abc.abstractmethod
   def cohort(self, round_index: int) -> np.ndarray:
-    """Returns the clients of a round, [.] int64 indices, ascending."""
+    """Returns the clients of a round, ascending int64 indices."""
 
   def _drawn(self, row: int, count: int, prob: float) -> np.ndarray:
     """Returns random indices: each index below `count` with probability `prob`.
@@ -86,7 +86,7 @@ class Sampler(abc.ABC):
       prob: probability in (0, 1], a multiple of 2^-64.
 
     Returns:
-      [.] int64, ascending.
+      Ascending int64 indices.
     """
     # PRIVACY: If more than p 2^64 of the words drew a client, clients would
     # take part more often than the accountant assumes. A client is drawn by
@@ -106,7 +106,7 @@ class CyclicPoisson(Sampler):
   There are g groups of floor(m / g) clients, which are consecutive parts of a
   random order of all clients. The remaining clients, fewer than g, never take
   part. The guarantee holds for every partition into groups that does not depend
-  on data, but only for the q that the accountant has.
+  on data, but only for the q that the accountant uses.
   """
 
   def __init__(

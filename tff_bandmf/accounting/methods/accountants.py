@@ -65,7 +65,7 @@ class Accountant(abc.ABC):
     self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
       strategy, schema
     )
-    # PRIVACY: The exact C that the noise is made with may have a larger
+    # PRIVACY: The noise is made with the exact C, which may have a larger
     # sensitivity than C in float64. Noise calibrated for the float64 C would
     # then be too small. `exact_noise` is the noise multiplier for the larger
     # sensitivity.
@@ -89,7 +89,7 @@ class Accountant(abc.ABC):
   def claim(
     self, noise_multiplier: float, delta: float, samples: monte_carlo.Samples
   ) -> monte_carlo.Bound:
-    """Returns the claim of the least epsilon at `delta`.
+    """Returns the claim with the least epsilon at `delta`.
 
     The epsilon is only nearly the least if delta is bounded by random samples.
     """
@@ -98,7 +98,7 @@ class Accountant(abc.ABC):
   def claim_at(
     self, noise_multiplier: float, epsilon: float, samples: monte_carlo.Samples
   ) -> monte_carlo.Bound:
-    """Returns the claim of the least delta at `epsilon`.
+    """Returns the claim with the least delta at `epsilon`.
 
     The delta is only nearly the least if it is bounded by random samples.
     """
@@ -393,9 +393,10 @@ class MonteCarlo(Accountant):
     )
 
   def confirmed(self, noise_multiplier, bound, delta):
-    # PRIVACY: A stored bound may be for more noise or for another mixture than
-    # this run has, and so be too low. The bound is computed again for the noise
-    # and the mixture of this run, with samples drawn from the stored seed.
+    # PRIVACY: A stored bound of another run, with more noise or with another
+    # mixture, may be too low for this run. The bound is computed again for the
+    # noise and the mixture of this run, with samples drawn from the stored
+    # seed.
     # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
     growth = self._growth(noise_multiplier)
     exact = max(0.0, bound.epsilon - growth)
@@ -500,9 +501,10 @@ def _of_program(bound: monte_carlo.Bound, growth: float) -> monte_carlo.Bound:
     bound: bound of delta for the means of C in float64.
     growth: result of `MonteCarlo._growth`.
   """
-  # PRIVACY: The bound is for a mixture whose means are slightly off, in a run
-  # that never stops. Without both corrections epsilon and delta would be too
-  # small. The growth is added to epsilon, and delta is multiplied by e^growth.
+  # PRIVACY: The bound is for means with rounding errors, and for a run that
+  # never stops. So epsilon and delta would be too small for the real run. The
+  # growth is added to epsilon. Delta is multiplied by e^growth, and the
+  # probability of stops is added to delta.
   # Guard: accounting_cohorts_test.test_moved_means_raise_an_amplified_epsilon.
   epsilon = bound.epsilon + growth
   upper = bound.upper * _exp(growth) + stops.delta(epsilon)

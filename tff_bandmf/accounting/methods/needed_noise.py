@@ -21,8 +21,9 @@ implicit function theorem. If H is the gradient of delta by C / s, then
 
   d log s / dC = -(d delta / dC) / (d delta / d log s) = H / <H, C>
 
-A kind of cohorts may have another variable than C, such as the Gram matrix G of
-bins. G grows with the square of C, and d log s / dG = H / (2 <H, G>).
+The variable of a kind of cohorts may be another matrix than C, such as the Gram
+matrix G of bins. G grows with the square of C, and
+d log s / dG = H / (2 <H, G>).
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Estimate:
     fraction: fraction of the samples whose value is above 0.
     margin: median of L - epsilon (remove) or -L - epsilon (add).
     noise: mean square of the values, divided by the square of their mean.
-    gradient: gradient of delta by the variable; None if it was not asked for.
+    gradient: gradient of delta by the variable; None if it was not requested.
   """
 
   delta: float
@@ -125,7 +126,7 @@ class Estimate:
     Args:
       values: values above 0.
       margins: [count] float64, L - epsilon or -L - epsilon of all samples.
-      gradient: gradient of delta by the variable; None if it was not asked for.
+      gradient: gradient of delta by the variable; None if it was not requested.
     """
     count = len(margins)
     delta = float(values.sum()) / count

@@ -9,8 +9,8 @@ one data set, and P' and P~' on its neighbour. Then
   P~(E) <= P(E) + tau <= e^epsilon P'(E) + delta + tau
         <= e^epsilon (P~'(E) + tau) + delta + tau
 
-so the program is (epsilon, delta + (1 + e^epsilon) tau)-DP. Several runs add
-their taus. docs/reference/arithmetic.md has the proof.
+so the program is (epsilon, delta + (1 + e^epsilon) tau)-DP. For several runs,
+the taus are added. docs/reference/arithmetic.md has the proof.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import scipy.special
 
 from tff_bandmf import errors
 
-# Range of y and of its part from past rounds, in standard deviations.
+# Range of y, and of the part of y from past rounds, in standard deviations.
 DEVIATIONS = 16.0
 # Largest number of pairs (round, coordinate) of a run.
 PAIRS = 2**60
@@ -45,8 +45,8 @@ TAU = (1 + 1e-9) * (
 )
 
 # Shares of delta for stops. A claim takes the first share that suffices. The
-# first share changes no printed digit of epsilon; the last allows epsilon 70 at
-# 1e-6.
+# first share changes no printed digit of epsilon; the last share allows epsilon
+# 70 at a delta of 1e-6.
 SHARES = (2.0**-44, 2.0**-20, 0.02)
 
 
