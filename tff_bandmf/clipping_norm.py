@@ -115,9 +115,9 @@ class AdaptiveClip:
   ) -> Any:
     """Returns S_{t+1}, the clip of the round after round t.
 
-    The exponential functions of NumPy and TensorFlow differ in their last bits.
-    So this function computes an exponential series with products and sums of
-    two numbers, which both libraries round in the same way.
+    The exponential functions of NumPy and TensorFlow differ in their last bits,
+    but both libraries round products and sums of two numbers in the same way.
+    So this function computes an exponential series from products and sums.
 
     Args:
       last: S_t, float64, number or scalar tensor.

@@ -118,10 +118,10 @@ class Workload:
       [0, 1 - warmup].
     weight_decay: fraction of the model that a round of learning rate 1 removes:
       d_t = 1 - weight_decay * eta_t, which must not be below 0.
-    learning_rates: argument only: eta of each round, >= 0, in place of `warmup`
-      and `cooldown`.
-    matrix: argument only: A, [rounds, rounds] lower-triangular, at most 4096
-      rounds, in place of all others.
+    learning_rates: only an argument of the constructor: eta of each round,
+      >= 0, in place of `warmup` and `cooldown`.
+    matrix: only an argument of the constructor: A, [rounds, rounds]
+      lower-triangular, at most 4096 rounds, in place of all other arguments.
 
   Raises:
     TypeError: a value is not a number.

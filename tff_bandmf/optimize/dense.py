@@ -55,16 +55,16 @@ optimum of the following strategies:
   loss.
 - Fixed epochs with fewer participations than epochs: strategies whose columns
   for the rounds of one client are orthogonal.
-- Min-separation: strategies with at most min_sep bands or, if
-  max_participations allows fewer rounds than min_sep does, strategies with at
-  most min_sep bands and columns of equal norms.
+- Min-separation: strategies with at most min_sep bands. If max_participations
+  limits a client to fewer rounds than min_sep alone, only such strategies with
+  columns of equal norms.
 
 In two cases the search may end without convergence. For the max error, weights
 w of rounds that hardly matter converge slowly. With momentum, the best M is
-nearly singular if max_participations allows fewer rounds than min_sep. In both
-cases the search starts from the C of min_sep bands of the module `banded`, and
-its result is never worse than this C. For the max error the result is also
-never worse than the optimum for the mean error.
+nearly singular if max_participations limits a client to fewer rounds than
+min_sep alone. In both cases the search starts from the C of min_sep bands of
+the module `banded`, and its result is never worse than this C. For the max
+error the result is also never worse than the optimum for the mean error.
 
 Nearly all of the time goes into one symmetric eigenvalue problem for each
 evaluation. TensorFlow solves it, on the device of `with tf.device(...)`.
@@ -227,8 +227,8 @@ def _min_sep_diagonal(m: np.ndarray, b: int) -> _Diagonal:
 class _Dual:
   """V / V_0 - 2 T / T_0 with its gradient, and the best strategy so far.
 
-  V_0 and T_0 are the values at the start. The parameters are the parameters of
-  M followed, for the max error, by multiples of sqrt(w_t).
+  V_0 and T_0 are the values at the start. For the max error, multiples of
+  sqrt(w_t) follow the parameters of M.
 
   Attributes:
     start: [parameters] float64, start of the search.

@@ -156,7 +156,7 @@ def squared_sensitivity(
   # PRIVACY: The code below computes sens for the rounds 0, b, 2 b, .... If c is
   # not monotone and rounds of a client may be more than b apart, sens may be
   # larger for other rounds. m >= |c| does not increase from lag b on. So the
-  # rounds 0, b, ... have the largest sens for m, and it bounds sens for c.
+  # rounds 0, b, ... have the largest sens for m, which bounds sens for c.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
   if not (falls or participation.evenly_spaced):
     largest[min_sep:] = min_sep + _last_maxima(m[min_sep:])

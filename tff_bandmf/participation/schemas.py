@@ -52,7 +52,7 @@ class Cohorts(abc.ABC):
   is_enforced: ClassVar[bool] = False
 
   if TYPE_CHECKING:
-    # A constant in some subclasses, and a field in the others.
+    # `adjacency` is a constant in some subclasses, and a field in others.
     @property
     def adjacency(self) -> str: ...
 
@@ -282,8 +282,8 @@ class Costs:
   unit: float
   strategy_sha256: str
 
-  # PRIVACY: If a client could take part in more rounds than this bound, the
-  # claim would be too small. The bound follows from the cheapest round.
+  # PRIVACY: If a client could take part in more rounds than this bound, epsilon
+  # would be too small. The bound follows from the cheapest round.
   # Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
   @property
   def most(self) -> int:
@@ -432,8 +432,8 @@ class Budget(_Separated):
     }
 
   def participations(self, rounds: int) -> int:
-    # PRIVACY: If a client could take part in more rounds than this bound, the
-    # claim would be too small. The bound follows from the costs, not from the
+    # PRIVACY: If a client could take part in more rounds than this bound,
+    # epsilon would be too small. The bound follows from the costs, not from the
     # reference schema.
     # Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
     return min(rounds, self.known_costs.most)
@@ -466,8 +466,8 @@ def from_name(
 
   Args:
     name: 'single', 'fixed-epoch', 'min-sep' or 'budget'.
-    min_sep: least r2 - r1, integer >= 1; all schemas but 'single' require it,
-      and 'single' refuses it. For 'budget' this is `Budget.min_sep`.
+    min_sep: least r2 - r1, integer >= 1; 'single' refuses it, and all other
+      schemas require it. For 'budget' this is `Budget.min_sep`.
     max_participations: upper bound on k, integer >= 1; None for no bound. For
       'budget' this is `Budget.max_participations`, which does not bound k.
     apart: least r2 - r1 that 'budget' allows, integer >= 1; None for 1.

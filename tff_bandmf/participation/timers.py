@@ -41,10 +41,10 @@ def min_sep_from_timer(
 
     b = floor(hours * rounds_per_hour * (1 - margin)), but at least 1
 
-  At least hours * rounds_per_hour rounds begin between two participations of a
-  client. The timer guarantees nothing: a clock may be wrong, and rounds may be
-  slow. Admission enforces min_sep, and turns few clients away if the margin
-  covers the slowest hours.
+  At this rate, at least hours * rounds_per_hour rounds begin between two
+  participations of a client. The timer guarantees nothing: a clock may be
+  wrong, and rounds may be slower. Admission enforces min_sep, and refuses few
+  clients if the margin covers the slowest hours.
 
   Args:
     hours: shortest time between two participations of a client, > 0.

@@ -79,8 +79,8 @@ def until(
 
   Args:
     strategy: C for the n planned rounds.
-    budget: budget. Its horizon is the number of rounds of the result. If None,
-      this number is 10 n if C is defined for more than n rounds, else n.
+    budget: budget, whose horizon is the number of rounds of the result. A
+      horizon of None means 10 n if C is defined for more than n rounds, else n.
 
   Raises:
     ValueError: the horizon is below n, or C is not defined for so many rounds.
@@ -148,7 +148,7 @@ def completed(
   # Guard: arrivals_test.test_devices_decide_as_the_server_does.
   if strategy.goes_on:
     table, largest = _toeplitz(strategy, error)
-    # Any limit is valid, because the sensitivity is computed from it.
+    # Any limit is valid, because the sensitivity is computed from the limit.
     most = np.maximum.accumulate(table[0, ::-1])[::-1]
     lags = np.arange(1, k) * budget.min_sep
     lags = lags[lags < len(most)]
@@ -178,7 +178,7 @@ def completed(
 
 
 # PRIVACY: If the sensitivity were below the root of the budget, it would not
-# cover all admitted patterns. It is this root, rounded up.
+# cover all admitted patterns. The result is this root, rounded up.
 # Guard: budget_test.test_random_budgets_bound_the_rounds_that_they_admit.
 def bound(
   strategy: strategies.Strategy, budget: participation_lib.Budget

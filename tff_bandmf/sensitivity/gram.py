@@ -50,14 +50,14 @@ def sensitivity(
     largest sum of squared column norms over patterns.
   - B <= 2b: each column of a client's rounds overlaps only with the columns of
     the previous and the next round. sens^2 is the largest sum of X_ii and
-    2 |X_ij| over chains of rounds. It is exact for all signs of X, because
-    contributions +1 and -1 can make every term of a chain positive. A C with
-    several diagonal blocks gets the bound for B > 2b instead, unless rounds are
-    evenly spaced.
+    2 |X_ij| over chains of rounds. This sum is exact for all signs of X,
+    because contributions +1 and -1 can make every term of a chain positive. If
+    C has several diagonal blocks, and rounds are not evenly spaced, the result
+    is the bound for B > 2b instead.
   - B > 2b: the bound of [BandMF23, Alg 4]. Here w_i is a maximum only over
     patterns that contain i, which suffices for the proof of the bound. If
-    rounds are evenly spaced, sens^2 is bounded by the largest sum of |X_ij|
-    over patterns instead; this is exact if none of these X_ij is negative.
+    rounds are evenly spaced, the bound is the largest sum of |X_ij| over
+    patterns instead; it is exact if none of these X_ij is negative.
   """
   rounds, bands = strategy.rounds, strategy.bands
   k = participation.participations(rounds)
@@ -145,7 +145,7 @@ def _column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
 
 
 # PRIVACY: If a weight missed an entry of X, the bound could be below the
-# sensitivity. Each row has the sum of its heaviest pattern.
+# sensitivity. The weight of a row is the sum over its heaviest pattern.
 # Guards: sensitivity_test.test_bound_is_never_below_brute_force,
 # sensitivity_test.test_sensitivity_against_brute_force,
 # admission_test.test_patterns_let_in_never_exceed_the_sensitivity and

@@ -68,7 +68,7 @@ class Observed:
   cost: Optional[int] = None
 
   def keeps(self, schema: participation_lib.Participation, rounds: int) -> bool:
-    """Returns whether all clients kept a schema.
+    """Returns whether the log satisfies a schema.
 
     For a schema with evenly spaced rounds, this function checks the number and
     the least distance of a client's rounds, not that all distances are equal.
@@ -282,7 +282,7 @@ class _Heaviest:
         self.squared, 'sum of X over the rounds of a client'
       )
     # PRIVACY: C and `squared` have rounding errors, so the root of `squared`
-    # may be smaller than the sensitivity. The root is increased by a bound.
+    # may be smaller than the sensitivity. A bound of the errors increases it.
     # Guard: observed_sensitivity_test.test_observed_is_rounded_up.
     more = 1 + sensitivity_lib.rounding(strategy, most)
     return dataclasses.replace(unrounded, value=unrounded.value * more)

@@ -46,8 +46,9 @@ one client do not overlap (bands <= min_sep)')
   """
   participation_lib.check(participation)
   # PRIVACY: A budget allows patterns that its reference schema (the schema that
-  # defines it) does not allow. So the sensitivity of C is computed from the
-  # costs of the budget.
+  # defines it) does not allow, so a sensitivity under the reference schema
+  # could be too small. The sensitivity is computed from the costs of the
+  # budget.
   # Guard: stops_test.test_calibrate_meets_epsilon.
   if isinstance(participation, participation_lib.Budget):
     return budget.bound(strategy, participation)

@@ -85,9 +85,9 @@ def sensitivity(
       leftmost, 'columns of one client do not overlap (bands <= min_sep)'
     )
   # PRIVACY: If c has a negative entry or increases after c_b, another pattern
-  # can have a larger sum than the leftmost pattern, whose sum would then be too
-  # small a sensitivity. The theorem is used only if c is non-negative and does
-  # not increase from c_b on.
+  # can have a larger sum than the leftmost pattern, and the sensitivity would
+  # be too small. The theorem is used only if c is non-negative and does not
+  # increase from c_b on.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if column[:min_sep].min() >= 0 and _falls(column[min_sep:]):
     return result.exact(
@@ -177,8 +177,8 @@ def normalized_sensitivity(
       float(k), 'columns of one client do not overlap (bands <= min_sep)'
     )
   # PRIVACY: In most families with normalised columns, another pattern can have
-  # a larger sum than the leftmost pattern, whose sum would then be too small a
-  # sensitivity. The theorem of DP-CGD is used only for DP-CGD.
+  # a larger sum than the leftmost pattern, and the sensitivity would be too
+  # small. The theorem of DP-CGD is used only for DP-CGD.
   # Guards: sensitivity_test.test_sensitivity_against_brute_force,
   # families_test.test_sensitivity_is_safe.
   if toeplitz.is_geometric:

@@ -1,7 +1,7 @@
 """Sensitivity of tree aggregation.
 
 A contribution of norm 1 in round i changes every node above leaf i by a vector
-of norm 1. A leaf is also above and below itself. So, with a maximum over the
+of norm 1. Here a leaf is also above and below itself. With a maximum over the
 patterns pi of a client's rounds,
 
   sens^2 = max_pi sum_nodes (number of rounds of pi below the node)^2.
@@ -103,7 +103,7 @@ def decoded_sensitivity(
 
 
 # PRIVACY: If the tables lacked a pattern, the sensitivity would be too small.
-# The waiting times allow each pattern of the schema.
+# The waiting times exclude only patterns that the schema forbids.
 # Guards: families_test.test_sensitivity_is_safe and
 # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
 def _heaviest(rounds: int, sizes: list[int], min_sep: int, k: int) -> float:
@@ -223,8 +223,8 @@ def _lags(
 ) -> Iterator[np.ndarray]:
   """Yields X[i, i + e b] as an array over i, for e = 0, 1, ..., k - 1.
 
-  The arrays are [n] float64; entries for i + e b >= n are 0. Arrays whose
-  entries are all 0 are left out at the end.
+  The arrays are [n] float64; entries for i + e b >= n are 0. Arrays of zeros at
+  the end are left out.
   """
   for lag in range(0, min(k * min_sep, sizes[-1]), min_sep):
     common = np.zeros(rounds)

@@ -1,7 +1,7 @@
 """Strategy files.
 
-A strategy file is JSON or, where its name ends in `.npz`, a NumPy archive with
-the same content. JSON, version 2:
+A strategy file is JSON or, if its name ends in `.npz`, a NumPy archive with the
+same content. JSON, version 2:
 
   {"format": "tff_bandmf.strategy", "version": 2,
    "family": "banded-toeplitz", "rounds": 2052,
@@ -281,8 +281,8 @@ def _from_header(
   """
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
-  # PRIVACY: The content of a file of another version may define another C, with
-  # another sensitivity, than is read here. Such a file is refused.
+  # PRIVACY: A file of another version may define another C than the C that is
+  # read here, with a larger sensitivity. Such a file is refused.
   # Guard: strategies_test.test_file_of_another_version_is_refused.
   if header.get('version') != VERSION:
     raise errors.value_error(

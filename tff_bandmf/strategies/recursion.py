@@ -187,7 +187,7 @@ class Recursion(abc.ABC):
 
 
 class Window(Recursion):
-  """Weighted sums over a window of rounds.
+  """Weighted sums of the rows of a window, the last `memory` rounds.
 
     C of few bands:
       v_t = (z_steps z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
@@ -279,8 +279,8 @@ class Window(Recursion):
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns (scale, far, near) of V = scale * Z + far S + near U.
 
-    Row r of V is the noise of round first + r before rounding. U holds the y or
-    z of the block's rounds, and S the window before the block.
+    Row r of V is the noise of round first + r before rounding. U has the y or z
+    of the block's rounds, and S has the rows of the window before the block.
 
     Returns:
       [m], [m, memory] and [m, m] float64 for m = `rounds`; `near` is strictly

@@ -33,8 +33,8 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 # Terms of the first block of a series; each next block is twice as long.
 _FIRST_BLOCK = 4096
-# Largest number of terms that NumPy filters faster than scipy.signal is
-# imported.
+# Largest number of terms that NumPy filters in less time than the import of
+# scipy.signal takes.
 _FEW = 256
 # Relative distance from the limit at which a series counts as converged.
 _CONVERGED = 1e-12

@@ -197,10 +197,10 @@ class TreeBuffers(recursion_lib.Buffers):
     E_0 = g_0,   E_{h+1} = (E_h + S_h) v_{h+1} / (2 v_h) + v_{h+1} g_{h+1}
     y_t = E_H - sum_{h<H} S_h
 
-  Here g_0, ..., g_H are independent unit normals for round t alone. E_H is the
-  sum of w . g, for a vector w of weights, and of the a_h S_h, with weights a_h.
-  w . g is Gaussian with standard deviation |w|. So a single unit normal z_t for
-  each round gives the same noise:
+  Here g_0, ..., g_H are independent unit normals for round t alone. With
+  weights w and a_h, E_H = w . g + sum_{h<H} a_h S_h. The first term is Gaussian
+  with standard deviation |w|. So a single unit normal z_t for each round gives
+  the same noise:
 
     y_t = |w| z_t + sum_{h<H} (a_h - 1) S_h,   S_H <- y_t + sum_{h<H} S_h
 
