@@ -72,8 +72,8 @@ def aggregation(
   median over repetitions of the tape's seconds divided by the seconds of
   `gaussian_fixed`; `tree_ratio` divides by the seconds of `tree_aggregation`.
   The producer runs at the same time on a free core. `charged_ratio` and
-  `charged_tree_ratio` add its CPU time to the tape's seconds, as if no core
-  were free.
+  `charged_tree_ratio` add the producer's CPU time to the tape's seconds, as if
+  no core were free.
 
   Args:
     bands: number of bands of the tape's strategy.

@@ -21,8 +21,8 @@ def tensors() -> Iterator[dict[str, Any]]:
   Each figure is the CPU time of Python and of the worker together. A ratio
   divides our seconds by TFF's seconds. The first round includes `initialize`.
   At 20 tensors, the noise takes most of our time to create. The noise has about
-  350 of 770 operations, which do not grow with the tensors, and a thread that
-  computes the first rounds. Without noise the ratio is 1.2.
+  350 of 770 operations, a number that does not grow with the tensors, and a
+  thread for the first rounds. Without noise the ratio is 1.2.
   """
   import numpy as np
   import psutil

@@ -20,7 +20,8 @@ is one JSON line for each run.
   planted sentence of rank r has an exposure of log2(R) - log2(r) bits. If the
   model was not trained on the sentence, the exposure is log2(e) = 1.4 bits on
   average. The attack calls a sentence planted if the decrease of its loss
-  exceeds a threshold. At most a share alpha of the references exceed it.
+  exceeds a threshold. At most a share alpha of the references exceed this
+  threshold.
 
 Let a test call a non-member a member with probability alpha. If the guarantee
 of the run holds, the test calls a member a member with probability at most

@@ -287,7 +287,7 @@ class Privacy:
     """Raises ValueError if the strategy file changed since a run began.
 
     Args:
-      used: planned strategy of the run, as the folder of the run has it.
+      used: planned strategy in the folder of the run.
     """
     if not self.is_file or not pathlib.Path(self.family).exists():
       return

@@ -126,10 +126,9 @@ def finish(
 
   Args:
     child: process ID.
-    after: number of seconds from the time that `when` gives to the kill; None
-      to wait until the process ends.
-    when: function without arguments; the time is its first call that returns
-      True.
+    after: number of seconds from the first True of `when` to the kill; None to
+      wait until the process ends.
+    when: function that returns a bool; it is called until it returns True.
 
   Returns:
     The status of `os.waitpid`, and the duration of the process in seconds.

@@ -55,7 +55,7 @@ class Start:
 def start(
   config: config_lib.Config, vocabulary: vocabulary_lib.Vocabulary
 ) -> Start:
-  """Returns the initial model of an experiment, as `training.init` says.
+  """Returns the initial model of an experiment; `training.init` chooses it.
 
   Args:
     config: the experiment.

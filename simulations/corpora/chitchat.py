@@ -39,8 +39,8 @@ from tff_bandmf import _files, errors
 PACKAGE, PACKAGE_VERSION = 'chitchat-dataset', '0.9.0'
 FILE = 'dataset.json'
 
-# Part of the file's name. Raise it when a rule of this module changes the
-# corpus.
+# Part of the file's name. Raise this number when a rule of this module changes
+# the corpus.
 VERSION = 1
 # A person with fewer than MIN_WORDS words is left out. A sentence of a person
 # is left out if it ends after the person's first MAX_WORDS words. Both rules

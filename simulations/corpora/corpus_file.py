@@ -32,7 +32,8 @@ with errors.importing('a corpus'):
 # TFF's names of the splits; 'heldout' is the validation split.
 SPLIT_NAMES = ('train', 'heldout', 'test')
 
-# Part of the names of cached files. Raise it when their content changes.
+# Part of the names of cached files. Raise this number when their content
+# changes.
 _CACHE_VERSION = 1
 
 

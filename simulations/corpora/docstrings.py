@@ -59,7 +59,7 @@ PACKAGES = (
   ('tensorflow-probability', '0.22.1'),
 )
 
-# Part of the file's name. Raise it when a rule of this module or of
+# Part of the file's name. Raise this number when a rule of this module or of
 # `docstring_text` changes the corpus.
 VERSION = 1
 # Result of `checksum` for the clients of `PACKAGES`.

@@ -111,7 +111,7 @@ def _download(path: str) -> None:
   directory = os.path.dirname(path)
   os.makedirs(directory, exist_ok=True)
   # TFF writes under the final name, and takes the incomplete file of an
-  # interrupted download for complete. So it downloads to a temporary folder.
+  # interrupted download for complete. So TFF gets a temporary folder here.
   with tempfile.TemporaryDirectory(dir=directory) as temporary:
     try:
       tff.simulation.datasets.stackoverflow.load_data(cache_dir=temporary)

@@ -108,8 +108,8 @@ def accuracies(num_ids: int) -> dict[str, Accuracy]:
   'Unknown' is the id of words out of the vocabulary, 'the end' is the id of the
   end of a sentence. `accuracy_of_tff` is the metric
   `accuracy_without_out_of_vocab_or_end_of_sentence` of TFF's StackOverflow
-  baseline, which publications quote. It increases if a model predicts the
-  unknown word and the end less often, even if the model predicts words no
+  baseline, which publications quote. This metric increases if a model predicts
+  the unknown word and the end less often, even if the model predicts words no
   better. `accuracy_with_end_and_unknown` is the `accuracy` of the baseline.
 
   Args:

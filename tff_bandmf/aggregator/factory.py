@@ -42,7 +42,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     number of finished rounds. `z_stddev`: standard deviation of z in the unit
     of the sum, where z is the noise before C^-1. `noise_placement`: 'tape' or,
     without noise, 'none'. `noise_checked`: whether the process that added the
-    noise tested its standard deviation. `rounds_ahead`, only with a tape:
+    noise tested the deviation of the noise. `rounds_ahead`, only with a tape:
     number of rounds whose noise is ready; this number depends on how long
     rounds take.
   * `released`, only for an adaptive clip: values with noise, which the

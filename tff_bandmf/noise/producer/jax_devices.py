@@ -144,8 +144,8 @@ class Devices(block_makers.Maker):
       z = self.draw(i, block)
       memory = self._memories[i]
       if memory is None:
-        # All later memories are on the device. If the zeros were not, JAX would
-        # compile a second program.
+        # Later memories are committed to the device. If the zeros were not, JAX
+        # would compile a second program.
         memory = jax.device_put(
           jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype), device
         )
