@@ -471,7 +471,13 @@ def test_ledger_of_another_run_is_refused_by_its_place(tmp_path):
 
 @pytest.mark.parametrize(
   'results',
-  [{'acc': 'x'}, {'acc': None}, {'acc': float('nan')}, {'ledger_head': 1.0}],
+  [
+    {'acc': 'x'},
+    {'acc': None},
+    {'acc': float('nan')},
+    {'ledger_head': 1.0},
+    {'epsilon': 0.1},
+  ],
   ids=str,
 )
 def test_result_that_is_not_a_number_is_refused(tmp_path, results):

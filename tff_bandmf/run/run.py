@@ -45,6 +45,8 @@ _UNNOISED_MANAGERS = {
 }
 # Relative difference up to which two results of one model count as equal.
 _RESULT_TOLERANCE = 1e-6
+# Names that no result may have: in a report, they would look like a claim.
+_CLAIMED = (run_json.LEDGER_HEAD, 'epsilon', 'delta', 'rho')
 
 
 class Run:
@@ -718,7 +720,7 @@ class Run:
       if isinstance(value, np.ndarray) and value.size == 1:
         results[name] = value = value.item()
       is_finite = _checks.is_number(value) and math.isfinite(value)
-      if name == run_json.LEDGER_HEAD or not is_finite:
+      if name in _CLAIMED or not is_finite:
         raise errors.value_error(
           f'record={name}={value}: must be a finite number under a name of '
           'your own; record numbers such as test_accuracy=0.24'
