@@ -107,9 +107,9 @@ def _given_matrix(values: Any) -> Optional[np.ndarray]:
 class Workload:
   """A_t = d_t A_{t-1} + eta_t M_t. [BandMF23, Sec 2 and App I]
 
-  The learning rate rises linearly from 5% to 100% of its peak over the first
-  rounds, a fraction `warmup` of all rounds, and falls linearly back to 5% over
-  the last rounds, a fraction `cooldown` of all rounds.
+  Over the first rounds, a fraction `warmup` of all rounds, the learning rate
+  rises linearly from 5% to 100% of its peak. Over the last rounds, a fraction
+  `cooldown` of all rounds, it falls linearly back to 5%.
 
   Attributes:
     momentum: beta, in [0, 1).

@@ -99,8 +99,9 @@ class Composition:
 
     All runs and releases whose privacy losses can be convolved get one share of
     delta together. Each other run gets one share, and all releases with a rho
-    get one share together. The epsilons at these shares are added. If epsilon
-    of the composition without amplification is smaller, it is returned instead.
+    get one share together. The epsilons at these shares are added. If the
+    composition without amplification has a smaller epsilon, the claim has this
+    epsilon instead.
 
     Raises:
       ValueError: a value is out of range.

@@ -31,11 +31,13 @@ class Guarantee:
 
   The guarantee is about the release of the noised sums of all rounds, for one
   client or unit of privacy. It assumes that each client's contribution to a
-  round has L2 norm at most the clipping norm. It also assumes one of three
-  conditions on `cohorts`: their schema is enforced; or clients are drawn by
-  exactly their rule with secret randomness, and nobody who sees the release
-  knows the cohorts; or the cohorts are read from a log, and participation did
-  not depend on private data.
+  round has L2 norm at most the clipping norm, and one of these conditions:
+
+  - The schema of `cohorts` is enforced.
+  - Clients are drawn by exactly the rule of `cohorts` with secret randomness,
+    and nobody who sees the release knows the cohorts.
+  - The cohorts are read from a log, and participation did not depend on private
+    data.
 
   Attributes:
     strategy: strategy matrix C.
@@ -219,7 +221,7 @@ class Guarantee:
     the guarantee of the result. Proof: C is lower triangular, so the first t
     rows of C^-1 (C G + Z) are a function of the first t rows of C G + Z. With a
     min_sep b, a client takes part in at most m = min(k, ceil(t / b)) of these
-    rounds, which are at least b apart, so it moves the t rows by at most
+    rounds, which are at least b apart. So it moves the t rows by at most
     sens(C; b, m), the sensitivity of all rows. Under `Single`, a `Budget` and
     sampled cohorts, nothing is proved for fewer rounds, and the result is this
     guarantee: the first t rounds are a function of all rounds.

@@ -40,7 +40,7 @@ _LEAST_DIAGONAL = 1e-3
 
 # Function that minimises the log loss until an iteration decreases it by less
 # than the tolerance. Each of the past gradients that L-BFGS stores takes 2 n b
-# numbers, and with more gradients the search is hardly faster.
+# numbers, and more gradients make the search only a little faster.
 search = functools.partial(solver.search, tolerance=1e-10, corrections=5)
 
 # Function from the gradient by the columns of C, [n, b], to the gradient by the

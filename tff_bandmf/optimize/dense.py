@@ -31,10 +31,10 @@ gap of a feasible C are from this project. For one participation M is diagonal,
 and the fixed point of [SingleEpoch22] is
 m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2).
 
-**Parameters of M.** M_ij = 0 unless i = j or one client can take part in rounds
-i and j. Such rounds i != j are a pair. m is linear in v >= 0, and so is V. For
-one participation and for fixed epochs, M = L L^T, and L_ij = 0 where M_ij = 0.
-Row i of L is sqrt(m_i) (u_i, 1) / |(u_i, 1)|. The parameters are u and the
+**Parameters of M.** Two rounds i != j are a pair if one client can take part in
+both. If i != j are not a pair, M_ij = 0. m is linear in v >= 0, and so is V.
+For one participation and for fixed epochs, M = L L^T, and L_ij = 0 where M_ij =
+0. Row i of L is sqrt(m_i) (u_i, 1) / |(u_i, 1)|. The parameters are u and the
 square roots of v: at the optimum the curvature of T along L is d, which is
 nearly constant, even if M is ill-conditioned. For min-separation, such an L
 would give an M with M_ij != 0 for rounds that are not a pair. So for
@@ -494,8 +494,8 @@ def optimize_dense(
       ends, at least 0.
 
   Returns:
-    The strategy. It has converged if its loss is proved to be at most 1 + `gap`
-    times the loss of every strategy in "Optimality".
+    The strategy. The search has converged if the loss is proved to be at most
+    1 + `gap` times the loss of every strategy in "Optimality".
 
   Raises:
     ValueError: there are so many rounds that a matrix would not fit in memory.

@@ -11,9 +11,9 @@ from tff_bandmf import errors, strategies
 from tff_bandmf.optimize import solver
 from tff_bandmf.strategies import base
 
-# A search may try this many bands of C^-1 whatever the memory limit. With so
-# few bands, a producer can draw past normals again instead of keeping them: at
-# most 2.75 normals for one coordinate and round.
+# A search may try this many bands of C^-1 under any memory limit. With so few
+# bands, a producer can draw past normals again instead of keeping them: at most
+# 2.75 normals for one coordinate and round.
 _MADE_AGAIN = 8
 
 

@@ -40,9 +40,9 @@ _NO_GAIN = 1e-10
 # power and largest number of evaluations of all later stages.
 _POWERS, _FEW_EVALUATIONS = (4.0, 16.0, 64.0), 60
 _LAST_POWER, _STAGE_EVALUATIONS = 256.0, 200
-# Fraction of the sum of all w_t that is divided equally among the rounds, since
-# a weight of 0 could never grow again; the largest such fraction in later
-# stages; and the factor by which each converged stage reduces the fraction.
+# A weight of 0 could never grow again, so a fraction of the sum of all w_t is
+# divided equally among the rounds. The fraction at the start; its largest value
+# in later stages; and the factor by which each converged stage reduces it.
 _LEAST_WEIGHT, _LATER_WEIGHT, _FALL = 1e-2, 1e-3, 0.1
 # Largest log(max(e) / lower bound) at which a search for the largest error has
 # converged, and the fraction of this gap at which the search ends.

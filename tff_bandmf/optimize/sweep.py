@@ -7,11 +7,11 @@
 
   minimise error(x) * sens(x)^2, or error(x) * s(x)^2 for sampled cohorts
 
-The best x is often so near an end of the range that the order of magnitude of
-its distance from the end matters (1 - lambda of DP-CGD, nu of LTI). Near an
-end, a change of u by a constant multiplies this distance by a constant. The
-loss is first computed on a grid that includes the ends of the range; then each
-local minimum of the grid is refined.
+The best x is often very near an end of the range: lambda of DP-CGD near 1, nu
+of LTI near 0. Then the order of magnitude of the distance from the end matters.
+Near an end, a change of u by a constant multiplies this distance by a constant.
+The loss is first computed on a grid that includes the ends of the range; then
+each local minimum of the grid is refined.
 
 The noise s(x) for sampled cohorts is an estimate, and slow to compute. So for
 sampled cohorts the loss is computed on a part of the grid, and then at the

@@ -26,7 +26,7 @@
   max    = sum_{j<n} w_j^2 = n W^2 + 2 W sum d_j + sum d_j^2
 
 If d_j is negligible from j = n on, the sums over d_j extend to all j >= 0.
-These infinite sums have a closed form that costs O(b^3), whatever n is. K^-1 is
+These infinite sums have a closed form, in O(b^3) time for every n. K^-1 is
 the matrix of autocovariances of 1 / q (Gohberg and Semencul), so that
 sum d_j^2 = p^T s. For any rho, sum rho^(2j) d_j^2 has the same closed form with
 rho^j q_j and rho^j p_j in place of q_j and p_j, and T is half of the derivative
@@ -97,10 +97,11 @@ class _Settled:
     T = p'^T s - F . F' + G . G',  F = L1^T s,  G = L2^T s
 
   For the mean error u = (n + 1) / 2 and v = 1 / n, and for the max error u = n
-  and v = 0. A prime is the derivative by rho at fixed s. To need no derivative
-  of s, the gradient is computed from E with 2 p^T s - s^T K s in place of
-  p^T s, and with the additional term y^T (p - K s), where y = -v K^-1 dT/ds.
-  Since K s = p, the value of E stays the same, and its derivative by s is 0.
+  and v = 0. A prime is the derivative by rho at fixed s. The gradient is
+  computed from another formula of E, with 2 p^T s - s^T K s in place of p^T s
+  and the additional term y^T (p - K s), where y = -v K^-1 dT/ds. Since K s = p,
+  the value of E is the same. The derivative of this formula by s is 0, so the
+  derivative of s is not needed.
   """
 
   def __init__(

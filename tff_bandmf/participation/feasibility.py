@@ -12,15 +12,15 @@
 | N_r      |               | number of clients with index = r (mod b)      |
 | n_r      |               | number of rounds with index = r (mod b)       |
 
-**Necessary**, except for fixed epochs: n m <= N k, because the rounds have n m
-participations, and N clients may have at most N k participations; and min(b, n)
-m <= N, because no client is in two of min(b, n) consecutive rounds.
+**Necessary**, except for fixed epochs: n m <= N k and min(b, n) m <= N. The
+rounds have n m participations, and N clients may have at most N k
+participations. No client is in two of min(b, n) consecutive rounds.
 
 **Sufficient for min-sep.** Let q = min(t, b - 1). The last q cohorts before
 round t have q m different clients; these must not take part in round t. In the
 t - q rounds before these cohorts, at most (t - q) m / k other clients took part
 k times. All remaining clients may take part, and round t needs m of them. So
-every cohort can be filled, whatever was drawn before, if
+every cohort can be filled, for all cohorts that were drawn before, if
 
     min(b, n) m + floor(max(n - b, 0) m / k) <= N
 

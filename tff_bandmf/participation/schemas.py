@@ -261,12 +261,12 @@ class Costs:
 
     cost(P) = sum_{s in P} h(s, 0) + 2 sum_{s < t in P} h(s, t - s)
 
-  Here P is a pattern, X = C^T C, and h(s, l) is an integer, at least
-  |X[s, s + l]| / unit: an allowance for rounding errors is added to this number
-  before it is rounded up. If C is Toeplitz and is defined for any number of
-  rounds (`Strategy.goes_on`), X is computed from columns that are not cut off
-  at the last row, and h(s, l) is the same for all s. Sums of integers are exact
-  in any order, so servers and devices compute equal costs.
+  Here P is a pattern, X = C^T C, and h(s, l) is an integer >=
+  |X[s, s + l]| / unit: an allowance for rounding errors is added to the
+  quotient, and the sum is rounded up. If C is Toeplitz and defined for any
+  number of rounds (`Strategy.goes_on`), X is computed from columns that are not
+  cut off at the last row, and h(s, l) is the same for all s. Sums of integers
+  are exact in any order, so servers and devices compute equal costs.
 
   Attributes:
     table: [1 or number of rounds, lags] int64, the values h(s, l) in [0, 2^30].

@@ -101,9 +101,9 @@ def sensitivity(
   )
   # An entry that is 0 up to rounding errors does not count as negative.
   signed = bool(np.any(lags < -ROUNDING * weights.max()))
-  # PRIVACY: Where X_ij is negative, opposite contributions of a client in
-  # rounds i and j add to the squared sensitivity, and a sum of X would be too
-  # small. The absolute values of X are added.
+  # PRIVACY: If X_ij is negative, opposite contributions of a client in rounds i
+  # and j increase the squared sensitivity, and a sum of X would be too small.
+  # The absolute values of X are added.
   # Guard: sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
   attained = patterns.heaviest_fixed(np.abs(lags), rounds, min_sep, k)
   if fixed and (chained or not signed):

@@ -268,9 +268,9 @@ class _Heaviest:
     if costs is not None:
       squared = self.squared * costs.unit * (1 + 8 * recursion.UNIT)
       unrounded = result.bound(squared, 'cost of the rounds of a client')
-    # PRIVACY: Where X_ij is negative, opposite contributions of a client in
-    # rounds i and j add to the squared sensitivity, and a sum of X would be too
-    # small. `squared` is a sum of |X|. It is exact if no entry is negative.
+    # PRIVACY: If X_ij is negative, opposite contributions of a client in rounds
+    # i and j increase the squared sensitivity, and a sum of X would be too
+    # small. `squared` is a sum of |X|, which is exact if no X_ij is negative.
     # Guard:
     # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
     elif self.signed:

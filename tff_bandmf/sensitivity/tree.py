@@ -31,7 +31,7 @@ from tff_bandmf.strategies import tree
 # Largest number of computed entries of X; at this limit they take some seconds.
 _QUICK_LAGS = 10**9
 # Limits of the function `_joined`: the largest number of array entries, and the
-# largest number of pairs of keys. At either limit, it takes about a second.
+# largest number of pairs of keys. At either limit, a call takes about a second.
 _QUICK_TABLE = 10**8
 _QUICK_PAIRS = 20_000
 
@@ -205,9 +205,9 @@ def _levels_squared(
   """Returns the square of the upper bound that `sensitivity` describes."""
   squared = 0
   for size in sizes:
-    # PRIVACY: If size / min_sep was rounded down, the sensitivity would be too
-    # small: with size 4 and min_sep 3, a client can take part in the first and
-    # in the last of 4 rounds. This line rounds the quotient up.
+    # PRIVACY: With size 4 and min_sep 3, a client can take part in the first
+    # and in the last of 4 rounds. If size / min_sep were rounded down, the
+    # sensitivity would be too small. This line rounds the quotient up.
     # Guard: families_test.test_sensitivity_is_safe_where_rounds_are_many.
     full = min(k, -(-size // min_sep))
     nodes, rest = divmod(min(k, full * (rounds // size)), full)

@@ -73,8 +73,8 @@ class Strategy(abc.ABC):
     buffers: d; None if the family is not a BLT.
     structure: property of C that theorems about the sensitivity use: one of the
       constants from `ANY` to `DECODED_TREE`.
-    goes_on: whether a run may continue past round n. This needs a family that
-      defines a Toeplitz C of few bands or buffers for every number of rounds.
+    goes_on: whether a run may continue past round n. The family then defines a
+      Toeplitz C of few bands or buffers for every number of rounds.
     rows_are_given: whether `arrays` has the entries of C. If not, the entries
       are computed.
   """

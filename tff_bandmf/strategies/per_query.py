@@ -1,6 +1,6 @@
 """Per-query errors of a workload A, for C or C^-1 with few bands.
 
-The per-query error e_t is the squared L2 norm of row t of A C^-1, which is the
+The per-query error e_t is the squared L2 norm of row t of A C^-1. It equals the
 variance of row t of y = A C^-1 z for iid z of unit variance. This y solves
 L y = R z with lower-triangular, banded L and R:
 
@@ -33,7 +33,7 @@ import scipy.linalg
 
 from tff_bandmf import errors, workloads
 
-# Least rounds of a block: products of smaller matrices are hardly cheaper.
+# Least rounds of a block: products of smaller matrices take nearly as long.
 _SHORTEST_BLOCK = 64
 # Most rounds of a block: a float64 matrix of this side takes 3.2 GB.
 LONGEST_BLOCK = 20_000

@@ -235,7 +235,7 @@ class Window(Recursion):
     return min(self.memory, t) if self.keeps == PAST_Y else 0
 
   def ideal(self, z_steps, t, past, bits=128):
-    # Every sum is exact, whatever `bits` is.
+    # Every sum is exact for every `bits`.
     row, size = self.rows(t, t + 1)[0, : t + 1].tolist(), Fraction(z_steps)
     if self.keeps == PAST_Z:
       return Ideal([size * Fraction(weight) for weight in row], Fraction(0))
@@ -376,10 +376,10 @@ class Buffers(Recursion):
     mean = radius = Fraction(0)
     if self.reach(t):  # Else S_t is zero.
       mean = sum((w * Fraction(s) for w, s in zip(weights, buffers)), mean)
-      # PRIVACY: Buffers in float64 have errors. If a rounding that the errors
-      # could change were decided from the buffers, y would not be the rounding
-      # of the ideal mechanism's v, and epsilon would not hold. The radius
-      # includes these errors.
+      # PRIVACY: Buffers in float64 have errors. If such buffers decided a
+      # rounding that their errors could change, y would not be the rounding of
+      # the ideal mechanism's v, and epsilon would not hold. The radius includes
+      # these errors.
       # Guard: exact_noise_test.test_buffers_with_errors_decide_nothing_wrong.
       bounds = (abs(w) * Fraction(e) for w, e in zip(weights, errors))
       radius = sum(bounds, radius)

@@ -59,7 +59,7 @@ class Stamped(base.Strategy):
     )
 
   # PRIVACY: The sensitivity is a sum over tiles. With a wrong number of tiles,
-  # it would be the sensitivity of another C.
+  # this sum would be the sensitivity of another C.
   # Guard:
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   def tiles(self) -> list[tuple[base.Strategy, int]]:

@@ -278,9 +278,9 @@ class BMinSepMixture(importance.Mixture):
   def _draw_rounds(self, rng, count, log_gains):
     """Draws S with probability proportional to P(S) e^(sum of gains over S).
 
-    If a client is eligible from round i on, its next round is the first j for
-    which -ln P(no round in i, ..., j), under this law of S, exceeds a standard
-    exponential variable.
+    Let P' be this law of S. If a client is eligible from round i on, its next
+    round is the first j for which -ln P'(no round in i, ..., j) exceeds a
+    standard exponential variable.
 
     Args:
       rng: random generator.

@@ -66,7 +66,8 @@ class _States(NamedTuple):
   after: np.ndarray
 
   # PRIVACY: Delta is a sum over the states of the copies. With a wrong number
-  # of orders or a wrong next state, it would be the delta of another sampler.
+  # of orders or a wrong next state, this sum would be the delta of another
+  # sampler.
   # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
   @classmethod
   @functools.lru_cache(maxsize=8)

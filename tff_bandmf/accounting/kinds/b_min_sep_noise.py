@@ -7,9 +7,9 @@ m = B r, where r_i is the probability that S contains round i, a sample is
 
   y = z + a B 1_S + kappa m
 
-for fixed z and a fixed S, drawn with probability w_S = P(S) e^(sum_S g_i) / A,
-where the gains g_i are chosen by `with_law` and A is the normalizer. The
-recursion of `b_min_sep` sums over S in P / Q and R / Q, with l_i replaced by
+for fixed z and a fixed S. S is drawn with probability w_S = P(S) e^(sum_S g_i)
+/ A; `with_law` chooses the gains g_i, and A is the normalizer. The recursion of
+`b_min_sep` sums over S in P / Q and R / Q, with l_i replaced by
 
   <b_i, y> - |b_i|^2 / 2                                              P / Q
   g_i + a <b_i, y> - a^2 |b_i|^2 / 2 - a kappa <b_i, m>               R / Q

@@ -77,7 +77,7 @@ class BallsInBinsMixture(importance.Mixture):
 
     Args:
       losses: [count, b] float64, privacy loss of each bin at y.
-      epsilon: epsilon of delta.
+      epsilon: the epsilon at which delta is computed.
       sign: 1 if values are above 0 for L > epsilon, -1 for -L > epsilon.
     """
     # PRIVACY: L in float32 has an error, and a value above 0 that counts as 0

@@ -240,10 +240,9 @@ class BMinSep(Sampler):
 
 
 def largest_cohort(clients: int, probs: np.ndarray) -> int:
-  """Returns an L that the cohorts of a run hardly ever exceed.
+  """Returns an L that cohorts of a run exceed with probability <= OVERSIZE.
 
-  The probability that a cohort exceeds L is at most OVERSIZE =
-  `stops.OVERSIZE`.
+  OVERSIZE is `stop_probability.OVERSIZE`.
 
   The number N_t of clients in round t is the sum of m independent draws, so
 

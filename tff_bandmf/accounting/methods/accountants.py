@@ -59,7 +59,7 @@ class Accountant(abc.ABC):
     Args:
       strategy: strategy matrix C.
       schema: schema that the cohorts always satisfy.
-      sensitivity: sensitivity of C for clip = 1. If None, it is computed for
+      sensitivity: sensitivity of C for clip = 1; None for the sensitivity under
         `schema`.
     """
     self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
@@ -210,7 +210,7 @@ class Gaussian(Exact):
       schema: schema of each client, or the strictest schema that a log
         satisfies.
       sensitivity: sensitivity of C for one client and clip = 1, observed in a
-        log and rounded up. If None, it is computed for `schema`.
+        log and rounded up; None for the sensitivity under `schema`.
       clients_per_unit: largest number of clients of one unit of privacy.
     """
     # PRIVACY: A log can have more participations than the schema of the plan
@@ -441,10 +441,11 @@ class MonteCarlo(Accountant):
   def _notice_no_amplification(
     self, mixture: importance.Mixture, samples: int
   ) -> None:
-    """Writes a notice that the claim is not amplified, unless P is Gaussian.
+    """Writes a notice that the claim is not amplified.
 
-    If the means of P are equal, P is Gaussian, and sampling cannot amplify. The
-    means are equal if the mean of their squares is the square of their mean.
+    If the means of P are equal, P is Gaussian, sampling cannot amplify, and no
+    notice is written. The means are equal if the mean of their squares is the
+    square of their mean.
     """
     if mixture.mean_square > mixture.square_mean * (1 + _EQUAL):
       errors.notice(

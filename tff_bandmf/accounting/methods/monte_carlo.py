@@ -303,7 +303,7 @@ def plans(
     if candidates[0].bound <= max(least, math.exp(-log_term)):
       plans.append((candidates[0], 0.0, candidates[0].bound))
       continue
-    # A few pilots choose one of the candidates, and the others get no more.
+    # A few pilots choose one candidate. Only this candidate gets more pilots.
     few = min(pilots, _FEW_PILOTS) if len(candidates) > 1 else pilots
     averages = [
       _average(candidate, few, mixture.entries, rng) for candidate in candidates
