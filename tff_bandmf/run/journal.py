@@ -402,7 +402,7 @@ class Journal:
     hidden = {name: value for name, value in own.items() if name not in row}
     private = {**hidden, **numbers}
     rows.write(row, {name: repr(value) for name, value in private.items()})
-    values = {
+    released = {
       name: float(cells[name]) for name in self._released if cells[name] != ''
     }
     flags = _incomplete(updates, clients, [attempt] * bool(z_stddev))
@@ -418,7 +418,7 @@ class Journal:
       result,
       noise_checked=bool(z_stddev),
       row=metrics.digest(row),
-      released=values,
+      released=released,
       flags=flags,
     )
     rows.export(row)
