@@ -125,7 +125,7 @@ PEOPLE = Study(
   'guarantee for each of them? A next-word model learns public text without '
   'noise, and then the chats of 837 people with noise, in 240 rounds of 50 '
   'people. A person takes part in at most 15 rounds, which are at least 16 '
-  'apart. No larger cohort is simulated.',
+  'apart. The guarantee is for these cohorts of 50.',
   'people',
   '--config=configs/people.toml --out=runs/people_grid',
   '',
