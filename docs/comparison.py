@@ -38,7 +38,7 @@ _LIMITS = """\
 - Epsilon is for 850 clients a round, which 85 clients simulate. The noise of
   the mean is the noise of 850 clients, so the guarantee does not hold for the
   85 clients. Rows `true-` and `poisson-` have a guarantee for their own small
-  cohort. The mean of a small cohort has more noise, so they learn little.
+  cohort. Its mean has more noise, so these runs learn little.
 - The runs use one corpus of docstrings, one model of 0.15 million parameters
   and 1,032 rounds. They say nothing about other text or longer training.
 - All rates follow from L by one rule of BandMF23. A search of the rate for each
@@ -168,8 +168,8 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
     'After a crash, the first command resumes the sweep. The last command '
     'writes this page from the finished runs alone. The learning rates follow '
     'from log(rate) = -0.95 log(L) + constant, and are at most the rate that '
-    'is stable without noise. The constant is fitted to one row, by the '
-    'validation loss of its candidates:',
+    'is stable without noise. The constant is fitted to the candidate rate of '
+    'one mechanism with the least validation loss:',
     summary.search_table() or 'No candidate has ended.',
     *summary.notes,
   ]
