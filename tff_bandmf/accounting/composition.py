@@ -125,11 +125,11 @@ class Composition:
     if rhos:
       bounds.append(_of_rho(math.fsum(rhos), share))
     if others:
-      left = delta / (1 + bool(rhos))
+      portion = delta / (1 + bool(rhos))
       try:
         certain = [
-          _claim([*composed, *map(_without_chance, others)], known, left),
-          *([_of_rho(math.fsum(rhos), left)] if rhos else []),
+          _claim([*composed, *map(_without_chance, others)], known, portion),
+          *([_of_rho(math.fsum(rhos), portion)] if rhos else []),
         ]
       except ValueError:
         # The noise is too small for a claim without amplification.

@@ -346,9 +346,10 @@ def search(
 
     v_t = w_t e_t^(p-1) / sum_s w_s e_s^(p-1)
 
-  replace w, while p grows from 4 to 256. If C minimises the loss of w and p, it
-  also minimises sum_t v_t e_t, because both gradients at C are parallel, e_t is
-  convex in X = C^T C, and X ranges over a convex set. So
+  replace w, while p grows from 4 to 256, or to 64 for sampled cohorts. If C
+  minimises the loss of w and p, it also minimises sum_t v_t e_t, because both
+  gradients at C are parallel, e_t is convex in X = C^T C, and X ranges over a
+  convex set. So
 
     sum_t v_t e_t <= least possible max(e) <= max(e)
 

@@ -498,9 +498,9 @@ def _errors_to_the_limit(
       break
     tail = w[-memory:]
     if np.all(np.abs(tail - limit) <= _CONVERGED * abs(limit)):
-      left = float(rounds - done)
-      squares += left * limit**2
-      weighted += left * (left + 1) / 2 * limit**2
+      remaining = float(rounds - done)
+      squares += remaining * limit**2
+      weighted += remaining * (remaining + 1) / 2 * limit**2
       break
   mean, largest = weighted / rounds, squares
   _check_finite(np.array([mean, largest]), len(bottom))

@@ -34,12 +34,14 @@ g_t are equal. That is, for convex f, no choice of g has a larger E_Q f(dP/dQ);
 both directions of delta have this form. Source: [BMinSep26]. For every law of
 S, the statement follows from Kahane's inequality [Kahane85]. Take all numbers
 in units of s, let a_t(S) = sum_(i in S) C_ti g_i, and let z_t be the release of
-round t under Q.
-The likelihood ratio is E_S prod_t e^(<a_t(S), z_t> - |a_t(S)|^2 / 2). Let
-K_t(S, S') be the sum of (C 1_S)_i (C 1_S')_i over i >= t, X_t Gaussian with
-covariance K_t, and v_S the probability of S times the factors of the rounds
-before t. Then, by induction from the last round to the first, given the
-releases before round t,
+round t under Q. The likelihood ratio is
+
+  E_S prod_t e^(<a_t(S), z_t> - |a_t(S)|^2 / 2).
+
+Let K_t(S, S') be the sum of (C 1_S)_i (C 1_S')_i over i >= t. Let X_t be
+Gaussian with covariance K_t, and v_S the probability of S times the factors of
+the rounds before t. Then, by induction from the last round to the first, given
+the releases before round t,
 
   E f(ratio) <= E f(sum_S v_S e^(X_t(S) - K_t(S, S) / 2)).
 
@@ -260,8 +262,8 @@ class BMinSepMixture(importance.Mixture):
     # Guard: b_min_sep_test.test_long_gaps_do_not_lose_later_rounds.
     longest = int(math.log(_SMALLEST_RATIO) / self._log_out)
     size = min(math.isqrt(len(terms)), longest)
-    count, head = divmod(len(terms), size)
-    groups = terms[head:].reshape(count, size, terms.shape[1])
+    count, rest = divmod(len(terms), size)
+    groups = terms[rest:].reshape(count, size, terms.shape[1])
     stay = math.exp(self._log_out)
     for i in range(size - 2, -1, -1):
       groups[:, i] += stay * groups[:, i + 1]
@@ -269,7 +271,7 @@ class BMinSepMixture(importance.Mixture):
     for group in groups[::-1]:
       group += powers * last
       last = group[0]
-    for i in range(head - 1, -1, -1):
+    for i in range(rest - 1, -1, -1):
       terms[i] += stay * terms[i + 1]
 
   # PRIVACY: The weight of a sample assumes that S is drawn with these odds.

@@ -392,13 +392,13 @@ def _epsilon(
   # for an epsilon is too small, and epsilon at the target delta would be too
   # small. A bound of the lost mass is subtracted from the target delta.
   # Guard: cyclic_poisson_test.test_delta_below_rounding_is_refused.
-  left = delta - lost
-  if not 0 < left < 1:
+  remaining = delta - lost
+  if not 0 < remaining < 1:
     raise errors.value_error(
       f'delta={delta}: must be in ({lost:g}, 1); use less than 1 / population; '
       'rounding hides smaller ones'
     )
-  return float(_losses(parts, interval).get_epsilon_for_delta(left))
+  return float(_losses(parts, interval).get_epsilon_for_delta(remaining))
 
 
 def _lost_mass(parts: Sequence[Mechanism]) -> float:
