@@ -49,11 +49,11 @@ def sensitivity(
   - B <= b: the columns of a client's rounds do not overlap. sens^2 is the
     largest sum of squared column norms over patterns.
   - B <= 2b: each column of a client's rounds overlaps only with the columns of
-    the previous and the next round. sens^2 is the largest sum of X_ii and
-    2 |X_ij| over chains of rounds. This sum is exact for all signs of X,
-    because contributions +1 and -1 can make every term of a chain positive. If
-    C has several diagonal blocks, and rounds are not evenly spaced, the result
-    is the bound for B > 2b instead.
+    the previous and the next round. sens^2 is the largest sum, over a pattern,
+    of X_ii for each round i and 2 |X_ij| for successive rounds i and j. This
+    sum is exact for all signs of X, because contributions +1 and -1 can make
+    every term positive. If C has several diagonal blocks, and rounds are not
+    evenly spaced, the result is the bound for B > 2b instead.
   - B > 2b: the bound of [BandMF23, Alg 4]. Here w_i is a maximum only over
     patterns that contain i, which suffices for the proof of the bound. If
     rounds are evenly spaced, the bound is the largest sum of |X_ij| over

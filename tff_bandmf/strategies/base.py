@@ -150,8 +150,8 @@ class Strategy(abc.ABC):
   def least_copies(self) -> int:
     """Number of rows of past noise that every producer must keep.
 
-    If C^-1 has few bands, a round needs only past normals. A producer without
-    memory for these normals computes them again from the key.
+    A producer computes the noise of a run. If C^-1 has few bands, it needs only
+    past normals, and can compute these normals again from the key.
     """
     return self.memory_copies if self.inverse_bands is None else 0
 

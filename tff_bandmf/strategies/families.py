@@ -107,8 +107,8 @@ class Memory:
 
 NOTHING = Memory('0', lambda rounds: 0)
 SOME_BANDS = Memory('bands - 1', lambda rounds: 1)
-# If C^-1 has few bands, the noise needs only a few past normals. A producer can
-# draw them again from the key.
+# If C^-1 has few bands, the noise needs only a few past normals, which can be
+# drawn again from the key.
 FEW_NORMALS = Memory('bands - 1, or 0', lambda rounds: 0)
 ALL_ROUNDS = Memory('rounds - 1', lambda rounds: rounds - 1)
 

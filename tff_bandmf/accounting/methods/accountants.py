@@ -1,10 +1,11 @@
 """Accountants compute claims about the releases of a run.
 
-An accountant is for one strategy and its cohorts. The releases are a function
-of a mechanism in real numbers, whose delta or epsilon the accountant bounds. An
-`Exact` accountant uses a closed form or a convolution; a `MonteCarlo`
-accountant uses random samples of a mixture. The module `stop_probability` adds
-to delta the probability that a run ends early.
+A claim is an epsilon and a delta that hold for these releases. An accountant is
+for one strategy and its cohorts. The releases are a function of a mechanism in
+real numbers, whose delta or epsilon the accountant bounds. An `Exact`
+accountant uses a closed form or a convolution; a `MonteCarlo` accountant uses
+random samples of a mixture. The module `stop_probability` adds to delta the
+probability that a run ends early.
 """
 
 from __future__ import annotations
