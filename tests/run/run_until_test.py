@@ -180,6 +180,18 @@ def test_clients_that_come_stop_at_the_epsilon(tmp_path):
     assert mine.report().content['epsilon'] == plan.spent(2)
 
 
+def test_run_that_was_stopped_starts_no_round(tmp_path):
+  with run_lib.Run(tmp_path, _plan()) as mine:
+    model = mine.restore(lambda: np.zeros(2))
+    with mine.round(cohort=range(6)) as opened:
+      _finish(opened, model)
+    mine.stop()
+    assert not [*mine.rounds(clients=80)]
+    with pytest.raises(ValueError, match='round=1: comes after the end'):
+      mine.round(cohort=range(6, 12)).__enter__()
+    assert mine.rounds_done == 1
+
+
 @pytest.mark.parametrize(
   'options, error, match',
   [

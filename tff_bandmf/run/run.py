@@ -370,7 +370,7 @@ class Run:
     # clients of a later round would not be counted. A round of an ended run is
     # refused before anything is written.
     # Guard: run_interrupted_test.test_ended_run_is_as_it_was_after_every_call.
-    if self._ended:
+    if self._ended or self._stopped:
       raise errors.value_error(
         f'round={journal.next}: comes after the end of the run; '
         f'{opening.MORE_ROUNDS}'
