@@ -48,11 +48,17 @@ class RunOptions:
       public.
     max_memory_bytes: memory limit of the noise producer in bytes, > 0. If None,
       the default of `placements.Tape` holds.
+
+  Raises:
+    ValueError: a name in `columns` is a column that the run itself writes.
   """
 
   statements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   columns: Sequence[str] = ()
   max_memory_bytes: Optional[int] = None
+
+  def __post_init__(self):
+    metrics.check_names('columns', self.columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +153,6 @@ def open_folder(
     # the cohort, and the guarantee does not cover this size. The public file
     # `metrics.csv` has no column for the size of a sampled cohort.
     # Guard: run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
-    metrics.check_names('columns', options.columns)
     columns = (
       *(('round', 'clients') if plan.sampled is None else ('round',)),
       *metrics.RELEASED * clipping_norm.indicator_count(plan.l2_norm_clip),
