@@ -62,9 +62,9 @@ optimum of the following strategies:
 In two cases the search may end without convergence. For the max error, weights
 w of rounds that hardly matter converge slowly. With momentum, the best M is
 nearly singular if max_participations limits a client to fewer rounds than
-min_sep alone. In both cases the search starts from the C of min_sep bands of
-the module `banded`, and its result is never worse than this C. For the max
-error the result is also never worse than the optimum for the mean error.
+min_sep alone. In both cases the C of min_sep bands of the module `banded` is a
+candidate, so the result is never worse than this C. For the max error the
+result is also never worse than the optimum for the mean error.
 
 Nearly all of the time goes into one symmetric eigenvalue problem for each
 evaluation. TensorFlow solves it, on the device of `with tf.device(...)`.

@@ -80,9 +80,9 @@ class Request(solver.Problem):
   def most_bands(self) -> int:
     """Returns the largest number of bands that a search tries.
 
-    The number is the largest that `memory_copies` has room for, but at least
-    `_MADE_AGAIN` if past normals can be drawn again from the key. For sampled
-    cohorts it is also at most min_sep.
+    The noise of so many bands fits into `memory_copies`. If past normals can be
+    drawn again from the key, the number is at least `_MADE_AGAIN`. For sampled
+    cohorts it is at most min_sep.
     """
     limit = self.rounds
     if self.noise and self.participation.min_sep:

@@ -335,7 +335,7 @@ class Costs:
 
 @attrs.frozen
 class Budget(_Separated):
-  """A client's rounds cost at most a budget, and are at least `apart` apart.
+  """A client's rounds cost at most a budget, and differ by at least `apart`.
 
   `max_participations` rounds that are at least `min_sep` apart never cost more
   than the budget. `Costs` defines the cost of rounds under the C of the run,

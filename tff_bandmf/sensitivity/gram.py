@@ -68,10 +68,10 @@ def sensitivity(
     )
   min_sep = participation.separation(rounds)
   fixed = participation.evenly_spaced
-  # PRIVACY: If C^-1 has few bands, C has many, and columns of a client's rounds
-  # overlap. If the bands of C^-1 were compared with `min_sep`, the overlap
-  # would be ignored, and the sensitivity would be too small. The bands of C are
-  # compared.
+  # PRIVACY: If C^-1 has few bands, C has many bands, and columns of a client's
+  # rounds overlap. If the bands of C^-1 were compared with `min_sep`, the
+  # overlap would be ignored, and the sensitivity would be too small. The bands
+  # of C are compared.
   # Guards: families_test.test_stamped_banded_inverse_overlaps,
   # sensitivity_test.test_sensitivity_against_brute_force.
   if bands <= min_sep:

@@ -148,7 +148,7 @@ class Copies:
     # small, and so would each weighted value and the bound of delta. Row i of
     # `products` has, for each wait, the product of c_i with the column of the
     # round that gives this wait. The product is 0 if that round is before round
-    # 0, or at least as many rounds before i as C has bands.
+    # 0, or if its distance from i is at least the number of bands of C.
     # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
     products = np.zeros((self._rounds, min_sep + 1))
     for d in range(1, min(bands, self._rounds)):

@@ -160,10 +160,10 @@ class BallsInBins(Sampler):
 class BMinSep(Sampler):
   """Each eligible client takes part with probability p.
 
-  A client is eligible from its first eligible round on, except in the b - 1
-  rounds after each round in which it takes part. The first eligible round is
-  each of 1, ..., b - 1 with probability `wait_prob`, else round 0. The cohort
-  of a round depends on earlier cohorts, which are drawn again if a run resumes.
+  A client is eligible from a random first round on, except in the b - 1 rounds
+  after each round in which it takes part. The first round is each of the rounds
+  1, ..., b - 1 with probability `wait_prob`, else round 0. The cohort of a
+  round depends on earlier cohorts, which are drawn again if a run resumes.
   """
 
   def __init__(

@@ -280,7 +280,7 @@ def plans(
   rng: np.random.Generator,
   pilots: int,
 ) -> list[tuple[importance.Direction, float, float]]:
-  """Returns how to sample each direction, with the expected bound of delta.
+  """Returns a way to sample each direction, and the expected bound of delta.
 
   Args:
     mixture: mixture P of the module `importance`.

@@ -32,9 +32,9 @@ OVERSIZE = 1e-40
 # `MEANS` standard deviations are the threshold at which an accountant of class
 # `accountants.MonteCarlo` compares two Gaussians with different means.
 MEANS = 14.0
-# PRIVACY: The three events depend on the noise or on the draw, on both
-# neighbours, so delta + tau would be too small. `delta` has the factor
-# 1 + e^epsilon, and tau counts every event.
+# PRIVACY: The three events change the law of the releases on both neighbours,
+# so delta + tau would be too small. `delta` has the factor 1 + e^epsilon, and
+# tau counts every event.
 # Guards: stops_test.test_delta_of_a_mechanism_that_stops_is_covered and
 # test_tau_counts_every_event.
 TAU = (1 + 1e-9) * (
