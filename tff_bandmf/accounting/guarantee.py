@@ -80,8 +80,8 @@ class Guarantee:
   def __attrs_post_init__(self):
     if isinstance(self.cohorts, participation_lib.Budget):
       # PRIVACY: A budget may have costs that were computed for another C than
-      # `strategy`. If they are smaller than the costs under `strategy`, a
-      # client could exceed its budget. The costs are computed for `strategy`.
+      # `strategy`. If these costs are smaller than the costs under `strategy`,
+      # a client could exceed its budget. The costs are computed for `strategy`.
       # Guard: budget_test.test_budget_of_another_matrix_is_computed_again.
       completed = sensitivity_lib.budget.completed(self.cohorts, self.strategy)
       object.__setattr__(self, 'cohorts', completed)

@@ -187,9 +187,9 @@ class Coordinates:
   """The rows of Z in C = Z T, where T is the Toeplitz C of the start.
 
   The second derivative of a sum of e_t in direction D of C is about
-  |A C^-1 D C^-1|^2. A direction E of Z gives D = E T and about |A C^-1 E|^2,
-  which varies less with the direction. So a search over Z needs half as many
-  steps as a search over the rows of C.
+  |A C^-1 D C^-1|^2. A direction E of Z gives D = E T, and the second derivative
+  is about |A C^-1 E|^2, which varies less with the direction. So a search over
+  Z needs half as many steps as a search over the rows of C.
 
   Attributes:
     times: [b, b] float64, the part of T by which each row of Z is multiplied.

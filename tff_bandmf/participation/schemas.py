@@ -214,8 +214,8 @@ class _Separated(Participation):
     fit = -(-rounds // self.min_sep)
     if self.max_participations is None:
       return fit
-    # PRIVACY: If a pattern had more rounds than this number, the sensitivity
-    # would be too small. The number is k, or less if fewer rounds fit.
+    # PRIVACY: If a pattern had more rounds than the result, the sensitivity
+    # would be too small. The result is k, or less if fewer rounds fit.
     # Guard: participation_test.test_participations_is_the_longest_pattern.
     return min(self.max_participations, fit)
 

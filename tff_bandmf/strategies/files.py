@@ -281,8 +281,8 @@ def _from_header(
   """
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
-  # PRIVACY: A file of another version may define another C than the C that is
-  # read here, with a larger sensitivity. Such a file is refused.
+  # PRIVACY: The C of a file of another version may have a larger sensitivity
+  # than the C that is read here. Such a file is refused.
   # Guard: strategies_test.test_file_of_another_version_is_refused.
   if header.get('version') != VERSION:
     raise errors.value_error(

@@ -59,7 +59,7 @@ L_i = 1 for i past the last round, and for other i
 
 dP/dQ is sum_r P(F = r) L_r. Importance sampling with one copy of S (see the
 module `importance`) uses the same recursion with a l_i, or with
-a (a - 1) |c_i|^2 / (2 s^2), in place of l_i, where the number a is
+a (a - 1) |c_i|^2 / (2 s^2), in place of l_i. Here a is
 `importance.Tilt.factor`. The module `b_min_sep_joint_draws` has the recursion
 for several copies.
 """
