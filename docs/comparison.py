@@ -75,8 +75,7 @@ _LIMITS_OF_PEOPLE = """\
   to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034, +0.027 for
   banded; +0.029, +0.028, +0.027 for blt-4. The search of its rate on identity
   tried 1.7^-8 to 1.7^-11; 1.7^-11 was best. The rule above gave the rate of the
-  other mechanisms (1.7^-9). beta_2 was 0.99, and the floor 0.01. So this
-  library does not scale updates before it privatises them.
+  other mechanisms (1.7^-9). beta_2 was 0.99, and the floor 0.01.
 """
 
 
