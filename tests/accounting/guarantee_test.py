@@ -85,15 +85,15 @@ def test_log_of_uneven_epochs_is_not_what_was_planned():
   )
   rounds = np.array([0, 3])
   found = sensitivity.of_clients([(rounds, rounds * 0)], planned.strategy)
-  assert found.keeps(planned.cohorts, 4)
+  assert found.satisfies(planned.cohorts, 4)
   shift = np.linalg.norm(matrix[:, rounds].sum(1))
   seen = planned.for_observed(found)
   assert seen.epsilon(1e-6) >= accounting.gaussian_epsilon(
     planned.z_stddev_per_clip / shift, 1e-6
   )
   assert seen.epsilon(1e-6) > 1.2 * planned.epsilon(1e-6)
-  assert not found.keeps(participation.MinSep(4), 4)
-  assert not found.keeps(participation.MinSep(2, 1), 4)
+  assert not found.satisfies(participation.MinSep(4), 4)
+  assert not found.satisfies(participation.MinSep(2, 1), 4)
 
 
 def test_random_logs_claim_what_their_clients_reached():

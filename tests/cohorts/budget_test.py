@@ -372,16 +372,16 @@ def test_log_keeps_a_budget_by_its_costs():
     return sensitivity.of_clients([part], strategy, **options)
 
   kept = observed(0, 2, costs=costs)
-  assert kept.keeps(budget, 30)
+  assert kept.satisfies(budget, 30)
   assert kept.cost == costs.total(np.array([[2, 0]]))[0]
   assert planned.for_observed(kept).epsilon(1e-6) < planned.epsilon(1e-6)
   # Rounds that cost the budget to the last unit claim what was planned.
   assert planned.for_observed(observed(0, 10, 20, costs=costs)).epsilon(
     1e-6
   ) == (planned.epsilon(1e-6))
-  assert not observed(0, 2).keeps(budget, 30)
-  assert not observed(0, 2, strategy=None, costs=costs).keeps(budget, 30)
-  assert not observed(0, 1, costs=costs).keeps(budget, 30)
+  assert not observed(0, 2).satisfies(budget, 30)
+  assert not observed(0, 2, strategy=None, costs=costs).satisfies(budget, 30)
+  assert not observed(0, 1, costs=costs).satisfies(budget, 30)
   over = observed(0, 10, 20, 29, costs=costs)
-  assert not over.keeps(budget, 30)
+  assert not over.satisfies(budget, 30)
   assert planned.for_observed(over).epsilon(1e-6) > planned.epsilon(1e-6)

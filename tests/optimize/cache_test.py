@@ -63,31 +63,31 @@ def test_optimised_strategy_is_found_again(folder):
 )
 def test_another_request_is_searched_for(folder, change):
   search = _Search()
-  cache.found_before(_REQUEST, search)
-  cache.found_before(_REQUEST, search)
+  cache.load_or_search(_REQUEST, search)
+  cache.load_or_search(_REQUEST, search)
   assert search.calls == 1
-  cache.found_before(attrs.evolve(_REQUEST, **change), search)
+  cache.load_or_search(attrs.evolve(_REQUEST, **change), search)
   assert search.calls == 2
 
 
 def test_other_code_searches_again(folder, monkeypatch):
   search = _Search()
-  cache.found_before(_REQUEST, search)
+  cache.load_or_search(_REQUEST, search)
   monkeypatch.setattr('tff_bandmf._files.code_digest', lambda: 'changed')
-  cache.found_before(_REQUEST, search)
+  cache.load_or_search(_REQUEST, search)
   assert search.calls == 2
 
 
 def test_damaged_entry_is_searched_for_again(folder, tmp_path):
   search = _Search()
-  cache.found_before(_REQUEST, search)
+  cache.load_or_search(_REQUEST, search)
   (path,) = folder.iterdir()
   whole = path.read_bytes()
   strategies.save(strategies.BandedSqrt(16, 3), tmp_path / 'other.npz')
   other = (tmp_path / 'other.npz').read_bytes()
   for calls, content in enumerate((b'', whole[:-100], other), 2):
     path.write_bytes(content)
-    best = cache.found_before(_REQUEST, search)
+    best = cache.load_or_search(_REQUEST, search)
     assert search.calls == calls
     assert best.strategy == strategies.BandedSqrt(16, 4)
     # It is whole again.
@@ -97,7 +97,7 @@ def test_damaged_entry_is_searched_for_again(folder, tmp_path):
 def test_search_that_did_not_converge_is_done_again(folder):
   search = _Search(converged=False)
   for _ in range(2):
-    cache.found_before(_REQUEST, search)
+    cache.load_or_search(_REQUEST, search)
   assert search.calls == 2 and not folder.exists()
 
 
@@ -105,7 +105,7 @@ def test_folder_that_cannot_be_made_is_done_without(folder):
   folder.write_text('a file')
   search = _Search()
   for _ in range(2):
-    cache.found_before(_REQUEST, search)
+    cache.load_or_search(_REQUEST, search)
   assert search.calls == 2
 
 
@@ -114,8 +114,8 @@ def test_cache_is_that_of_the_user_or_off(folder, tmp_path, monkeypatch):
   monkeypatch.setenv(cache.VARIABLE, '')
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   for _ in range(2):
-    cache.found_before(_REQUEST, search)
+    cache.load_or_search(_REQUEST, search)
   assert search.calls == 2 and not (tmp_path / 'tff_bandmf').exists()
   monkeypatch.delenv(cache.VARIABLE)
-  cache.found_before(_REQUEST, search)
+  cache.load_or_search(_REQUEST, search)
   assert len(list((tmp_path / 'tff_bandmf' / 'strategies').iterdir())) == 1

@@ -295,7 +295,7 @@ class Guarantee:
     if (
       self.cohorts.is_enforced
       and not schema.evenly_spaced
-      and observed.keeps(schema, self.strategy.rounds)
+      and observed.satisfies(schema, self.strategy.rounds)
       and logged.exact_noise < self.exact_noise
     ):
       # Both guarantees hold, and `self` has the smaller epsilon.

@@ -72,7 +72,7 @@ def observe(log, file, z_stddev, delta, clip, columns):
     planned = {
       'planned_sensitivity': plan.guarantee.sensitivity.value,
       'planned_epsilon': plan.guarantee.proved_epsilon(delta),
-      'keeps_min_sep': observed.keeps(plan.schema, plan.rounds),
+      'keeps_min_sep': observed.satisfies(plan.schema, plan.rounds),
     }
   record = {
     'clients': observed.clients,

@@ -27,7 +27,7 @@ from tff_bandmf.optimize import solver
 VARIABLE = 'BANDMF_CACHE'
 
 
-def found_before(
+def load_or_search(
   request: request_lib.Request,
   search: Callable[[request_lib.Request], solver.Optimized],
 ) -> solver.Optimized:

@@ -121,7 +121,7 @@ _IDLE_SCALE = 3.0
 _SMALLEST_CHANGE = 1e-3
 # Factors of the off-diagonal entries of X. They are tried in this order until X
 # is positive definite.
-_KEPT = (1.0, 1 - 1e-6, 1 - 1e-4, 0.99, 0.9, 0.5)
+_OFF_DIAGONAL = (1.0, 1 - 1e-6, 1 - 1e-4, 0.99, 0.9, 0.5)
 
 
 class _ProvenError(Exception):
@@ -464,7 +464,7 @@ def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
   If X is not positive definite, its off-diagonal entries are reduced first.
   """
   diagonal = np.diag(np.diagonal(gram))
-  for share in _KEPT:
+  for share in _OFF_DIAGONAL:
     try:
       return strategies.lower_factor(share * gram + (1 - share) * diagonal)
     except np.linalg.LinAlgError:

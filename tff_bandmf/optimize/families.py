@@ -89,7 +89,7 @@ def optimize(
       request.needed(each.name)
   _check_copies(request, declared.memory.least(rounds))
   optimized = (
-    cache.found_before(request, _search)
+    cache.load_or_search(request, _search)
     if declared.optimizer
     else build(request)
   )

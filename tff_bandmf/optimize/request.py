@@ -14,7 +14,7 @@ from tff_bandmf.strategies import base
 # A search may try this many bands of C^-1 under any memory limit. With so few
 # bands, a producer can draw past normals again instead of keeping them: at most
 # 2.75 normals for one coordinate and round.
-_MADE_AGAIN = 8
+_REDRAWN_BANDS = 8
 
 
 @attrs.frozen
@@ -81,7 +81,7 @@ class Request(solver.Problem):
     """Returns the largest number of bands that a search tries.
 
     The noise of so many bands fits into `memory_copies`. If past normals can be
-    drawn again from the key, the number is at least `_MADE_AGAIN`. For sampled
+    drawn again from the key, the number is at least `_REDRAWN_BANDS`. For sampled
     cohorts it is at most min_sep.
     """
     limit = self.rounds
@@ -91,7 +91,7 @@ class Request(solver.Problem):
       return limit
     most = self.memory_copies + 1
     if not self.family.memory.least(self.rounds):
-      most = max(most, _MADE_AGAIN)
+      most = max(most, _REDRAWN_BANDS)
     return min(limit, most)
 
   def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:

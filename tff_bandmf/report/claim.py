@@ -361,7 +361,7 @@ def from_evidence(
   if schema.evenly_spaced:
     apart, most = schema.separation(rounds), schema.max_participations
     planned = planned.for_cohorts(participation_lib.MinSep(apart, most))
-  violated = not observed.log.keeps(planned.cohorts.schema, rounds)
+  violated = not observed.log.satisfies(planned.cohorts.schema, rounds)
   # PRIVACY: the amplified guarantee holds neither for cohorts that the sampling
   # rule did not draw, nor for a sum that lacks drawn clients. In both cases
   # this line drops the amplified claim.

@@ -252,7 +252,7 @@ def what_if(
   del numbers['z_stddev_per_clip']
   # If clients took part more often, or closer together, than this schema
   # allows, the result does not hold for this run.
-  worse = not observed.log.keeps(schema, claim.unamplified.strategy.rounds)
+  worse = not observed.log.satisfies(schema, claim.unamplified.strategy.rounds)
   proved = 'no guarantee: this run has no noise'
   if figures['epsilon'] is not None:
     proved = f'({pages.number(figures["epsilon"])}, {claim.delta})-DP'

@@ -67,7 +67,9 @@ class Observed:
   strategy_sha256: Optional[str] = None
   cost: Optional[int] = None
 
-  def keeps(self, schema: participation_lib.Participation, rounds: int) -> bool:
+  def satisfies(
+    self, schema: participation_lib.Participation, rounds: int
+  ) -> bool:
     """Returns whether the log satisfies a schema.
 
     For a schema with evenly spaced rounds, this function checks the number and
