@@ -81,8 +81,8 @@ class Request(solver.Problem):
     """Returns the largest number of bands that a search tries.
 
     The noise of so many bands fits into `memory_copies`. If past normals can be
-    drawn again from the key, the number is at least `_REDRAWN_BANDS`. For sampled
-    cohorts it is at most min_sep.
+    drawn again from the key, the number is at least `_REDRAWN_BANDS`. For
+    sampled cohorts it is at most min_sep.
     """
     limit = self.rounds
     if self.noise and self.participation.min_sep:
