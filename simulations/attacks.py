@@ -391,7 +391,7 @@ def _attack_run(
     raise errors.value_error(
       f'run={directory}: must hold a finished run; finish it with --resume'
     )
-  record = run_json.RunRecord.read(directory)
+  record = run_json.RunDetails.read(directory)
   config = config_keys.from_tree(record.config or {})
   corpus = training.load_corpus(config.data)
   name = '/'.join(directory.parts[-2:])

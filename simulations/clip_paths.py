@@ -68,7 +68,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
   Args:
     directory: folder of the finished run.
   """
-  config = run_json.RunRecord.read(directory).config or {}
+  config = run_json.RunDetails.read(directory).config or {}
   privacy, training = config['privacy'], config['training']
   strategy = run_json.read_plan(directory).strategy
   first = clipping_norm.norm(privacy['l2_norm_clip'])

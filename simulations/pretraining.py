@@ -197,7 +197,7 @@ def _after_run(
   """Returns the last model of an earlier run of this program."""
   init = str(config.training.init)
   directory = pathlib.Path(init)
-  record = run_json.RunRecord.read(directory)
+  record = run_json.RunDetails.read(directory)
   if run_ledger.results(directory) is None:
     raise _unfit(init, 'holds an unfinished run', 'finish it with --resume')
   words = (directory / 'vocabulary.txt').read_text('utf-8').split('\n')[:-1]

@@ -436,7 +436,7 @@ class CorrelatedNoise(strategies.Strategy):
     )
     if not isinstance(self._clients, int) or not begun:
       return
-    number = run_ledger.statements(self._folder).population
+    number = run_ledger.notes(self._folder).population
     # PRIVACY: Flower deals out the data anew among another number of
     # partitions, and the partitions are the names of the clients. So a client
     # would get another name and could take part more often than the plan

@@ -29,7 +29,7 @@ was noted elsewhere while the run went on.'''
 FILES = ('run.json', 'plan.json')
 MOST_ROUNDS = 4096  # C is a dense array with at most so many rounds.
 SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # Tolerances; unit roundoff.
-# The statements on a run if its ledger has none.
+# The notes on a run if its ledger has none.
 NOTHING = {'data': 'not stated', 'not_covered': [], 'side_releases': []}
 def require(condition, line, kind=AssertionError):
   if not condition:

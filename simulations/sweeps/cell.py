@@ -125,7 +125,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
     for name in (run_json.RESULT_FILE, report.JSON_FILE)
   ):
     return None
-  run = run_json.RunRecord.read(directory)
+  run = run_json.RunDetails.read(directory)
   plan = run_json.read_plan(directory)
   strategy, z_stddev = plan.strategy, plan.guarantee.z_stddev_per_clip
   config = cell.config(_noise(strategy, z_stddev, cell.config()))

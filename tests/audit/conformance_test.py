@@ -34,13 +34,15 @@ def _small(monkeypatch):
   monkeypatch.setattr(conformance, '_MANY_SHAPES', ((1 << 13,), (64, 128)))
 
 
-def _statement(matrix=faulty.INDEPENDENT, clients=faulty.CLIENTS):
-  return conformance.Statement(faulty.CLIP, faulty.Z, clients, matrix)
+def _specification(matrix=faulty.INDEPENDENT, clients=faulty.CLIENTS):
+  return conformance.Specification(faulty.CLIP, faulty.Z, clients, matrix)
 
 
-def _answers(make, statement=None, **keywords):
+def _answers(make, specification=None, **keywords):
   keywords = {'draws': 1 << 20, 'seed': 0, **keywords}
-  found = conformance.answers(make, statement or _statement(), **keywords)
+  found = conformance.answers(
+    make, specification or _specification(), **keywords
+  )
   return {each.question: each for each in found}
 
 
@@ -111,7 +113,7 @@ def _fails(answer):
 
 
 def _subject(make=None, false_alarm=1e-6):
-  return probes.Subject(make, _statement(), false_alarm, None, lambda: None)
+  return probes.Subject(make, _specification(), false_alarm, None, lambda: None)
 
 
 @pytest.mark.slow
@@ -158,7 +160,7 @@ def test_second_release_of_a_round_fails(make, question):
 )
 def test_sound_aggregator_passes(matrix, sound):
   make = functools.partial(sound, matrix=matrix)
-  assert _verdicts(_answers(make, _statement(matrix))) == _SOUND
+  assert _verdicts(_answers(make, _specification(matrix))) == _SOUND
 
 
 @pytest.mark.slow
@@ -193,10 +195,10 @@ def _passes_all(monkeypatch, make, rounds, releases):
   benchmarks = pytest.importorskip('benchmarks.aggregators')
   monkeypatch.setattr(arithmetic_attacks, 'TAIL', 2.8)
   monkeypatch.setattr(conformance, '_RELEASES', releases)
-  statement = conformance.Statement(
+  specification = conformance.Specification(
     benchmarks.CLIP, benchmarks.Z_STDDEV, benchmarks.CLIENTS, np.eye(rounds)
   )
-  verdicts = _verdicts(_answers(make, statement, draws=1 << 18))
+  verdicts = _verdicts(_answers(make, specification, draws=1 << 18))
   return verdicts == dict.fromkeys(_SOUND, PASS)
 
 
@@ -228,10 +230,10 @@ def ours_in_tff(runtime):
 @pytest.mark.slow
 def test_ours_in_tff_sums_exactly_and_releases_once(ours_in_tff):
   benchmarks = pytest.importorskip('benchmarks.aggregators')
-  statement = conformance.Statement(
+  specification = conformance.Specification(
     benchmarks.CLIP, benchmarks.Z_STDDEV, benchmarks.CLIENTS, np.eye(2)
   )
-  subject = probes.Subject(ours_in_tff, statement, 1e-6, 0, lambda: None)
+  subject = probes.Subject(ours_in_tff, specification, 1e-6, 0, lambda: None)
   assert conformance.sums(subject).verdict == PASS
   assert conformance.replay(subject).verdict == PASS
 
@@ -250,7 +252,7 @@ def test_ours_passes_every_question_in_tff(monkeypatch, ours_in_tff):
 @pytest.mark.deep(but=('made0',))
 def test_correlation_that_is_not_stated_is_found(made, stated):
   make = functools.partial(faulty.Sound, matrix=made)
-  answers = _answers(make, _statement(stated))
+  answers = _answers(make, _specification(stated))
   assert answers['correlation'].verdict == FAIL
   assert answers['correlation'].statistic > 20
 
@@ -259,8 +261,10 @@ def test_correlation_that_is_not_stated_is_found(made, stated):
 @pytest.mark.parametrize('size', [0.95, 1.05])
 @pytest.mark.deep(but=('0.95',))
 def test_noise_of_another_size_is_found(size):
-  statement = dataclasses.replace(_statement(), z_stddev=faulty.Z / size)
-  answers = _answers(faulty.Sound, statement)
+  specification = dataclasses.replace(
+    _specification(), z_stddev=faulty.Z / size
+  )
+  answers = _answers(faulty.Sound, specification)
   assert answers['size'].verdict == FAIL
   assert answers['size'].statistic == pytest.approx(size, rel=0.02)
   assert answers['correlation'].verdict == PASS
@@ -298,9 +302,9 @@ def test_function_without_a_variant_without_noise(fault, question):
 @pytest.mark.slow
 def test_much_noise_and_few_clients_cannot_tell():
   """No answer passes whose test could not have failed."""
-  statement = conformance.Statement(faulty.CLIP, 50.0, 2, np.eye(4))
+  specification = conformance.Specification(faulty.CLIP, 50.0, 2, np.eye(4))
   make = functools.partial(faulty.function, faulty.VeryNoisy)
-  answers = _verdicts(_answers(make, statement, draws=1))
+  answers = _verdicts(_answers(make, specification, draws=1))
   assert answers.pop('size') == PASS
   assert answers.pop('correlation') == PASS
   assert set(answers.values()) == {CANNOT_TELL}
@@ -330,7 +334,7 @@ def test_one_client_a_round():
     def divisor(self, updates):
       return 1
 
-  answers = _answers(One, _statement(clients=1))
+  answers = _answers(One, _specification(clients=1))
   assert _verdicts(answers) == {
     **_SOUND, 'sums': CANNOT_TELL, 'divisor': CANNOT_TELL
   }  # fmt: skip
@@ -464,7 +468,7 @@ def test_false_alarms_of_influence_and_divisor_are_at_most_as_stated():
   make = functools.partial(faulty.function, faulty.Sound)
   for seed in range(trials):
     rate = _RATE / conformance._SHARE
-    subject = probes.Subject(make, _statement(), rate, seed, lambda: None)
+    subject = probes.Subject(make, _specification(), rate, seed, lambda: None)
     runs = conformance.Runs(subject)
     questions = conformance.influence, conformance.divisor
     counts.update(ask(runs).verdict for ask in questions)

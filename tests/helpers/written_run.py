@@ -45,7 +45,7 @@ class Written:
 def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   """Writes the files of a run by hand; returns the spec.
 
-  `changes` are of `Written`, or of `RunRecord`.
+  `changes` are of `Written`, or of `RunDetails`.
   """
   changes['noise_multiplier'] = noise_multiplier
   plan_changes = {
@@ -95,7 +95,7 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
     'not_covered': ['tuning'],
     'side_releases': ['a count'],
   }
-  for name in {*run} & {*run_json.STATEMENTS}:
+  for name in {*run} & {*run_json.NOTES}:
     notes[name] = run.pop(name)
   directory.mkdir(parents=True, exist_ok=True)
   (directory / run_json.RUN_FILE).write_text(json.dumps(run))
@@ -105,7 +105,7 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
     directory / run_json.STRATEGY_FILE,
     participation=plan.schema,
   )
-  enforced = run_json.RunRecord.read(directory).enforced_digest(directory)
+  enforced = run_json.RunDetails.read(directory).enforced_digest(directory)
   rows = [
     {
       'round': str(t),

@@ -160,7 +160,7 @@ def test_what_a_report_is_of_must_be_said(run, arguments, message):
 
 def test_unknown_note_is_refused(run, write):
   status, _, error = run('report', *write(), '--note', 'claim=none')
-  assert status == 2 and 'claim=none: is not a statement' in error
+  assert status == 2 and 'claim=none: is not a note' in error
 
 
 def test_plan_alone_is_reported_as_what_it_states(run_json, write, tmp_path):

@@ -193,7 +193,7 @@ def test_cohorts_that_no_key_drew_are_not_amplified(tmp_path):
   with folder.locked(tmp_path):
     plan.save(tmp_path / run_json.PLAN_FILE)
     keys = folder.keys(tmp_path, draws=False)
-    folder.open_run(tmp_path, opening.run_record(), keys)
+    folder.open_run(tmp_path, opening.run_details(), keys)
   with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
     ledger.start_round(0, [1, 2])
   content = report.build(tmp_path).content

@@ -370,7 +370,7 @@ def test_damaged_file_is_named_in_one_line(tmp_path, name, content):
   ],
 )
 def test_run_with_a_value_of_another_kind_is_refused(tmp_path, key, value):
-  noted = key in run_json.STATEMENTS
+  noted = key in run_json.NOTES
   make_run(tmp_path, KEPT, **({key: value} if noted else {}))
   if not noted:
     run = json.loads((tmp_path / run_json.RUN_FILE).read_text())

@@ -193,7 +193,7 @@ def test_statements_are_in_the_ledger_alone(tmp_path):
   with run.Run(tmp_path, _plan()) as mine:
     mine.note_side_release('a picture')
     assert (tmp_path / run_json.RUN_FILE).read_bytes() == before
-    noted = mine._journal.ledger.contents().statements
+    noted = mine._journal.ledger.contents().notes
   assert noted == {
     'title': 'A model',
     'owner': None,

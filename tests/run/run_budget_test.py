@@ -206,7 +206,7 @@ def test_report_refuses_the_planned_claim(tmp_path, cohorts, run):
   """A program of its own records one participation too many."""
   directory = tmp_path / 'run'
   _go_on(directory, _plan(24, cohorts=cohorts), rounds=3)
-  record = run_json.RunRecord.read(directory)
+  record = run_json.RunDetails.read(directory)
   enforced = record.enforced_digest(directory)
   with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
     known = {int(c) for t in range(3) for c in ledger.cohort(t)}

@@ -447,7 +447,7 @@ def test_run_of_any_ids_is_reported(tmp_path, ids):
     ({'highest_client': observed.last_client - 1}, 'client='),
   ):
     with _ledger(tmp_path) as ledger:
-      ledger.note({**observed.statements, **notes})
+      ledger.note({**observed.notes, **notes})
     with pytest.raises(ValueError, match=match):
       report.build(tmp_path)
 

@@ -69,7 +69,7 @@ def _describe(config, corpus):
   said = description.describe(
     config, corpus, pretraining.start(config, corpus.train.vocabulary)
   )
-  return attrs.evolve(opening.run_record(), **said), plan
+  return attrs.evolve(opening.run_details(), **said), plan
 
 
 @pytest.fixture(scope='module')

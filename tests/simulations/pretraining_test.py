@@ -144,7 +144,7 @@ def test_run_is_bound_to_the_weights_that_it_started_from(
 def test_run_starts_from_the_model_of_another(folder, corpus, ended):
   config = _config(folder, **{'training.init': str(ended)})
   start = pretraining.start(config, corpus.train.vocabulary)
-  assert run_json.RunRecord.read(ended).run_id in start.statement
+  assert run_json.RunDetails.read(ended).run_id in start.statement
   # The loss of the weights is that with which the run ended.
   evaluate = evaluation.Evaluator(start.model, corpus.test)
   tested = json.loads((ended / run_json.RESULT_FILE).read_text())

@@ -460,7 +460,7 @@ def dp_aggregator(
 
   Returns:
     A factory for one learning process. Call its `close` when training ends, or
-    use it in a `with` statement.
+    use it in a `with` block.
 
   Raises:
     TypeError: an argument has a wrong type, such as TFF's adaptive clip.

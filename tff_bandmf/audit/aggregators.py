@@ -137,7 +137,7 @@ class Run:
       raise Refusal(
         errors.invalid(
           f'aggregator={type(error).__name__}: a round was refused ({error}); '
-          'correct the function or the statement'
+          'correct the function or the specification'
         )
       ) from error
     finally:

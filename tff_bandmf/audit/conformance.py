@@ -1,10 +1,10 @@
-"""An audit that compares an aggregator with the statement of its author.
+"""An audit that compares an aggregator with the specification of its author.
 
   make = aggregators.load('mine:aggregator')
-  for answer in answers(make, Statement(0.5, 1.2, 100, np.eye(128))):
+  for answer in answers(make, Specification(0.5, 1.2, 100, np.eye(128))):
     print(answer)
 
-| question      | compared with the statement                                  |
+| question      | compared with the specification                              |
 |---------------|--------------------------------------------------------------|
 | `influence`   | how far one client moves the sum, also by NaN or huge values |
 | `sums`        | how much rounding of the sum adds to a client's influence    |
@@ -15,10 +15,10 @@
 | `divisor`     | change of a contribution by cohort size and by examples      |
 | `replay`      | second release of a round, for the same and for other sums   |
 
-Each question is a test. An aggregator is sound if the statement is true. It
-fails any test with at most a stated probability, the false alarm. If the test
-could not have failed, the answer is 'cannot tell'. An answer names its probes,
-the cohorts that were sent.
+Each question is a test. An aggregator is sound if it meets the specification.
+It fails any test with at most a stated probability, the false alarm. If the
+test could not have failed, the answer is 'cannot tell'. An answer names its
+probes, the cohorts that were sent.
 
 | symbol | meaning                                                            |
 |--------|--------------------------------------------------------------------|
@@ -27,7 +27,7 @@ the cohorts that were sent.
 | z      | stated standard deviation of the normals Z, in clips               |
 | R      | B times the released means, in clips, [rounds, d]; its noise is    |
 |        | C^-1 Z                                                             |
-| W      | C (R - sums of the updates) / z; if the statement is true, its     |
+| W      | C (R - sums of the updates) / z; for a sound aggregator, its       |
 |        | entries are independent standard normals. For two runs with the    |
 |        | same updates, W is C times the difference of R, / (2^(1/2) z)      |
 """
@@ -49,7 +49,7 @@ from tff_bandmf.audit import answers as answers_lib
 
 PASS, FAIL = answers_lib.PASS, answers_lib.FAIL
 CANNOT_TELL = answers_lib.CANNOT_TELL
-Statement = probes.Statement
+Specification = probes.Specification
 
 # Shares of the false alarm: of the lower limit at TAIL, of the other limits of
 # `tails`, and of each other question. Half of the default false alarm is just
@@ -84,7 +84,7 @@ _SUMS_SCALE = 0.25
 
 def answers(
   make: aggregators.Make,
-  statement: Statement,
+  specification: Specification,
   draws: int = arithmetic_attacks.TAIL_DRAWS,
   false_alarm: float = arithmetic_attacks.FALSE_ALARM,
   seed: Optional[int] = None,
@@ -95,7 +95,7 @@ def answers(
 
   Args:
     make: function that returns a new aggregator; see `aggregators`.
-    statement: statement of the aggregator's author.
+    specification: specification by the author of the aggregator.
     draws: least number of normals that `tails` examines, >= 1. At the default
       `false_alarm`, 2^30 are enough to tell whether normals exceed the largest
       normal of a float32 generator.
@@ -110,7 +110,7 @@ def answers(
     ValueError: the aggregator cannot be made, it refused a round of ordinary
       updates, or the mean and an update have different sizes.
   """
-  subject = probes.Subject(make, statement, false_alarm, seed, on_round)
+  subject = probes.Subject(make, specification, false_alarm, seed, on_round)
   runs = Runs(subject, again)
   many = many_coordinates(subject, draws)
   noises = Noises(runs, many.noise)
@@ -148,8 +148,8 @@ class Runs:
   ):
     """Runs the aggregator; for Args see `answers`."""
     self.subject = subject
-    statement = subject.statement
-    clients = statement.clients_per_round
+    specification = subject.specification
+    clients = specification.clients_per_round
     sizes = probes.cohort_sizes(clients)
     usual = probes.ordinary(clients)
     # If all B clients send a contribution, error^2 releases reduce its error to
@@ -157,7 +157,7 @@ class Runs:
     error = self._reach() / clients / _ERROR
     repetitions = math.ceil(min(error**2, _RELEASES) / 2)
     self.ordinary = list(
-      subject.pairs(usual, max(1, len(statement.matrix) // len(usual)))
+      subject.pairs(usual, max(1, len(specification.matrix) // len(usual)))
     )
     finite = {**sizes, **probes.attacks(clients, True)}
     not_finite = probes.not_finite(clients, True)
@@ -179,7 +179,7 @@ class Runs:
       with subject.opened(make=again()) as run:
         assert run is not None
         sent = subject.cohort(next(iter(usual.values())), run.like)
-        self.again = statement.sum_per_mean * run.round(*sent)
+        self.again = specification.sum_per_mean * run.round(*sent)
 
   @property
   def refused(self) -> list[str]:
@@ -195,7 +195,7 @@ class Runs:
     """
     miss = self.subject.false_alarm * _SHARE / 256
     quantile = scipy.stats.chi2.isf(miss, len(probes.SHAPES))
-    return self.subject.statement.z_stddev * math.sqrt(quantile)
+    return self.subject.specification.z_stddev * math.sqrt(quantile)
 
   def contributions(self) -> dict[str, answers_lib.Interval]:
     """Returns bounds on the contribution of one measured client, with noise.
@@ -205,8 +205,8 @@ class Runs:
     than half of B clients are measured, the upper bound is NaN, since the noise
     hides the contribution of so few clients.
     """
-    statement = self.subject.statement
-    clients = statement.clients_per_round
+    specification = self.subject.specification
+    clients = specification.clients_per_round
     intervals: dict[str, answers_lib.Interval] = {}
     for pair in self.others:
       sums, deviations = pair.mean_sums()
@@ -237,7 +237,7 @@ def influence(runs: Runs) -> answers_lib.Answer:
   attackers, divided by the number of attackers. The last sum has no attackers
   either: its distance shows whether earlier updates are in later sums.
   """
-  clients = runs.subject.statement.clients_per_round
+  clients = runs.subject.specification.clients_per_round
   sizes = probes.cohort_sizes(clients)
   bounds = answers_lib.Bounds()
   for name, interval in runs.contributions().items():
@@ -274,7 +274,7 @@ def divisor(runs: Runs) -> answers_lib.Answer:
   on the numbers of examples that clients state. Changes are relative to the
   contribution in the cohort in which all clients send the same update.
   """
-  clients = runs.subject.statement.clients_per_round
+  clients = runs.subject.specification.clients_per_round
   sizes = probes.cohort_sizes(clients)
   reference, *others = sizes
   bounds = answers_lib.Bounds()
@@ -330,11 +330,11 @@ def sums(subject: probes.Subject) -> answers_lib.Answer:
   each of the coordinates `probes.PLACES`. The statistic is the norm, over these
   coordinates, of the difference of the first two sums, less the third sum.
   """
-  statement = subject.statement
-  clients = statement.clients_per_round
+  specification = subject.specification
+  clients = specification.clients_per_round
   # Values of the cohort are exact in float32 for a unit that is a power of two.
-  unit = 2.0 ** math.floor(math.log2(statement.l2_norm_clip))
-  unit *= _SUMS_SCALE / statement.l2_norm_clip
+  unit = 2.0 ** math.floor(math.log2(specification.l2_norm_clip))
+  unit *= _SUMS_SCALE / specification.l2_norm_clip
   # PRIVACY: Sums could be inexact in some layers or coordinates only. A test of
   # one position would miss this, so each kind of position is tried.
   # Guard: conformance_test.test_sum_that_is_not_exact_fails.
@@ -347,9 +347,9 @@ def sums(subject: probes.Subject) -> answers_lib.Answer:
       vectors = np.zeros((len(values), probes.DIMENSION))
       # Some aggregators refuse zeros; 2^-40 is too small to change a sum.
       vectors[:, places] = np.maximum(values, 2.0**-40)[:, np.newaxis]
-      vectors *= unit * statement.l2_norm_clip
+      vectors *= unit * specification.l2_norm_clip
       updates = [aggregators.layers(each, run.like) for each in vectors]
-      return statement.sum_per_mean * run.round(updates)[places] / unit
+      return specification.sum_per_mean * run.round(updates)[places] / unit
 
   def excess(add):
     if clients < 2:
@@ -397,11 +397,11 @@ class Noises:
 
   def __init__(self, runs: Runs, many: whitened.Noise):
     """Whitens the noise of the probes."""
-    statement = runs.subject.statement
+    specification = runs.subject.specification
     self.runs, self.many = runs, many
 
     def noise(pair, rows):
-      values = pair.matrix @ rows / statement.z_stddev
+      values = pair.matrix @ rows / specification.z_stddev
       return whitened.Noise(values, pair.names, probes.STARTS)
 
     self.known = [
@@ -424,7 +424,9 @@ class Noises:
     # C has no row for a round past the last one. If C had a further row, with a
     # diagonal entry of at most twice the largest diagonal entry of C, the
     # standard deviation of the noise would be at least this number.
-    least = statement.z_stddev / (2 * float(np.diag(statement.matrix).max()))
+    least = specification.z_stddev / (
+      2 * float(np.diag(specification.matrix).max())
+    )
     self.after = [
       (pair.after[0] - pair.after[1]) / (math.sqrt(2) * least)
       for pair in runs.ordinary
@@ -526,12 +528,12 @@ class Many:
 
 def many_coordinates(subject: probes.Subject, draws: int) -> Many:
   """Returns noise and last bits of at least `draws` coordinates."""
-  statement = subject.statement
+  specification = subject.specification
   lengths = list(map(math.prod, _MANY_SHAPES))
   dimension = sum(lengths)
-  rounds = min(_MANY_ROUNDS, len(statement.matrix))
-  matrix = statement.matrix[:rounds, :rounds] * statement.sum_per_mean
-  value = 2.0 ** math.floor(math.log2(statement.l2_norm_clip))
+  rounds = min(_MANY_ROUNDS, len(specification.matrix))
+  matrix = specification.matrix[:rounds, :rounds] * specification.sum_per_mean
+  value = 2.0 ** math.floor(math.log2(specification.l2_norm_clip))
   value /= 2.0 ** math.ceil(math.log2(dimension) / 2)
   thresholds = (
     arithmetic_attacks.TAIL,
@@ -549,11 +551,11 @@ def many_coordinates(subject: probes.Subject, draws: int) -> Many:
         sent = value * np.where(present, 1.0, 2.0**-30)
         mean = run.round([aggregators.layers(sent, run.like)])
         for i, part in enumerate((mean[~present], mean[present])):
-          grids[i] += _on_grids(part, value, statement.clients_per_round)
-        noise[t] = mean - sent / statement.clients_per_round
+          grids[i] += _on_grids(part, value, specification.clients_per_round)
+        noise[t] = mean - sent / specification.clients_per_round
     noise = matrix @ noise
     if first is None:
-      first = noise / statement.z_stddev
+      first = noise / specification.z_stddev
     # Only `size` tests the standard deviation, so `tails` divides by the
     # measured standard deviation.
     noise /= np.sqrt(np.mean(noise**2)) or 1.0
@@ -726,9 +728,9 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
   standard deviation of the noise in the difference of the releases, divided by
   the standard deviation for independent noise.
   """
-  statement = subject.statement
+  specification = subject.specification
   unit = 'of the noise is left in a difference of releases; '
-  cohort = probes.ordinary(statement.clients_per_round)
+  cohort = probes.ordinary(specification.clients_per_round)
   with subject.opened() as run:
     assert run is not None
     if not run.has_state:
@@ -768,12 +770,16 @@ def replay(subject: probes.Subject) -> answers_lib.Answer:
       # second time, although no noise cancels. So any different release fails.
       # Guard: conformance_test.test_second_release_of_a_round_fails.
       released.append(name)
-      noise = statement.sum_per_mean * (mean - first)
+      noise = specification.sum_per_mean * (mean - first)
       noise -= subject.total(sent) - total
-      stddev = math.sqrt(2) * statement.z_stddev / float(statement.matrix[t, t])
+      stddev = (
+        math.sqrt(2)
+        * specification.z_stddev
+        / float(specification.matrix[t, t])
+      )
       left.append(np.sqrt(np.mean(noise**2)) / stddev)
 
-    for t in range(min(3, len(statement.matrix))):
+    for t in range(min(3, len(specification.matrix))):
       state = copy.deepcopy(run.state)
       try:
         first = run.round(updates)

@@ -55,8 +55,8 @@ _TINY = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class Statement:
-  """A statement of the author of an aggregator.
+class Specification:
+  """The specification of an aggregator by its author.
 
   Attributes:
     l2_norm_clip: largest norm of one client's contribution to the sum, > 0.
@@ -309,10 +309,10 @@ class Pair:
 
 
 class Subject:
-  """An aggregator, its statement, and the updates that the audit sends it.
+  """An aggregator, its specification, and the updates that the audit sends it.
 
   Attributes:
-    statement: statement of the author.
+    specification: specification by the author.
     false_alarm: largest probability with which a sound aggregator fails any
       question.
     random: generator of random numbers for the updates.
@@ -321,13 +321,13 @@ class Subject:
   def __init__(
     self,
     make: aggregators.Make,
-    statement: Statement,
+    specification: Specification,
     false_alarm: float,
     seed: Optional[int],
     on_round: Callable[[], object],
   ):
     """Draws the directions of updates; for Args see `conformance.answers`."""
-    self.statement = statement
+    self.specification = specification
     self.false_alarm = false_alarm
     self._make, self._on_round = make, on_round
     self.random = np.random.default_rng(seed)
@@ -399,7 +399,7 @@ class Subject:
       if group.layer is not None:
         shares = np.eye(len(SHAPES))[group.layer]
       vector = (
-        self.statement.l2_norm_clip
+        self.specification.l2_norm_clip
         * group.norm
         * (shares @ self.direction(group, i))
       )
@@ -418,7 +418,7 @@ class Subject:
     with np.errstate(invalid='ignore'):
       for key, update in by_id.items():
         sums += counts[key] * aggregators.flat(update)
-    return sums / self.statement.l2_norm_clip
+    return sums / self.specification.l2_norm_clip
 
   def without_noise(self, probes: Probes) -> Optional[dict[str, np.ndarray]]:
     """Returns B times the mean of each probe, in clips, [d], without noise.
@@ -430,7 +430,7 @@ class Subject:
       None if there is no variant without noise.
     """
     names = list(probes)
-    rounds = len(self.statement.matrix)
+    rounds = len(self.specification.matrix)
     means: dict[str, np.ndarray] = {}
     for start in range(0, len(names), rounds):
       with self.opened(noise=False) as run:
@@ -439,7 +439,7 @@ class Subject:
         for name in names[start : start + rounds]:
           with contextlib.suppress(aggregators.Refusal):
             mean = run.round(*self.cohort(probes[name], run.like))
-            means[name] = self.statement.sum_per_mean * mean
+            means[name] = self.specification.sum_per_mean * mean
     return means
 
   def pairs(self, probes: Probes, repetitions: int) -> Iterator[Pair]:
@@ -454,7 +454,7 @@ class Subject:
       ValueError: a probe was refused in one of the two runs.
     """
     names = list(probes)
-    rounds = len(self.statement.matrix)
+    rounds = len(self.specification.matrix)
     size = max(1, rounds // repetitions)
     for start in range(0, len(names), size):
       some = names[start : start + size]
@@ -466,9 +466,9 @@ class Subject:
     If the schedule has the first of the ordinary probes, the runs repeat this
     probe up to the last round and once more after it.
     """
-    rounds = len(self.statement.matrix)
+    rounds = len(self.specification.matrix)
     needed, usual = next(
-      iter(ordinary(self.statement.clients_per_round).items())
+      iter(ordinary(self.specification.clients_per_round).items())
     )
     more = itertools.repeat(needed) if needed in schedule else ()
     names: list[str] = []
@@ -487,7 +487,7 @@ class Subject:
         # clock is the same in both.
         for run in (one, other):
           try:
-            means.append(self.statement.sum_per_mean * run.round(*sent))
+            means.append(self.specification.sum_per_mean * run.round(*sent))
           except aggregators.Refusal as error:
             refusals.append(error)
         if means and refusals:
@@ -520,7 +520,7 @@ class Subject:
       names,
       np.reshape(releases, (len(names), 2, DIMENSION)).transpose(1, 0, 2),
       np.reshape(sums, (len(names), DIMENSION)),
-      self.statement.matrix[: len(names), : len(names)],
+      self.specification.matrix[: len(names), : len(names)],
       None if after is None else np.array(after),
       refused,
       not_finite,

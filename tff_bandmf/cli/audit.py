@@ -47,7 +47,7 @@ from tff_bandmf.cli import commands, options, output
   metavar='MODULE:FUNCTION',
   help='Function that returns the aggregator of somebody else to audit.',
 )
-# The statement about an aggregator, and the size of its audit.
+# The specification of an aggregator, and the size of its audit.
 @options.number(
   '--l2-norm-clip',
   'Stated clip: largest norm of the contribution of one client.',
@@ -98,11 +98,11 @@ def audit(
   status is 1. An attack on sound arithmetic succeeds with probability 2e-6.
 
   With --aggregator the audit compares an aggregator of somebody else with the
-  statement of its author. FUNCTION(like, noise) returns a function from
+  specification of its author. FUNCTION(like, noise) returns a function from
   (updates, examples) to a mean, an object with initialize() and next(state,
   updates, examples) -> (state, mean), or an aggregation process or factory of
   TFF. If noise is False, it returns the aggregator without noise, or None. The
-  statement is --l2-norm-clip, --z-stddev or --noise-multiplier,
+  specification is --l2-norm-clip, --z-stddev or --noise-multiplier,
   --clients-per-round, and FILE, the strategy; without FILE the noise is
   independent between rounds. Each of eight lines has the verdict (pass, fail or
   cannot tell), the measured number, its limits, and the probability with which
@@ -203,10 +203,10 @@ def _audit_aggregator(
     who: flags for participation. The sensitivity follows from them if both
       `file` and `noise_multiplier` are given; else they are not used.
     noise_multiplier: standard deviation of z / (clip * sensitivity), or None.
-    stated: statement about the aggregator and size of the audit, by option.
+    stated: specification of the aggregator and size of the audit, by option.
 
   Raises:
-    ValueError: a part of the statement is missing or given twice, or the
+    ValueError: a part of the specification is missing or given twice, or the
       aggregator cannot be loaded or run.
     click.exceptions.Exit: an answer is not 'pass'.
   """
@@ -237,14 +237,14 @@ def _audit_aggregator(
   from tff_bandmf.audit import answers as answers_lib
 
   make = aggregators.load(aggregator)
-  statement = conformance.Statement(
+  specification = conformance.Specification(
     l2_norm_clip, z_stddev_per_clip, clients_per_round, matrix
   )
   in_tff = 'tensorflow_federated' in sys.modules
   with _runtime(in_tff), output.progress('rounds') as step:
     answers = conformance.answers(
       make,
-      statement,
+      specification,
       stated['draws'],
       on_round=functools.partial(step, ''),
       again=functools.partial(aggregators.load, aggregator, again=True),

@@ -81,7 +81,7 @@ def compose(runs, delta, releases):
 
 def _check_listed(runs: Sequence[str]) -> None:
   """Refuses a run listed twice, and a list that lacks an earlier run."""
-  records: list[run_json.RunRecord] = []
+  listed_details: list[run_json.RunDetails] = []
   listed: dict[Optional[str], str] = {}
   plans: set[pathlib.Path] = set()
   for run in runs:
@@ -91,17 +91,17 @@ def _check_listed(runs: Sequence[str]) -> None:
         output.warn(f'runs={run}: this plan is named twice, and counts twice')
       plans.add(path)
       continue
-    record = run_json.RunRecord.read(pathlib.Path(run))
-    records.append(record)
+    details = run_json.RunDetails.read(pathlib.Path(run))
+    listed_details.append(details)
     # A copy of a folder, or another path to it, has the same run.
-    if record.run_id in listed:
+    if details.run_id in listed:
       raise errors.value_error(
-        f'runs={run}: is named twice: it is the run {listed[record.run_id]}; '
+        f'runs={run}: is named twice: it is the run {listed[details.run_id]}; '
         'name each run once'
       )
-    listed[record.run_id] = run
-  for record in records:
-    for each in record.after or ():
+    listed[details.run_id] = run
+  for details in listed_details:
+    for each in details.after or ():
       # PRIVACY: If a composition lacks an earlier run on the same clients, its
       # epsilon is too small. The command fails if a listed run names an earlier
       # run that is not listed.

@@ -2,8 +2,8 @@
 
 | symbol | name here | meaning                                                 |
 |--------|-----------|---------------------------------------------------------|
-| e_i    | `event`   | i-th event: a start, an end, released values, a         |
-|        |           | statement, results                                      |
+| e_i    | `event`   | i-th event: a start, an end, released values, notes,    |
+|        |           | results                                                 |
 | h_i    | `head`    | 32 bytes: hash of all events up to e_i                  |
 
     h_i = SHA-256(h_{i-1}, i, e_i)    h_{-1} = SHA-256(format, run, both keys)
@@ -39,7 +39,7 @@ ROW = 'row'
 ENFORCED = 'enforced'
 # Event at the end of the run; the payload has its results.
 ENDED = 'ended'
-# Event whose payload has new values of statements on the run.
+# Event whose payload has new values of notes on the run, see `RunDetails`.
 NOTED = 'noted'
 # Events that state whether all earlier cohorts are equal to the cohorts that
 # the sampling key gives.
@@ -159,7 +159,7 @@ class Attempt:
       unless the clip is adaptive.
     head: head of the chain after the last event of the attempt, in hexadecimal.
     enforced: digest of the plan and other files that the attempt followed, see
-      `RunRecord.enforced_digest`; None if it is not known.
+      `RunDetails.enforced_digest`; None if it is not known.
     rounds: number of rounds of the whole run, as the program stated it when the
       attempt started; None if it is the number of the plan.
     drawn: whether all cohorts up to this round are equal to the cohorts that

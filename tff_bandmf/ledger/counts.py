@@ -15,14 +15,14 @@ from tff_bandmf.ledger import chain
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-  """The rounds, attempts and statements of a ledger.
+  """The rounds, attempts and notes of a ledger.
 
   Attributes:
     sizes: dict from the index of a round to its number of clients, rounds
       ascending.
     attempts: dict from the index of a round to the attempts at it, rounds
       ascending.
-    statements: {name: value}, the last value of each statement on the run.
+    notes: {name: value}, the last value of each note on the run.
     last_client: highest client index; -1 without rounds, or if clients are
       strings.
     head: head of the ledger's chain; None for a log.
@@ -30,7 +30,7 @@ class Contents:
 
   sizes: dict[int, int]
   attempts: chain.Attempts
-  statements: Mapping[str, Any]
+  notes: Mapping[str, Any]
   last_client: int
   head: Optional[str]
 
@@ -74,7 +74,7 @@ class Counts:
       that had a process, see `chain.EXAMINED`; None if the finished attempts
       had no learning process. Without finished attempts, the value is False.
     ended: the end of the run; None before the end.
-    statements: {name: value}, the last value of each statement on the run.
+    notes: {name: value}, the last value of each note on the run.
     attempts: dict from the index of a round to the attempts at it, rounds
       ascending.
   """
@@ -99,7 +99,7 @@ class Counts:
   incomplete: tuple[int, ...] = ()
   examined: Optional[bool] = False
   ended: Optional[chain.End] = None
-  statements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   attempts: chain.Attempts = dataclasses.field(
     default_factory=dict, compare=False, repr=False
   )
@@ -223,7 +223,7 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
     examined=_examined(finished),
     ended=ended(attempts),
     head=contents.head,
-    statements=contents.statements,
+    notes=contents.notes,
     attempts=attempts,
   )
 

@@ -2,7 +2,7 @@
 
 SQLite writes to a write-ahead log, and syncs this log to the disk at every
 commit. A call raises an error after a minute if another process holds a lock,
-if a statement of PostgreSQL has no result, or if a server cannot be reached.
+if a query of PostgreSQL has no result, or if a server cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from tff_bandmf import errors
 
-# Time limit in seconds for a lock, a connection or a statement.
+# Time limit in seconds for a lock, a connection or a query.
 _SECONDS = 60
 # Number of attempts to switch a SQLite file to a write-ahead log.
 _SWITCHES = 5
@@ -118,7 +118,7 @@ def unusable(url: object, error: Exception) -> ValueError:
       'writes files there even to read the ledger; make the folder writable, '
       'or give a copy of the folder'
     )
-  # The message omits the statement, since its parameters identify clients.
+  # The message omits the query, since its parameters identify clients.
   return errors.value_error(
     f'ledger={url}: cannot be used ({getattr(error, "orig", None) or error}); '
     'check the free space and the permissions of its disk, or the address of '

@@ -39,7 +39,7 @@ _Clients = Union[Sequence[names_lib.Client], np.ndarray]
 
 
 class Ledger:
-  """The ledger of one run, for use in a `with` statement or with `close`.
+  """The ledger of one run, for use in a `with` block or with `close`.
 
   Clients are indices in a population, or strings.
   """
@@ -186,7 +186,7 @@ class Ledger:
     return self._read(tables.attempts, _round(round_index))
 
   def contents(self) -> counts.Contents:
-    """Returns the attempts at every started round, and the statements.
+    """Returns the attempts at every started round, and the notes.
 
     Raises:
       ValueError: the ledger was changed or is damaged.
@@ -411,7 +411,7 @@ class Ledger:
         started rounds.
       cohort: all selected clients, also clients that drop out later.
       enforced: digest of the plan and other files that this round follows; see
-        `RunRecord.enforced_digest`. If None, no digest is recorded.
+        `RunDetails.enforced_digest`. If None, no digest is recorded.
       rounds: number of rounds of the whole run, recorded with `enforced`; None
         if it is the number of the plan.
 
@@ -655,7 +655,8 @@ class Ledger:
   def record_drawn(self, as_drawn: bool) -> None:
     """Records the result of a comparison of all cohorts with the sampling key.
 
-    The record is an event of the chain, so the head of the chain covers it.
+    The result becomes an event of the chain, so the head of the chain covers
+    it.
 
     Args:
       as_drawn: whether the sampling key gives exactly the cohorts in the
@@ -666,16 +667,16 @@ class Ledger:
     """
     self._append_verdict(chain.DRAWN if as_drawn else chain.NOT_DRAWN)
 
-  def note(self, statements: Mapping[str, Any]) -> None:
-    """Records new values of statements on the run, for its report.
+  def note(self, notes: Mapping[str, Any]) -> None:
+    """Writes new values of notes on the run, for its report.
 
     Args:
-      statements: {name: JSON value}; None takes a statement back.
+      notes: {name: JSON value}; None takes a note back.
     """
     if self._read(tables.row).key is None:
       # The head before the first event depends on this key.
       self._hash()
-    payload = chain.payload(statements)
+    payload = chain.payload(notes)
     with self._write() as connection:
       t = max(tables.last_round(connection), 0)
       tables.append(connection, chain.Event(t, chain.NOTED, payload=payload))

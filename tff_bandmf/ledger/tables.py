@@ -321,7 +321,7 @@ def verify(connection: engine.Connection) -> counts.Contents:
     digests[t] = chain.cohort_digest(cohort, highest)
     last_client = max(last_client, highest)
   events: dict[int, list[tuple[chain.Event, bytes]]] = {}
-  statements: dict[str, Any] = {}
+  notes: dict[str, Any] = {}
   count = last_event = 0
   head = chain.genesis(ledger.run, ledger.noise_key, ledger.key)
   for place, event, recorded in _events(connection):
@@ -342,10 +342,10 @@ def verify(connection: engine.Connection) -> counts.Contents:
       raise _broken(event.round)
     if event.kind == chain.NOTED:
       try:
-        # PRIVACY: Statements of a run, for example of its population, limit its
-        # claim. All of them are read from the chain.
+        # PRIVACY: Notes on a run, for example its population, limit its claim.
+        # All notes are read from the chain.
         # Guard: run_rounds_test.test_run_of_any_ids_is_reported.
-        statements.update(event.content)
+        notes.update(event.content)
       except ValueError:
         raise _broken(event.round) from None
     else:
@@ -363,7 +363,7 @@ def verify(connection: engine.Connection) -> counts.Contents:
   unmatched = sizes.keys() ^ attempts.keys()
   if unmatched:
     raise _broken(min(unmatched))
-  return counts.Contents(sizes, attempts, statements, last_client, head.hex())
+  return counts.Contents(sizes, attempts, notes, last_client, head.hex())
 
 
 def cohort(connection: engine.Connection, t: int) -> Optional[np.ndarray]:

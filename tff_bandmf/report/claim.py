@@ -73,7 +73,7 @@ class Claim:
     violated: whether clients took part more often, or closer together, than
       planned.
     files_match_ledger: whether the ledger's chain has the digest of the run's
-      files, see `RunRecord.enforced_digest`, for every round that started.
+      files, see `RunDetails.enforced_digest`, for every round that started.
   """
 
   plan: plan_lib.Plan
@@ -317,7 +317,7 @@ def from_run(directory: pathlib.Path) -> Claim:
   Raises:
     ValueError: a file is missing or damaged, or contradicts another file.
   """
-  run = run_json.RunRecord.read(directory)
+  run = run_json.RunDetails.read(directory)
   plan = run_json.read_plan(directory)
   observed = consistency.verified_ledger(directory, run, plan)
   claim = from_evidence(
@@ -349,7 +349,7 @@ def from_evidence(
     plan: plan of the run.
     observed: participation in the ledger or log, with the sensitivity of C.
     files_match_ledger: whether the ledger's chain has the digest of the run's
-      files, see `RunRecord.enforced_digest`, for every round that started.
+      files, see `RunDetails.enforced_digest`, for every round that started.
   """
   planned = plan.unamplified or plan.guarantee
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds

@@ -40,7 +40,7 @@ _REMEDY = 'nothing can be claimed for such a run'
 
 
 def verified_ledger(
-  directory: pathlib.Path, run: run_json.RunRecord, plan: plan_lib.Plan
+  directory: pathlib.Path, run: run_json.RunDetails, plan: plan_lib.Plan
 ) -> ledger_lib.Counts:
   """Returns the participation in the ledger of a run, after all checks.
 
@@ -77,7 +77,7 @@ def verified_ledger(
     f'ledger={directory / run_json.LEDGER_FILE}: belongs to another run or key '
     f'than {run_json.RUN_FILE} names',
   )
-  run = run.with_statements(observed.statements)
+  run = run.with_notes(observed.notes)
   if run.population is not None:
     highest = run.highest_client
     if highest is None:

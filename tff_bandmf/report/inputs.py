@@ -56,7 +56,7 @@ class Source:
   Attributes:
     name: name of the run's folder; for training elsewhere, name of the log file
       or, if there is no log, of the plan file.
-    run: statements on the run.
+    run: details of the run.
     claim: claim of the run.
     completed: whether the end of the run was recorded; for training elsewhere,
       whether the claim is for all planned rounds.
@@ -76,7 +76,7 @@ class Source:
   """
 
   name: str
-  run: run_json.RunRecord
+  run: run_json.RunDetails
   claim: claim_lib.Claim
   completed: bool
   elsewhere: bool
@@ -132,11 +132,11 @@ def of_run(directory: Path) -> Source:
     OSError: a file cannot be read.
   """
   directory = pathlib.Path(directory)
-  run = run_json.RunRecord.read(directory)
+  run = run_json.RunDetails.read(directory)
   claim = claim_lib.from_run(directory)
   observed = claim.observed
   rows = metrics_lib.rows(directory, observed.attempts)
-  run = run.with_statements(observed.statements)
+  run = run.with_notes(observed.notes)
   run = attrs.evolve(
     run, unit_of_privacy=run.unit_of_privacy or claim.plan.unit
   )
@@ -166,7 +166,7 @@ def of_run(directory: Path) -> Source:
 
 
 def _before(
-  directory: pathlib.Path, run: run_json.RunRecord
+  directory: pathlib.Path, run: run_json.RunDetails
 ) -> dict[str, tuple[str, claim_lib.Claim]]:
   """Returns all earlier runs on the clients of a run, each once."""
   # PRIVACY: two earlier runs can be in folders of the same name. If they
@@ -179,7 +179,7 @@ def _before(
     if each['run_id'] in (run.run_id, *predecessors):
       continue
     path = pathlib.Path(os.path.normpath(folder / each['run']))
-    other = run_json.RunRecord.read(path)
+    other = run_json.RunDetails.read(path)
     # PRIVACY: somebody could replace the folder of an earlier run by the folder
     # of a run with a smaller epsilon. The run ID in the folder must be equal to
     # the ID that the later run recorded.
@@ -247,14 +247,10 @@ def of_plan(
       ('the log', 'the clients of each round; do not publish the log'),
       ('this report', _COUNTS),
     ]
-  run = run_json.RunRecord(unit_of_privacy=plan.unit).with_statements(
-    notes or {}
-  )
+  run = run_json.RunDetails(unit_of_privacy=plan.unit).with_notes(notes or {})
   alike = None if log is None else log.alike
   if alike is not None:
-    run = run.with_statements(
-      {'not_covered': [*run.not_covered, names.NOT_COVERED]}
-    )
+    run = run.with_notes({'not_covered': [*run.not_covered, names.NOT_COVERED]})
   claim = claim_lib.from_evidence(plan, counts.from_log(sizes, observed))
   return Source(
     pathlib.Path(plan_file if log is None else log.path).stem,
@@ -270,7 +266,7 @@ def of_plan(
 
 def _side_releases(
   directory: pathlib.Path,
-  run: run_json.RunRecord,
+  run: run_json.RunDetails,
   columns: list[str],
   claim: claim_lib.Claim,
 ) -> list[dict[str, str]]:
@@ -278,7 +274,7 @@ def _side_releases(
 
   Args:
     directory: folder of the run.
-    run: statements on the run.
+    run: details of the run.
     columns: columns of `metrics.csv`; unknown columns count as without noise.
     claim: claim of the run. The report of an amplified claim does not state the
       counts `_COUNTS`, and the result leaves them out.
@@ -317,7 +313,7 @@ def _side_releases(
 
 
 def _stated(
-  table: list[tuple[str, str]], where: str, run: run_json.RunRecord
+  table: list[tuple[str, str]], where: str, run: run_json.RunDetails
 ) -> list[dict[str, str]]:
   """Returns the releases in `table`, then the side releases of the run."""
   table = table + [(where, item) for item in run.side_releases]

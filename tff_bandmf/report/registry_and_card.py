@@ -77,7 +77,7 @@ def record(content: document.Public, data: str) -> _files.JsonObject:
 
   Args:
     content: content of a `Public` report.
-    data: a few words on the corpus, `RunRecord.data`.
+    data: a few words on the corpus, `RunDetails.data`.
 
   Raises:
     ValueError: the report has no guarantee, a field of tier 1 is missing, a
@@ -176,7 +176,7 @@ def fields(
 
   A field is its tier, the name of the note that fills it, and its value. The
   name is None for a field that no note fills, and the value is None for a
-  missing statement.
+  missing note.
   """
   accesses = content['data_accesses']
   digests = '; '.join(

@@ -85,7 +85,7 @@ _GENERATOR = {
   ),
 }
 
-# Statements on uses of data outside training, and their titles.
+# Notes on uses of data outside training, and their titles.
 ACCESSES = {
   'tuning': 'hyperparameter tuning',
   'model_selection': 'model selection',
@@ -108,13 +108,13 @@ def epsilon_text(
 
 
 def common(
-  claim: claim_lib.Claim, run: run_json.RunRecord, clients: int
+  claim: claim_lib.Claim, run: run_json.RunDetails, clients: int
 ) -> _files.JsonObject:
-  """Returns the fields of `document.CommonFields`, and all statements on a run.
+  """Returns the fields of `document.CommonFields`, and all details of a run.
 
   Args:
     claim: claim of the run.
-    run: statements on the run.
+    run: details of the run.
     clients: largest number of clients of a unit of privacy, >= 1.
   """
   most = f', with at most {clients} clients' if clients > 1 else ''
@@ -225,7 +225,7 @@ def known(release: document.OtherRelease) -> str:
   return f'Gaussian noise, noise multiplier {release["noise_multiplier"]}'
 
 
-def generator(run: run_json.RunRecord) -> _files.JsonObject:
+def generator(run: run_json.RunDetails) -> _files.JsonObject:
   """Returns the random generator of the noise, and the origin of its key.
 
   Raises:
@@ -276,14 +276,14 @@ def _by_budget(budget: participation.Budget) -> str:
 
 
 def formal(
-  claim: claim_lib.Claim, guarantee: _files.JsonObject, run: run_json.RunRecord
+  claim: claim_lib.Claim, guarantee: _files.JsonObject, run: run_json.RunDetails
 ) -> str:
   """Returns the formal statement; its numbers are not rounded.
 
   Args:
     claim: claim of the run.
     guarantee: result of `claim.to_dict()`.
-    run: statements on the run.
+    run: details of the run.
   """
   if guarantee['rho'] is None:
     return 'None. No noise was added; this run guarantees nothing.'

@@ -68,10 +68,10 @@ _StartedRound = TypeVar('_StartedRound', bound=StartedRound)
 
 
 class Journal:
-  """Writes the ledger, checkpoints, metrics and statements of a run.
+  """Writes the ledger, checkpoints, metrics and notes of a run.
 
-  Statements are facts that the report needs, such as the population and what
-  the guarantee does not cover.
+  Notes are facts for the report that may change during the run, such as the
+  population and the accesses to data that the guarantee does not cover.
 
   PRIVACY: if the same noise is added to two different sums, the difference of
   the two releases has no noise. The journal lets an interrupted round run again
@@ -97,7 +97,7 @@ class Journal:
   def __init__(
     self,
     directory: pathlib.Path,
-    record: run_json.RunRecord,
+    details: run_json.RunDetails,
     ledger: ledger_lib.Ledger,
     attempts: ledger_lib.Attempts,
     position: released_sums.Position,
@@ -111,7 +111,7 @@ class Journal:
 
     Args:
       directory: folder of the run; this process has its lock.
-      record: statements on the run.
+      details: details of the run.
       ledger: open ledger of the run.
       attempts: attempts at each round in the ledger.
       position: files that state the open round of the run, and the fingerprint
@@ -125,8 +125,8 @@ class Journal:
     self.closed = False
     self.open_round: Optional[StartedRound] = None
     self._directory = directory
-    self._record = record
-    self._enforced = record.enforced_digest(directory)
+    self._details = details
+    self._enforced = details.enforced_digest(directory)
     self._position = position
     self._checkpoints = checkpoints.Checkpoints(
       directory / run_json.CHECKPOINTS
@@ -213,7 +213,7 @@ class Journal:
 
     Raises:
       ValueError: the number of clients that took part and are missing from
-        `ids` exceeds the statement `clients_left` of the run.
+        `ids` exceeds the note `clients_left` of the run.
     """
     history, missing = self.ledger.population(ids, before, schema)
     # PRIVACY: if the IDs of clients change with every start of the program, as
@@ -221,7 +221,7 @@ class Journal:
     # often than the schema allows. If the number of clients that took part and
     # are missing from `ids` exceeds `clients_left`, the run stops.
     # Guard: run_rounds_test.test_other_names_are_refused.
-    if missing > (self._record.clients_left or 0):
+    if missing > (self._details.clients_left or 0):
       clients = missing + int(np.count_nonzero(history.count))
       raise errors.value_error(
         f'clients={len(ids)} ids: lack {missing} of the {clients} clients that '
@@ -229,16 +229,16 @@ class Journal:
         f'then; if these really left, say so: run.note(clients_left={missing})'
       )
     if missing:
-      self.append_statement(
+      self.append_to_note(
         'not_covered',
         f'{missing} clients that took part left the population: a client that '
         'came back under another name counts as a new client',
       )
-    highest = self._record.highest_client
+    highest = self._details.highest_client
     highest = -1 if highest is None else highest
     if ids.dtype.kind == 'i':
       highest = max(highest, int(ids.max()))
-    self.set_statements(population=len(ids) + missing, highest_client=highest)
+    self.set_notes(population=len(ids) + missing, highest_client=highest)
     return history
 
   def start(
@@ -427,14 +427,14 @@ class Journal:
     # Guard: run_report_test.test_metrics_stay_private_and_are_named.
     names = sorted(name for name in numbers if not name.startswith(_DATA_FREE))
     if names:
-      self.append_statement(
+      self.append_to_note(
         'not_covered',
         f'metrics of rounds, without noise: {", ".join(names)} '
         f'({run_json.TABLE})',
       )
     if entry.without_effect:
       all_zero = entry.without_effect == entry.updates
-      self.append_statement(
+      self.append_to_note(
         'not_covered', run_json.ALL_ZERO if all_zero else run_json.SOME_ZERO
       )
     self._checkpoints.save(state, t + 1, head)
@@ -454,23 +454,23 @@ class Journal:
     assert self._rows is not None
     return self._rows
 
-  def set_statements(self, **statements: Any) -> None:
-    """Changes statements on the run; see `run_json.RunRecord`."""
-    record = self._record.with_statements(statements)
+  def set_notes(self, **notes: Any) -> None:
+    """Changes notes on the run; see `run_json.NOTES`."""
+    details = self._details.with_notes(notes)
     changed = {
       name: value
-      for name, value in statements.items()
-      if value != getattr(self._record, name)
+      for name, value in notes.items()
+      if value != getattr(self._details, name)
     }
     if changed:
       self.ledger.note(changed)
-      self._record = record
+      self._details = details
 
-  def append_statement(self, name: str, sentence: str) -> None:
-    """Adds a sentence to a list of statements, unless the list has it."""
-    sentences = getattr(self._record, name)
+  def append_to_note(self, name: str, sentence: str) -> None:
+    """Adds a sentence to a note that is a list, if the list lacks it."""
+    sentences = getattr(self._details, name)
     if sentence not in sentences:
-      self.set_statements(**{name: [*sentences, sentence]})
+      self.set_notes(**{name: [*sentences, sentence]})
 
   def end(self, results: Mapping[str, float], plan: plan_lib.Plan) -> None:
     """Records the results of a run whose rounds are over, and exports them."""
@@ -498,13 +498,13 @@ class Journal:
     """
     # PRIVACY: the clients of a round of `Run.round` do not check in again, so a
     # replay would add the same noise to the sum of other clients. Before
-    # `Run.round` starts a round, it removes the population from the statements.
+    # `Run.round` starts a round, it removes the population from the notes.
     # Before a round whose cohort is drawn, `history` writes the population
     # there. So an interrupted round without a population came from `Run.round`,
     # and is burnt.
     # Guard:
     # run_interrupted_test.test_undrawn_round_is_burnt_by_every_way.
-    replays = replays and self._record.population is not None
+    replays = replays and self._details.population is not None
     while attempts := self.ledger.attempts(self.next):
       marks = self._position.released(self.next)
       if replays and not _is_burnt(attempts, marks):

@@ -39,10 +39,10 @@ _FEWER_ROUNDS = 'or give the loop rounds= to stop early'
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-  """Statements and metrics that a program adds to a run, and a memory limit.
+  """Details and metrics that a program adds to a run, and a memory limit.
 
   Attributes:
-    statements: {attribute of `run_json.RunRecord`: value}; these values replace
+    notes: {attribute of `run_json.RunDetails`: value}; these values replace
       the values from the plan.
     columns: names of columns that the program adds to `metrics.csv`, which is
       public.
@@ -53,7 +53,7 @@ class RunOptions:
     ValueError: a name in `columns` is a column that the run itself writes.
   """
 
-  statements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   columns: Sequence[str] = ()
   max_memory_bytes: Optional[int] = None
 
@@ -104,7 +104,7 @@ def open_folder(
       run_ledger.set_location(directory, ledger)
     stored, open_ledger, contents, ended = None, None, None, False
     if (directory / run_json.RUN_FILE).exists():
-      stored = run_json.RunRecord.read(directory)
+      stored = run_json.RunDetails.read(directory)
       if folder.has_begun(directory):
         open_ledger = stack.enter_context(
           run_ledger.open_ledger(directory, check=False)
@@ -118,28 +118,26 @@ def open_folder(
       if ended
       else folder.keys(directory, plan.sampled is not None)
     )
-    record = attrs.evolve(
-      run_record(keys.sampling),
+    details = attrs.evolve(
+      run_details(keys.sampling),
       after=_predecessors(directory, after, plan),
-      **options.statements,
+      **options.notes,
     )
     if stored is not None and ended:
-      record = attrs.evolve(record, sampling_key_id=stored.sampling_key_id)
-      stored.check_same(record, ended)
-      record = stored
+      details = attrs.evolve(details, sampling_key_id=stored.sampling_key_id)
+      stored.check_same(details, ended)
+      details = stored
     else:
-      record = folder.open_run(directory, record, keys, moved, open_ledger)
+      details = folder.open_run(directory, details, keys, moved, open_ledger)
     if open_ledger is None or contents is None:
       open_ledger = stack.enter_context(run_ledger.open_ledger(directory))
       contents = open_ledger.contents()
-    if contents.attempts or contents.statements:
-      record = run_json.RunRecord.read(directory).with_statements(
-        contents.statements
-      )
-    elif statements := record.statements():
-      run_json.check_visible(statements)
-      open_ledger.note(statements)
-    run_id, _ = record.bound()
+    if contents.attempts or contents.notes:
+      details = run_json.RunDetails.read(directory).with_notes(contents.notes)
+    elif notes := details.notes():
+      run_json.check_visible(notes)
+      open_ledger.note(notes)
+    run_id, _ = details.bound()
     position = released_sums.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
       # PRIVACY: every aggregation adds the noise of the open round. A killed
@@ -163,7 +161,7 @@ def open_folder(
     _check_head(open_ledger, ledger_head)
     journal = journal_lib.Journal(
       directory,
-      record,
+      details,
       open_ledger,
       contents.attempts,
       position,
@@ -215,16 +213,16 @@ def _check_head(ledger: ledger_lib.Ledger, head: Optional[str]) -> None:
     )
 
 
-def run_record(
+def run_details(
   sampling_key: Optional[key_lib.Key] = None,
-) -> run_json.RunRecord:
-  """Returns the statements on a run before the first round.
+) -> run_json.RunDetails:
+  """Returns the details of a run before the first round.
 
   Args:
     sampling_key: key by which cohorts are sampled; None if the plan's cohorts
       are not sampled.
   """
-  return run_json.RunRecord(
+  return run_json.RunDetails(
     clipped_by='the run',
     noise_key='the operating system',
     versions=report.versions(),
@@ -240,7 +238,7 @@ def _predecessors(
   after: Sequence[Union[str, os.PathLike]],
   plan: plan_lib.Plan,
 ) -> Optional[list[run_json.Predecessor]]:
-  """Returns `RunRecord.after` for the earlier runs; None without earlier runs.
+  """Returns `RunDetails.after` for the earlier runs; None without earlier runs.
 
   Args:
     directory: folder of the run.
@@ -257,7 +255,7 @@ def _predecessors(
       raise errors.value_error(
         f'after={earlier}: is the run itself; give the folders of earlier runs'
       )
-    record = run_json.RunRecord.read(earlier)
+    details = run_json.RunDetails.read(earlier)
     # Runs that differ in this number have no joint claim, so this run is
     # refused before its first round.
     units = run_json.read_plan(earlier).clients_per_unit
@@ -268,7 +266,7 @@ def _predecessors(
         'clients_per_unit'
       )
     path = os.path.relpath(earlier, directory)
-    predecessors.append({'run': path, 'run_id': str(record.run_id)})
+    predecessors.append({'run': path, 'run_id': str(details.run_id)})
   return predecessors or None
 
 

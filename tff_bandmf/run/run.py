@@ -38,7 +38,7 @@ if TYPE_CHECKING:
   from tff_bandmf.tff import names as tff
 
 _Process = TypeVar('_Process')
-# Statements about the managers that get numbers without noise.
+# Notes on the managers that get numbers without noise.
 _UNNOISED_MANAGERS = {
   'train_metrics_manager': 'metrics of training rounds, without noise',
   'evaluation_manager': 'evaluations of the model on clients, without noise',
@@ -50,7 +50,7 @@ _CLAIMED = (run_json.LEDGER_HEAD, 'epsilon', 'delta', 'rho')
 
 
 class Run:
-  """The run of a plan in a folder, for use in a `with` statement."""
+  """The run of a plan in a folder, for use in a `with` block."""
 
   def __init__(
     self,
@@ -87,8 +87,8 @@ class Run:
         time, 64 hexadecimal digits. Note the value outside of the folder. If
         the folder was restored to a state before this time, the folder is
         refused. If None, the head is not checked.
-      options: statements and metrics that a program adds to the run, and a
-        memory limit. If None, nothing is added, and the default limit holds.
+      options: details and metrics that a program adds to the run, and a memory
+        limit. If None, nothing is added, and the default limit holds.
 
     Raises:
       ValueError: the folder is in use, is a copy, or holds another run; the run
@@ -412,8 +412,8 @@ class Run:
     refused = len(ids) - len(admitted)
     # PRIVACY: clients that checked in need not be in the population that an
     # earlier call of `rounds` stated, and the report would then state too small
-    # a population. This line removes the statement. If the statement is
-    # missing, `Journal.settle` burns an interrupted round.
+    # a population. This line removes the note. If the note is missing,
+    # `Journal.settle` burns an interrupted round.
     # Guards: run_rounds_test.test_clients_that_no_list_had_can_be_reported and
     # run_interrupted_test.test_undrawn_round_is_not_taken_for_a_drawn_one.
     self.note(population=None, highest_client=None)
@@ -523,7 +523,7 @@ class Run:
     # know whether '7' and '07' are one client, so the report says that the
     # guarantee does not cover such a client.
     # Guard: run_rounds_test.test_names_alike_are_named_at_the_start_of_a_run.
-    self._journal.append_statement('not_covered', names_lib.NOT_COVERED)
+    self._journal.append_to_note('not_covered', names_lib.NOT_COVERED)
     self._notice('names', f'WARNING: {errors.invalid(line)}')
 
   @property
@@ -675,17 +675,18 @@ class Run:
       train_model.train_model(process, source, self._journal, last, **program)
     )
 
-  def note(self, **statements: Any) -> None:
-    """Changes statements that the report shows.
+  def note(self, **notes: Any) -> None:
+    """Changes notes on the run, which the report shows.
 
     Args:
-      **statements: values of attributes of `run_files.RunRecord` that may
+      **notes: values of attributes of `run_files.RunDetails` that may
         change.
 
     Raises:
-      ValueError: a statement is not known, is fixed, or has a wrong type.
+      ValueError: a note is not known or has a wrong type, or the detail is
+        fixed.
     """
-    self._journal.set_statements(**statements)
+    self._journal.set_notes(**notes)
 
   def note_side_release(self, sentence: str) -> None:
     """Adds a sentence to `side_releases`, which the report shows.
@@ -693,7 +694,7 @@ class Run:
     Args:
       sentence: a few words that name a value that is released without noise.
     """
-    self._journal.append_statement('side_releases', sentence)
+    self._journal.append_to_note('side_releases', sentence)
 
   def note_not_covered(self, sentence: str) -> None:
     """Adds a sentence to `not_covered`, which the report shows.
@@ -702,7 +703,7 @@ class Run:
       sentence: a few words that name an access to data that the guarantee does
         not cover.
     """
-    self._journal.append_statement('not_covered', sentence)
+    self._journal.append_to_note('not_covered', sentence)
 
   def record(self, **results: float) -> None:
     """Writes the measured results of the last model, and ends the run.

@@ -176,11 +176,11 @@ def keys(directory: pathlib.Path, draws: bool) -> Keys:
 
 def open_run(
   directory: pathlib.Path,
-  record: run_json.RunRecord,
+  details: run_json.RunDetails,
   run_keys: Keys,
   moved: bool = False,
   ledger: Optional[ledger_lib.Ledger] = None,
-) -> run_json.RunRecord:
+) -> run_json.RunDetails:
   """Makes the files of a new run, or checks that the folder holds this run.
 
   PRIVACY: if two runs, or two copies of one run, use the same noise key, they
@@ -192,8 +192,8 @@ def open_run(
 
   Args:
     directory: folder of the run; this process has its lock.
-    record: statements that this program gives the run, without the IDs of run
-      and key.
+    details: details that this program gives the run, without the IDs of run and
+      key.
     run_keys: result of `keys`.
     moved: whether the folder was moved or restored, and the original folder is
       gone.
@@ -201,18 +201,18 @@ def open_run(
       makes the ledger.
 
   Returns:
-    The statements with the IDs.
+    The details with the IDs.
 
   Raises:
     ValueError: the folder holds another run or remains of a run, or is a copy.
   """
   if not (directory / run_json.RUN_FILE).exists():
     # From this write on, the folder holds a run.
-    record.with_key(run_keys.noise, directory).write(directory)
-  stored = run_json.RunRecord.read(directory)
-  stored.check_same(record, ended=False)
-  record = record.with_key(run_keys.noise, directory)
-  bound = record.bound()
+    details.with_key(run_keys.noise, directory).write(directory)
+  stored = run_json.RunDetails.read(directory)
+  stored.check_same(details, ended=False)
+  details = details.with_key(run_keys.noise, directory)
+  bound = details.bound()
   if stored.bound() != bound:
     raise errors.value_error(
       f'noise.key={directory / run_json.NOISE_KEY}: is the key of another run '
@@ -242,7 +242,7 @@ def open_run(
         os.rename(_new(directory, name), directory / name)
   if moved or not begun:
     bind(directory)
-  return record
+  return details
 
 
 def check_releases(

@@ -1,10 +1,10 @@
 """Names of the files in a run's folder; `run.json` and `result.json`.
 
 plan.json       the plan: the user's request, the strategy matrix C, the noise
-run.json        the fixed statements on the run, see `RunRecord`
+run.json        the fixed details of the run, see `RunDetails`
 ledger.sqlite   for each round: keyed hashes of its clients, the digest of its
                 released sum, the released clip, and the digest of its row of
-                metrics; statements that may change; at the end of the run, the
+                metrics; notes that may change; at the end of the run, the
                 measured results of the last model
 strategy.json   exports, from which no program of a run reads a value, see
 metrics.csv       `exports`: C; one row for each round; the results and the head
@@ -87,7 +87,7 @@ ALL_ZERO = (
   'released noise alone'
 )
 
-# Values that `RunRecord.with_key` computes: `run_id` from the noise key, the
+# Values that `RunDetails.with_key` computes: `run_id` from the noise key, the
 # plan and the values that may not change, `noise_key_id` from the key alone.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
 # Values that describe code. An ended run has no more rounds, so a program with
@@ -101,21 +101,21 @@ Predecessor = Annotated[
 _HEAD = re.compile('[0-9a-f]{64}')
 
 
-def _statement(default: object = None) -> Any:
-  """Declares an attribute of a run that may change after the first round.
+def _note(default: object = None) -> Any:
+  """Declares a detail of a run that may change after the first round.
 
-  Such a value describes the training and does not control it. It is in the
+  Such a detail describes the training and does not control it. It is in the
   ledger, and not in `run.json`.
   """
   return attrs.field(default=default, metadata={'changes': True})
 
 
 @attrs.frozen(kw_only=True)
-class RunRecord:
-  """The statements on a run.
+class RunDetails:
+  """The details of a run: facts for its report, fixed ones and notes.
 
-  `run.json`, which is written before the first round, has the statements that
-  are fixed. The ledger has the statements that may change.
+  `run.json`, which is written before the first round, has the details that are
+  fixed. The ledger has the notes: the details that may change.
 
   An attribute of type 'text' is a few words. The report shows 'not stated' for
   None.
@@ -169,24 +169,24 @@ class RunRecord:
       folder relative to the folder of this run, and `run_id`.
   """
 
-  unit_of_privacy: str = _statement('')
-  data: str = _statement('not stated')
+  unit_of_privacy: str = _note('')
+  data: str = _note('not stated')
   released: str = 'the model after every round'
-  not_covered: list[str] = _statement(attrs.Factory(list))
-  side_releases: list[str] = _statement(attrs.Factory(list))
+  not_covered: list[str] = _note(attrs.Factory(list))
+  side_releases: list[str] = _note(attrs.Factory(list))
   config: Optional[_files.JsonObject] = None
-  population: Optional[int] = _statement()
-  highest_client: Optional[int] = _statement()
-  clients_left: Optional[int] = _statement()
+  population: Optional[int] = _note()
+  highest_client: Optional[int] = _note()
+  clients_left: Optional[int] = _note()
   setting: Optional[str] = None
   covered: Optional[str] = None
   noise_key: Optional[str] = None
   noise_generator: Optional[str] = None
-  tuning: Optional[str] = _statement()
-  model_selection: Optional[str] = _statement()
-  pre_training: Optional[str] = _statement()
-  process: Optional[str] = _statement()
-  key_after: Optional[str] = _statement()
+  tuning: Optional[str] = _note()
+  model_selection: Optional[str] = _note()
+  pre_training: Optional[str] = _note()
+  process: Optional[str] = _note()
+  key_after: Optional[str] = _note()
   clipped_by: Optional[str] = None
   versions: Optional[dict[str, str]] = None
   code_sha256: Optional[str] = None
@@ -195,14 +195,14 @@ class RunRecord:
   run_id: Optional[_Identity] = None
   noise_key_id: Optional[_Identity] = None
   sampling_key_id: Optional[str] = None
-  title: Optional[str] = _statement()
-  owner: Optional[str] = _statement()
-  contact: Optional[str] = _statement()
-  date: Optional[str] = _statement()
-  model: Optional[str] = _statement()
-  intended_use: Optional[str] = _statement()
-  region: Optional[str] = _statement()
-  sector: Optional[str] = _statement()
+  title: Optional[str] = _note()
+  owner: Optional[str] = _note()
+  contact: Optional[str] = _note()
+  date: Optional[str] = _note()
+  model: Optional[str] = _note()
+  intended_use: Optional[str] = _note()
+  region: Optional[str] = _note()
+  sector: Optional[str] = _note()
   after: Optional[list[Predecessor]] = None
 
   def __attrs_post_init__(self):
@@ -223,8 +223,8 @@ class RunRecord:
       **{name: values[name] for name in _FIXED if values[name] is not None},
     }
 
-  def with_key(self, key: key_lib.Key, directory: pathlib.Path) -> RunRecord:
-    """Returns the record with the IDs of the run and of its noise key.
+  def with_key(self, key: key_lib.Key, directory: pathlib.Path) -> RunDetails:
+    """Returns the details with the IDs of the run and of its noise key.
 
     Both IDs are one-way functions of the key.
 
@@ -236,39 +236,41 @@ class RunRecord:
     content = anonymous.enforced_digest(directory)
     return attrs.evolve(
       self,
-      # PRIVACY: an edited plan or record could claim a smaller epsilon than the
-      # run has. The run ID is a keyed hash of the plan and of all values that
-      # may not change. So nobody without the noise key can compute the ID for
-      # an edited file, and `folder.open_run` refuses a record with a wrong ID.
+      # PRIVACY: an edited plan or `run.json` could claim a smaller epsilon than
+      # the run has. The run ID is a keyed hash of the plan and of all values
+      # that may not change. So nobody without the noise key can compute the ID
+      # for an edited file, and `folder.open_run` refuses details with a wrong
+      # ID.
       # Guard: folder_test.test_edited_copy_is_refused.
       run_id=f'{key.identify(content):016x}',
       noise_key_id=f'{key.identify(b""):016x}',
     )
 
-  def with_statements(self, statements: Mapping[str, Any]) -> RunRecord:
-    """Returns the record with new values of attributes that may change.
+  def with_notes(self, notes: Mapping[str, Any]) -> RunDetails:
+    """Returns the details with new values of notes.
 
     Args:
-      statements: {name of the attribute: new value}.
+      notes: {name of the note: new value}.
 
     Raises:
-      ValueError: an attribute is not known, is fixed, or has a wrong type.
+      ValueError: a note is not known or has a wrong type, or the detail is
+        fixed.
     """
-    fixed = sorted({*statements} - {*STATEMENTS})
+    fixed = sorted({*notes} - {*NOTES})
     if fixed:
       raise errors.value_error(
-        f'{fixed[0]}={statements[fixed[0]]}: is not a statement that a run '
-        f'may change; use one of {", ".join(STATEMENTS)}'
+        f'{fixed[0]}={notes[fixed[0]]}: is not a note that a run '
+        f'may change; use one of {", ".join(NOTES)}'
       )
-    check_visible(statements)
-    return attrs.evolve(self, **statements)
+    check_visible(notes)
+    return attrs.evolve(self, **notes)
 
-  def statements(self) -> dict[str, Any]:
-    """Returns the statements that may change and differ from the default."""
-    default = RunRecord()
+  def notes(self) -> dict[str, Any]:
+    """Returns the notes that differ from their default."""
+    default = RunDetails()
     return {
       name: getattr(self, name)
-      for name in STATEMENTS
+      for name in NOTES
       if getattr(self, name) not in (getattr(default, name), '')
     }
 
@@ -294,17 +296,17 @@ class RunRecord:
     )
 
   def write(self, directory: pathlib.Path) -> None:
-    """Writes the record to `run.json`.
+    """Writes the details to `run.json`.
 
     Raises:
-      ValueError: the record lacks an ID, which `with_key` sets.
+      ValueError: an ID is missing, which `with_key` sets.
     """
     self.bound()
     _files.write_json(directory / RUN_FILE, self.to_dict())
 
   @classmethod
-  def read(cls, directory: pathlib.Path) -> RunRecord:
-    """Returns the record of `run.json`, without the statements in the ledger.
+  def read(cls, directory: pathlib.Path) -> RunDetails:
+    """Returns the details in `run.json`, without the notes in the ledger.
 
     Raises:
       ValueError: `run.json` is missing, or has another format or version, or a
@@ -332,30 +334,30 @@ class RunRecord:
       )
     try:
       names = {*content} & {*_FIXED}
-      record = cls(**{name: content.pop(name) for name in names})
-      record.bound()
-      lost = sorted({*record.to_dict()} - names - {'format', 'version'})
+      details = cls(**{name: content.pop(name) for name in names})
+      details.bound()
+      lost = sorted({*details.to_dict()} - names - {'format', 'version'})
       if lost:
         raise ValueError(f'lacks {", ".join(lost)}')
       if content:
         raise ValueError(f'has unknown values, {", ".join(content)}')
-      return record
+      return details
     except ValueError as error:
       raise errors.value_error(
         f'run={path}: {str(error)}; restore the file'
       ) from error
 
-  def check_same(self, expected: RunRecord, ended: bool) -> None:
-    """Raises ValueError if `expected` is the record of another run.
+  def check_same(self, expected: RunDetails, ended: bool) -> None:
+    """Raises ValueError if `expected` has the details of another run.
 
     Args:
-      expected: record of the program that continues the run, without the IDs of
-        run and key.
+      expected: details from the program that continues the run, without the IDs
+        of run and key.
       ended: whether the run has ended.
     """
     stored_values, expected_values = (
-      _flat(json.loads(json.dumps(record.to_dict())))
-      for record in (self, expected)
+      _flat(json.loads(json.dumps(details.to_dict())))
+      for details in (self, expected)
     )
     # The configuration is compared first, since the other values follow from
     # it.
@@ -388,16 +390,16 @@ def read_plan(directory: pathlib.Path) -> plan_lib.Plan:
   return plan_lib.Plan.load(path)
 
 
-# Attributes that may change after the first round, and all others.
-STATEMENTS, _FIXED = (
+# Names of the details that may change after the first round, and of the others.
+NOTES, _FIXED = (
   tuple(
     field.name
-    for field in attrs.fields(RunRecord)
+    for field in attrs.fields(RunDetails)
     if field.metadata.get('changes', False) == changes
   )
   for changes in (True, False)
 )
-_TYPES = get_type_hints(RunRecord, include_extras=True)
+_TYPES = get_type_hints(RunDetails, include_extras=True)
 
 
 def is_head(text: str) -> bool:

@@ -37,7 +37,7 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
     with ledger_lib.Ledger(
       location, False, directory / run_json.LEDGER_KEY
     ) as ledger:
-      if ledger.bound() != run_json.RunRecord.read(directory).bound():
+      if ledger.bound() != run_json.RunDetails.read(directory).bound():
         raise ledger_lib.of_another_run()
   # PRIVACY: a person who reads the password in the URL could change the ledger
   # and hide participation. Only the owner of the file can read the URL.
@@ -86,11 +86,11 @@ def results(directory: pathlib.Path) -> Optional[Mapping[str, float]]:
   return None if ended is None else ended.results
 
 
-def statements(directory: pathlib.Path) -> run_json.RunRecord:
-  """Returns the statements of a run in the fields of `RunRecord`.
+def notes(directory: pathlib.Path) -> run_json.RunDetails:
+  """Returns the notes on a run in the fields of `RunDetails`.
 
   Raises:
     ValueError: the ledger is missing or damaged; see `Ledger`.
   """
   with open_ledger(directory, check=False) as ledger:
-    return run_json.RunRecord().with_statements(ledger.contents().statements)
+    return run_json.RunDetails().with_notes(ledger.contents().notes)

@@ -61,7 +61,7 @@ class Maker(contextlib.AbstractContextManager):
   """Computes blocks chunk by chunk, and holds the memory between blocks.
 
   A block reads the whole ring of a window once and writes only its own rounds.
-  The memory is zero at first, and is freed at the end of the `with` statement.
+  The memory is zero at first, and is freed at the end of the `with` block.
   """
 
   def __init__(self, layout: Layout, rounding: exact.Rounding):
