@@ -207,8 +207,10 @@ def differences(
       if _observed(ledger) != _observed(expected):
         yield 'observed'
       for t in range(rounds):
-        release = expected.attempts(t)[-1].result
-        results = {attempt.result for attempt in ledger.attempts(t)} - {None}
+        release = expected.attempts(t)[-1].sum_digest
+        results = {attempt.sum_digest for attempt in ledger.attempts(t)} - {
+          None
+        }
         if results != {release}:
           yield f'release of round {t}'
         cohort, wanted = ledger.cohort(t), expected.cohort(t)

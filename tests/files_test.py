@@ -210,7 +210,7 @@ def test_secret_is_whole_where_its_maker_was_interrupted(tmp_path):
     (b'\xef\xbb\xbf{}', 'begins with a byte order mark, which JSON'),
     ('{}'.encode('utf-16'), 'begins with a byte order mark of UTF-16'),
     (b'{\n"a": "\xff"}', 'line 2 is not UTF-8'),
-    (b'\x1f\x8b\x08', 'begins with the mark of gzip'),
+    (b'\x1f\x8b\x08', 'begins with the signature of gzip'),
     (b'{"a": 1, "a": 2}', 'a JSON object has a key twice'),
     (b'{"a": NaN}', 'NaN is not JSON'),
   ],

@@ -50,7 +50,7 @@ def epsilon(
 
   Args:
     curve: points with `epsilon` and `delta`.
-    stated: (epsilon, delta) of the claim, which the figure marks.
+    stated: (epsilon, delta) of the claim, which the figure shows as a dot.
     planned: points of the planned curve; None if `curve` is the planned curve.
   """
   drawing, axes = empty(

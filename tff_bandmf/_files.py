@@ -39,11 +39,11 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = memoryview(bytes(2**20))
 PART = '.part'
 # First bytes of files in other formats than JSON.
-_MARKS = (
+_SIGNATURES = (
   (b'\xef\xbb\xbf', 'a byte order mark'),
   (b'\xff\xfe', 'a byte order mark of UTF-16'),
   (b'\xfe\xff', 'a byte order mark of UTF-16'),
-  (b'\x1f\x8b', 'the mark of gzip'),
+  (b'\x1f\x8b', 'the signature of gzip'),
 )
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _CODE = ('.py', '.j2', '.json')
@@ -375,8 +375,8 @@ def json_fault(content: bytes, error: Exception) -> str:
   >>> json_fault(b'\\xef\\xbb\\xbf{}', ValueError())
   'begins with a byte order mark, which JSON does not allow'
   """
-  for mark, fault in _MARKS:
-    if content.startswith(mark):
+  for signature, fault in _SIGNATURES:
+    if content.startswith(signature):
       return f'begins with {fault}, which JSON does not allow'
   if not content.strip():
     return 'is empty'
@@ -497,10 +497,10 @@ def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
 
 
 def _without_repetition(pairs: list[tuple[str, Json]]) -> JsonObject:
-  record = dict(pairs)
-  if len(record) < len(pairs):
+  table = dict(pairs)
+  if len(table) < len(pairs):
     raise ValueError('a JSON object has a key twice')
-  return record
+  return table
 
 
 def _refuse(constant: str) -> None:

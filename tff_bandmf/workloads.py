@@ -312,12 +312,12 @@ class Workload:
     """Returns the workload as a JSON object; `from_dict` reads it back."""
     if self._matrix is not None:
       return {'workload': self.name, 'matrix': self._matrix.tolist()}
-    record = {name: getattr(self, name) for name in PARAMETERS}
+    values = {name: getattr(self, name) for name in PARAMETERS}
     if not self.weight_decay:
-      del record['weight_decay']
+      del values['weight_decay']
     if self._learning_rates is not None:
-      record['learning_rates'] = list(self._learning_rates)
-    return {'workload': self.name, **record}
+      values['learning_rates'] = list(self._learning_rates)
+    return {'workload': self.name, **values}
 
 
 def _check_rounds(name: str, values: Any, rounds: int) -> None:
@@ -372,7 +372,7 @@ def from_name(name: str, **parameters: Any) -> Workload:
   return Workload(**given)
 
 
-def from_dict(record: Mapping[str, _files.Json]) -> Workload:
+def from_dict(values: Mapping[str, _files.Json]) -> Workload:
   """Returns the workload from the result of `to_dict`.
 
   Raises:
@@ -380,14 +380,14 @@ def from_dict(record: Mapping[str, _files.Json]) -> Workload:
       not a number.
     ValueError: a value is out of range.
   """
-  parameters, same = dict(record), False
-  if {'momentum', 'matrix'} & {*record}:
+  parameters, same = dict(values), False
+  if {'momentum', 'matrix'} & {*values}:
     with contextlib.suppress(KeyError, TypeError):
       workload = from_name(parameters.pop('workload'), **parameters)
-      same = list(workload.to_dict()) == list(record)
+      same = list(workload.to_dict()) == list(values)
   if not same:
     raise errors.type_error(
-      f'workload={dict(record)}: is not the result of to_dict; write it with '
+      f'workload={dict(values)}: is not the result of to_dict; write it with '
       'to_dict'
     )
   return workload

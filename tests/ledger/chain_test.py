@@ -191,7 +191,7 @@ def test_random_events_are_attempts_or_are_refused():
         chain.Attempt(
           _LETTERS[outcome] if not closed else closed[0].kind,
           z_stddev=closed[0].z_stddev if closed else None,
-          result=closed[0].digest if closed else None,
+          sum_digest=closed[0].digest if closed else None,
           noise_checked=closed[0].noise_checked if closed else False,
           row=digest.get('r'),
           released=numbers.get('r', {}),

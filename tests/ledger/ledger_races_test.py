@@ -32,11 +32,11 @@ def _start_other(ledger, t):
 
 
 def _finish(ledger, t):
-  ledger.finish_round(t, result=b'one')
+  ledger.finish_round(t, sum_digest=b'one')
 
 
 def _finish_other(ledger, t):
-  ledger.finish_round(t, result=b'other')
+  ledger.finish_round(t, sum_digest=b'other')
 
 
 def _asked(connection):
@@ -153,7 +153,7 @@ def test_one_of_two_results_of_a_round_is_finished(place):
         continue
       assert sorted(told == 'done' for told in said) == [False, True]
       (attempt,) = ledger.attempts(t)
-      assert attempt.result == (b'one' if said[0] == 'done' else b'other')
+      assert attempt.sum_digest == (b'one' if said[0] == 'done' else b'other')
     assert ledger.observed().finished == _TRIES
 
 

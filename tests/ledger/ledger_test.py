@@ -322,7 +322,12 @@ def test_round_cannot_finish_with_two_results(ledger):
   ledger.finish_round(0, 1.5, b'one')
   ledger.start_round(0, [1, 2])
   ledger.abandon_round(0)
-  assert [a.result for a in ledger.attempts(0)] == [b'one', b'one', None, None]
+  assert [a.sum_digest for a in ledger.attempts(0)] == [
+    b'one',
+    b'one',
+    None,
+    None,
+  ]
   assert ledger.observed().finished_twice == ()
 
 
@@ -521,7 +526,7 @@ def test_verdict_is_of_all_rounds_or_none(ledger, place):
     ledger.record_drawn(True)
   for t in range(2):
     ledger.start_round(t, np.array([t, 7]))
-    ledger.finish_round(t, result=b'r')
+    ledger.finish_round(t, sum_digest=b'r')
     head = ledger.head()
   assert ledger.observed().drawn is None
   assert ledger.same_cohort(1, np.array([7, 1]))

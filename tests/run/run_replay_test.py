@@ -55,7 +55,7 @@ def _outcomes(directory):
   """What every round released, and who took part."""
   with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
     return [
-      (ledger.attempts(t)[-1].result, ledger.cohort(t).tolist())
+      (ledger.attempts(t)[-1].sum_digest, ledger.cohort(t).tolist())
       for t in range(small_run.ROUNDS)
     ]
 

@@ -148,7 +148,7 @@ def audit(
   output.show_result(
     {
       **guarantee.to_dict(),
-      # The record of the guarantee has no keys for values that are None.
+      # `to_dict` has no keys for values that are None.
       'min_sep': schema.min_sep,
       'max_participations': schema.to_dict().get('max_participations'),
       'rho': guarantee.rho,

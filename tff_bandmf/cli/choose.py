@@ -121,30 +121,30 @@ def choose(
   if plot is not None:
     ranking.plot().savefig(plot)
   output.warn_of_weak(**flags)
-  records = [
-    _record(choice, choice.guarantee.cohorts.schema, workload, **flags)
+  choices = [
+    _values(choice, choice.guarantee.cohorts.schema, workload, **flags)
     for choice in ranking.choices
   ]
   if output.as_json():
     output.show_result(
       {
         'amplification': amplification,
-        'choices': records,
+        'choices': choices,
         'left_out': ranking.left_out,
       }
     )
   else:
     rows = [
-      {**{name: record[name] for name in _COLUMNS}, 'family': record['name']}
-      for record in records
+      {**{name: values[name] for name in _COLUMNS}, 'family': values['name']}
+      for values in choices
     ]
     click.echo(output.table(rows))
     if accounting.needed_noise(cohorts, rounds, **flags):
       click.echo('C is optimised for the noise of sampled cohorts')
-    for record in records:
-      if not record['converged']:
+    for values in choices:
+      if not values['converged']:
         click.echo(
-          f'not converged: {record["name"]}: a better strategy may exist'
+          f'not converged: {values["name"]}: a better strategy may exist'
         )
     for family, reason in ranking.left_out.items():
       click.echo(f'left out: {family}: {reason}')
@@ -186,8 +186,8 @@ def _sampled(
   )
 
 
-def _record(choice, schema, workload, epsilon, delta):
-  """Returns the record of a choice."""
+def _values(choice, schema, workload, epsilon, delta):
+  """Returns the values of a choice by name."""
   return {
     'name': choice.name,
     **output.describe(

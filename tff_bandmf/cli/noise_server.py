@@ -185,9 +185,10 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
         start_round=flags['start_round'],
         ahead_bytes=flags['ahead_bytes'],
         resume=True,
-        # PRIVACY: If a server died with noise on disk and no record of its
-        # folder, a new server with the same key could make the same noise in
-        # another folder, for other sums. The record is written before noise.
+        # PRIVACY: If a server died with noise on disk and no line for its
+        # folder in the list of uses, a new server with the same key could make
+        # the same noise in another folder, for other sums. The line is written
+        # before noise.
         # Guard: noise_server_test.test_key_is_recorded_before_noise_is_made.
         before_noise=begin,
       )

@@ -74,7 +74,7 @@ def observe(log, file, z_stddev, delta, clip, columns):
       'planned_epsilon': plan.guarantee.proved_epsilon(delta),
       'keeps_min_sep': observed.satisfies(plan.schema, plan.rounds),
     }
-  record = {
+  values = {
     'clients': observed.clients,
     'participations': observed.participations,
     'rounds': strategy.rounds,
@@ -94,8 +94,8 @@ def observe(log, file, z_stddev, delta, clip, columns):
   if participations.alike is not None:
     output.warn(participations.alike)
   if guarantee is not None:
-    output.warn_of_weak(record['epsilon'], delta)
-  output.show_result(record)
+    output.warn_of_weak(values['epsilon'], delta)
+  output.show_result(values)
 
 
 def _plan(file: str) -> Optional[plan_lib.Plan]:

@@ -142,7 +142,7 @@ def describe(
   if isinstance(participation, participation_lib.Budget):
     participation = sensitivity_lib.budget.completed(participation, strategy)
   parameters = strategy.parameters()
-  record = {
+  values = {
     'family': strategy.family,
     'rounds': strategy.rounds,
     # In families named after C^-1, 'bands' counts the bands of C^-1.
@@ -165,8 +165,8 @@ def describe(
   }
   if with_coefficients:
     column = strategy.first_column()
-    record['coefficients'] = None if column is None else column.tolist()
-  return record
+    values['coefficients'] = None if column is None else column.tolist()
+  return values
 
 
 def as_json() -> bool:
@@ -174,33 +174,33 @@ def as_json() -> bool:
   return click.get_current_context().meta[commands.AS_JSON]
 
 
-def show_result(record: _files.JsonObject) -> None:
-  """Prints a record, and the number of seconds since the command began."""
+def show_result(values: _files.JsonObject) -> None:
+  """Prints values, and the number of seconds since the command began."""
   began = click.get_current_context().meta[commands.BEGAN]
-  show({**record, 'seconds': time.perf_counter() - began})
+  show({**values, 'seconds': time.perf_counter() - began})
 
 
-def show(record: _files.JsonObject) -> None:
-  """Prints a record on standard output.
+def show(values: _files.JsonObject) -> None:
+  """Prints values by name on standard output.
 
   A table leaves out values that are None or empty dictionaries; JSON has all.
   """
   if as_json():
-    click.echo(json.dumps(record, allow_nan=False))
+    click.echo(json.dumps(values, allow_nan=False))
     return
   rows = [
     (name, text(value))
-    for name, value in record.items()
+    for name, value in values.items()
     if value is not None and value != {}
   ]
   click.echo(tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True))
 
 
-def table(records: Sequence[_files.JsonObject]) -> str:
-  """Returns a table, one line per record; all records have the same keys."""
+def table(rows: Sequence[_files.JsonObject]) -> str:
+  """Returns a table with one line for each row; all rows have the same keys."""
   return tabulate.tabulate(
-    [list(map(_cell, record.values())) for record in records],
-    headers=list(records[0]),
+    [list(map(_cell, values.values())) for values in rows],
+    headers=list(rows[0]),
     disable_numparse=True,
   )
 

@@ -82,7 +82,7 @@ def _run(
 
 
 def _show(guarantee: accounting.Guarantee, flags: dict[str, Any]) -> None:
-  """Prints the record of a strategy, and of the guarantee of its run."""
+  """Prints the values of a strategy, and of the guarantee of its run."""
   delta, clip = flags['delta'], flags['clip']
   claim = guarantee.claim(delta)
   if not math.isfinite(claim.epsilon):
@@ -91,8 +91,8 @@ def _show(guarantee: accounting.Guarantee, flags: dict[str, Any]) -> None:
       f'delta={delta:g}; use more noise or a larger delta'
     )
   output.warn_of_weak(claim.epsilon, delta)
-  # The record begins with these values, the main result of the command. They
-  # also follow `described`, which has None for them.
+  # The output begins with these values. They also follow `described`, which has
+  # None for them.
   result = {
     'z_stddev': guarantee.z_stddev_per_clip * clip,
     'noise_multiplier': guarantee.noise_multiplier,

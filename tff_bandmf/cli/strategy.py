@@ -57,7 +57,7 @@ def optimize(
     'evaluations': result.evaluations,
     'converged': result.converged,
   }
-  record = output.describe(strategy, schema, with_coefficients, workload)
+  described = output.describe(strategy, schema, with_coefficients, workload)
   if out is not None:
     strategies.save(
       strategy,
@@ -69,7 +69,7 @@ def optimize(
       participation=schema,
       optimized={**workload.to_dict(), **optimized},
     )
-  output.show_result({**record, **optimized})
+  output.show_result({**described, **optimized})
   if not result.converged:
     written = f'; {out} is written' if out else ''
     raise output.did_not_hold(

@@ -151,7 +151,7 @@ class Attempt:
       round are followed by one more entry, with the outcome 'abandoned'.
     z_stddev: standard deviation of an entry of z, see `Event`; None if it is
       not known, or if the attempt did not finish.
-    result: digest of the released sum; None if it is not known.
+    sum_digest: digest of the released sum; None if it is not known.
     noise_checked: whether the program that added the noise tested the noise;
       False if the attempt did not finish.
     row: digest of the round's row of metrics; None without a row.
@@ -171,7 +171,7 @@ class Attempt:
 
   outcome: str
   z_stddev: Optional[float] = None
-  result: Optional[bytes] = None
+  sum_digest: Optional[bytes] = None
   noise_checked: bool = False
   row: Optional[bytes] = None
   released: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -297,7 +297,7 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
       changes.update(
         outcome=event.kind,
         z_stddev=event.z_stddev,
-        result=event.digest,
+        sum_digest=event.digest,
         noise_checked=event.noise_checked,
       )
     else:

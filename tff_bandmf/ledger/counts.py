@@ -188,8 +188,8 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
       lambda _, done: (
         len(done) > 1
         and (
-          done[0].result is None
-          or len({attempt.result for attempt in done}) > 1
+          done[0].sum_digest is None
+          or len({attempt.sum_digest for attempt in done}) > 1
         )
       )
     ),

@@ -508,7 +508,7 @@ class Ledger:
     self,
     round_index: int,
     z_stddev: Optional[float] = None,
-    result: Optional[bytes] = None,
+    sum_digest: Optional[bytes] = None,
     *,
     noise_checked: bool = False,
     rounds_done: Optional[int] = None,
@@ -526,8 +526,8 @@ class Ledger:
       z_stddev: standard deviation of an entry of z, the noise before C^-1
         multiplies it, in the unit of the sum, as the aggregator measured it, >=
         0; None if it is not known.
-      result: digest of the sum that is about to be released; None if it is not
-        known. A replay with another digest is refused.
+      sum_digest: digest of the sum that is about to be released; None if it is
+        not known. A replay with another digest is refused.
       noise_checked: whether the program that added the noise tested the noise.
       rounds_done: the aggregator's count of rounds, including this round
         (`round` in its measurements); None if it is not known.
@@ -537,18 +537,18 @@ class Ledger:
       flags: flags of `chain.FLAGS` for the attempt.
 
     Raises:
-      ValueError: no attempt is open; another result was recorded; `z_stddev`
-        is negative or not finite; or the aggregator is at another round.
+      ValueError: no attempt is open; another sum was recorded; `z_stddev` is
+        negative or not finite; or the aggregator is at another round.
     """
     # PRIVACY: if the ledger is at round t and the aggregator at round s, the
     # sum of round t got the noise of round s, and the sum of round s could get
-    # the same noise. The result of round t is refused.
+    # the same noise. The end of round t is refused.
     # Guard:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:
       raise errors.value_error(
         f'round={round_index}: is not the round of the aggregator, '
-        f'{int(rounds_done) - 1}; do not release its result; resume with a '
+        f'{int(rounds_done) - 1}; do not release its sum; resume with a '
         'state and a ledger of the same moment'
       )
     if z_stddev is not None:
@@ -561,7 +561,7 @@ class Ledger:
       chain.Event(
         t,
         chain.FINISHED,
-        None if result is None else bytes(result),
+        None if sum_digest is None else bytes(sum_digest),
         None if z_stddev is None else abs(z_stddev),
         bool(noise_checked),
       ),
@@ -586,17 +586,17 @@ class Ledger:
       if not attempts or attempts[-1].outcome != chain.STARTED:
         raise _not_started(t)
       # PRIVACY: if two sums get the same noise, the difference of the two
-      # releases has no noise. A second, different result of a round is refused.
+      # releases has no noise. A second, different sum of a round is refused.
       # Guard: ledger_test.test_round_cannot_finish_with_two_results.
       if any(
         event.kind == chain.FINISHED
-        and attempt.result not in (None, event.digest)
+        and attempt.sum_digest not in (None, event.digest)
         for event in events
         for attempt in attempts
       ):
         raise errors.value_error(
-          f'round={t}: was finished with another result; do not release the '
-          'new result: abandon the round'
+          f'round={t}: was finished with another sum; do not release the '
+          'new sum: abandon the round'
         )
       return tables.append(connection, *events).hex()
 
@@ -653,10 +653,9 @@ class Ledger:
     return np.sort(self._hash().hashes(names)), int(highest)
 
   def record_drawn(self, as_drawn: bool) -> None:
-    """Records the result of a comparison of all cohorts with the sampling key.
+    """Records whether all cohorts agree with the sampling key.
 
-    The result becomes an event of the chain, so the head of the chain covers
-    it.
+    The event is in the chain, so the head of the chain covers it.
 
     Args:
       as_drawn: whether the sampling key gives exactly the cohorts in the

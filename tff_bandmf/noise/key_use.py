@@ -1,13 +1,12 @@
 """The use of a key by one tape of this process, and of a key file by servers.
 
 `reserve` gives a key to one tape of this process. `KeyUse` gives coordinates of
-the noise of a key file to one process. For a key file FILE, the record of the
-uses is the file FILE.use with mode 0600 in the same folder. Each line says
-which noise a `bandmf noise-server` made from the key: a tape ID, the first
-coordinate, the number of coordinates and the folder of the tape, with one space
-between them. `tape.folder` defines tapes. While a noise-server computes
-coordinate i from the key, it holds a lock on byte i of the record. The record
-holds no secret.
+the noise of a key file to one process. For a key file FILE, the list of uses is
+the file FILE.use with mode 0600 in the same folder. Each line says which noise
+a `bandmf noise-server` made from the key: a tape ID, the first coordinate, the
+number of coordinates and the folder of the tape, with one space between them.
+`tape.folder` defines tapes. While a noise-server computes coordinate i from the
+key, it holds a lock on byte i of this file. The file holds no secret.
 """
 
 from __future__ import annotations
@@ -81,16 +80,15 @@ class KeyUse:
   noise_server_test.test_key_of_another_folder_is_refused,
   key_use_test.test_coordinates_serve_one_tape_in_one_folder.
 
-  **Formal guarantee.**
-  Assumption: every process that uses the key reaches the key file by the same
-  path, on one host or on a file system whose locks all hosts respect, and calls
-  `record` before a round uses its noise. Nobody removes or edits the record.
-  Statement: at any time at most one process computes a given coordinate from
-  the key. All rounds that ever use noise of this coordinate use it with the
-  same tape ID (so with the same C, dimension and standard deviation) and from
-  the same folder, whose marks prevent a second use of a round. Source: a
-  process locks the byte of each of its coordinates, and compares its use with
-  every line of the record.
+  **Formal guarantee.** Assumption: every process that uses the key reaches the
+  key file by the same path, on one host or on a file system whose locks all
+  hosts respect, and calls `record` before a round uses its noise. Nobody
+  removes or edits the list of uses. Statement: at any time at most one process
+  computes a given coordinate from the key. All rounds that ever use noise of
+  this coordinate use it with the same tape ID (so with the same C, dimension
+  and standard deviation) and from the same folder, whose marks prevent a second
+  use of a round. Source: a process locks the byte of each of its coordinates,
+  and compares its use with every line of the list.
   """
 
   def __init__(
@@ -110,9 +108,9 @@ class KeyUse:
 
     Raises:
       ValueError: another process computes some of the coordinates; a line of
-        the record has another tape ID; a line has some of the coordinates and
-        another folder; or the record is damaged.
-      OSError: the record cannot be read or written.
+        the list has another tape ID; a line has some of the coordinates and
+        another folder; or the list is damaged.
+      OSError: the list cannot be read or written.
     """
     self._path = pathlib.Path(f'{key_file}.use')
     self._key_file = key_file
@@ -144,7 +142,7 @@ class KeyUse:
 
     Raises:
       ValueError: since `__init__`, another process has recorded a use that
-        excludes this use, or the record was damaged.
+        excludes this use, or the list was damaged.
       OSError: the disk is full.
     """
     with self._lines() as lines:
@@ -157,7 +155,7 @@ class KeyUse:
         end = os.lseek(self._handle, 0, os.SEEK_END)
         content = os.fsencode(own_line) + b'\n'
         # PRIVACY: On a full disk `write` may write only a part of the line. The
-        # next line would continue this part, so the record would lack this use,
+        # next line would continue this part, so the list would lack this use,
         # and a server in another folder could use the key for the same
         # coordinates. The part is removed, and the call fails.
         # Guard: fuzz_secrets_test.test_part_of_a_use_of_a_key_is_refused.

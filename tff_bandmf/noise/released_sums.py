@@ -11,8 +11,8 @@
 TFF's state cannot choose the round: an aggregation adds the noise of the round
 that is open here, even if the state counts another round. The folder is
 private, and the processes that run the rounds share it. The ledger is the
-durable record of a run's cohorts and releases. S_t is the sum of round t, and
-y_t is its noise, in steps of `lattice`.
+durable list of a run's cohorts and releases. S_t is the sum of round t, and y_t
+is its noise, in steps of `lattice`.
 """
 
 from __future__ import annotations

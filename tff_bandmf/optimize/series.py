@@ -196,10 +196,10 @@ def _last_maxima(m: np.ndarray) -> np.ndarray:
   """Returns for each t the last index of the maximum of m_t, m_{t+1}, ...."""
   backwards = m[::-1]
   positions = np.arange(len(m))
-  record = np.concatenate(
+  is_maximum = np.concatenate(
     [[True], backwards[1:] > np.maximum.accumulate(backwards)[:-1]]
   )[: len(m)]
-  last = np.maximum.accumulate(np.where(record, positions, 0))
+  last = np.maximum.accumulate(np.where(is_maximum, positions, 0))
   return len(m) - 1 - last[::-1]
 
 

@@ -333,9 +333,9 @@ class Plan(request_lib.Request):
         of the plan is used.
       epsilon: epsilons to compare; if empty, only the epsilon of the plan is
         used.
-      population: number of clients in the population. The result marks cohorts
-        of an enforced schema that this population cannot fill. If None, no
-        cohorts are marked.
+      population: number of clients in the population. `feasible` of a point is
+        False if this population cannot fill the cohorts of an enforced schema.
+        If None, nothing is compared.
 
     Raises:
       ValueError: the plan has no delta, neither the plan nor the argument has

@@ -345,7 +345,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   ) -> tuple[tf.Tensor, QueryState]:
     # PRIVACY: If clients' values bypassed this method, the learning process
     # could release them without noise, and the guarantee would not hold. The
-    # name scope marks the operations that add the noise. By this name
+    # name scope identifies the operations that add the noise. By this name
     # `aggregator.check_process` finds clients' values that bypass these
     # operations.
     # Guard:

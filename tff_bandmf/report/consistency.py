@@ -6,8 +6,8 @@
 | cohorts and events             | the ledger's hash chain, when it is opened  |
 | heads of the chain             | every checkpoint in the folder              |
 | digests of rows, cohort sizes  | every row of metrics                        |
-| finished rounds                | started rounds; the record that the noise   |
-|                                | of each round was verified                  |
+| finished rounds                | started rounds; the flag that says that the |
+|                                | noise of the attempt was verified           |
 | digest of the files that may   | plan and `run.json`                         |
 | not change during a run        |                                             |
 | results and last head; also    | the exported copies, if they exist          |

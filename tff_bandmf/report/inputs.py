@@ -66,7 +66,7 @@ class Source:
     files_sha256: maps the name of a file to its SHA-256.
     before: earlier runs on the same clients: maps run ID to (name, claim).
     releases: releases of other programs on the same clients.
-    result: maps the name of a metric to its value for the last model.
+    results: maps the name of a metric to its value for the last model.
     accuracy: pairs (rounds done, validation accuracy in [0, 1]).
     clips: pairs (rounds done, clip) of an adaptive clip.
     compared: runs with which the report compares this run.
@@ -86,7 +86,7 @@ class Source:
     default_factory=dict
   )
   releases: Sequence[accounting.Release] = ()
-  result: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  results: Mapping[str, float] = dataclasses.field(default_factory=dict)
   accuracy: Sequence[tuple[int, float]] = ()
   clips: Sequence[tuple[int, float]] = ()
   compared: tuple[Source, ...] = ()
@@ -154,7 +154,7 @@ def of_run(directory: Path) -> Source:
       for name in (run_json.RUN_FILE, run_json.PLAN_FILE)
     },
     _before(directory, run),
-    result={} if observed.ended is None else observed.ended.results,
+    results={} if observed.ended is None else observed.ended.results,
     accuracy=metrics_lib.accuracy(rows),
     clips=metrics_lib.clips(observed.attempts),
     compared=tuple(

@@ -104,7 +104,7 @@ def figures(
   Args:
     accuracies: maps a label to pairs (rounds done, accuracy in [0, 1]).
     curve: points with `epsilon` and `delta`; if empty, they are not drawn.
-    stated: (epsilon, delta) of the claim, which the figure marks.
+    stated: (epsilon, delta) of the claim, which the figure shows as a dot.
     planned: points of the planned curve; None if `curve` is the planned curve.
     path: pairs (rounds done, clip); if empty, they are not drawn.
   """

@@ -139,7 +139,7 @@ def from_source(source: inputs.Source) -> Report:
       _row(numbers['family'], source),
       *(_row(each.name, each) for each in source.compared),
     ]
-    if source.completed and source.result
+    if source.completed and source.results
     else [],
     'plots': sorted(figures),
     'versions': run.versions or {},
@@ -336,7 +336,7 @@ def _row(name: str, source: inputs.Source) -> document.Results:
   """Returns a row of the table of results."""
   numbers = source.claim.to_dict()
   del numbers['parameters']
-  results = dict(source.result)
+  results = dict(source.results)
   return document.select(
     document.Results, {**results, **numbers, 'name': name, 'results': results}
   )

@@ -269,9 +269,9 @@ class Journal:
       len(entry.attempts),
       len(entry.cohort),
       [
-        (i, attempt.result)
+        (i, attempt.sum_digest)
         for i, attempt in enumerate(entry.attempts, 1)
-        if attempt.result is not None
+        if attempt.sum_digest is not None
       ],
     )
     self.open_round = entry
@@ -354,12 +354,12 @@ class Journal:
     checkpoints.arrays(state)
     attempt = len(entry.attempts)
     marks = self._position.released(t)
-    result = dict(marks).get(attempt)
+    fingerprint = dict(marks).get(attempt)
     # PRIVACY: if the round released no sum with noise, the state after the
     # round may contain updates without noise. The end of a round without a
     # released sum is refused.
     # Guard: run_test.test_round_past_the_aggregator_is_not_finished.
-    if z_stddev and result is None:
+    if z_stddev and fingerprint is None:
       raise errors.value_error(
         f'round={t}: released nothing through run.aggregator or round.release; '
         'make the process with model_aggregator=run.aggregator, and run it '
@@ -415,7 +415,7 @@ class Journal:
     head = self.ledger.finish_round(
       t,
       z_stddev,
-      result,
+      fingerprint,
       noise_checked=bool(z_stddev),
       row=metrics.digest(row),
       released=released,
@@ -549,7 +549,9 @@ def _is_burnt(
   # Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
   # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
   released = {fingerprint for _, fingerprint in marks}
-  released |= {each.result for each in attempts if each.result is not None}
+  released |= {
+    each.sum_digest for each in attempts if each.sum_digest is not None
+  }
   # PRIVACY: A round that was abandoned, or that released two sums, could
   # release its noise again. It is burnt in both cases.
   # Guard: run_replay_test.test_round_whose_replay_differs_is_burnt.

@@ -8,7 +8,7 @@ L y = R z with lower-triangular, banded L and R:
 | C^-1 has few bands | L = A^-1   | R = C^-1 |
 
 The variances are computed for one block of M rounds after another, where L and
-R have at most M + 1 bands. A prime marks the previous block:
+R have at most M + 1 bands. A prime denotes the previous block:
 
 | symbol   | meaning, in the rows of this block                   |
 |----------|------------------------------------------------------|

@@ -108,14 +108,14 @@ def accountant(
 
 
 def from_dict(
-  record: Mapping[str, _files.Json],
+  values: Mapping[str, _files.Json],
 ) -> Union[participation_lib.Participation, sampled_cohorts.Sampled]:
   """Returns the cohorts of a JSON object that `to_dict` returned.
 
   Raises:
     ValueError: the kind is unknown, or has no attribute for one of the keys.
   """
-  fields = dict(record)
+  fields = dict(values)
   if 'participation' in fields:
     return participation_lib.from_name(fields.pop('participation'), **fields)
   kind = _kind(fields.pop('amplification', None))

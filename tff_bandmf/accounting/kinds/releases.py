@@ -37,7 +37,7 @@ class Release:
   releases of the runs.
 
   Attributes:
-    name: name of the release in records.
+    name: name of the release in reports.
     epsilon: epsilon of an (epsilon, delta) guarantee, >= 0.
     delta: delta of this guarantee, in [0, 1).
     rho: rho of a zCDP guarantee, >= 0; the composition is an upper bound.

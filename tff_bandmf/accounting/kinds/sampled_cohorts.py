@@ -150,10 +150,10 @@ class Sampled(participation_lib.Cohorts):
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as JSON, which `known_kinds.from_dict` reads."""
-    record = {'amplification': self.name, **attrs.asdict(self)}
+    values = {'amplification': self.name, **attrs.asdict(self)}
     # An attribute that has its value in `before` is left out, so that the JSON
     # object equals the one that earlier versions wrote.
     for name, value in self.before.items():
-      if record[name] == value:
-        del record[name]
-    return record
+      if values[name] == value:
+        del values[name]
+    return values

@@ -188,11 +188,11 @@ class Bound:
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
-    record = {'epsilon': self.epsilon if math.isfinite(self.epsilon) else None}
+    values = {'epsilon': self.epsilon if math.isfinite(self.epsilon) else None}
     if self.seed is None:
-      return record
+      return values
     return {
-      **record,
+      **values,
       'delta_bound': self.total,
       'failure_probability': self.failure_probability,
       'samples': self.samples,

@@ -189,10 +189,10 @@ class Description(
     """
     path = directory / DESCRIPTION
     try:
-      record = _files.read_json(path)
-      if record.pop('version') != tape_file.VERSION:
+      content = _files.read_json(path)
+      if content.pop('version') != tape_file.VERSION:
         raise ValueError('another version')
-      return msgspec.convert(record, cls)
+      return msgspec.convert(content, cls)
     except FileNotFoundError:
       return None
     except (
