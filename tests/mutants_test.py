@@ -102,6 +102,7 @@ x = 1  # PRIVACY: too few. Guard: they differ.
     ('return x * y + 1', ['return x * y', 'return x * y - 1', 'return y + 1']),
     ('f(x, key=y)', ['pass', 'f(x)', 'x']),
     ('f(x, y)', ['f(y, x)']),
+    ('return f(x.part)', ['return f(x.part + 1)']),
     ('y[0] = x', ['pass', 'y[1] = x']),
     ('z = 0\n  return x', ['z = 0\n  return z', 'z = 1\n  return x']),
     ('return x.part + x.rest', ['return x.rest + x.rest']),

@@ -233,8 +233,11 @@ class Source:
     ]
     return names[::-1]
 
-  def _other_attributes(self, node: ast.Attribute) -> Iterator[ast.Attribute]:
-    """Yields the opposite, or other attributes of the object, nearest first."""
+  def _other_attributes(self, node: ast.Attribute) -> Iterator[ast.expr]:
+    """Yields the opposite, or other attributes of the object, nearest first.
+
+    The last one is an argument of a call, plus 1.
+    """
     if node.attr in _OPPOSITES:
       yield _with(node, attr=_OPPOSITES[node.attr])
       return
@@ -251,6 +254,8 @@ class Source:
     }
     for attr in sorted(others, key=others.__getitem__)[:3]:
       yield _with(node, attr=attr)
+    if isinstance(parent, ast.Call):
+      yield ast.BinOp(node, ast.Add(), ast.Constant(1))
 
 
 def _start(node: ast.AST) -> tuple[int, int]:

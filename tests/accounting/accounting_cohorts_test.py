@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import re
+import types
 
 import attrs
 import dp_accounting
@@ -121,7 +122,14 @@ def test_noise_multiplier_out_of_range_is_refused(cohorts, noise_multiplier):
 
 
 @pytest.mark.parametrize(
-  'cohorts', ['shuffled', 'b-min-sep', None, accounting.BMinSep]
+  'cohorts',
+  [
+    types.SimpleNamespace(schema=participation.MinSep(4)),
+    'shuffled',
+    'b-min-sep',
+    None,
+    accounting.BMinSep,
+  ],
 )
 def test_other_randomness_is_refused(cohorts):
   with pytest.raises(TypeError, match='cohorts='):

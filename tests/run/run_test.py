@@ -269,6 +269,23 @@ def test_round_that_is_over_releases_nothing(opened):
     opened.release([], mean)
 
 
+def test_round_that_ends_among_its_updates_releases_nothing(tmp_path):
+  """The end of the next round removes the mark of the first sum."""
+  with run.Run(tmp_path, small_run.small_plan()) as mine:
+    with mine.round(cohort=['a']) as first:
+      mean = first.release([np.ones(3)], np.zeros(3))
+
+      def updates():
+        first.finish(mean)
+        with mine.round(cohort=['b']) as second:
+          second.finish(second.release([], mean))
+        assert not mine._journal._position.released(0)
+        yield np.zeros(3)
+
+      with pytest.raises(ValueError, match='no round of this run is open'):
+        first.release(updates(), mean)
+
+
 def test_round_that_was_not_finished_stops_the_loop(tmp_path, runtime):
   with run.Run(tmp_path / 'run', small_run.small_plan()) as mine:
     with pytest.raises(ValueError, match='round=0: was not finished'):

@@ -237,9 +237,10 @@ class NoisyMean:
       return
     position = self._tape.position
     if position is not None:
-      # PRIVACY: If a sum had more updates than the cohort in the ledger has
-      # clients, epsilon would not count an update. All updates are counted.
-      # Guard: run_test.test_more_updates_than_clients_are_refused.
+      # PRIVACY: A round can end while its updates arrive. If its sum was then
+      # released, another sum could have the same noise. The sum is released
+      # only if the round is still open.
+      # Guard: run_test.test_round_that_ends_among_its_updates_releases_nothing.
       position.check(t, counts[0])
     released_sum = reader.release(
       self._tape, total, round_index=t, run=self._run

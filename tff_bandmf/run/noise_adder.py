@@ -44,14 +44,13 @@ class NoiseAdder:
       from tff_bandmf import aggregator
 
       plan = self._plan
-      # PRIVACY: with another noise multiplier, clip or strategy than in the
-      # plan, the noise could be too small for the claim. The factory gets all
-      # three from the plan.
-      # Guards: run_test.test_noise_is_that_of_the_plan and
-      # test_noise_of_units_of_several_is_that_of_the_plan.
       self._factory = aggregator.dp_aggregator(
-        # The factory multiplies this product by the sensitivity of one client,
-        # but a unit of privacy may have `clients_per_unit` clients.
+        # PRIVACY: With another noise multiplier, clip or strategy than in the
+        # plan, the noise could be too small for the claim. The factory gets all
+        # three from the plan. It multiplies this product by the sensitivity of
+        # one client, but a unit of privacy may have `clients_per_unit` clients.
+        # Guards: run_test.test_noise_is_that_of_the_plan and
+        # test_noise_of_units_of_several_is_that_of_the_plan.
         plan.guarantee.noise_multiplier * plan.clients_per_unit,
         plan.clients_per_round,
         l2_norm_clip=plan.l2_norm_clip,

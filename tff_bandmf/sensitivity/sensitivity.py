@@ -49,7 +49,8 @@ one client do not overlap (bands <= min_sep)')
   # defines it) does not allow, so a sensitivity under the reference schema
   # could be too small. The sensitivity is computed from the costs of the
   # budget.
-  # Guard: stops_test.test_calibrate_meets_epsilon.
+  # Guard:
+  # budget_test.test_adversary_does_not_exceed_the_budget_but_reaches_it.
   if isinstance(participation, participation_lib.Budget):
     return budget.bound(strategy, participation)
   # A value that overflows is refused after the computation.

@@ -68,7 +68,10 @@ class Logged(participation_lib.Cohorts):
     # sensitivity for the patterns in the log.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     return accountants.Gaussian(
-      strategy, self.schema, self.observed.sensitivity, clients_per_unit
+      strategy,
+      self.schema,
+      sensitivity=self.observed.sensitivity,
+      clients_per_unit=clients_per_unit,
     )
 
   def to_dict(self) -> _files.JsonObject:
