@@ -49,7 +49,7 @@ _CORE_TESTS = (
   'noise/generator_test.py',
   'participation_test.py',
   'ledger/ledger_test.py',
-  'plan/plan_test.py',
+  'plan',
   'report/report_test.py',
   'sensitivity/sensitivity_test.py',
   'strategies/strategies_test.py',

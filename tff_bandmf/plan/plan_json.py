@@ -189,8 +189,9 @@ def _check_noise(
   # PRIVACY: An edited file could claim a smaller epsilon than its noise has.
   # Epsilon is computed again from the noise in the file, and a file with a
   # smaller epsilon is refused.
-  # Guards: plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused
-  # and test_sampled_plan_with_less_noise_is_refused.
+  # Guards:
+  # plan_json_test.test_plan_with_less_noise_than_its_claim_needs_is_refused and
+  # sampled_plan_test.test_sampled_plan_with_less_noise_is_refused.
   try:
     written = accounting.Bound(**(bound or {}))
     holds = written.epsilon <= stored.epsilon
@@ -207,8 +208,8 @@ def _check_noise(
   # needs. If somebody raised the noise multiplier in the file later, a report
   # would state too low an epsilon for the run. So a plan with more noise is
   # refused.
-  # Guards: plan_test.test_plan_with_noise_beyond_its_request_is_refused
-  # and test_sampled_plan_with_less_noise_is_refused.
+  # Guards: plan_json_test.test_plan_with_noise_beyond_its_request_is_refused
+  # and sampled_plan_test.test_sampled_plan_with_less_noise_is_refused.
   if (
     claim.epsilon < _LEAST_EPSILON * stored.epsilon
     or claim.total < _LEAST_DELTA * stored.delta

@@ -61,7 +61,7 @@ class Result:
     # PRIVACY: An edited file could have cohort sizes for which the claimed
     # delta is too small. This line checks the sizes of every result, whether it
     # is from a file or from a search.
-    # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
+    # Guard: sampled_plan_test.test_loaded_plan_is_checked_as_a_new_one.
     _check_sizes(self.request, self.guarantee.cohorts)
 
   @property
@@ -179,7 +179,7 @@ def _check_sizes(
     # PRIVACY: Delta includes the probability of a cohort above
     # `largest_cohort`. This probability is unknown without a population, so a
     # limit without a population is refused.
-    # Guard: plan_test.test_limit_of_an_unknown_population_is_refused.
+    # Guard: sampled_plan_test.test_limit_of_an_unknown_population_is_refused.
     if request.largest_cohort is not None:
       raise errors.value_error(
         f'largest_cohort={request.largest_cohort}: needs the population from '
@@ -198,7 +198,8 @@ def _check_sizes(
   # this tells an observer something about the drawn clients. The claimed delta
   # includes the probability of such rounds only if `largest_cohort` is at least
   # `least`. A smaller value is refused.
-  # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
+  # Guard:
+  # sampled_plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
   if request.largest_cohort is not None and request.largest_cohort < least:
     raise errors.value_error(
       f'largest_cohort={request.largest_cohort}: must be at least {least}, '

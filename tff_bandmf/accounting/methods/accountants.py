@@ -398,7 +398,7 @@ class MonteCarlo(Accountant):
     # mixture, may be too low for this run. The bound is computed again for the
     # noise and the mixture of this run, with samples drawn from the stored
     # seed.
-    # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
+    # Guard: sampled_plan_test.test_sampled_plan_with_less_noise_is_refused.
     growth = self._growth(noise_multiplier)
     exact = max(0.0, bound.epsilon - growth)
     confirmation = _unamplified(noise_multiplier, exact)
