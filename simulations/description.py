@@ -44,7 +44,7 @@ def describe(
     ),
     'tuning': 'hyperparameters were chosen with other runs on this corpus',
     'model_selection': 'none: the last model is the result',
-    'pre_training': start.statement,
+    'pre_training': start.origin,
     'initial_sha256': start.digest,
     'not_covered': [
       f'the vocabulary, {corpus.vocabulary_source}',

@@ -39,7 +39,7 @@ class Start:
 
   Attributes:
     model: network with the initial weights.
-    statement: origin of the weights, as text for the report.
+    origin: where the weights come from, as text for the report.
     digest: SHA-256 of the weights, in hexadecimal; None for random weights from
       the seed of the configuration.
     after: folder of the earlier run that trained the weights, if that run has a
@@ -47,7 +47,7 @@ class Start:
   """
 
   model: models.Model
-  statement: str
+  origin: str
   digest: Optional[str] = None
   after: tuple[pathlib.Path, ...] = ()
 
@@ -92,7 +92,7 @@ def start(
 def _start(
   model: models.Model,
   weights: Sequence[np.ndarray],
-  statement: str,
+  origin: str,
   after: tuple[pathlib.Path, ...] = (),
 ) -> Start:
   sha = hashlib.sha256()
@@ -101,7 +101,7 @@ def _start(
     sha.update(np.ascontiguousarray(weight).tobytes())
   return Start(
     dataclasses.replace(model, weights=list(weights)),
-    f'{statement}; SHA-256 of the weights: {sha.hexdigest()}',
+    f'{origin}; SHA-256 of the weights: {sha.hexdigest()}',
     sha.hexdigest(),
     after,
   )

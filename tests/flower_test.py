@@ -498,7 +498,7 @@ def test_evaluations_of_clients_are_in_the_report(tmp_path):
   assert row['results'] == {'server': 2.5}
 
 
-def test_evaluations_replace_no_other_statement(tmp_path):
+def test_evaluations_replace_no_other_note(tmp_path):
   folder, plan = tmp_path / 'run', _plan(rounds=2)
   with tff_bandmf.Run(folder, plan) as run:
     run.note(side_releases=['counts of labels'])

@@ -28,7 +28,8 @@ _BLUE, _GREY = '#1f5fa8', '#777777'
 # The colour scale of a matrix is linear up to this fraction of the largest
 # entry, and logarithmic above.
 _LINEAR = 0.01
-# With the values None, matplotlib writes no date and web address into an SVG.
+# With the values None, matplotlib writes no date and no web address into an
+# SVG.
 _NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 
 

@@ -275,7 +275,7 @@ class CorrelatedNoise(strategies.Strategy):
           # report.
           # Guards:
           # flower_test.test_evaluations_of_clients_are_in_the_report and
-          # test_evaluations_replace_no_other_statement.
+          # test_evaluations_replace_no_other_note.
           run.note_side_release(_EVALUATIONS)
           metrics = self.aggregate_evaluate(
             server_round, grid.send_and_receive(messages, timeout=timeout)

@@ -160,7 +160,7 @@ def test_unknown_json_is_refused(record, message):
     accounting.from_dict(record)
 
 
-def test_record_without_a_start_is_cold():
+def test_file_without_a_start_is_cold():
   """Runs from before there was a warm start have files without one."""
   cold = {
     'amplification': 'b-min-sep',

@@ -48,7 +48,7 @@ def _record(folder, data='docstrings', **notes):
   return registry_and_card.record(content, data), content
 
 
-def test_all_statements_reach_the_highest_tier(tmp_path):
+def test_all_notes_reach_the_highest_tier(tmp_path):
   record, content = _record(tmp_path / 'run', **_NOTES, **_ACCESSES)
   assert record['tier'] == 3
   assert record['url_slug'] == 'next_words_a_demo'
@@ -70,7 +70,7 @@ def test_release_without_guarantee_has_no_record_and_no_card(
 
 
 @pytest.mark.parametrize('name', _ACCESSES)
-def test_missing_statement_lowers_the_tier_and_is_named(tmp_path, name):
+def test_missing_note_lowers_the_tier_and_is_named(tmp_path, name):
   accesses = {key: _ACCESSES[key] for key in _ACCESSES if key != name}
   record, _ = _record(tmp_path / 'run', **_NOTES, **accesses)
   assert record['tier'] == 2

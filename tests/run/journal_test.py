@@ -185,7 +185,7 @@ def test_chain_is_verified_once_when_a_run_is_opened(tmp_path, monkeypatch):
   assert len(verified) == 2
 
 
-def test_statements_are_in_the_ledger_alone(tmp_path):
+def test_notes_are_in_the_ledger_alone(tmp_path):
   with run.Run(tmp_path, _plan()) as mine:
     before = (tmp_path / run_json.RUN_FILE).read_bytes()
     mine.note(title='A model', owner='Somebody')

@@ -107,8 +107,8 @@ def test_public_text_is_learnt_once(folder, corpus):
   )
   losses = [evaluate(each.weights)['loss'] for each in (fresh, start.model)]
   assert losses[1] < losses[0] - 0.1
-  assert start.statement.startswith('on public text, ')
-  assert start.digest in start.statement
+  assert start.origin.startswith('on public text, ')
+  assert start.digest in start.origin
   # Another time they are read, and not trained: the last bits would differ.
   (path,) = (folder / 'cache').rglob('pretrained-*.npz')
   weights = path.read_bytes()
@@ -144,7 +144,7 @@ def test_run_is_bound_to_the_weights_that_it_started_from(
 def test_run_starts_from_the_model_of_another(folder, corpus, ended):
   config = _config(folder, **{'training.init': str(ended)})
   start = pretraining.start(config, corpus.train.vocabulary)
-  assert run_json.RunDetails.read(ended).run_id in start.statement
+  assert run_json.RunDetails.read(ended).run_id in start.origin
   # The loss of the weights is that with which the run ended.
   evaluate = evaluation.Evaluator(start.model, corpus.test)
   tested = json.loads((ended / run_json.RESULT_FILE).read_text())
@@ -175,7 +175,7 @@ def test_start_without_noise_on_same_people_is_refused(
     dataclasses.replace(config, data=_public(folder).data),
   ):
     start = pretraining.start(claimless, corpus.train.vocabulary)
-    assert 'without a guarantee for its clients' in start.statement
+    assert 'without a guarantee for its clients' in start.origin
     assert start.after == ()
 
 

@@ -201,9 +201,9 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
     # Guard:
     # consistency_test.test_run_without_a_finished_round_is_bound_to_its_files.
     enforced=frozenset(attempt.enforced for attempt in starts),
-    # PRIVACY: a program that stated another number of rounds later may have
-    # chosen it by looking at releases, and the epsilon of the rounds that were
-    # done would be too small. A number counts only if all attempts stated it.
+    # PRIVACY: a program may have looked at releases to choose another number of
+    # rounds. Then the epsilon of the rounds so far would be too small. A number
+    # counts only if all attempts stated it.
     # Guard: run_until_test.test_stop_that_was_moved_claims_all_planned_rounds.
     stated_rounds=stated.pop() if len(stated) == 1 else None,
     # PRIVACY: the amplified guarantee holds only if every cohort was sampled. A

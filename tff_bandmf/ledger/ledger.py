@@ -110,8 +110,8 @@ class Ledger:
       if missing and not create:
         raise _missing(url)
       for table in () if missing else tables.TABLES:
-        # In a forged table, SQLite could compute the values of a column, which
-        # could be far larger than the file and fill the memory.
+        # In a forged table, SQLite could compute the values of a column. Such
+        # values could be far larger than the file, and fill the memory.
         columns = sa.inspect(self._reader).get_columns(table)
         if any('computed' in column for column in columns):
           raise _not_a_ledger(url)

@@ -39,8 +39,7 @@ def of_runs(
   Args:
     runs: pairs of a run's name and its claim, at least one; several runs are
       composed.
-    alone: the own claims of this number of runs, from the first on, are
-      recomputed.
+    alone: number of runs, from the first on, whose own claims are recomputed.
     together: epsilon and delta of all runs together; None for one run.
     public: whether the page is public; on it, the claim of all runs is first.
   """

@@ -1,4 +1,4 @@
-"""The documents of a report: what `report.json` and `public.json` contain.
+"""The documents of a report: the content of `report.json` and `public.json`.
 
 Each class declares the fields of a JSON object once. The checks of a written
 file and its JSON Schema follow from the declarations. Markdown, HTML, registry

@@ -66,7 +66,7 @@ class Pages:
     )
 
   def _images(self, form: str) -> dict[str, Any]:
-    """Returns {name of a plot: its image}, by a function of `_figures`."""
+    """Returns {name of a plot: its image}, made by a function of `_figures`."""
     if not self.figures:
       return {}
     from tff_bandmf import _figures

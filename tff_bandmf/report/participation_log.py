@@ -335,7 +335,7 @@ class ParticipationLog:
       with contextlib.suppress(ValueError):
         hashes, kind = self._hashes(file, start, column.dictionary)
         return hashes[column.indices.to_numpy(zero_copy_only=False)], kind
-      # Now the error, if any, is in a row.
+      # If a value has a fault, this call names its row.
       return self._hashes(file, start, column.dictionary_decode())
     if pa.types.is_integer(column.type):
       values = column.cast(pa.int64(), safe=False).to_numpy(
@@ -565,7 +565,7 @@ def _paths(path: pathlib.Path) -> list[pathlib.Path]:
         errors.invalid(f'log={path}: there is no such file; give a log')
       )
     return [path]
-  # Programs that write folders of Parquet add files with such names.
+  # Programs that write folders of Parquet add files with '.' or '_' in front.
   entries = sorted(
     each for each in path.iterdir() if not each.name.startswith(('.', '_'))
   )

@@ -1,7 +1,7 @@
 """The sentences of a report: its claim, the data covered, the parties trusted.
 
-The report states what section 5.3 of [DPfy23] asks for; App K.1 of [BandMF23]
-is an example.
+The report states the facts that section 5.3 of [DPfy23] asks for; App K.1 of
+[BandMF23] is an example.
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ def _amplified_sigma(table) -> Iterator[_Figures]:
   for epsilon, bands, published in rows + table['banded_rows']:
     ours = _cyclic_poisson_sigma(table, k, epsilon, bands) / math.sqrt(k)
     yield f'epsilon {epsilon}, {bands} bands', published, ours
-    # The next row compares epsilons: ours of the printed sigma, and the printed
-    # one.
+    # The next row compares the epsilon of the printed sigma with the printed
+    # epsilon.
     back = accounting.poisson_epsilon(
       published * math.sqrt(k),
       bands * k / rounds,

@@ -347,7 +347,7 @@ class Journal:
     Raises:
       ValueError: the round is not open, released nothing, or had different sums
         in two attempts; the state does not follow from the round; or a number
-        has a name that it may not have.
+        has a forbidden name.
     """
     t = entry.index
     self.check_open(entry)

@@ -390,8 +390,8 @@ class Run:
         f'run with run.record(...); {opening.MORE_ROUNDS}'
       )
     # PRIVACY: NumPy would convert a mixture of integers and strings to strings,
-    # so nobody would notice that the program names clients in two ways. The
-    # names are checked first.
+    # so nobody would notice that the program names clients in two ways. `names`
+    # refuses a mixture.
     # Guard: run_rounds_test.test_names_keep_their_kind_in_any_container.
     ids = np.asarray(names_lib.names(cohort))
     if ids.dtype.kind == 'U':
@@ -679,12 +679,10 @@ class Run:
     """Changes notes on the run, which the report shows.
 
     Args:
-      **notes: values of attributes of `run_files.RunDetails` that may
-        change.
+      **notes: values of notes, which `run_files.RunDetails` lists.
 
     Raises:
-      ValueError: a note is not known or has a wrong type, or the detail is
-        fixed.
+      ValueError: a name is not the name of a note, or a value has a wrong type.
     """
     self._journal.set_notes(**notes)
 

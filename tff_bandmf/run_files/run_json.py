@@ -4,7 +4,7 @@ plan.json       the plan: the user's request, the strategy matrix C, the noise
 run.json        the fixed details of the run, see `RunDetails`
 ledger.sqlite   for each round: keyed hashes of its clients, the digest of its
                 released sum, the released clip, and the digest of its row of
-                metrics; notes that may change; at the end of the run, the
+                metrics; the notes on the run; at the end of the run, the
                 measured results of the last model
 strategy.json   exports, from which no program of a run reads a value, see
 metrics.csv       `exports`: C; one row for each round; the results and the head
@@ -253,8 +253,7 @@ class RunDetails:
       notes: {name of the note: new value}.
 
     Raises:
-      ValueError: a note is not known or has a wrong type, or the detail is
-        fixed.
+      ValueError: a name is not the name of a note, or a value has a wrong type.
     """
     fixed = sorted({*notes} - {*NOTES})
     if fixed:

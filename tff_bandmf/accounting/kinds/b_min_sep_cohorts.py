@@ -69,7 +69,7 @@ class BMinSep(sampled_cohorts.Sampled):
   # start, which needs more noise than a warm start for the same (epsilon,
   # delta). If such a file were read as a warm start, epsilon would be too
   # small. It is read as a cold start.
-  # Guard: accounting_cohorts_test.test_record_without_a_start_is_cold.
+  # Guard: accounting_cohorts_test.test_file_without_a_start_is_cold.
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(converter=_min_sep)
   sampling_prob: Optional[float] = attrs.field(
