@@ -39,7 +39,7 @@ class Start:
 
   Attributes:
     model: network with the initial weights.
-    origin: where the weights come from, as text for the report.
+    origin: source of the weights, as text for the report.
     digest: SHA-256 of the weights, in hexadecimal; None for random weights from
       the seed of the configuration.
     after: folder of the earlier run that trained the weights, if that run has a

@@ -45,7 +45,7 @@ def _record(folder, data='docstrings', **notes):
     **notes,
   )
   content = report.publish([report.of_run(folder)]).content
-  return registry_and_card.record(content, data), content
+  return registry_and_card.registry_record(content, data), content
 
 
 def test_all_notes_reach_the_highest_tier(tmp_path):

@@ -76,9 +76,9 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   metavar='NAME=TEXT',
   callback=_notes,
   multiple=True,
-  help='With --plan: a statement for the report, such as title, owner, '
+  help='With --plan: a note for the report, such as title, owner, '
   'contact, date, model, intended_use, region, sector or unit_of_privacy. With '
-  'RUN_DIR and --public: a statement that replaces the statement of the run, '
+  'RUN_DIR and --public: a note that replaces the note of the run, '
   'other than unit_of_privacy. May be repeated.',
 )
 @options.releases
@@ -148,7 +148,9 @@ def report(
     line = f'{broken}epsilon {published.content["epsilon"]}'
     texts = {}
     if kinds['registry']:
-      entry = report_lib.record(published.content, sources[-1].run.data)
+      entry = report_lib.registry_record(
+        published.content, sources[-1].run.data
+      )
       line += f'; a record of tier {entry["tier"]}'
       texts[report_lib.REGISTRY_FILE] = report_lib.to_yaml(entry)
     if kinds['card']:

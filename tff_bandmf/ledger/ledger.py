@@ -750,7 +750,7 @@ class Ledger:
 def _missing(url: object) -> ValueError:
   return errors.value_error(
     f'ledger={url}: does not exist or is empty; restore the ledger: without '
-    'its record of the participation, nothing is claimed'
+    'the participation in it, nothing is claimed'
   )
 
 

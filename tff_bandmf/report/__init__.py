@@ -9,7 +9,7 @@ from tff_bandmf.report.registry_and_card import (
   CARD_FILE,
   REGISTRY_FILE,
   card,
-  record,
+  registry_record,
   to_yaml,
 )
 from tff_bandmf.report.report import (

@@ -192,7 +192,7 @@ class Check(TypedDict):
 
 
 class DataAccesses(TypedDict):
-  """Statements about uses of data outside training.
+  """Notes on uses of data outside training.
 
   Attributes:
     tuning: Hyperparameter tuning.
@@ -243,7 +243,7 @@ class CommonFields(Notes):
     released: Values that the guarantee covers.
     covered: Data accesses that the guarantee counts.
     not_covered: Data accesses that the guarantee does not count.
-    data_accesses: Statements about uses of data outside training.
+    data_accesses: Notes on uses of data outside training.
     accounting: Type of accounting.
     assumptions: Assumptions of the claim.
     content_sha256: SHA-256 of all other content of this file, as JSON with

@@ -72,7 +72,7 @@ _Dumper.add_representer(
 )
 
 
-def record(content: document.Public, data: str) -> _files.JsonObject:
+def registry_record(content: document.Public, data: str) -> _files.JsonObject:
   """Returns the registry's record of a public report.
 
   Args:
