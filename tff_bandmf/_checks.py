@@ -83,11 +83,13 @@ def nonnegative(name: str, value: object, remedy: str) -> float:
   return checked
 
 
-def at_most(name: str, value: float, most: float, of: str, remedy: str) -> None:
-  """Raises ValueError if `value` exceeds `most`; `of` is the name of `most`."""
+def at_most(
+  name: str, value: float, most: float, limit: str, remedy: str
+) -> None:
+  """Raises ValueError if `value` exceeds `most`, whose name is `limit`."""
   if value > most:
     raise errors.value_error(
-      f'{name}={value}: must not exceed {of}={most}; {remedy}'
+      f'{name}={value}: must not exceed {limit}={most}; {remedy}'
     )
 
 

@@ -66,8 +66,8 @@ class Claim:
       rounds or, if `violated`, for planned and observed participation.
     amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
       or if cohorts in the ledger have only the guarantee `unamplified`.
-    seen: guarantee for exactly the participation in the ledger or log; None if
-      no client took part.
+    observed_guarantee: guarantee for exactly the participation in the ledger or
+      log; None if no client took part.
     observed: participation in the run's ledger or, if training ran outside this
       library, in its participation log.
     violated: whether clients took part more often, or closer together, than
@@ -81,7 +81,7 @@ class Claim:
   most_rounds: int
   unamplified: accounting.Guarantee
   amplified: Optional[accounting.Guarantee]
-  seen: Optional[accounting.Guarantee]
+  observed_guarantee: Optional[accounting.Guarantee]
   observed: ledger.Counts
   violated: bool
   files_match_ledger: bool
@@ -144,7 +144,7 @@ class Claim:
 
   @property
   def whole(self) -> accounting.Guarantee:
-    """The guarantee without amplification after the last planned round.
+    """The guarantee `planned` if epsilon may still grow, else `unamplified`.
 
     Its epsilon is never below the epsilon of `unamplified`.
     """
@@ -249,16 +249,16 @@ class Claim:
     All but delta are None if the claim is amplified, or if neither a ledger nor
     a log shows participation.
     """
-    observed, seen = self.observed, self.seen
+    observed, guarantee = self.observed, self.observed_guarantee
     counts = {
       'clients': observed.clients,
       'min_cohort': observed.min_cohort,
       'max_cohort': observed.max_cohort,
       'min_sep': observed.min_sep,
       'participations': observed.max_participations,
-      'sensitivity': seen and seen.sensitivity.value,
-      'sensitivity_method': seen and seen.sensitivity.method,
-      **figures(seen, self.delta),
+      'sensitivity': guarantee and guarantee.sensitivity.value,
+      'sensitivity_method': guarantee and guarantee.sensitivity.method,
+      **figures(guarantee, self.delta),
     }
     if self.amplified is None and not self.without_evidence:
       return counts

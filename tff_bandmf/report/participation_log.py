@@ -210,7 +210,7 @@ class ParticipationLog:
     strategy: strategies.Strategy,
     costs: Optional[participation_lib.Costs] = None,
   ) -> sensitivity.Observed:
-    """Returns the sensitivity of C for the log, see `sensitivity.of_clients`.
+    """Returns the participation in the log, and the sensitivity of C for it.
 
     Raises:
       ValueError: the log has no rows, a round after the last round of C, or a
