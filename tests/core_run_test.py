@@ -82,7 +82,12 @@ def _begun(folder):
 
 def test_run_of_the_guide_is_killed_and_goes_on(tmp_path):
   program, commands = _words()
-  (tmp_path / 'train.py').write_text(_WITHOUT + program)
+  train = tmp_path / 'train.py'
+  # It waits for the kill, at the latest after 13 rounds.
+  waits = 'flush=True)\n    if round.index == 12:\n      time.sleep(600)'
+  waiting = program.replace('flush=True)', waits)
+  assert waiting != program
+  train.write_text(f'import time\n{_WITHOUT}{waiting}')
   killed = _begun(tmp_path)
   done = []
   for line in killed.stdout:
@@ -93,6 +98,7 @@ def test_run_of_the_guide_is_killed_and_goes_on(tmp_path):
   assert done[0] == 'round 0 is done\n'
   (python, script), *rest = commands
   assert (python, script) == ('python', 'train.py')
+  train.write_text(_WITHOUT + program)
   again = _begun(tmp_path)
   out, err = again.communicate()
   assert again.returncode == 0, err

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tff_bandmf.cli import main
+from tff_bandmf.run import rounds
 
 pytestmark = pytest.mark.slow
 _EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / 'examples'
@@ -104,6 +105,20 @@ def _main(name, folder, *arguments):
     os._exit(status)
 
 
+def _waits(name, folder, *arguments):
+  """Runs a program that waits after five rounds, so that it can be killed."""
+  finish = rounds.Round.finish
+
+  def wait(self, *args, **kwargs):
+    state = finish(self, *args, **kwargs)
+    if self.index == 4:
+      time.sleep(_PATIENCE)
+    return state
+
+  rounds.Round.finish = wait
+  _main(name, folder, *arguments)
+
+
 @pytest.mark.parametrize(
   'name', ['own_loop', *(f'{name}_before' for name in _PORTS)]
 )
@@ -136,7 +151,7 @@ def _started(*arguments, target=_main):
 
 def _report_of_killed(name, folder, *arguments):
   """Returns what a program prints and reports that was killed on the way."""
-  with _started(name, folder, *arguments) as killed:
+  with _started(name, folder, *arguments, target=_waits) as killed:
     deadline = time.monotonic() + _PATIENCE
     while _finished(folder) < 3 and killed.is_alive():
       assert time.monotonic() < deadline, (folder / 'err').read_text()

@@ -1,7 +1,5 @@
 """Tests that the noise of an aggregator serves one run and one sum a round."""
 
-import time
-
 import numpy as np
 import pytest
 import small_aggregator as small
@@ -77,12 +75,11 @@ def test_failed_producer_fails_the_round_at_once(runtime, monkeypatch):
     raise MemoryError
 
   monkeypatch.setattr(stream.Stream, 'rows', fail)
-  began = time.monotonic()
+  # After the timeout, the reader would say that the producer fell behind.
   with small.factory_of() as factory:
     process = factory.create(small.TYPE)
     with pytest.raises(Exception, match='producer ended'):
       process.next(process.initialize(), small.updates_of(1, seed=0))
-  assert time.monotonic() - began < 60
 
 
 def test_round_of_a_tape_releases_one_sum(runtime):

@@ -568,7 +568,7 @@ def test_pipe_is_told_what_takes_so_long(capsys, monkeypatch):
   lines = ''
   deadline = time.monotonic() + 60
   with output.progress('comparing families', 18) as step:
-    while not lines and time.monotonic() < deadline:
+    while '\n' not in lines and time.monotonic() < deadline:
       captured = capsys.readouterr()
       lines += captured.err
       assert not captured.out

@@ -36,6 +36,8 @@ pytestmark = pytest.mark.slow
 
 # Random points at which the server is killed; 100 took 3 minutes.
 _KILLS = int(os.environ.get('BANDMF_KILLS', '10'))
+# Seconds that a server may take for a step.
+_PATIENCE = 300
 _ROUNDS = 40 + 3 * _KILLS
 _DIMENSION = 3000
 _STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.9 ** np.arange(40))
@@ -106,7 +108,7 @@ class _Server:
   def end(self, number):
     """Returns the exit code of the process that is sent a signal."""
     os.kill(self.process.pid, number)
-    self.process.join(60)
+    self.process.join(_PATIENCE)
     return self.process.exitcode
 
   def kill(self):
@@ -122,7 +124,7 @@ def server(tmp_path):
 
 
 def _wait_until(condition):
-  deadline = time.monotonic() + 300
+  deadline = time.monotonic() + _PATIENCE
   while not condition():
     assert time.monotonic() < deadline, 'timed out'
     time.sleep(0.005)
@@ -192,7 +194,7 @@ sys.exit(main.main(sys.argv[1:]))
       assert np.array_equal(tapes.release(server, t), expected[t])
   finally:
     process.terminate()
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=_PATIENCE)
   assert process.returncode == 0, server.error.read_text()
   assert json.loads(printed)['z_steps'] == _Z_STEPS
   # Another backend goes on with the same bits.
@@ -304,7 +306,8 @@ def test_frozen_server_is_named_while_a_round_waits(tmp_path, expected, capfd):
   with contextlib.ExitStack() as stack:
     stack.callback(server.kill)
     server.start()
-    server.printed()
+    # A server that is late by itself would be named, too.
+    _wait_until((server.directory / '00000001.noise').exists)
     served = stack.enter_context(
       contextlib.closing(
         served_tape.ServedTape(
@@ -316,7 +319,6 @@ def test_frozen_server_is_named_while_a_round_waits(tmp_path, expected, capfd):
       )
     )
     tapes.release(served, 0)
-    _wait_until((server.directory / '00000001.noise').exists)
     # Longer than what a late server is given: this one is in time.
     time.sleep(1.5)
     assert capfd.readouterr().err == ''
@@ -511,7 +513,7 @@ def test_server_ends_in_one_line_when_its_folder_goes(server):
   server.start()
   server.printed()
   moved = server.directory.rename(server.directory.with_name('moved'))
-  server.process.join(60)
+  server.process.join(_PATIENCE)
   assert server.process.exitcode == 2
   assert 'FileNotFoundError' in server.error.read_text()
   assert 'Traceback' not in server.error.read_text()

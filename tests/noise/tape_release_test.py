@@ -324,7 +324,7 @@ def test_missing_file_fails_after_the_timeout(tape):
   began = time.monotonic()
   with tapes.refused('fell behind'):
     tapes.release(tape, 0, timeout=0.3)
-  assert 0.3 <= time.monotonic() - began < 30
+  assert time.monotonic() - began >= 0.3
 
 
 def test_clock_that_somebody_sets_does_not_end_the_wait(tape, monkeypatch):

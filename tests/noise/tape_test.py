@@ -139,12 +139,11 @@ def test_failed_producer_fails_the_round_at_once(tmp_path, monkeypatch):
 
   monkeypatch.setattr(stream.Stream, 'rows', fail)
   tape = tapes.make(tmp_path / 'tape')
-  began = time.monotonic()
   for t in range(16):
     tapes.release(tape, t)
+  # After the timeout, the reader would say that the producer fell behind.
   with tapes.refused('producer ended') as error:
     tapes.release(tape, 16)
-  assert time.monotonic() - began < 30
   assert 'secret' not in str(error.value)
   assert (tape.directory / 'failed').read_text() == 'MemoryError'
   tape.close()
@@ -187,9 +186,10 @@ def test_unread_files_stay_within_the_bound(tmp_path, ahead_rounds, bound):
   for t in range(tapes.ROUNDS):
     tapes.release(tape, t)
     for _ in range(5):
-      numbers = [int(p.name[:8]) for p in tape.directory.glob('*.noise*')]
+      # A list of a folder may have both names of a file that is renamed.
+      numbers = {int(p.name[:8]) for p in tape.directory.glob('*.noise*')}
       # Those below t wait for their removal.
-      assert len([n for n in numbers if n >= t]) <= bound
+      assert len({n for n in numbers if n >= t}) <= bound
       time.sleep(0.005)
   tape.close()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import inspect
 import os
 import pathlib
 import signal
@@ -85,14 +84,26 @@ def test_worker_that_was_killed_is_an_error_and_no_endless_retry(fresh):
       _add_one(2)
 
 
+def _be_impatient():
+  """Shortens the waits for a worker that has answered.
+
+  A worker that runs may take seconds where many processes run.
+  """
+  link = tff.framework.get_context_stack().current.link
+  link.wait_policy = dataclasses.replace(
+    link.wait_policy, limit_seconds=4.0, notice_seconds=1.0
+  )
+
+
 def test_worker_that_is_stopped_is_named_and_ends_the_computation(fresh):
   said = []
-  wait_policy = timeouts.WaitPolicy(4.0, said.append, notice_seconds=1.0)
+  wait_policy = timeouts.WaitPolicy(on_slow=said.append)
   with mock.patch.object(runtime_lib, '_PROBE_SECONDS', 1.0):
     with runtime_lib.local_runtime(concurrency=1, wait_policy=wait_policy):
       (worker,) = [each for each in _workers() if each not in fresh]
       assert _add_one(1) == 2
       assert not said
+      _be_impatient()
       worker.send_signal(signal.SIGSTOP)
       for _ in range(2):
         with pytest.raises(
@@ -108,18 +119,13 @@ def test_worker_that_is_stopped_is_named_and_ends_the_computation(fresh):
 
 def test_frozen_worker_of_the_readme_is_named_on_standard_error(fresh, capfd):
   """It was waited for in silence, for ever: nobody had asked for a line."""
-  default = inspect.signature(runtime_lib.local_runtime).parameters[
-    'wait_policy'
-  ]
-  wait_policy = dataclasses.replace(
-    default.default, limit_seconds=4.0, notice_seconds=1.0
-  )
   with mock.patch.object(runtime_lib, '_PROBE_SECONDS', 1.0):
-    with runtime_lib.local_runtime(concurrency=1, wait_policy=wait_policy):
+    with runtime_lib.local_runtime(concurrency=1):
       (worker,) = [each for each in _workers() if each not in fresh]
       assert _add_one(1) == 2
       # gRPC may write lines of its own there.
       assert 'worker' not in capfd.readouterr().err
+      _be_impatient()
       worker.send_signal(signal.SIGSTOP)
       with pytest.raises(RuntimeError, match='is stopped'):
         _add_one(2)
@@ -133,17 +139,24 @@ def test_frozen_worker_of_the_readme_is_named_on_standard_error(fresh, capfd):
 
 def test_busy_worker_is_not_taken_for_a_stopped_one(fresh):
   said = []
-  wait_policy = timeouts.WaitPolicy(None, said.append, notice_seconds=0.5)
+
+  def on_slow(line):
+    said.append(line)
+    (worker,) = [each for each in _workers() if each not in fresh]
+    worker.kill()
+
+  wait_policy = timeouts.WaitPolicy(None, on_slow, notice_seconds=0.5)
 
   @tff.tensorflow.computation
   def busy():
-    end = tf.timestamp() + 3
+    end = tf.timestamp() + _FOREVER
     return tf.while_loop(
       lambda n: tf.timestamp() < end, lambda n: [n + 1], [tf.constant(0)]
     )
 
   with runtime_lib.local_runtime(concurrency=1, wait_policy=wait_policy):
-    busy()
+    with pytest.raises(RuntimeError, match='exit status -9'):
+      busy()
   (line,) = said
   assert 'may just be busy' in line
 
@@ -242,7 +255,7 @@ def test_worker_is_gone_after_ctrl_c_and_after_a_kill():
 
 
 def _wait_until_busy(worker):
-  deadline = time.monotonic() + 60
+  deadline = time.monotonic() + _FOREVER
   while worker.cpu_times().user < 0.5:
     assert time.monotonic() < deadline
     time.sleep(0.05)
@@ -253,6 +266,8 @@ def test_coroutine_of_an_interrupted_caller_is_cancelled(runtime):
   ends = []
 
   async def forever():
+    # The caller may come to its wait a moment later.
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
       await asyncio.sleep(_FOREVER)
     finally:
@@ -261,8 +276,6 @@ def test_coroutine_of_an_interrupted_caller_is_cancelled(runtime):
   # A process that a shell starts in the background ignores the signal.
   handler = signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
       runtime_lib.run_coroutine(forever())
   finally:
