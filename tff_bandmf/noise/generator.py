@@ -42,7 +42,8 @@ EXTENDED_BELOW = 2**39
 # proved. It is the sum of two errors: 2^-47 max(1, |z|) from
 # `scipy.special.ndtri`, and at most 2^-42.4 because `fill` does not read all
 # words of V.
-# Guard: normal_error_test.test_inverse_cdf_is_within_its_bound.
+# Guards: normal_error_test.test_inverse_cdf_is_within_its_bound and
+# test_bound_of_the_inverse_and_of_words_is_that_of_the_generator.
 ERROR = 2.0**-42
 # Bound of |z| if `fill` returns a number, which requires k >= 1.
 MOST_DEVIATIONS = 9.25

@@ -289,12 +289,6 @@ def formal(
     return 'None. No noise was added; this run guarantees nothing.'
   if guarantee['epsilon'] is None:
     return 'None. Nothing is proved about the arithmetic of so little noise.'
-  leads = '' if claim.plan.simulated is None else 'SIMULATED: '
-  leads += BROKEN * claim.violated
-  # PRIVACY: a reader may quote the statement without the warnings of its
-  # report. If nobody checked the process, the statement itself says so first.
-  # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
-  leads += UNCHECKED * claim.process_unknown
   schema = claim.unamplified.cohorts.schema
   rounds = claim.unamplified.strategy.rounds
   most = count(schema.participations(rounds), 'round')
@@ -324,6 +318,12 @@ def formal(
       f'{epsilon_text(unamplified, repr)} at the same delta, and '
     )
     conditions = f'{claim.plan.sampled.rule}, with secret randomness'
+  leads = '' if claim.plan.simulated is None else 'SIMULATED: '
+  leads += BROKEN * claim.violated
+  # PRIVACY: a reader may quote the statement without the warnings of its
+  # report. If nobody checked the process, the statement itself says so first.
+  # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
+  leads += UNCHECKED * claim.process_unknown
   return (
     f'{leads}Let M map a data set of clients to the releases of {started} of '
     f"this run ({run.released}). Let D and D' be neighbours: D' is D "

@@ -218,7 +218,7 @@ class Gaussian(Exact):
     # allows. If the observed sensitivity were ignored, epsilon would be too
     # small.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
-    super().__init__(strategy, schema, sensitivity)
+    super().__init__(strategy, schema, sensitivity=sensitivity)
     # PRIVACY: A sensitivity computed for the schema has rounding errors, so
     # epsilon could be too small. A bound of these errors is added, but not to
     # an observed sensitivity, which is already rounded up.
