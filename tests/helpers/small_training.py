@@ -11,6 +11,7 @@ from simulations import config as config_lib
 from simulations import models
 from simulations.corpora import client_data
 from simulations.corpora import vocabulary as vocabulary_lib
+from simulations.models import next_word
 from tff_bandmf import participation, strategies
 
 _CLIENTS = 9
@@ -77,6 +78,14 @@ def functional_model(model, sequence_length):
     loss_fn=loss,
     input_spec=(spec, spec),
   )
+
+
+def word_pairs():
+  """Returns a model of word pairs, which TFF traces fast."""
+  words = CLIENTS.vocabulary.num_ids
+  weights = [np.zeros([words, words], np.float32)]
+  pairs = next_word.Model(weights, lambda weights, x: tf.gather(weights[0], x))
+  return functional_model(pairs, LENGTH)
 
 
 def plan(rounds, cohorts=None):

@@ -53,9 +53,7 @@ def _open(directory, **changes):
 
 def _process(mine):
   return tff.learning.algorithms.build_unweighted_fed_avg(
-    small_training.functional_model(
-      small_training.MODEL, small_training.LENGTH
-    ),
+    small_training.word_pairs(),
     tff.learning.optimizers.build_sgdm(0.5),
     tff.learning.optimizers.build_sgdm(1.0, 0.9),
     model_aggregator=mine.aggregator,
@@ -97,9 +95,8 @@ def test_weights_alone_are_released(whole):
   ((key, weights),) = outputs.released.items()
   assert key == f'training_checkpoint_round_{_ROUNDS}'
   assert isinstance(weights, tff.learning.models.ModelWeights)
-  assert [weight.shape for weight in weights.trainable] == [
-    tuple(spec.shape) for spec in small_training.SPECS
-  ]
+  words = small_training.CLIENTS.vocabulary.num_ids
+  assert [weight.shape for weight in weights.trainable] == [(words, words)]
 
 
 def test_what_managers_get_is_named(whole):
