@@ -14,11 +14,16 @@ _FORKED = multiprocessing.get_context('forkserver')
 _FORKED.set_forkserver_preload(['preloaded'])
 
 
-def start(target, *args, daemon=False):
-  """Returns a process that runs the target, a function of a module."""
+def start_server():
+  """Starts the server, if it does not run."""
   # The server needs the path of the tests to find the module `preloaded`.
   with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
     forkserver.ensure_running()
+
+
+def start(target, *args, daemon=False):
+  """Returns a process that runs the target, a function of a module."""
+  start_server()
   process = _FORKED.Process(target=target, args=args, daemon=daemon)
   process.start()
   return process

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import processes
 import pytest
 from click import testing
 
@@ -380,21 +381,28 @@ def _command(grid_path, directory, *more):
   ]
 
 
-def _start(grid_path, directory, log, *more):
+def _start(grid_path, directory, log):
   return subprocess.Popen(
-    _command(grid_path, directory, *more), cwd=_ROOT, stdout=log, stderr=log
+    _command(grid_path, directory), cwd=_ROOT, stdout=log, stderr=log
   )
 
 
-def _refusal(grid_path, directory, *more):
-  """Returns the line that a sweep is refused with."""
+def _invoked(grid_path, directory, *more):
+  """Returns the result of a sweep in this process."""
+  # Its cells are forked from the server of the tests.
+  processes.start_server()
   handler = signal.getsignal(signal.SIGTERM)
   try:
-    result = testing.CliRunner().invoke(
+    return testing.CliRunner().invoke(
       sweep.main, _command(grid_path, directory, *more)[3:]
     )
   finally:
     signal.signal(signal.SIGTERM, handler)
+
+
+def _refusal(grid_path, directory, *more):
+  """Returns the line that a sweep is refused with."""
+  result = _invoked(grid_path, directory, *more)
   assert result.exit_code == 2
   assert result.output.count('\n') == 1
   return result.output
@@ -402,11 +410,13 @@ def _refusal(grid_path, directory, *more):
 
 def _printed(grid_path, directory, *more):
   """Returns what a sweep prints that ends at once."""
-  result = testing.CliRunner().invoke(
-    sweep.main, _command(grid_path, directory, *more)[3:]
-  )
+  result = _invoked(grid_path, directory, *more)
   assert result.exit_code == 0
   return result.output
+
+
+def _sweep(arguments):
+  sweep.main(arguments)
 
 
 def _wait(condition, log_path):
@@ -448,11 +458,13 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     refused = _refusal(grid_path, directory, '--cell=tree_epsilon8/seed1')
     assert 'cell=tree_epsilon8/seed1' in refused
     cell = '--cell=tree_epsilon8/seed0_rate+0'
-    process = _start(grid_path, directory, log, cell)
-    assert process.wait(timeout=900) == 0, log_path.read_text()
+    arguments = _command(grid_path, directory, cell)[3:]
+    process = processes.start(_sweep, arguments)
+    process.join(900)
+    assert process.exitcode == 0, log_path.read_text()
     assert not _printed(grid_path, directory, cell)
-    process = _start(grid_path, directory, log, '--resume')
-    assert process.wait(timeout=900) == 1, log_path.read_text()
+    done = _invoked(grid_path, directory, '--resume')
+    assert done.exit_code == 1, done.output
   for path, stat in zip(outputs, before):
     after = os.stat(path)
     assert (after.st_mtime_ns, after.st_ino) == (stat.st_mtime_ns, stat.st_ino)
@@ -473,7 +485,7 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     'cohort_size=100000'
     in (directory / 'logs' / 'crowd_epsilon8' / 'seed1.log').read_text()
   )
-  assert 'crowd_epsilon8/seed1: failed' in log_path.read_text()
+  assert 'crowd_epsilon8/seed1: failed' in done.output
   # That of the tree, optimised once, and that of the failed cell.
   assert len(list((directory / 'strategies').glob('*.json'))) == 2
   for run in (first, last):
