@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 import tff_bandmf
-from tff_bandmf import _checks, cohorts, noise, run, strategies, workloads
+from tff_bandmf import (
+  _checks,
+  accounting,
+  choosing,
+  cohorts,
+  noise,
+  optimize,
+  run,
+  sensitivity,
+  strategies,
+  workloads,
+)
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.noise import placements
 
@@ -59,12 +70,64 @@ _NUMBERS = {
 }
 
 
+_C, _SCHEMA = strategies.BandedSqrt(_ROUNDS, 2), tff_bandmf.MinSep(2)
+_TARGET = choosing.Target(1.0, 1e-5)
+_OBJECTS = {
+  'Plan.workload': lambda value: _plan(workload=value),
+  'Plan.cohorts': lambda value: _plan(cohorts=value),
+  'sensitivity.strategy': lambda value: sensitivity.sensitivity(value, _SCHEMA),
+  'sensitivity.schema': lambda value: sensitivity.sensitivity(_C, value),
+  'Guarantee': lambda value: accounting.Guarantee(value, _SCHEMA, 1.0),
+  'Guarantee.budget': lambda value: accounting.Guarantee(
+    value, tff_bandmf.Budget(2, 1), 1.0
+  ),
+  'calibrate': lambda value: accounting.calibrate(
+    value, _SCHEMA, epsilon=1.0, delta=1e-5
+  ),
+  'compose': lambda value: accounting.compose([value]),
+  'optimize': lambda value: optimize.optimize('dp-cgd', _ROUNDS, value),
+  'Problem.workload': lambda value: optimize.Problem(_ROUNDS, _SCHEMA, value),
+  'choose.cohorts': lambda value: choosing.choose(_ROUNDS, value, _TARGET),
+  'choose.target': lambda value: choosing.choose(_ROUNDS, _SCHEMA, value),
+}
+
+
 @pytest.mark.parametrize('value', _NO_NUMBERS, ids=repr)
 @pytest.mark.parametrize('name', _NUMBERS)
 def test_no_argument_takes_what_is_no_number(name, value):
   with pytest.raises(TypeError, match='^[a-z0-9_]+=.*; ') as caught:
     _NUMBERS[name](value)
   assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('value', [None, 'x', 3, (), {}, _checks], ids=repr)
+@pytest.mark.parametrize('name', _OBJECTS)
+def test_no_argument_takes_an_object_of_another_type(name, value):
+  with pytest.raises(TypeError, match='^[a-z_]+=.*: must be a .*; ') as caught:
+    _OBJECTS[name](value)
+  assert '\n' not in str(caught.value)
+
+
+def test_rounds_that_no_ledger_has_are_refused():
+  with pytest.raises(ValueError, match='rounds=10{30}: must not exceed'):
+    _plan(rounds=10**30)
+
+
+def test_counts_may_be_numbers_of_numpy():
+  rounds, copies = np.int64(_ROUNDS), np.int64(3)
+  best = optimize.optimize('dp-cgd', rounds, _SCHEMA, memory_copies=copies)
+  assert best.strategy.rounds == _ROUNDS
+  ranking = choosing.choose(
+    rounds, _SCHEMA, _TARGET, memory_copies=copies, families=['banded-sqrt']
+  )
+  assert ranking.choices[0].strategy.rounds == _ROUNDS
+
+
+@pytest.mark.parametrize('value', [(), []], ids=repr)
+def test_clip_has_a_norm(value):
+  for clip in value, tff_bandmf.AdaptiveClip:
+    with pytest.raises(TypeError, match='must be a number'):
+      _plan(l2_norm_clip=clip(value) if callable(clip) else clip)
 
 
 @pytest.mark.slow

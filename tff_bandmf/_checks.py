@@ -29,6 +29,15 @@ def is_number(value: Any, kind: type = SupportsFloat) -> bool:
   )
 
 
+def instance(name: str, value: Any, kind: type, remedy: str) -> Any:
+  """Returns `value` if it is an instance of `kind`, else raises TypeError."""
+  if not isinstance(value, kind):
+    raise errors.type_error(
+      f'{name}={value}: must be a {kind.__name__}; {remedy}'
+    )
+  return value
+
+
 def count(name: str, value: Any, remedy: str, least: int = 1) -> int:
   """Returns `value` as an int if it is an integer of at least `least`.
 

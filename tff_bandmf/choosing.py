@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Callable, Optional, Union
 
 from tff_bandmf import (
   _blas,
+  _checks,
   accounting,
   errors,
   optimize,
@@ -33,6 +34,7 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
+from tff_bandmf.strategies import base
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -178,7 +180,9 @@ def choose(
   >>> [choice.strategy.family for choice in ranking.choices]
   ['dp-cgd', 'identity']
   """
+  rounds = base.count_rounds(rounds)
   participation.check_cohorts(cohorts)
+  _checks.instance('target', target, Target, 'use choosing.Target')
   # Maps a name to a family or a strategy.
   declared: dict[str, Union[strategies.Family, strategies.Strategy]] = {}
   for each in families or strategies.SEARCHED:

@@ -87,7 +87,7 @@ class AdaptiveClip:
   until: Optional[int] = None
 
   def __post_init__(self):
-    for clip in tree.flatten(self.initial):
+    for clip in tree.flatten(self.initial) or [self.initial]:
       _checks.positive('initial', clip, 'TFF begins at 0.1')
     _checks.between('quantile', self.quantile, 0, 1, '0.5 is the median')
     # Values above these limits can only be mistakes.

@@ -76,7 +76,7 @@ def _for_rounds(values: Any, name: str, rule: str) -> tuple[float, ...]:
   numbers = _checks.real_array(name, values)
   is_valid = numbers.ndim == 1 and np.any(numbers)
   if not is_valid or not np.all((0 <= numbers) & (numbers < np.inf)):
-    raise errors.value_error(f'{name}: {rule}')
+    raise errors.value_error(f'{name}={values}: {rule}')
   return tuple(numbers.tolist())
 
 

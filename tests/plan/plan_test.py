@@ -315,7 +315,7 @@ def test_values_that_do_not_go_together_are_refused(changes, message):
 
 
 def test_cohorts_must_say_who_takes_part():
-  with pytest.raises(TypeError, match='cohorts=12: must be a kind of cohorts'):
+  with pytest.raises(TypeError, match='cohorts=12: must be a Cohorts'):
     small_plan.make(cohorts=12)
 
 

@@ -355,7 +355,7 @@ def test_sensitivity_is_homogeneous(scale, schema):
 
 
 def test_what_is_no_schema_is_refused():
-  with pytest.raises(TypeError, match='participation=3: .*schema'):
+  with pytest.raises(TypeError, match='participation=3: .*Participation'):
     sensitivity.sensitivity(strategies.Identity(3), 3)
 
 

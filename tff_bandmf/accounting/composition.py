@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Optional, Protocol, Union
 
-from tff_bandmf import _files, errors
+from tff_bandmf import _checks, _files, errors
 from tff_bandmf.accounting import guarantee
 from tff_bandmf.accounting.kinds import known_kinds, poisson, releases
 from tff_bandmf.accounting.methods import (
@@ -207,12 +207,15 @@ def compose(
   """
   pairs: dict[object, tuple[Optional[str], guarantee.Guarantee]] = {}
   others: list[releases.Release] = []
-  for run in runs:
+  for run in _checks.instance('runs', runs, Iterable, 'give a list'):
     if isinstance(run, releases.Release):
       others.append(run)
       continue
     part: Any = getattr(run, 'guarantee', run)
     if not isinstance(part, Composition):
+      _checks.instance(
+        'runs', part, guarantee.Guarantee, 'give runs, plans or guarantees'
+      )
       part = Composition((part,), (None,))
     # PRIVACY: If the releases of a composition in `runs` were lost, the joint
     # epsilon would be too small. These releases are added to the others.

@@ -13,6 +13,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting.kinds import known_kinds, logged_cohorts
 from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
+from tff_bandmf.strategies import base
 
 if TYPE_CHECKING:
   import dp_accounting
@@ -67,7 +68,7 @@ class Guarantee:
 
   @noise_multiplier.validator
   def _check_noise_multiplier(self, attribute, value):
-    if value != 0:
+    if _checks.number('noise_multiplier', value, '0 adds no noise') != 0:
       # PRIVACY: A noise multiplier that is infinite or not a number would give
       # an epsilon for noise that no run adds. It is refused.
       # Guard: guarantee_test.test_guarantee_refuses_noise_that_is_none.
@@ -78,6 +79,7 @@ class Guarantee:
       )
 
   def __attrs_post_init__(self):
+    base.check_strategy(self.strategy)
     if isinstance(self.cohorts, participation_lib.Budget):
       # PRIVACY: A budget may have costs that were computed for another C than
       # `strategy`. If these costs are smaller than the costs under `strategy`,

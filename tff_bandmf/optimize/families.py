@@ -70,6 +70,7 @@ def optimize(
     )
   if callable(objective):
     workloads.check_objective(objective)
+  participation_lib.check(participation)
   # Under a budget, C is optimised for the schema that defines the budget.
   participation = participation.reference_schema
   request = _Request(

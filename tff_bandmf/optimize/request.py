@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import attrs
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _checks, errors, strategies
 from tff_bandmf.optimize import solver
 from tff_bandmf.strategies import base
 
@@ -32,7 +32,14 @@ class Request(solver.Problem):
 
   family: strategies.Family = attrs.field(kw_only=True)
   parameters: Mapping[str, object] = attrs.field(kw_only=True)
-  memory_copies: Optional[int] = None
+  memory_copies: Optional[int] = attrs.field(
+    default=None,
+    converter=attrs.converters.optional(
+      lambda copies: _checks.count(
+        'memory_copies', copies, 'give the vectors that fit in memory', least=0
+      )
+    ),
+  )
 
   def __getitem__(self, name: str) -> Any:
     """Returns the given value of a parameter, else its default, else None."""

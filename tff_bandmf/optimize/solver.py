@@ -24,6 +24,7 @@ from tff_bandmf import (
   workloads,
 )
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.strategies import base
 
 MEAN = workloads.MEAN
 MAX = workloads.MAX
@@ -136,12 +137,12 @@ class Problem:
       sampled. If None, the loss uses the sensitivity.
 
   Raises:
-    TypeError: `rounds` is not an integer, or `participation` is not a schema.
+    TypeError: an argument has a wrong type.
     ValueError: `rounds` is below 1, or the objective is unknown or has wrong
       weights.
   """
 
-  rounds: int
+  rounds: int = attrs.field(converter=base.count_rounds)
   participation: participation_lib.Participation
   workload: workloads.Workload = workloads.PREFIX
   objective: workloads.Objective = MEAN
@@ -150,8 +151,10 @@ class Problem:
   noise: Optional[Noise] = attrs.field(default=None, eq=False)
 
   def __attrs_post_init__(self):
-    _checks.count('rounds', self.rounds, 'give the number of rounds')
     participation_lib.check(self.participation)
+    _checks.instance(
+      'workload', self.workload, workloads.Workload, 'use workloads.Workload'
+    )
     if not callable(self.objective):
       workloads.check_objective(self.objective, self.rounds)
 

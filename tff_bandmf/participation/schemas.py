@@ -248,11 +248,9 @@ class FixedEpoch(_Separated):
 
 def check_cohorts(cohorts: object) -> None:
   """Raises TypeError unless the value is an instance of `Cohorts`."""
-  if not isinstance(cohorts, Cohorts):
-    raise errors.type_error(
-      f'cohorts={cohorts}: must be a kind of cohorts; use '
-      'tff_bandmf.MinSep(min_sep)'
-    )
+  _checks.instance(
+    'cohorts', cohorts, Cohorts, 'use tff_bandmf.MinSep(min_sep)'
+  )
 
 
 @attrs.frozen(eq=False)
@@ -448,11 +446,12 @@ class Budget(_Separated):
 
 def check(participation: object) -> None:
   """Raises TypeError unless the value is an instance of `Participation`."""
-  if not isinstance(participation, Participation):
-    raise errors.type_error(
-      f'participation={participation}: must be a participation '
-      'schema; use tff_bandmf.participation.MinSep(min_sep)'
-    )
+  _checks.instance(
+    'participation',
+    participation,
+    Participation,
+    'use tff_bandmf.participation.MinSep(min_sep)',
+  )
 
 
 def from_name(

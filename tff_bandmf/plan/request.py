@@ -24,6 +24,14 @@ from tff_bandmf.plan import mechanism as mechanism_lib
 # such a claim protects nobody.
 _MOST_EPSILON = 100.0
 _MOST_DELTA = 1e-2
+# Rounds that a ledger can have.
+_MOST_ROUNDS = 2**30
+
+
+def _rounds(name: str, value: Any) -> int:
+  rounds = _checks.count(name, value, 'rounds of the run')
+  _checks.at_most(name, rounds, _MOST_ROUNDS, 'the limit', 'use fewer rounds')
+  return rounds
 
 
 def _clips(name: str, value: Any) -> Any:
@@ -31,7 +39,7 @@ def _clips(name: str, value: Any) -> Any:
   if isinstance(value, clipping_norm.AdaptiveClip):
     _clips(name, value.initial)
     return value
-  if isinstance(value, (tuple, list)):
+  if isinstance(value, (tuple, list)) and value:
     return tuple(_checks.positive(name, x, 'one clip a layer') for x in value)
   return _checks.positive(name, value, 'the largest norm of a clipped update')
 
@@ -71,7 +79,7 @@ def _number(check: Callable[..., Any], remedy: str, **limits: Any) -> Any:
 # Maps the name of an attribute to a function of (name, value) that returns the
 # converted value, or raises the error. The default is not checked.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-  'rounds': _number(_checks.count, 'rounds of the run'),
+  'rounds': _rounds,
   'clients_per_round': _number(_checks.count, 'the expected number of clients'),
   'l2_norm_clip': _clips,
   'epsilon': _epsilon,
@@ -86,6 +94,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
   ),
   'largest_cohort': _number(_checks.count, 'clients'),
   'zeroing_norm': _number(_checks.positive, 'leave it out to zero nothing'),
+  'workload': _number(
+    _checks.instance, 'use workloads.Workload', kind=workloads.Workload
+  ),
   'dimension': _number(_checks.count, 'the coordinates of the model'),
   'clients_per_unit': _number(_checks.count, 'give 1 for one client'),
   'stands_for': _number(_checks.count, 'clients'),

@@ -35,7 +35,7 @@ def sensitivity(
       privacy claim assumes that all clients keep it.
 
   Raises:
-    TypeError: `participation` is not a schema.
+    TypeError: `strategy` is not a strategy, or `participation` not a schema.
     ValueError: the sensitivity overflows, or C has too many rounds for its
       family.
 
@@ -44,6 +44,7 @@ def sensitivity(
   Sensitivity(value=2.449489742783178, method='exact', reason='columns of \
 one client do not overlap (bands <= min_sep)')
   """
+  base.check_strategy(strategy)
   participation_lib.check(participation)
   # PRIVACY: A budget allows patterns that its reference schema (the schema that
   # defines it) does not allow, so a sensitivity under the reference schema

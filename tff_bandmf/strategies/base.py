@@ -494,6 +494,13 @@ def count_rounds(rounds: object) -> int:
   return _checks.count('rounds', rounds, 'give the number of rounds')
 
 
+def check_strategy(strategy: object) -> None:
+  """Raises TypeError unless the value is an instance of `Strategy`."""
+  _checks.instance(
+    'strategy', strategy, Strategy, 'give a C of tff_bandmf.strategies'
+  )
+
+
 def count_bands(bands: object) -> int:
   """Returns `bands` if it is a count, and raises ValueError otherwise."""
   return _checks.count('bands', bands, '1 is the identity')
