@@ -108,6 +108,20 @@ def test_no_argument_takes_an_object_of_another_type(name, value):
   assert '\n' not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+  'wrong, match',
+  [
+    ({'plan': 'plan.json'}, 'plan=plan.json: must be a Plan'),
+    ({'options': ['loss']}, 'options=.*: must be a RunOptions'),
+    ({'after': 'runs/first'}, 'after=runs/first: must be a list'),
+    ({'ledger_head': 5}, 'ledger_head=5: is not a head'),
+  ],
+)
+def test_run_takes_no_object_of_another_type(tmp_path, wrong, match):
+  with pytest.raises((TypeError, ValueError), match=match):
+    run.Run(tmp_path, **{'plan': _plan(), **wrong})
+
+
 def test_rounds_that_no_ledger_has_are_refused():
   with pytest.raises(ValueError, match='rounds=10{30}: must not exceed'):
     _plan(rounds=10**30)

@@ -95,6 +95,8 @@ def test_column_of_the_run_is_refused_to_the_program(tmp_path, name):
         opened.finish(model + mean, shown={name: 1.0})
       with pytest.raises(ValueError, match='shown=los: .* RunOptions.columns'):
         opened.finish(model + mean, shown={'los': 1.0})
+      with pytest.raises(TypeError, match='loss=low: must be a number'):
+        opened.finish(model + mean, shown={'loss': 'low'})
       opened.finish(model + mean, shown={'loss': 1.0})
   assert metrics.exported(tmp_path / 'mine')[0]['loss'] == '1.0'
 

@@ -249,6 +249,10 @@ def _predecessors(
     ValueError: a folder of `after` holds no run, or is `directory`, or holds a
       run with another number of clients per unit of privacy.
   """
+  if isinstance(after, (str, os.PathLike)):
+    raise errors.type_error(
+      f'after={after}: must be a list of folders; give [{str(after)!r}]'
+    )
   predecessors: list[run_json.Predecessor] = []
   for earlier in map(pathlib.Path, after):
     if earlier.resolve() == directory.resolve():

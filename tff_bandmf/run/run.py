@@ -95,6 +95,9 @@ class Run:
         in the folder has ended, and `plan` has more rounds than its plan; or
         the ledger never had `ledger_head`.
     """
+    _checks.instance('plan', plan, plan_lib.Plan, 'give a tff_bandmf.Plan')
+    options = options or opening.RunOptions()
+    _checks.instance('options', options, opening.RunOptions, 'give RunOptions')
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
     self._warned: set[str] = set()
@@ -111,7 +114,7 @@ class Run:
         after=after,
         moved=moved,
         ledger_head=ledger_head,
-        options=options or opening.RunOptions(),
+        options=options,
       )
     )
     self._plan = opened.plan

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tff_bandmf import _files, errors
+from tff_bandmf import _checks, _files, errors
 from tff_bandmf.ledger import counts
 from tff_bandmf.run_files import run_json
 
@@ -74,15 +74,21 @@ class Metrics:
         )
     self._export()
 
-  def check_shown(self, names: Iterable[str]) -> None:
-    """Raises ValueError unless all names are columns of the program."""
-    check_names('shown', names)
-    for name in names:
+  def check_shown(self, shown: Mapping[str, Any]) -> None:
+    """Raises an error unless all values are numbers in the program's columns.
+
+    Raises:
+      TypeError: a value is not a number.
+      ValueError: a name is not a column that the program added.
+    """
+    check_names('shown', shown)
+    for name, value in shown.items():
       if name not in self._columns:
         raise errors.value_error(
           f'shown={name}: is not a column of metrics.csv; give its name in '
           'RunOptions.columns, or give the number in metrics, which are private'
         )
+      _checks.number(name, value, 'a column of metrics.csv has numbers')
 
   def row(self, cells: Mapping[str, Any]) -> Row:
     """Returns the row with these cells; other columns are empty."""

@@ -401,9 +401,9 @@ NOTES, _FIXED = (
 _TYPES = get_type_hints(RunDetails, include_extras=True)
 
 
-def is_head(text: str) -> bool:
+def is_head(text: object) -> bool:
   """Returns whether a text is 64 hexadecimal digits, like a chain's head."""
-  return bool(_HEAD.fullmatch(text))
+  return isinstance(text, str) and bool(_HEAD.fullmatch(text))
 
 
 def check_visible(notes: Mapping[str, Any]) -> None:
