@@ -168,7 +168,7 @@ def plan(
   with output.progress('searching the mechanism') as step:
     planned.search(step)
   if population is not None:
-    # The costs of a budget follow from the C that the search chose.
+    # The first check did not know the costs of a `Budget`, which follow from C.
     planned.check_population(population, 'population')
   if planned.epsilon is not None and planned.delta is not None:
     output.warn_of_weak(planned.epsilon, planned.delta)

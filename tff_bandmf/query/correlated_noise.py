@@ -60,7 +60,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     y_t = round_h(z_stddev * (C^-1 Z)[t])
 
   Row t of y is computed from row t of Z and from the rounded earlier rows y_0
-  .. y_{t-1}, by solving C y = z row by row.
+  .. y_{t-1}, by solving C y = z row by row. If C^-1 has few bands, row t
+  is computed from the rows of Z alone.
 
   Records, sums and noise are int32 multiples of the step h. So sums are exact
   in any order, and the release is one integer addition. Its result is scaled in
@@ -73,11 +74,11 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   The run has the guarantee from which the query is created, on the assumptions
   of `get_noised_result`.
 
-  The query is pure: everything that changes is in its state and in the files of
-  a tape. Call `begin` on an initial state before the first round. A round past
-  the last one raises. The `DpEvent` of one round is unsupported, because
-  correlated rounds do not compose one by one. Account for the run with its
-  single event `Guarantee.dp_event`.
+  The query is pure: everything that changes is in its state and in the files
+  with its noise (`placements.Tape`). Call `begin` on an initial state before
+  the first round. A round past the last one raises. The `DpEvent` of one round
+  is unsupported, because correlated rounds do not compose one by one. Account
+  for the run with its single event `Guarantee.dp_event`.
 
   Attributes:
     clip: clipping of one record, in steps of `lattice`.

@@ -55,8 +55,8 @@ _NOTES = (
   'A program wrote this record from the privacy report of the training run; '
   '`bandmf verify public.json` recomputes the claim.'
 )
-# A text with more characters becomes a folded block. The registry wants no
-# quotes, and a folded block needs none.
+# A text of more than this number of characters becomes a folded block. The
+# registry wants no quotes, and a folded block needs none.
 _LINE = 60
 
 

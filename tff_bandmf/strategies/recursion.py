@@ -235,7 +235,7 @@ class Window(Recursion):
     return min(self.memory, t) if self.keeps == PAST_Y else 0
 
   def ideal(self, z_steps, t, past, bits=128):
-    # Every sum is exact for every `bits`.
+    # All sums here are exact, so `bits` has no effect.
     row, size = self.rows(t, t + 1)[0, : t + 1].tolist(), Fraction(z_steps)
     if self.keeps == PAST_Z:
       return Ideal([size * Fraction(weight) for weight in row], Fraction(0))
@@ -258,8 +258,8 @@ class Window(Recursion):
 
     Returns:
       scale, [stop - start], factor of z_steps z_t; and readout, [stop - start,
-      memory], factors of the rows of S, the latest row first; for `PAST_Z` in
-      units of z_steps.
+      memory], factors of the rows of S, the latest row first. For `PAST_Z` they
+      are factors of z_steps S.
     """
     rows = self.rows(start, stop)
     if self.keeps == PAST_Z:
@@ -277,10 +277,11 @@ class Window(Recursion):
   def block(
     self, first: int, rounds: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (scale, far, near) of V = scale * Z + far S + near U.
+    """Returns (scale, far, near) of V = z_steps scale * Z + far S + near U.
 
     Row r of V is the noise of round first + r before rounding. U has the y or z
     of the block's rounds, and S has the rows of the window before the block.
+    For `PAST_Z`, V = z_steps (scale * Z + far S + near U).
 
     Returns:
       [m], [m, memory] and [m, m] float64 for m = `rounds`; `near` is strictly

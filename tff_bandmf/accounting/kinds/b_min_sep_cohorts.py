@@ -114,9 +114,9 @@ class BMinSep(sampled_cohorts.Sampled):
       'else round 0'
     )
 
-  # PRIVACY: If p were below the p of the sampler, delta would be too small.
-  # With the p that this method computes, sampling has the given expected cohort
-  # size.
+  # PRIVACY: If the p of the accountant were below the p of the sampler, delta
+  # would be too small. Both use the p that this method computes from the
+  # expected cohort size.
   # Guard:
   # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   def for_cohort_size(self, clients_per_round: float) -> BMinSep:
@@ -125,8 +125,8 @@ class BMinSep(sampled_cohorts.Sampled):
       p = q / (1 - (b - 1) q),  q = clients_per_round / population
 
     Raises:
-      ValueError: p is not given, and either the start is cold, or the
-        population is unknown or at most b times `clients_per_round`.
+      ValueError: p is not given and cannot be computed: the start is cold, the
+        population is unknown, or it is at most b times `clients_per_round`.
     """
     if self.sampling_prob is not None:
       return self
@@ -151,12 +151,12 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   # PRIVACY: If a cold start were accounted as a warm start, delta would be the
-  # delta of another sampler. Only a warm start has a w.
+  # delta of another sampler. For a cold start this property is None.
   # Guard:
   # accounting_cohorts_test.test_probability_follows_from_the_clients_a_round.
   @property
   def _wait(self) -> Optional[float]:
-    """w, see the module `b_min_sep`, for a warm start; None for a cold one."""
+    """w: probability of each start round in [1, b); None for a cold start."""
     if self.start == COLD:
       return None
     return b_min_sep.wait_prob(self.min_sep, self._known_prob())

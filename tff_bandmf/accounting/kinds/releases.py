@@ -32,15 +32,15 @@ class Release:
 
   The guarantee of the release must be for the same neighbouring data sets and
   the same unit of privacy as the runs with which the release is composed. The
-  release may depend on releases of the runs, and releases of the runs may
-  depend on the release. But the guarantee of the release must not depend on
-  releases of the runs.
+  release may depend on outputs of the runs, and outputs of the runs may depend
+  on the release. But the guarantee of the release must not depend on outputs of
+  the runs.
 
   Attributes:
     name: name of the release in reports.
     epsilon: epsilon of an (epsilon, delta) guarantee, >= 0.
     delta: delta of this guarantee, in [0, 1).
-    rho: rho of a zCDP guarantee, >= 0; the composition is an upper bound.
+    rho: rho of a zCDP guarantee, >= 0. The composed epsilon is an upper bound.
     noise_multiplier: standard deviation / sensitivity of a Gaussian query, > 0.
     event: `dp_accounting.DpEvent` made of Gaussian, Poisson-sampled Gaussian
       and Laplace events.

@@ -29,8 +29,8 @@ PAIRS = 2**60
 # that a sampled cohort of a run is too large.
 SELF_TEST = 1e-40
 OVERSIZE = 1e-40
-# `MEANS` standard deviations are the threshold at which an accountant of class
-# `accountants.MonteCarlo` compares two Gaussians with different means.
+# `accountants.MonteCarlo` bounds the log ratio of two Gaussians with different
+# means. The log ratio exceeds this bound with probability Phi(-`MEANS`).
 MEANS = 14.0
 # PRIVACY: The three events change the law of the releases on both neighbours,
 # so delta + tau would be too small. `delta` has the factor 1 + e^epsilon, and

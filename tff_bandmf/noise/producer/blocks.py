@@ -23,7 +23,8 @@ doubt. So Y is RN of the real V, to the bit. docs/reference/arithmetic.md
 derives the bounds; they hold for every order of the sums, and with fused
 multiply-adds.
 
-The memory of a window is a ring: round u is in row u modulo the number of rows.
+A window is a `recursion.Window`: V follows from the latest rows of y or of z.
+Its memory is a ring: round u is in row u modulo the number of rows.
 The memory of a `BufferBlock` consists of buffers: weighted sums of past y.
 Noise is in steps of `noise.lattice`.
 """
@@ -112,9 +113,9 @@ class Chunk(NamedTuple):
     Args:
       v: [count] float64, a row of V; overwritten.
       y: [count] float64, overwritten.
-      error: e without `error_of_y`.
+      error: e without the part that depends on y; see `error_of_y`.
       decide: function from a column of the chunk and its coordinate to y.
-      most: bound of |v| where v is a number; 0 means that none is known.
+      most: bound of |v| where v is not NaN; 0 means that no bound is known.
 
     Raises:
       OverflowError: a value of y may not fit in 32 bits.
@@ -154,8 +155,9 @@ class Block(abc.ABC):
 
   Attributes:
     first: first round of the block, >= 0.
-    noise_scale: [m] float64, factor of the normals that `advance` takes: the
-      standard deviation of noise_scale * Z in lattice steps, or 1.
+    noise_scale: [m] float64, factor by which the caller of `advance` multiplies
+      Z: the standard deviation of the product in lattice steps; 1 in a
+      `PastZBlock`, which scales Z itself.
     row: row of a window's ring that the block writes first; 0 for buffers.
     earlier: number of rounds before `first` whose normals `advance` takes too.
   """
@@ -174,8 +176,8 @@ class Block(abc.ABC):
   def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
     """Computes Y of the block and updates the memory.
 
-    If the memory is a ring of past y, only `output` is written. The caller must
-    then pass the m rows of the ring from `row` on as `output`.
+    If the memory is a ring of past y, the caller must pass the m rows of the
+    ring from `row` on as `output`: the method writes the ring in no other way.
 
     Args:
       z: [earlier + m, count] float64, noise_scale * Z; overwritten.
@@ -240,7 +242,7 @@ def for_rounds(
 
 
 def past_y_error(noise_scale: _Scalar, size: _Scalar, terms: int) -> _Scalar:
-  """Returns e of a round of a window of y, without `error_of_y`.
+  """Returns e of a round of a `PastYBlock`, without the part `error_of_y`.
 
     e = ERROR noise_scale + u (b + 6) size
 
@@ -463,7 +465,7 @@ def buffer_error(
   sizes: Sequence[_Scalar],
   errors: Sequence[_Scalar],
 ) -> _Scalar:
-  """Returns e of a round of d buffers, without `error_of_y`.
+  """Returns e of a round with d buffers, without the part `error_of_y`.
 
     e = ERROR noise_scale + sum_i w_i (E_i + u (d + 6) |S_i|)
 

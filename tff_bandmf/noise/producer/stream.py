@@ -72,8 +72,9 @@ class Stream:
     y_t = z_steps (C^-1 Z)[t], apart from rounding
 
   Each row is the exact value of y_t, rounded once to integers (see `blocks`).
-  Later rows are computed from the rounded rows. So y has the same bits for
-  every choice of blocks, chunks, devices, libraries and machines.
+  Later rows are computed from the rounded rows. If C^-1 has few bands, all rows
+  are computed from z instead. So y has the same bits for every choice of
+  blocks, chunks, devices, libraries and machines.
 
   Attributes:
     recursion: recursion that computes y from z, for the strategy matrix C.
