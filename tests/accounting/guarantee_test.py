@@ -1,9 +1,9 @@
 """Tests of guarantees of runs whose schema is enforced."""
 
-import itertools
 import math
 
 import attrs
+import brute_force
 import dp_accounting
 import numpy as np
 import pytest
@@ -155,16 +155,6 @@ def test_log_seen_with_another_strategy_is_refused():
   assert true.sensitivity.value > found.sensitivity.value
 
 
-def _patterns(rounds, min_sep):
-  """Returns every set of rounds that the schema allows."""
-  return [
-    list(pattern)
-    for size in range(rounds // min_sep + 2)
-    for pattern in itertools.combinations(range(rounds), size)
-    if all(b - a >= min_sep for a, b in zip(pattern, pattern[1:]))
-  ]
-
-
 @pytest.mark.parametrize(
   'strategy, attained',
   [
@@ -176,12 +166,8 @@ def _patterns(rounds, min_sep):
 def test_clients_of_a_unit_move_a_run_by_their_sum(strategy, attained):
   """Each of three takes rounds of its own, and may point either way."""
   matrix = strategy.matrix()
-  moves = {
-    tuple(matrix[:, pattern] @ np.array(signs))
-    for pattern in _patterns(6, 2)
-    for signs in itertools.product((1.0, -1.0), repeat=len(pattern))
-  }
-  moves = np.array(sorted(moves))
+  ways = brute_force.signed(6, participation.MinSep(2))
+  moves = np.concatenate([ways, -ways]) @ matrix.T
   # The pair that is farthest; a third moves it on by one client at most.
   pairs = np.linalg.norm(moves[:, None] + moves, axis=-1).max()
   alone = np.linalg.norm(moves, axis=-1).max()

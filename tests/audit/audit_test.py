@@ -5,10 +5,10 @@ of the runs here has fixed keys, so each of them is one draw.
 """
 
 import functools
-import itertools
 import json
 import math
 
+import brute_force
 import families
 import numpy as np
 import pytest
@@ -32,22 +32,6 @@ _MIN_SEP = 4
 _SCHEMA = participation.MinSep(_MIN_SEP)
 _DELTA = 1e-5
 _BANDED = strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5, 0.375])
-
-
-def _largest(matrix, schema, min_sep):
-  """Returns the largest norm of any pattern with any signs."""
-  n = len(matrix)
-  count = schema.participations(n)
-  fixed = isinstance(schema, participation.FixedEpoch)
-  best = 0.0
-  for k in range(1, count + 1):
-    for chosen in itertools.combinations(range(n), k):
-      gaps = np.diff(chosen)
-      if (gaps < min_sep).any() or (fixed and (gaps != min_sep).any()):
-        continue
-      for signs in itertools.product([-1, 1], repeat=k):
-        best = max(best, np.linalg.norm(matrix[:, chosen] @ signs))
-  return best
 
 
 @pytest.mark.parametrize(
@@ -76,7 +60,7 @@ def test_pattern_is_allowed_and_nearly_the_worst(schema, min_sep, seed):
   assert found.sensitivity == pytest.approx(
     np.linalg.norm(matrix[:, found.rounds] @ found.signs)
   )
-  largest = _largest(matrix, schema, min_sep)
+  largest = brute_force.attained(matrix, schema)
   assert 0.9 * largest <= found.sensitivity <= largest * (1 + 1e-12)
 
 

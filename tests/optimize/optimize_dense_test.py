@@ -3,6 +3,7 @@
 import itertools
 
 import attrs
+import brute_force
 import numpy as np
 import pytest
 import scipy.optimize
@@ -29,38 +30,9 @@ _PREFIX = workloads.PREFIX
 _MOMENTUM = workloads.Workload(momentum=0.9, warmup=0.1, cooldown=0.25)
 
 
-def _patterns(rounds, schema):
-  """Returns every pattern, [patterns, rounds] of 0 and 1."""
-  most = schema.participations(rounds)
-  best = []
-  for size in range(1, most + 1):
-    for pattern in itertools.combinations(range(rounds), size):
-      gaps = np.diff(pattern)
-      exactly = isinstance(schema, participation.FixedEpoch)
-      if size == 1 or (
-        np.all(gaps == schema.min_sep)
-        if exactly
-        else np.all(gaps >= schema.min_sep)
-      ):
-        best.append(np.isin(np.arange(rounds), pattern))
-  return np.array(best, float)
-
-
 def _errors(matrix, workload):
   decoder = workload.matrix(len(matrix)) @ np.linalg.inv(matrix)
   return (decoder**2).sum(1)
-
-
-def _attained(matrix, schema, rng):
-  """Returns a squared norm that contributions of one client reach."""
-  chosen = _patterns(len(matrix), schema)
-  worst = 0.0
-  for dimensions in [1] * 20 + [3] * 20:
-    u = rng.normal(size=(len(matrix), dimensions))
-    u /= np.linalg.norm(u, axis=1, keepdims=True)
-    moved = matrix @ (chosen[:, :, np.newaxis] * u)
-    worst = max(worst, (moved**2).sum((1, 2)).max())
-  return worst
 
 
 def _searched(rounds, objective, free, forms):
@@ -193,7 +165,7 @@ def test_min_sep_against_direct_search_of_bands(rounds, min_sep):
     rounds,
     'mean',
     np.tri(rounds, dtype=bool) & ~np.tri(rounds, k=-min_sep, dtype=bool),
-    _patterns(rounds, schema),
+    brute_force.patterns(rounds, schema),
   )
   assert best.loss == pytest.approx(searched, rel=2e-6)
 
@@ -220,7 +192,6 @@ def test_one_client_in_every_round_is_the_closed_form(schema, workload):
   but=('schema0-workload0', 'schema2-workload1', 'schema4-workload1')
 )
 def test_loss_is_that_of_brute_force(schema, workload):
-  rng = np.random.default_rng(1)
   best = dense.optimize_dense(
     solver.Problem(11, schema, workload, max_evaluations=400)
   )
@@ -228,10 +199,9 @@ def test_loss_is_that_of_brute_force(schema, workload):
   assert best.converged or workload != _PREFIX
   matrix = best.strategy.matrix()
   assert np.array_equal(matrix, np.tril(matrix))
-  squared = sensitivity.sensitivity(best.strategy, schema).value ** 2
-  assert squared >= _attained(matrix, schema, rng) * (1 - 1e-12)
+  squared = brute_force.checked(best.strategy, schema).value ** 2
   # Columns of one client do not overlap: no more than the heaviest pattern.
-  chosen = _patterns(11, schema)
+  chosen = brute_force.patterns(11, schema)
   norms = (matrix**2).sum(0)
   assert squared == pytest.approx((chosen @ norms).max(), rel=1e-9)
   assert best.loss == pytest.approx(
@@ -297,7 +267,7 @@ def test_no_strategy_is_below_the_lower_bound(schema, objective):
       matrix *= np.tri(rounds) - np.tri(rounds, k=-3)
     e = _errors(matrix, _PREFIX)
     error = e.mean() if objective == 'mean' else e.max()
-    squared = _attained(matrix, schema, rng)
+    squared = brute_force.attained(matrix, schema) ** 2
     if isinstance(schema, participation.MinSep) and schema.max_participations:
       # The optimum of equal column norms: compare with those.
       squared = 2 * (matrix**2).sum(0).max()

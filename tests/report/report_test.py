@@ -1,10 +1,10 @@
 """Tests of the privacy report: it believes files, and only what agrees."""
 
-import itertools
 import json
 import math
 import pathlib
 
+import brute_force
 import doctored_runs
 import numpy as np
 import pytest
@@ -406,25 +406,15 @@ def test_folder_without_run_is_refused_in_one_line(tmp_path):
   assert '\n' not in str(caught.value)
 
 
-def _brute_force(matrix, min_sep, k):
-  """Returns the sensitivity of a non-negative C, pattern by pattern."""
-  rounds = len(matrix)
-  gram = matrix.T @ matrix
-  return max(
-    math.sqrt(gram[np.ix_(pattern, pattern)].sum())
-    for size in range(1, k + 1)
-    for pattern in itertools.combinations(range(rounds), size)
-    if all(j - i >= min_sep for i, j in zip(pattern, pattern[1:]))
-  )
-
-
 @pytest.mark.parametrize(
   'min_sep, k', [(1, 1), (1, 6), (2, 2), (2, 3), (3, 2), (6, 1)]
 )
 def test_what_if_is_the_epsilon_of_every_pattern(tmp_path, min_sep, k):
   spec = make_run(tmp_path, KEPT)
   found = report.what_if(tmp_path, min_sep, k)
-  sensitivity = _brute_force(spec.strategy.matrix(), min_sep, k)
+  sensitivity = brute_force.bound(
+    spec.strategy.matrix(), participation.MinSep(min_sep, k)
+  )
   assert found['sensitivity_method'] == 'exact'
   assert found['epsilon'] == pytest.approx(
     accounting.gaussian_epsilon(spec.z_stddev_per_clip / sensitivity, 1e-5),
@@ -473,7 +463,7 @@ def test_fixed_epochs_get_the_bound_of_all_patterns(tmp_path):
     schema=participation.FixedEpoch(3, 2),
   )
   written = report.write(tmp_path)
-  all_patterns = _brute_force(matrix, 3, 2)
+  all_patterns = brute_force.bound(matrix, participation.MinSep(3, 2))
   assert spec.sensitivity.value < 0.99 * all_patterns
   assert written['sensitivity'] >= all_patterns * (1 - 1e-12)
   assert written['epsilon'] > spec.epsilon(1e-5)
@@ -492,7 +482,7 @@ def test_second_participation_where_one_was_planned_is_a_violation(tmp_path):
   written = report.write(other)
   assert written['violated']
   assert written['sensitivity'] == pytest.approx(
-    _brute_force(spec.strategy.matrix(), 3, 2)
+    brute_force.bound(spec.strategy.matrix(), participation.MinSep(3, 2))
   )
   assert 'Planned: participations 1.' in written['warnings'][0]
 
@@ -523,7 +513,9 @@ def test_every_family_gets_its_sensitivity_after_the_run(tmp_path, strategy):
   assert written['observed']['min_sep'] == 1
   matrix = np.abs(strategy.matrix())
   # At least what two rounds next to each other give.
-  assert written['sensitivity'] >= _brute_force(matrix, 1, 2) * (1 - 1e-9)
+  assert written['sensitivity'] >= brute_force.bound(
+    matrix, participation.MinSep(1, 2)
+  ) * (1 - 1e-9)
   assert written['epsilon'] == pytest.approx(
     accounting.gaussian_epsilon(
       spec.z_stddev_per_clip / written['sensitivity'], 1e-5

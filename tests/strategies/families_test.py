@@ -1,24 +1,29 @@
 """Tests of every family against dense matrices and all patterns."""
 
 import contextlib
-import functools
 import itertools
 import math
 import pathlib
 import tempfile
 from unittest import mock
 
+import brute_force
 import families
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tff_bandmf import participation, sensitivity, strategies, workloads
+from tff_bandmf import (
+  accounting,
+  participation,
+  sensitivity,
+  strategies,
+  workloads,
+)
 from tff_bandmf.sensitivity import gram, toeplitz, tree
 from tff_bandmf.strategies import base
 
-_CLOSE = 1 + 1e-11
 _MOST_ROUNDS = 8
 _WORKLOADS = (
   workloads.PREFIX,
@@ -51,49 +56,6 @@ _separated = st.tuples(
   st.none() | st.integers(1, 4),
 ).map(lambda drawn: drawn[0](*drawn[1:]))
 _schemas = st.just(participation.Single()) | _separated
-
-
-@functools.cache
-def _patterns(rounds, schema):
-  """Returns what one client can do: [ways, rounds] of 0, 1 and -1."""
-  most, gaps = rounds, {schema.min_sep}
-  if isinstance(schema, participation.Single):
-    most = 1
-  elif schema.max_participations is not None:
-    most = schema.max_participations
-  if isinstance(schema, participation.MinSep):
-    gaps = range(schema.min_sep, rounds)
-  ways = []
-  for size in range(1, min(most, rounds) + 1):
-    for rows in itertools.combinations(range(rounds), size):
-      if all(j - i in gaps for i, j in zip(rows, rows[1:])):
-        for signs in itertools.product((1, -1), repeat=size - 1):
-          ways.append(np.zeros(rounds))
-          ways[-1][list(rows)] = (1, *signs)
-  return np.array(ways)
-
-
-def _largest(gram_matrix, ways):
-  """Returns the square root of the largest v^T X v over rows v."""
-  return math.sqrt(np.einsum('pi,pi->p', ways @ gram_matrix, ways).max())
-
-
-def _check_sensitivity(strategy, schema):
-  """Asserts that nothing is below, and what is exact is not above, brute force.
-
-  Brute force over |X| bounds all vector contributions; contributions of +1 and
-  -1 attain what they attain.
-  """
-  found = sensitivity.sensitivity(strategy, schema)
-  matrix = strategy.matrix()
-  ways = _patterns(strategy.rounds, schema)
-  bound = _largest(np.abs(matrix.T @ matrix), np.abs(ways))
-  assert found.value * _CLOSE >= bound, found
-  if found.method == sensitivity.EXACT:
-    assert found.value <= _largest(matrix.T @ matrix, ways) * _CLOSE, found
-  else:
-    assert found.method == sensitivity.UPPER_BOUND
-  return found
 
 
 def test_every_family_is_here():
@@ -142,9 +104,23 @@ def test_errors_equal_the_dense_ones(name, data):
 @hypothesis.given(data=st.data())
 def test_sensitivity_is_safe(name, data):
   rounds = data.draw(st.integers(1, _MOST_ROUNDS))
-  _check_sensitivity(
+  brute_force.checked(
     data.draw(families.DRAWN[name](rounds)), data.draw(_schemas)
   )
+
+
+@_each_family
+@hypothesis.settings(max_examples=4)
+@hypothesis.given(data=st.data())
+def test_epsilon_is_safe(name, data):
+  strategy = data.draw(families.DRAWN[name](data.draw(st.integers(1, 6))))
+  schema = data.draw(_schemas)
+  guarantee = accounting.Guarantee(strategy, schema, 1.5)
+  noise = guarantee.z_stddev_per_clip / brute_force.bound(
+    strategy.matrix(), schema
+  )
+  epsilon = accounting.gaussian_epsilon(noise, 1e-6)
+  assert guarantee.epsilon(1e-6) >= epsilon * (1 - 1e-9)
 
 
 @_each_family
@@ -165,7 +141,7 @@ def test_sensitivity_is_safe_where_rounds_are_many(name, data):
       (tree, '_QUICK_TABLE'),
     ):
       patches.enter_context(mock.patch.object(module, limit, 1))
-    _check_sensitivity(strategy, schema)
+    brute_force.checked(strategy, schema)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +151,7 @@ def test_stamped_banded_inverse_overlaps(make):
   # Two bands of C^-1, but columns of C as long as the block.
   strategy = strategies.Stamped(8, strategies.DpCgd(6, 0.9))
   for min_sep, most in itertools.product(range(1, 6), (None, 2, 3)):
-    _check_sensitivity(strategy, make(min_sep, most))
+    brute_force.checked(strategy, make(min_sep, most))
 
 
 @_each_family
@@ -187,7 +163,7 @@ def test_sensitivity_is_exact_where_theory_says_so(name, data):
   )
   schema = data.draw(_schemas)
   if name == 'online-tree':
-    found = _check_sensitivity(strategy, schema)
+    found = brute_force.checked(strategy, schema)
     nodes = sensitivity.sensitivity(strategies.Tree(strategy.rounds), schema)
     assert (found.value, found.method) == (nodes.value, 'upper_bound')
     return
@@ -196,7 +172,7 @@ def test_sensitivity_is_exact_where_theory_says_so(name, data):
   fixed = isinstance(schema, participation.FixedEpoch)
   non_negative = np.all(strategy.matrix() >= 0)
   if name in _EXACT or single or apart or (fixed and non_negative):
-    assert _check_sensitivity(strategy, schema).method == sensitivity.EXACT
+    assert brute_force.checked(strategy, schema).method == sensitivity.EXACT
 
 
 @_each_family
