@@ -11,6 +11,7 @@ from tff_bandmf import (
   cohorts,
   noise,
   optimize,
+  query,
   run,
   sensitivity,
   strategies,
@@ -41,6 +42,11 @@ _PLAN = {
 }
 
 
+_GUARANTEE = accounting.Guarantee(
+  strategies.Identity(_ROUNDS), tff_bandmf.MinSep(2), 1.0
+)
+
+
 def _plan(**changes):
   return tff_bandmf.Plan(**{**_PLAN, **changes})
 
@@ -67,6 +73,14 @@ _NUMBERS = {
   ),
   'Key': noise.Key.from_seed,
   'Tape': lambda value: placements.Tape(max_memory_bytes=value),
+  'NoisyMean': lambda value: query.NoisyMean(
+    _GUARANTEE,
+    np.zeros(2),
+    (1.0, None, 2.0),
+    value,
+    largest_cohort=2,
+    placement=placements.Tape(),
+  ),
 }
 
 
@@ -88,6 +102,14 @@ _OBJECTS = {
   'optimize': lambda value: optimize.optimize('dp-cgd', _ROUNDS, value),
   'Problem.workload': lambda value: optimize.Problem(_ROUNDS, _SCHEMA, value),
   'choose.cohorts': lambda value: choosing.choose(_ROUNDS, value, _TARGET),
+  'NoisyMean': lambda value: query.NoisyMean(
+    value,
+    np.zeros(2),
+    (1.0, None, 2.0),
+    2,
+    largest_cohort=2,
+    placement=placements.Tape(),
+  ),
   'choose.target': lambda value: choosing.choose(_ROUNDS, _SCHEMA, value),
 }
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 import tree
 
-from tff_bandmf import accounting, clipping_norm, errors
+from tff_bandmf import _checks, accounting, clipping_norm, errors
 from tff_bandmf.noise import definition, placements
 from tff_bandmf.noise.tape import open_tape, reader
 from tff_bandmf.query import clip_bounds, clipping
@@ -71,9 +71,13 @@ class NoisyMean:
       placement: the user's choice of where noise comes from.
 
     Raises:
-      TypeError: a leaf of `like` is not a float.
+      TypeError: a leaf of `like` is not a float, or an argument has another
+        type.
       ValueError: the sizes of records, cohort and noise are incompatible.
     """
+    _checks.instance(
+      'guarantee', guarantee, accounting.Guarantee, 'give Plan.guarantee'
+    )
     l2_norm_clip, zeroing_norm, order = bounds
     # Arrays of zeros that take no memory.
     self.like = tree.unflatten_as(
@@ -95,7 +99,9 @@ class NoisyMean:
     self.clip = clipping.Clipping.from_clip(
       l2_norm_clip, self.like, self.lattice.clip_bits, zeroing_norm, order
     )
-    self._clients_per_round = clients_per_round
+    self._clients_per_round = _checks.positive(
+      'clients_per_round', clients_per_round, 'it is the divisor of the mean'
+    )
     self._rounds = guarantee.strategy.rounds
     self._dimension = dimension
     # The public run ID, which the tape stores with each released round.
