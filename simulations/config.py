@@ -38,8 +38,8 @@ class Data:
       None, TFF downloads 'stackoverflow', and 'chitchat' is read from its
       Python package.
     vocabulary_file: file with one word a line, most frequent first. If None,
-      the words come from TFF's word counts for 'stackoverflow', from the corpus
-      'docstrings' for 'chitchat', else from the train split.
+      the words come from the train split. Exceptions: 'stackoverflow' takes
+      TFF's word counts, and 'chitchat' takes the words of 'docstrings'.
     vocabulary_size: number of words, >= 1, not counting special ids such as
       padding.
     max_sentences_per_client: maximum number of sentences of a client, >= 1;
@@ -228,9 +228,10 @@ class Privacy:
       constant.
     clip_rate: change of the logarithm of an adaptive clip in a round, divided
       by the distance of the fraction from clip_quantile; 0.2 if None.
-    clip_fraction_weight: weight of a coordinate that an adaptive clip adds to
-      each update: whether the norm is below the clip. The fraction is estimated
-      from these coordinates. If None, the weight increases the noise by 1 %.
+    clip_fraction_weight: weight of the coordinate that an adaptive clip adds to
+      each update. The coordinate says whether the norm is below the clip, and
+      the fraction is estimated from these coordinates. If None, the weight
+      increases the noise by 1 %.
     clip_until: index of the round from which an adaptive clip is constant. If
       None, the clip changes until the end.
     zeroing_norm: maximum absolute value of the coordinates of an update. An

@@ -8,9 +8,9 @@
      several. The sweep chooses the rate with the smallest validation loss,
      averaged over the last fifth of the rounds. If this rate is the smallest or
      the largest candidate, the sweep also tries the next power of 1.7. A grid
-     may have a rule for learning rates, which names a row and candidates for
-     this row. The sweep fits the constant of the rule to the best of these
-     candidates, and tries no further powers of 1.7. The rule then gives the
+     may have a rule for learning rates: a formula with a constant, a row, and
+     candidates for this row. The sweep fits the constant to the best of these
+     candidates, and tries no further powers of 1.7. The formula then gives the
      rate of each row that has noise and no candidates;
   2. with the chosen rate and the seeds 1, 2, .... The summary reports the test
      loss of the last model of each of these runs.

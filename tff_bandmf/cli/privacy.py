@@ -35,10 +35,10 @@ _run_options = options.together(
 def account(file, noise_multiplier, z_stddev, **flags):
   """Shows rho and epsilon of a run with given noise.
 
-  epsilon, delta and rho hold for the released bits, rho but for a probability
-  of 4e-39. FILE is a strategy file or a .npy file of the matrix C. The noise
-  multiplier is relative to the number that is printed as sensitivity: for
-  cyclic-poisson the largest column norm of C, else the sensitivity for the
+  epsilon, delta and rho hold for the released bits. rho holds but for a
+  probability of 4e-39. FILE is a strategy file or a .npy file of the matrix C.
+  The noise multiplier is relative to the number that is printed as sensitivity:
+  for cyclic-poisson the largest column norm of C, else the sensitivity for the
   worst participation.
   """
   if (noise_multiplier is None) == (z_stddev is None):
@@ -91,8 +91,8 @@ def _show(guarantee: accounting.Guarantee, flags: dict[str, Any]) -> None:
       f'delta={delta:g}; use more noise or a larger delta'
     )
   output.warn_of_weak(claim.epsilon, delta)
-  # The output begins with these values. They also follow `described`, which has
-  # None for them.
+  # The output begins with these values. They are given again after `described`,
+  # which has None in their places.
   result = {
     'z_stddev': guarantee.z_stddev_per_clip * clip,
     'noise_multiplier': guarantee.noise_multiplier,

@@ -51,7 +51,7 @@ def admission_counts(
     rounds: [number of check-ins] integers in [0, planned_rounds), the round of
       each check-in.
     clients: [number of check-ins] integers, the client of each check-in.
-    participation: the schema. A `Budget` must have its costs.
+    participation: the schema. A `Budget` must have `costs`.
     planned_rounds: number of rounds.
     cohort_size: largest number of clients of a round.
     seed: seed of the random order of the clients of each round, integer >= 0.

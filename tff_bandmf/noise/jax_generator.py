@@ -1,11 +1,12 @@
 """Standard normals from a key as JAX operations, for noise from accelerators.
 
-The words have the same bits as the words of `generator.Generator`, and
-`generator` defines V, z and the words. The formula for Phi^-1, the inverse of
-the normal CDF, is not SciPy's, so the last bits of the normals can differ.
-`generator.ERROR` bounds the errors with both formulas. If one word leaves too
-large an error, z is NaN, and the host decides the rounding. A group is eight
-coordinates that share a block of ChaCha20.
+`generator` defines z, k and the words of z. This module computes z from its
+first word alone, the word of stream 0. The word has the same bits in both
+modules, but the last bits of z can differ, since the formula for Phi^-1, the
+inverse of the normal CDF, is not SciPy's. `generator.ERROR` bounds the error of
+z with both formulas. If k is so small that one word is not enough for this
+bound, z is NaN, and the host computes the noise that depends on this z. A group
+is eight coordinates that share a block of ChaCha20.
 
 `words` and `normals`, and `inverse` with `jax.numpy`, compute in 64 bits. They
 must run in the context `precise()`.
@@ -61,8 +62,7 @@ _PARTS = np.array(
 # Relative error of the approximation, without rounding errors, in units of
 # 2^-53.
 _FORMULA_ERROR = 1.7
-# A public key for tests of devices. In row 171, one word is not enough for
-# coordinate 34,860.
+# A public key for tests of devices. In row 171, z of coordinate 34,860 is NaN.
 _KNOWN = key_lib.Key(bytes(range(32)))
 _KNOWN_ROW, _KNOWN_GROUP, _KNOWN_SHAPE = 170, 4352, (2, 4096)
 
@@ -93,8 +93,7 @@ def words(key: Array, rows: Array, groups: Array) -> jax.Array:
   row_low, _ = _halves(rows[:, None])
   # PRIVACY: Two z from one word would be equal, and an attacker could combine
   # releases so that the noise cancels. The nonce has separate bits for the
-  # row and the group of coordinates, and 0 for the stream of first words, so
-  # two z never share a word.
+  # row, the group and the stream, so two z never share a word.
   # Guard: jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
   nonce = group_low, group_high, row_low, np.uint32(generator_lib.WORDS)
   start = tuple(
@@ -146,7 +145,7 @@ def normals(
   z = jnp.where(word & 1 == 1, -z, z)
   # PRIVACY: If a first word is small, the unread words can change z by more
   # than the bound of its error, and a wrong rounding would not be noticed. z is
-  # NaN for such words, and NaN is always in doubt.
+  # NaN for such words, so the host decides all roundings that use this z.
   # Guard: jax_generator_test.test_normals_of_small_words_are_no_numbers.
   is_small = magnitude < generator_lib.EXTENDED_BELOW
   return jnp.where(is_small, jnp.nan, z).reshape(shape)
@@ -216,8 +215,8 @@ def _error(z: np.ndarray) -> np.ndarray:
   """Returns the bound of the error of `inverse` that a device has to keep.
 
   The relative error of the formula on CPUs is 2^-50.3. The words that are not
-  read contribute at most 3/4 of `generator.ERROR`, so even errors of 2 times
-  this bound would be covered.
+  read contribute at most 3/4 of `generator.ERROR`. The other quarter would
+  cover even twice the result of this function.
   """
   return 2.0**-48 * np.maximum(1.0, np.abs(z))
 

@@ -60,9 +60,9 @@ def per_query_errors(
   (rounds, bands), lags = columns.shape, min(inverse_rows.shape)
   count, size = _blocks(rounds, max(bands + lags - 2, _SHORTEST_BLOCK))
   # The first columns of `rows` are the bands of the columns of L. Rows of the
-  # identity fill up the last block. The width of rows is chosen so that after
-  # reshaping each diagonal entry is one column to the right of the previous
-  # one.
+  # identity fill up the last block. `rows` is one column wider than `blocks`.
+  # So in `blocks`, each diagonal entry is one column to the right of the
+  # previous one.
   width = 2 * size + 1
   rows = np.zeros((count * size, width))
   for p in range(lags):
@@ -93,7 +93,8 @@ def per_query_errors(
     padded[:rounds] = by_e
     diagonal[:] = padded.reshape(count, size)
     _accumulate(adjoint[::-1], step[::-1].transpose(0, 2, 1))
-    # `k` is G_k T_k^-1. The gradients below are transposed, like `blocks`.
+    # Entry i of `k` is G_i T_i^-1. The gradients below are transposed, like
+    # `blocks`.
     k = np.matmul(adjoint, inverse)
     by_rows = np.zeros((count, size * width))
     by_blocks = by_rows[:, : size * (width - 1)]

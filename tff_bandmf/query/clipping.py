@@ -52,10 +52,10 @@ class Clipping(clip_bounds.Bounds):
     towards zero instead. An entry of a truncated record is at most as large in
     magnitude as the entry of the scaled float64 record. In group g the norm of
     the scaled record is at most
-    r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)). For d_g up
-    to 2^22 this is below clip_g in every order of summation, so a truncated
-    record is never too long. The code tests its norm nevertheless. A record
-    that fails the test becomes zero.
+    r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)), in
+    whatever order its squares are added. The right side is below clip_g for d_g
+    up to 2^22, so a truncated record is never too long. The code tests its norm
+    nevertheless. A record that fails the test becomes zero.
 
     PRIVACY: If a record was longer than the clip, the noise would be too small.
     The norm of every record is computed after rounding. A record that is too
@@ -163,8 +163,8 @@ def real(leaf: np.typing.ArrayLike) -> np.ndarray:
       f'{type(leaf).__name__} of {array.dtype} says more than its numbers'
     )
   if (
-    # PRIVACY: Complex numbers and booleans have no norm that the clip bounds.
-    # They are refused.
+    # PRIVACY: The clip bounds norms of real numbers only. Complex numbers and
+    # booleans are refused.
     # Guard: noisy_mean_test.test_leaf_that_is_no_real_number_is_refused.
     array.dtype.kind not in 'iuf' and array.dtype.name not in clip_bounds.FLOATS
   ):

@@ -142,9 +142,9 @@ def open_folder(
     if not ended:
       # PRIVACY: every aggregation adds the noise of the open round. A killed
       # program leaves its round open. An aggregation before the next round
-      # could give this noise to updates of clients whom the ledger does not
-      # have in the open round, and the claim would not count these clients.
-      # This line closes the round.
+      # could add this noise to updates of clients that are not in the recorded
+      # cohort of the open round. The claim would not count these clients. This
+      # line closes the round.
       # Guard: run_replay_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
     # PRIVACY: the size of a sampled cohort depends on whether a client is in
@@ -299,9 +299,9 @@ def _load_or_save_plan(
     longer = {'digest': stored.strategy.of_rounds(plan.rounds).digest()}
     if request['mechanism'] == longer:
       request['mechanism'] = {'digest': stored.planned_strategy.digest()}
-  # PRIVACY: the noise of the run was computed for the request in the folder,
-  # and gives no guarantee for a different request. A request that differs in
-  # any value except the rounds of a `Budget` is refused.
+  # PRIVACY: the noise of the run was computed for the plan in the folder, and
+  # gives no guarantee for a different plan. A plan that differs in any value
+  # except the rounds of a `Budget` is refused.
   # Guard: run_budget_test.test_plan_that_differs_in_more_is_refused.
   for name, value in request.items():
     if stored_request[name] != value:

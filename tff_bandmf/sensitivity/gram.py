@@ -27,7 +27,7 @@ from tff_bandmf.sensitivity import patterns, result
 # Least number of rows of X in one block; smaller matrix products are slow.
 _LEAST_ROWS = 64
 # A negative entry of X counts as 0 if its absolute value is below this fraction
-# of a sum of |X| over rounds of a client.
+# of the largest w_i (in `observed_sensitivity`, of the largest sum of |X|).
 ROUNDING = 1e-13
 
 
@@ -193,7 +193,7 @@ def _heaviest_chain(
     S[i, m] = X_ii + max_{j >= i + b} (2 |X_ij| + S[j, m - 1])
   """
   rounds = strategy.rounds
-  # If chains never have more than k rounds, the index m of S is dropped.
+  # If `min_sep` alone limits chains to k rounds, the index m of S is dropped.
   levels = k if k < -(-rounds // min_sep) else 1
   counted = int(levels > 1)
   # starting[m, i] is S[i, m], and best[m, i] = max_{j >= i} S[j, m].
