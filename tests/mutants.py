@@ -7,8 +7,9 @@ tree of each statement that is marked, in a copy of the tree, and runs the
 guards there; `mutations.py` has the changes. ARGS='word ...' takes the marks
 whose file or guards contain a word.
 
-Guards notice a statement if they fail for one of its first changes. A mark
-holds, and the next one is tried, if the guards notice half of its statements.
+Guards notice a statement if they fail for one of its first changes, and do not
+pass without the statement. A mark holds, and the next one is tried, if the
+guards notice half of its statements.
 `--all` tries all of these changes, and shows which ones survive; some mean the
 same program. An error that any program without a meaning has, such as a wrong
 type, does not count, unless the change took a refusal out.
@@ -55,6 +56,8 @@ _LEFT_OUT = (
 _SECONDS = 60
 
 NOTICED, SURVIVED, NO_PROGRAM = 'noticed', 'survived', 'no program'
+# The guards pass without the statement.
+NEEDLESS = 'needless'
 _NO_PROGRAM = (TypeError, AttributeError, NameError, ImportError)
 
 _MARK = re.compile(r'(# |^\s*|""")PRIVACY:')
@@ -306,13 +309,13 @@ def main(arguments: Sequence[str], root: pathlib.Path = ROOT) -> int:
           counts['skipped'] += 1
           continue
         outcomes = _outcomes(tree, mark, passed, '--all' in arguments)
-        noticed, survived = outcomes.count(NOTICED), outcomes.count(SURVIVED)
-        holds = noticed >= max(1, survived)
+        noticed = outcomes.count(NOTICED)
+        holds = noticed and 2 * noticed >= len(outcomes)
         weak += [] if holds else [mark]
         counts['held' if holds else 'weak'] += 1
         print(
           f'{"held" if holds else "WEAK"} {mark}: {noticed} of '
-          f'{noticed + survived} statements',
+          f'{len(outcomes)} statements',
           flush=True,
         )
   print(dict(counts))
@@ -338,12 +341,15 @@ def _outcomes(
       outcome = tree.changed(mark.file, mutation.content, guards, limit)
       if outcome == NO_PROGRAM and mutation.takes_refusal_out:
         outcome = NOTICED
+      if outcome == SURVIVED and mutation.takes_statement_out:
+        outcome = NEEDLESS
       tried.add(outcome)
       line = f'{outcome:10} line {mutation.line}: {mutation.change}'
       print(f'  {line}', flush=True)
-      if outcome == NOTICED and not every:
+      if outcome in (NEEDLESS, NOTICED) and not every:
         break
-    outcomes += [each for each in (NOTICED, SURVIVED) if each in tried][:1]
+    worst_first = NEEDLESS, NOTICED, SURVIVED
+    outcomes += [each for each in worst_first if each in tried][:1]
   return outcomes
 
 

@@ -110,7 +110,12 @@ x = 1  # PRIVACY: too few. Guard: they differ.
     ('return x[1:]', ['return x']),
     (
       'return x > 0.5',
-      ['return x > 1.0', 'return x > 0.25', 'return x >= 0.5'],
+      [
+        'return x > 1.0',
+        'return x > 0.25',
+        'return x > 0.0',
+        'return x >= 0.5',
+      ],
     ),
     ('return [z for z in x if y]', ['return [z for z in x]']),
     ('return {x: 1, y: 2}', ['return {y: 2}', 'return {x: 1}']),
@@ -170,6 +175,12 @@ def add(a, b):
 # PRIVACY: a sentence. Guard: program_test.test_none.
 def double(a):
   return 2 * a
+
+
+def check(a):
+  # PRIVACY: a sentence. Guard: program_test.test_zero.
+  if a < 0:
+    raise ValueError
 """
 
 
@@ -177,7 +188,12 @@ def double(a):
 @pytest.mark.parametrize(
   ('test', 'status', 'report'),
   [
-    ('program.add(1, 2) == 3', 1, 'weak: tff_bandmf/program.py:7'),
+    (
+      'program.add(1, 2) == 3',
+      1,
+      'weak: tff_bandmf/program.py:7 (program_test.test_none)\n'
+      'weak: tff_bandmf/program.py:13 (program_test.test_zero)\n',
+    ),
     ('program.add("1", 2)', 2, 'fail without a change'),
   ],
 )
@@ -190,7 +206,9 @@ def test_marks_whose_guards_notice_too_little_are_reported(
   program.write_text(_PROGRAM)
   (tmp_path / 'tests' / 'program_test.py').write_text(
     f'from tff_bandmf import program\n\ndef test_sum():\n  assert {test}\n\n'
-    'def test_none():\n  assert callable(program.double)\n'
+    'def test_none():\n  assert callable(program.double)\n\n'
+    # It fails for `a <= 0`, and passes without the statement.
+    'def test_zero():\n  program.check(0)\n'
   )
   call = f'import mutants, pathlib; r = pathlib.Path({str(tmp_path)!r})'
   done = subprocess.run(

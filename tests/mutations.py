@@ -43,13 +43,16 @@ class Mutation:
     line: where the changed node begins, from 1.
     change: the old text of the node and the new text, in one line.
     content: what the file has.
+    takes_statement_out: whether the whole statement of the mark, a call or a
+      refusal, is gone.
     takes_refusal_out: whether the program goes on where it raised an error.
   """
 
   line: int
   change: str
   content: str
-  takes_refusal_out: bool = False
+  takes_statement_out: bool
+  takes_refusal_out: bool
 
 
 class Source:
@@ -124,12 +127,17 @@ class Source:
       text = ast.unparse(new if old is top else top)
       _put(parent, field, index, old)
       change = ' -> '.join(' '.join(each.split())[:70] for each in texts)
-      raised = old.body[-1] if isinstance(old, ast.If) else old
+      raises = isinstance(
+        old.body[-1] if isinstance(old, ast.If) else old, ast.Raise
+      )
       yield Mutation(
         getattr(old, 'lineno', 0),
         change,
         '\n'.join([*head, text, *tail, '']),
-        isinstance(raised, ast.Raise),
+        old is node
+        and texts[1].startswith(('pass', 'if False:'))
+        and (raises or isinstance(old, ast.Expr)),
+        raises,
       )
 
   def _tree_of(self, node: Any, kinds: Any) -> Any:
@@ -323,4 +331,6 @@ def _other_values(value: Any) -> list[Union[bool, int, float, str]]:
     return [_OPPOSITES[value]] if value in _OPPOSITES else []
   if isinstance(value, int):
     return [value + 1, value - 1]
-  return [2 * value, value / 2, math.inf] if isinstance(value, float) else []
+  if isinstance(value, float):
+    return [2 * value, value / 2, math.inf, 0.0]
+  return []

@@ -206,6 +206,26 @@ def test_client_above_the_budget_is_found(runs, tmp_path):
     verify_lib.verify(tmp_path / 'run')
 
 
+def test_separation_that_is_no_count_is_refused(runs, tmp_path):
+  shutil.copytree(runs / 'first', tmp_path / 'run')
+  for min_sep in (0, -1, 2.5, True):
+    doctored_runs.edit(
+      tmp_path / 'run' / 'plan.json', request__cohorts__min_sep=min_sep
+    )
+    with pytest.raises(ValueError, match=f'min_sep={min_sep}: must be an int'):
+      verify_lib.verify(tmp_path / 'run')
+
+
+def test_plan_with_a_second_schema_does_not_hold(runs, tmp_path):
+  shutil.copytree(runs / 'first', tmp_path / 'run')
+  doctored_runs.edit(
+    tmp_path / 'run' / 'plan.json', strategy__participation='single'
+  )
+  doctored_runs.rechained(tmp_path / 'run')
+  with pytest.raises(AssertionError, match='single.*a plan has None'):
+    verify_lib.verify(tmp_path / 'run')
+
+
 def test_run_before_that_is_another_one_does_not_hold(runs, tmp_path):
   shutil.copytree(runs / 'after', tmp_path / 'after')
   shutil.copytree(runs / 'units', tmp_path / 'first')

@@ -592,7 +592,7 @@ def claim_of(plan):  # The request of a plan, under the names of a claim.
   if kind not in ('single', 'cyclic-poisson'):
     key = 'bins' if kind == 'balls-in-bins' else 'min_sep'
     # PRIVACY: A min_sep of 0, or of half a round, would separate no rounds.
-    # Guard: leaves_test.test_edited_value_of_a_run_is_refused_or_named.
+    # Guard: verify_test.test_separation_that_is_no_count_is_refused.
     require(type(planned.get(key)) is int and planned[key] > 0,
             f'{key}={planned.get(key)}: must be an integer above 0', ValueError)
   adapts = isinstance(clip, dict)
@@ -1077,7 +1077,7 @@ def check_report(report, run, plan, facts):
     plan.hold(('request', 'cohorts', 'adjacency'), 'zero-out', 'a claim has')
   # PRIVACY: A second schema in the plan could contradict the schema of the
   # request. A plan has no second one.
-  # Guard: leaves_test.test_edited_value_of_a_run_is_refused_or_named.
+  # Guard: verify_test.test_plan_with_a_second_schema_does_not_hold.
   plan.hold(('strategy', 'participation'), None, 'a plan has')
   plan.left -= {x for x in plan.left if x[1:] and x[1] in (
     'family', 'rounds', 'parameters', 'arrays', 'stands_for', 'l2_norm_clip')}

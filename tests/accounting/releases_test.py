@@ -135,6 +135,11 @@ def test_release_counts_where_no_run_is_amplified():
   exact = accounting.gaussian_epsilon(1 / mu, 1e-3)
   assert together.failure_probability == 0
   assert exact <= together.epsilon <= exact * (1 + 1e-6)
+  # A release with a rho has a share of delta of its own.
+  shared = accounting.compose([*bin_runs, accounting.Release(rho=0.1)])
+  claim = shared.claim(1e-3)
+  assert claim.failure_probability == 0
+  assert claim.total <= 1e-3 * (1 + 1e-9)
 
 
 def test_epsilon_of_nothing_is_that_of_the_run():

@@ -125,6 +125,11 @@ def test_norm_is_compared_exactly_in_a_graph():
       record[place] = least
       assert bool(clipping._fits([tf.constant(record)])) == fits
   assert not clipping._fits([tf.fill([17], tf.constant(2.0**40, tf.float64))])
+  # Every layer must fit.
+  layers = _clipping('TensorFlow', [tf.TensorSpec([1])] * 2, [3.0, 4.0])
+  none, large = (tf.constant([x], tf.float64) for x in (0.0, 2.0**_BITS))
+  assert layers._fits([none, none])
+  assert not layers._fits([none, large]) and not layers._fits([large, none])
 
 
 def test_norm_is_compared_exactly_in_numpy():

@@ -232,7 +232,8 @@ def _banded(
   rounds, bands = strategy.rounds, strategy.bands
   # PRIVACY: If the table lacked the costs of some rounds, these rounds would
   # cost nothing. A C with too many costs is refused.
-  # Guard: arrivals_test.test_device_rule_needs_costs_of_all_rounds.
+  # Guards: arrivals_test.test_device_rule_needs_costs_of_all_rounds and
+  # budget_test.test_matrix_of_long_columns_is_refused.
   few = strategy.inverse_bands is None and strategy.buffers is None
   if not (few and bands < rounds):
     raise errors.value_error(
