@@ -114,6 +114,9 @@ def test_citation_is_the_same_in_both_places():
 
 
 def test_versions_of_files_are_those_of_the_code():
+  layout = (_ROOT / 'docs' / 'guide' / 'noise_server.md').read_text()
+  assert f'the\nversion {tape_file.VERSION}, tape id' in layout
+  assert f'`version` ({tape_file.VERSION})' in layout
   page = (_ROOT / 'docs' / 'reference' / 'versioning.md').read_text()
   page = page.split('## Files')[1].split('| key files')[0]
   stated = re.findall(r'^\| .*? \| (?:`([\w. ]+)` |)(\d+)', page, re.M)
