@@ -362,6 +362,8 @@ def test_command_says_whether_the_claim_holds(tmp_path, run, monkeypatch):
     'dp_aggregator',
     lambda noise_multiplier, **kwargs: make(noise_multiplier / 10, **kwargs),
   )
+  # Enough for an attack that finds nothing.
+  monkeypatch.setattr(arithmetic_attacks, '_LOW_BITS_TRIALS', 20)
   status, out, _ = run(*arguments, '--epsilon', 4.0)
   assert status == 1 and not json.loads(out)['holds']
 
@@ -372,6 +374,7 @@ def test_command_fails_where_an_attack_succeeds(tmp_path, run, monkeypatch):
   monkeypatch.setattr(
     arithmetic_attacks, 'beyond', lambda key, draws, threshold: 0
   )
+  monkeypatch.setattr(arithmetic_attacks, '_LOW_BITS_TRIALS', 20)
   status, out, _ = run(
     'audit',
     path,

@@ -227,7 +227,7 @@ def _passes_all(monkeypatch, make, rounds, releases):
 @pytest.mark.slow
 def test_ours_passes_every_question_in_numpy(monkeypatch):
   make = pytest.importorskip('benchmarks.aggregators').Ours
-  assert _passes_all(monkeypatch, make, 16, 4)
+  assert _passes_all(monkeypatch, make, 32, 2)
 
 
 @pytest.fixture
