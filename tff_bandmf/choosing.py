@@ -235,7 +235,7 @@ def choose(
     choices = []
     # PRIVACY: Each Monte Carlo bound is too low with a small probability, and
     # its strategy then seems to need less noise and ranks better. So the claim
-    # of the best strategy would be false more often than one bound is too low.
+    # of the best strategy would be false with a larger probability than stated.
     # All candidates share one failure probability.
     # Guard: choosing_test.test_compared_families_share_the_failure_probability.
     tries = len(declared) * len(results)
@@ -328,7 +328,7 @@ def _count(cohorts: participation.Cohorts, is_best: bool) -> Optional[int]:
 
   Args:
     cohorts: rule of participation.
-    is_best: whether the loss of the strategy is the least of all.
+    is_best: whether the strategy has the least loss of all strategies.
   """
   sampled = accounting.sampled(cohorts)
   if sampled is None or sampled.samples is None or is_best:

@@ -32,12 +32,12 @@ from tff_bandmf import _checks, _files, errors
 MEAN = 'mean'
 MAX = 'max'
 LAST = 'last'
-# The error of a run: `MEAN`, `MAX` or `LAST` of the errors of its rounds, or
-# their weighted mean, given by one weight for each round. A search in
+# The error of a run: `MEAN`, `MAX` or `LAST` of the errors of its rounds, or a
+# weight for each round, for the weighted mean of these errors. A search in
 # TensorFlow also takes a function from the errors to a number.
 Objective = Union[str, Sequence[float], Callable[[Any], Any]]
 
-# Most rounds of a workload that is given as a matrix.
+# Largest number of rounds of a workload that is given as a matrix.
 MAX_MATRIX_ROUNDS = 4096
 # First and last learning rate of a schedule, relative to the peak.
 _LOWEST_RATE = 0.05
@@ -200,7 +200,7 @@ class Workload:
 
   @property
   def inverse_bands(self) -> Optional[int]:
-    """The number of bands of A^-1; None if it is not known to have few."""
+    """The number of bands of A^-1; None if A may have no inverse of few bands."""
     if self._matrix is not None or 0.0 in (self._learning_rates or ()):
       return None
     return len(self.polynomial) + 1
@@ -212,7 +212,7 @@ class Workload:
 
   @property
   def unscheduled(self) -> Workload:
-    """The same workload with a constant learning rate."""
+    """A workload with the same momentum and a constant learning rate."""
     return Workload(
       self.momentum,
       weight_decay=0.0 if self._learning_rates else self.weight_decay,
@@ -281,7 +281,7 @@ class Workload:
     return self.summed(m)
 
   def summed(self, steps: np.ndarray) -> np.ndarray:
-    """Returns A M^-1 steps, [rounds, any] float64: A x, if steps = M x.
+    """Returns A M^-1 steps, [rounds, any] float64; if steps = M x, this is A x.
 
     Args:
       steps: [rounds, any] float64.
@@ -297,7 +297,7 @@ class Workload:
     return models
 
   def summed_back(self, by_models: np.ndarray) -> np.ndarray:
-    """Returns the gradient by the argument of `summed`, of the same shape."""
+    """Returns the gradient by `steps` from the gradient by `summed(steps)`."""
     if self._matrix is not None:
       return self.matrix(len(by_models)).T @ by_models
     if not self.weight_decay:
@@ -431,7 +431,8 @@ def check_objective(
 def weights(objective: Objective, rounds: int) -> np.ndarray:
   """Returns the weight of each round in an error, [rounds] float64, of sum 1.
 
-  For `MAX` these are the weights of the mean, with which a search begins.
+  For `MAX`, and for a function, these are the equal weights of the mean. A
+  search for `MAX` begins with them.
   """
   values = np.ones(rounds)
   if objective == LAST:

@@ -79,7 +79,7 @@ class Rounding:
     Args:
       t: round, in [0, n).
       i: coordinate, >= 0.
-      past: y_{t-1}, y_{t-2}, ... of the coordinate, at least `reach(t)`.
+      past: y_{t-1}, y_{t-2}, ..., at least `Recursion.reach(t)` of them.
 
     Raises:
       ArithmeticError: all words together leave the rounding in doubt; the

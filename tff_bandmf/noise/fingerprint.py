@@ -25,9 +25,9 @@ ROW = 16
 # Number of rows that are hashed at once, so few that they stay in cache.
 _PIECE = 1 << 11
 _K2 = np.uint64(0x9AE16A3B2F90404F)
-# PRIVACY: If the readers in NumPy and in TFF's graph had different fingerprints
-# of one sum, a second sum could pass for the first. Both use this constant of
-# FarmHash for rows of 64 bytes.
+# PRIVACY: With another constant this hash would not be FarmHash64, and a second
+# sum could pass for the first more often than the module docstring says. The
+# constant is FarmHash's for rows of 64 bytes.
 # Guard: tape_release_test.test_mark_holds_only_the_fingerprint_of_the_release.
 _MULTIPLIER = np.uint64((0x9AE16A3B2F90404F + 2 * 4 * ROW) % 2**64)
 _SHIFT = np.uint64(47)

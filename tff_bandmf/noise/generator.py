@@ -8,10 +8,10 @@ of row t is computed from the word w[i % 8] of one block:
   z = Phi^-1(V), or -Phi^-1(V) if w is odd
 
 Here Phi is the normal CDF, and e_j is the word of the same coordinate and row
-in the block (i // 8, t, j). k and all e_j together are the binary digits of a
-real number V. So z is a real number, exactly normal, that depends only on key,
-row and coordinate. A test that distinguishes the words from uniform ones would
-break ChaCha20 [RFC 8439].
+in the block (i // 8, t, j), whose nonce has the 32 bits of j in reverse. k and
+all e_j together are the binary digits of a real number V. So z is a real
+number, exactly normal, that depends only on key, row and coordinate. A test
+that distinguishes the words from uniform ones would break ChaCha20 [RFC 8439].
 
 `Generator.fill` computes z in float64, from w and, for k < 2^39, from e_1 too.
 The computed z has an error of at most `ERROR`, and is NaN for k = 0.

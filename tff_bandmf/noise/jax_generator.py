@@ -200,8 +200,8 @@ def is_exact(device: jax.Device) -> bool:
     generator_lib.GROUP * _KNOWN_GROUP,
     _KNOWN_SHAPE[1],
   )
-  # PRIVACY: If a driver or a compiler reduces precision, errors can exceed the
-  # bound that shows which roundings are in doubt, and epsilon could be too
+  # PRIVACY: If a driver or a compiler reduces precision, errors can exceed
+  # their bound, a wrong rounding would not be noticed, and epsilon could be too
   # small. In this case the result is False, and the caller refuses the device.
   # Guards: jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
   # test_device_with_other_words_is_not_exact.

@@ -35,7 +35,7 @@ from tff_bandmf.optimize import covariance, series, solver, toeplitz
 
 # Least sum of weights by which `Coordinates.parameters` scales a column.
 _LEAST_CURVATURE = 1e-4
-# Least diagonal entry for sampled cohorts, relative to the first.
+# Least diagonal entry for sampled cohorts; the search starts at entries of 1.
 _LEAST_DIAGONAL = 1e-3
 
 # Function that minimises the log loss until an iteration decreases it by less
@@ -336,7 +336,7 @@ def _inside(columns: np.ndarray, rounds: int) -> np.ndarray:
 
 
 def scaled(columns: np.ndarray, groups: int) -> tuple[np.ndarray, _Pullback]:
-  """Returns scaled columns, [n, b], and their pullback of gradients.
+  """Returns scaled columns, [n, b], and their pullback.
 
   The squared norms of all columns with the same index modulo `groups` have
   sum 1.
@@ -344,7 +344,7 @@ def scaled(columns: np.ndarray, groups: int) -> tuple[np.ndarray, _Pullback]:
   rounds = len(columns)
 
   def totals(squares):
-    """Returns the sum of the group of each column, [n, 1] float64."""
+    """Returns the sum over the group of each column, [n, 1] float64."""
     epochs = -(-rounds // groups)
     padded = np.zeros(epochs * groups)
     padded[:rounds] = squares

@@ -189,8 +189,8 @@ def _min_sep_diagonal(m: np.ndarray, b: int) -> _Diagonal:
   """Returns the `_Diagonal` for d whose sum over each pattern is at most 1.
 
   A pattern is a set of rounds that are at least b apart. Let F_i be the largest
-  sum of d over a pattern of rounds >= i. Then d_i = F_i - F_{i+b}, where F is 1
-  in the first b < n rounds and does not increase. In the dual, patterns have
+  sum of d over a pattern of rounds >= i. Then d_i = F_i - F_{i+b}, where F does
+  not increase, and is 1 in the first b < n rounds. In the dual, patterns have
   weights with sum V. m_i is the weight of the patterns that contain round i,
   and y_i >= 0 is the weight of the patterns that could contain round i and do
   not.

@@ -36,9 +36,9 @@ TOLERANCE = 1e-15
 SAMPLED_TOLERANCE = 2e-5
 # A decrease of the log loss below this value counts as 0.
 _NO_GAIN = 1e-10
-# A search for the largest error minimises the loss in stages, each with fixed w
-# and p. Powers p of the first stages, and their largest number of evaluations;
-# power and largest number of evaluations of all later stages.
+# A search for the largest error minimises the loss in stages, each with fixed
+# weights w and a fixed power p. For the first stages, their powers and the
+# largest number of evaluations; then both for all later stages.
 _POWERS, _FEW_EVALUATIONS = (4.0, 16.0, 64.0), 60
 _LAST_POWER, _STAGE_EVALUATIONS = 256.0, 200
 # A weight of 0 could never grow again, so a fraction of the sum of all w_t is

@@ -32,7 +32,7 @@ from tff_bandmf import errors, strategies
 from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 
-# Grid of u. At its ends x is a billionth of the range away from low or high.
+# Grid of u. At its ends, x is a billionth of the range from `low` or `high`.
 _GRID = np.linspace(-20.75, 20.75, 31)
 # Precision of u. The error of the loss is of the order of the square of this
 # precision, because the derivative of the loss is 0 at a minimum.

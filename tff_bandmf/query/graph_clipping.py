@@ -78,7 +78,7 @@ class GraphClipping(clip_bounds.Bounds):
     return tf.concat([clipped, [self.indicator_steps * sign]], 0)
 
   def _runs(self) -> list[tuple[int, int]]:
-    """Returns (group, number of leaves) of each series of leaves of a group."""
+    """Returns (group, number of leaves) for successive leaves of one group."""
     return [
       (group, len(list(leaves)))
       for group, leaves in itertools.groupby(self.groups)
@@ -93,8 +93,8 @@ class GraphClipping(clip_bounds.Bounds):
     operations for each of some hundred leaves takes minutes.
 
     Returns:
-      [size] float, the leaves as vectors; and (group, float64 vector) of each
-      series of leaves of one group.
+      [size] float, the leaves as vectors; and (group, float64 vector) for
+      successive leaves of one group.
     """
     shape = tf.constant([-1])
     leaves = [tf.reshape(leaf, shape) for leaf in tf.nest.flatten(record)]

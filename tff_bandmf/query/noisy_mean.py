@@ -303,13 +303,13 @@ def _arrays(name: str, update: object) -> list[np.ndarray]:
 
 
 def _place(update: object, i: int) -> str:
-  """Returns the place of the i-th leaf, such as '[w.0]'; '' for one array."""
+  """Returns the path of leaf i, such as '[w.0]'; '' if the update is a leaf."""
   path, _ = tree.flatten_with_path(update)[i]
   return f'[{".".join(map(str, path))}]' if path else ''
 
 
 def _described(update: object) -> str:
-  """Returns the places and shapes of the leaves of an update."""
+  """Returns the paths and shapes of the leaves of an update."""
   return ', '.join(
     f'{".".join(map(str, path))}{np.shape(leaf)}'
     for path, leaf in tree.flatten_with_path(update)

@@ -7,7 +7,7 @@ A client with the rounds pi in the log has, for X = C^T C,
 
 with equality if none of these X_ij is negative. The contributions u_i of the
 client are vectors. The largest sum of any client bounds the squared sensitivity
-of the log, without a participation schema. It is a bound for this log alone,
+of the log, without a participation schema. The bound holds for this log alone,
 and assumes that participation did not depend on private data.
 """
 

@@ -20,9 +20,9 @@ from tff_bandmf.strategies import recursion as recursion_lib
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
-# Most rounds for which an n x n matrix is allocated.
+# Largest number of rounds for which an n x n matrix is allocated.
 MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
-# Most rounds for which an array of n numbers is allocated.
+# Largest number of rounds for which an array of n numbers is allocated.
 MAX_ROUNDS = 100_000_000
 # PRIVACY: The sensitivity is computed from squares of entries of C. Squares of
 # tiny entries underflow to 0, and the sensitivity and the noise could be 0.
@@ -30,8 +30,8 @@ MAX_ROUNDS = 100_000_000
 # `check_entries` refuses a C with a diagonal or an entry beyond these limits.
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _SMALLEST_DIAGONAL = 1e-30
-# PRIVACY: Squares of larger entries overflow or lose their bits, and the
-# sensitivity would be wrong. Such a C is refused.
+# PRIVACY: Squares of far larger entries overflow, and the sensitivity would be
+# infinite or NaN. A C with an entry above this limit is refused.
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _LARGEST_ENTRY = 1e30
 # Least number of columns of a matrix product; fewer columns would be slow.
@@ -44,9 +44,9 @@ TOEPLITZ = 'toeplitz'
 NORMALIZED_TOEPLITZ = 'normalized-toeplitz'
 TREE = 'tree-nodes'
 DECODED_TREE = 'decoded-tree-nodes'
-# Most rounds of C in a picture.
+# Largest number of rounds of C in a picture.
 _ROUNDS_SHOWN = 1024
-# Most entries of C in memory at one time in `column_norms_squared` and `plot`.
+# Largest number of entries of C that `column_norms_squared` and `plot` hold.
 _ENTRIES = 2**22
 
 

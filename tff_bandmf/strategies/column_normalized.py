@@ -15,7 +15,7 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 @attrs.frozen(slots=False, eq=False)
 class ColumnNormalized(base.Strategy):
-  """C D^-1, D the diagonal of the column norms of a Toeplitz C.
+  """C D^-1 for a Toeplitz C, where D = diag(column norms of C).
 
   The columns of C end at row n - 1, so the last columns have smaller norms than
   the first columns, and the last rounds need less noise. The noise of C D^-1 is

@@ -106,8 +106,8 @@ def check_known(strategy: base.Strategy) -> None:
   declared = families.known().get(inner.family)
   # PRIVACY: A file names a family, and its reader builds the C of that family.
   # The C of another class under the same name may have a larger sensitivity, so
-  # the noise of a run could be too little for it. Only classes of declared
-  # families are written.
+  # the noise of a run could be too small. Only classes of declared families
+  # are written.
   # Guard: strategies_test.test_class_of_no_family_is_refused.
   if declared is None or type(inner) not in (declared.kind, *declared.forms):
     raise errors.value_error(

@@ -13,8 +13,8 @@ R have at most M + 1 bands. A prime denotes the previous block:
 | symbol   | meaning, in the rows of this block                   |
 |----------|------------------------------------------------------|
 | Y, Z     | rows of y and z                                      |
-| T, H     | L in the columns of this block, of the previous one  |
-| R_0, R_1 | R in the columns of this block, of the previous one  |
+| T, H     | L in this block's columns; in the previous block's   |
+| R_0, R_1 | R in this block's columns; in the previous block's   |
 
   T Y = R_0 Z + R_1 Z' - H Y'
   cov(Y) = T^-1 (R_0 R_0^T + S) T^-T
@@ -33,9 +33,9 @@ import scipy.linalg
 
 from tff_bandmf import errors, workloads
 
-# Least rounds of a block: products of smaller matrices take nearly as long.
+# Least number of rounds of a block: smaller products take nearly as long.
 _SHORTEST_BLOCK = 64
-# Most rounds of a block: a float64 matrix of this side takes 3.2 GB.
+# Largest number of rounds of a block, whose float64 matrix takes 3.2 GB.
 LONGEST_BLOCK = 20_000
 
 # Function (start, stop) -> [stop - start, bands] float64, the rows start to
@@ -201,6 +201,6 @@ def skewed(rows: np.ndarray) -> np.ndarray:
   count, bands = rows.shape
   padded = np.zeros((count, count + bands))
   padded[:, :bands] = rows[:, ::-1]
-  # Each row of the result is one entry shorter than a row of `padded`, so the
-  # same numbers, read in order, move one column to the right in each row.
+  # A row of the result is one entry shorter than a row of `padded`. So
+  # `reshape` moves row t by t columns to the right.
   return padded.reshape(-1)[:-count].reshape(count, count + bands - 1)

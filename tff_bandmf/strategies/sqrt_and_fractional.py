@@ -113,7 +113,7 @@ class BandedSqrt(BandedFractional):
 
 @attrs.frozen(slots=False)
 class BandedInverseFractional(toeplitz.BandedInverseC):
-  """C^-1 is the first p coefficients of (1 - x)^alpha, BIFR. [BIFR26]
+  """C^-1 has the first p coefficients of (1 - x)^alpha, BIFR. [BIFR26]
 
   Attributes:
     rounds: n.
@@ -138,7 +138,7 @@ class BandedInverseFractional(toeplitz.BandedInverseC):
 
 @attrs.frozen(slots=False)
 class BandedInverseSqrt(BandedInverseFractional):
-  """C^-1 is the first p coefficients of (1 - x)^(1/2), BISR. [BISR25]"""
+  """C^-1 has the first p coefficients of (1 - x)^(1/2), BISR. [BISR25]"""
 
   family: ClassVar[str] = 'banded-inverse-sqrt'
   alpha: float = attrs.field(default=0.5, init=False)

@@ -295,7 +295,7 @@ class BandedInverseC(RationalToeplitz):
     return np.ones(1), self.inverse_coefficients
 
   def column_error(self, participations: int) -> float:
-    # The bound holds for all contributions.
+    # The bound holds for any number of participations.
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
       norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(

@@ -298,7 +298,8 @@ FAMILIES = (
     'nodes of a tree, optimal decoder',
     'DPFTRL21',
     (_ARITY,),
-    # Rounds of the largest node, less 1; the arity may exceed the rounds.
+    # The noise keeps one vector less than the largest node has rounds: none if
+    # the arity exceeds the rounds.
     families.Memory('up to rounds - 1', lambda rounds: 0),
   ),
   families.Family(

@@ -77,9 +77,9 @@ from tff_bandmf.accounting.kinds import b_min_sep_joint_draws, banded_columns
 from tff_bandmf.accounting.methods import importance
 
 _WORDS = 2**64
-# Largest number of entries of a table of `b_min_sep_joint_draws` for two copies
-# and for three or more, which take more time. Largest number of states for
-# three or more copies.
+# Largest number of entries of a table of `b_min_sep_joint_draws`: for two
+# copies, and for three or more copies, whose entries take more time. Largest
+# number of states for three or more copies.
 _MOST_OF_TWO, _MOST_OF_SEVERAL, _MOST_STATES = 2**23, 2**21, 2**10
 # Number of `Copies` that a mixture stores. `importance.removes` uses the last
 # four again.

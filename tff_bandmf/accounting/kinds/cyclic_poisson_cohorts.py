@@ -41,7 +41,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   Only group t mod g may take part in round t, and each of its clients takes
   part with probability q, independently of everything else, where
 
-    q = g B / m        (not B / m: each group has one round in g)
+    q = g B / m        (not B / m: a group has one of every g rounds)
 
   Columns of C that are g >= bands apart do not overlap, so a client's rounds
   change disjoint rows of C x + z, where row t of x is the sum of round t. Each

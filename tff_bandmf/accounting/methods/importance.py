@@ -92,15 +92,15 @@ import scipy.special
 
 from tff_bandmf import errors
 
-# Factors that give the candidates from the tilt with the least B. `_FACTORS`
-# multiply its gamma - 1 if the tilt has at most two copies. `_COPIES` multiply
-# its number of copies if this number is two or more. Larger factors draw more
-# samples from the tail.
+# The candidates are the tilt with the least B, changed by these factors.
+# `_FACTORS` multiply its gamma - 1 if this tilt has at most two copies.
+# `_COPIES` multiply its number of copies if this number is two or more. Larger
+# factors draw more samples from the tail.
 _FACTORS = (1.0, 1.4, 2.0)
 _COPIES = (1.2, 1.4)
 # Ratio of gamma between successive candidates with equally many copies.
 _STEP = 1.2
-# Largest number of copies, since each copy takes time.
+# Largest number of copies of the tilt with the least B, since copies take time.
 _MOST_COPIES = 24
 # Candidates with a larger log weight are not sampled.
 _LARGEST_LOG_WEIGHT = 20.0

@@ -48,11 +48,11 @@ _FEWEST, _MOST = 2**11, 2**15
 _PILOTS = 2**8
 # Values of a for the direction remove.
 _FACTORS = (1.0, 3.0, 5.0)
-# Range of the fraction of samples with a value above 0, outside which kappa is
-# chosen again.
+# A proposal is the distribution R of one direction. If the fraction of its
+# samples with a value above 0 is outside this range, kappa is chosen again.
 _FRACTIONS = (0.15, 0.9)
-# Small steps leave out a direction if its log delta is smaller than the larger
-# log delta by more than this number.
+# Small steps of a search for log s leave out a direction whose log delta is
+# below the larger log delta by more than this number.
 _FAR = 0.5
 # Proposals are chosen again until the estimated log delta is this close to the
 # target.
@@ -67,8 +67,9 @@ _MISSED = 4
 _ROUGH, _PRECISION, _STEP, _MOST_STEPS = 1e-2, 1e-4, 0.4, 50
 # Largest distance of a search for log s from its start.
 _FARTHEST = 1.5
-# The first slope of log delta as a function of log s; the range of later
-# slopes; and the least step from which a later slope is computed.
+# The slope of log delta as a function of log s, with which a first search
+# starts; the range of this slope for later searches; and the least step that
+# gives such a slope.
 _SLOPE, _SLOPES, _SLOPE_STEP = -20.0, (-200.0, -2.0), 1e-3
 _TINY = 1e-100
 # Larger weights occur only if s is far too small.
@@ -446,8 +447,8 @@ def weighted(
 def _tuned(model: Model, log_noise: float, proposal: Proposal) -> Proposal:
   """Returns the proposal with a kappa for which half of the values exceed 0.
 
-  If more than half exceed 0 at kappa = 0, kappa is 0, and a is decreased, at
-  most to 1, until half of the values exceed 0.
+  If more than half exceed 0 at kappa = 0, kappa is 0, and a is decreased until
+  half of the values exceed 0, but not below 1.
   """
 
   def at(factor, shift):
