@@ -200,7 +200,7 @@ class Workload:
 
   @property
   def inverse_bands(self) -> Optional[int]:
-    """The number of bands of A^-1; None if A may have no inverse of few bands."""
+    """Number of bands of A^-1; None if A may have no inverse of few bands."""
     if self._matrix is not None or 0.0 in (self._learning_rates or ()):
       return None
     return len(self.polynomial) + 1
