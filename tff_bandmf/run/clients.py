@@ -185,12 +185,12 @@ class SampledCohorts:
     fingerprint = f'{self._key.identify(ids):016x}'
     if first_start:
       _files.write_json(path, fingerprint, mode=0o600)
-    # PRIVACY: Cohorts are sampled positions in the list of clients. If a
-    # position was in no cohort yet, the remaining rounds can have it with a
-    # larger probability: in balls in bins, the last bin certainly has it. A
-    # client that got this position after a restart would take part with a
-    # larger probability than the accounting assumes, and delta would be too
-    # small. A list that differs from the list of the first start is refused.
+    # PRIVACY: Cohorts are sampled positions in the list of clients. A position
+    # that no cohort had yet is in a later cohort with a larger probability. In
+    # balls in bins, the last bin certainly has this position. A client that got
+    # the position after a restart would take part with a larger probability
+    # than the accounting assumes, and delta would be too small. A list that
+    # differs from the list of the first start is refused.
     # Guard: run_sampling_test.test_client_in_the_place_of_another_is_refused.
     elif not path.exists() or _files.read_json(path) != fingerprint:
       raise errors.value_error(

@@ -283,9 +283,9 @@ class Journal:
     """Raises ValueError unless `entry` is the open round."""
     self.check_folder()
     # PRIVACY: if an ended round could aggregate, its updates would get the
-    # noise of the open round. The release of the open round would then have
-    # clients that its cohort in the ledger could lack. Only the open round is
-    # accepted.
+    # noise of the open round. The release of the open round could then have
+    # clients that the ledger's cohort of this round lacks. Only the open round
+    # is accepted.
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
@@ -296,9 +296,9 @@ class Journal:
   def attempting(self, entry: StartedRound) -> Iterator[None]:
     """Runs an attempt, and burns the round if it had two different sums.
 
-    If the `with` block raises, and its sum differs from the sum that an earlier
-    attempt released, the round is burnt, and the error is dropped. In all other
-    cases, the error is raised.
+    If the `with` block raises, and the sum of this attempt differs from the sum
+    that an earlier attempt released, the round is burnt, and the error is
+    dropped. In all other cases, the error is raised.
     """
     self.check_open(entry)
     try:
@@ -499,9 +499,9 @@ class Journal:
     # PRIVACY: the clients of a round of `Run.round` do not check in again, so a
     # replay would add the same noise to the sum of other clients. Before
     # `Run.round` starts a round, it removes the population from the notes.
-    # Before a round whose cohort is drawn, `history` writes the population
-    # there. So an interrupted round without a population came from `Run.round`,
-    # and is burnt.
+    # Before a round whose cohort is drawn, `history` writes the population to
+    # the notes. So if the notes lack the population, the interrupted round came
+    # from `Run.round`, and is burnt.
     # Guard:
     # run_interrupted_test.test_undrawn_round_is_burnt_by_every_way.
     replays = replays and self._details.population is not None

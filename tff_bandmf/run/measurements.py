@@ -4,8 +4,8 @@
 |--------------------|-------------------------------------------------------|
 | `epsilon`          | epsilon of the first t + 1 rounds at the delta of the |
 |                    | plan, see `Plan.spent`                                |
-| `planned_epsilon`  | sampled cohorts have this column instead: epsilon of  |
-|                    | all planned rounds                                    |
+| `planned_epsilon`  | epsilon of all planned rounds; if cohorts are         |
+|                    | sampled, this column replaces `epsilon`               |
 | `clip`             | L2 norm to which updates are clipped                  |
 | `noise_stddev`     | standard deviation of the noise in one coordinate of  |
 |                    | the model, for the workload of the plan               |

@@ -47,8 +47,8 @@ class NoiseAdder:
       self._factory = aggregator.dp_aggregator(
         # PRIVACY: With another noise multiplier, clip or strategy than in the
         # plan, the noise could be too small for the claim. The factory gets all
-        # three from the plan. It multiplies this product by the sensitivity of
-        # one client, but a unit of privacy may have `clients_per_unit` clients.
+        # three from the plan. The factory's noise is for one client, so the
+        # multiplier is scaled by `clients_per_unit`, the clients of a unit.
         # Guards: run_test.test_noise_is_that_of_the_plan and
         # test_noise_of_units_of_several_is_that_of_the_plan.
         plan.guarantee.noise_multiplier * plan.clients_per_unit,

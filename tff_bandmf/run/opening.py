@@ -199,7 +199,7 @@ def _check_head(ledger: ledger_lib.Ledger, head: Optional[str]) -> None:
   # PRIVACY: a folder whose files were all restored to an earlier moment can
   # pass every other check. The rounds since that moment would run again, with
   # the same noise and perhaps different sums. If the user noted a head of the
-  # ledger's chain outside of the folder, a ledger without it is refused.
+  # ledger's chain outside of the folder, a ledger without this head is refused.
   # Guard:
   # run_folder_test.test_folder_that_was_restored_lacks_the_head_that_was_noted.
   if head is not None and not (

@@ -5,8 +5,8 @@
 | `strategy.json` | the strategy matrix C and the schema of `plan.json`  |
 | `result.json`   | the results in the ledger, and the head of its chain |
 
-`metrics` has a third export, `metrics.csv`. No program of a run reads a value
-from an export. A missing export is written again when the run is opened.
+The module `metrics` writes a third export, `metrics.csv`. No program of a run
+reads a value from an export. When a run is opened, missing exports are written.
 """
 
 from __future__ import annotations

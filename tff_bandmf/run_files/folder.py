@@ -288,9 +288,9 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
   for name in _KEYS:
     path = _path(directory, name)
     # PRIVACY: if a key file has several hard links, the original folder may
-    # still have this file, even if the user states with `moved` that it is
-    # gone. Both folders could add the same noise to different sums. Such a key
-    # file is refused.
+    # still have this file, even if the user states with `moved` that the folder
+    # is gone. Both folders could add the same noise to different sums. Such a
+    # key file is refused.
     # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
       raise errors.value_error(

@@ -1,7 +1,7 @@
 """The rows of metrics of a run, and their export `metrics.csv`.
 
-`private/metrics` has a file for each round: its row, and numbers without noise
-that the program did not show. The ledger has the digest of the row, and the
+`private/metrics` has a file for each round: its row, and the numbers without
+noise that are not in the row. The ledger has the digest of the row, and the
 released values of an adaptive clip. `metrics.csv` is an export of the rows: it
 is written anew, and no program of a run reads a value from it.
 """
@@ -104,7 +104,7 @@ class Metrics:
 
     Args:
       row: result of `row`.
-      measured: {name: number} that the program did not show, as text.
+      measured: {name: number, as text} of the numbers that the row lacks.
     """
     path = _path(self._directory, int(row['round']))
     path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -6,9 +6,9 @@ ledger.sqlite   for each round: keyed hashes of its clients, the digest of its
                 released sum, the released clip, and the digest of its row of
                 metrics; the notes on the run; at the end of the run, the
                 measured results of the last model
-strategy.json   exports, from which no program of a run reads a value, see
-metrics.csv       `exports`: C; one row for each round; the results and the head
-result.json       of the ledger's chain at the end of the run
+strategy.json   export of C; no program of a run reads a value from an export
+metrics.csv     export of the rows of metrics, one for each round
+result.json     export of the results and of the last head of the ledger's chain
 private/        files that are never published; mode 0700:
   noise.key       the key of the noise
   sampling.key    the key by which cohorts are sampled
@@ -19,7 +19,7 @@ private/        files that are never published; mode 0700:
                   without noise
   metrics.csv     export of the files of metrics/, in one table
   tensorboard/    numbers of rounds for TensorBoard, see `Run.tensorboard`
-  definition.npz  the numbers of C and of the noise's size, to the last bit
+  definition.npz  C and the noise's standard deviation, exact to the last bit
   ledger.key      the key by which the ledger hashes clients
   ledger.url      the location of a ledger outside of the folder
   checkpoints/    states of the learning process, which may contain noise
@@ -88,7 +88,7 @@ ALL_ZERO = (
 )
 
 # Values that `RunDetails.with_key` computes: `run_id` from the noise key, the
-# plan and the values that may not change, `noise_key_id` from the key alone.
+# plan and the values that may not change; `noise_key_id` from the key alone.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
 # Values that describe code. An ended run has no more rounds, so a program with
 # different code may open it, and these values are not compared.
