@@ -77,9 +77,9 @@ def violations(
   too_often = history.count >= participation.participations(rounds)
   if participation.min_sep is None:
     return np.zeros_like(too_often), too_often
-  # The `last_round` of a client without rounds, -2^30, must not exceed this
-  # difference. So a min_sep above n is replaced by n, which allows the same
-  # rounds.
+  # For a client without rounds, `last_round` is -2^30, and must not exceed the
+  # difference below. So a min_sep above n is replaced by n, which allows the
+  # same rounds.
   # PRIVACY: A client that comes back within b rounds can change C x by more
   # than the sensitivity times the clip. Its last round is compared with this
   # round.

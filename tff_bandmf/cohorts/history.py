@@ -350,8 +350,8 @@ class IdentifierIndex:
     return Patterns(past.count, past.last_round, copy.deepcopy(self._chain))
 
   # PRIVACY: If the rounds of a client were not in the result, the client could
-  # take part too soon. Parts that know the client are added in the order of
-  # rounds.
+  # take part too soon. Parts with rounds of the client are added in the order
+  # of rounds.
   # Guards: admission_test.test_past_is_that_of_every_round_before and
   # budget_test.test_history_has_every_round_of_a_client.
   def _last(self, clients: np.ndarray) -> History:

@@ -294,8 +294,8 @@ class Ledger:
       present = (places >= 0) & (places < len(names))
       present[present] = names[places[present]] == indices[present]
       # PRIVACY: If clients of the ledger that are missing from the population
-      # were not counted, their rounds would be forgotten. They are counted, and
-      # the run stops.
+      # were not counted, their rounds would be forgotten. They are counted, so
+      # that the caller can refuse the population.
       # Guards: identifiers_test.test_clients_can_be_strings and
       # ledger_test.test_history_of_a_population_is_that_of_its_rounds.
       missing.append(indices[~present])
@@ -533,7 +533,7 @@ class Ledger:
         (`round` in its measurements); None if it is not known.
       row: digest of the round's row of metrics; None without a row.
       released: {name: number} that the round releases besides the model, with
-        noise; None without such numbers. It needs a row.
+        noise; None without such numbers. These numbers need a row.
       flags: flags of `chain.FLAGS` for the attempt.
 
     Raises:
@@ -647,7 +647,7 @@ class Ledger:
     names = names_lib.names(cohort)
     # PRIVACY: The report uses the highest index to detect a client outside of
     # the population. The chain has this index, so the report detects an edit of
-    # it.
+    # the index.
     # Guard: chain_test.test_head_is_the_hash_of_what_happened.
     highest = names.max(initial=-1) if isinstance(names, np.ndarray) else -1
     return np.sort(self._hash().hashes(names)), int(highest)

@@ -41,7 +41,7 @@ def of_runs(
       composed.
     alone: number of runs, from the first on, whose own claims are recomputed.
     together: epsilon and delta of all runs together; None for one run.
-    public: whether the page is public; on it, the claim of all runs is first.
+    public: whether the page is public; then the claim of all runs comes first.
   """
   guarantees = [
     (name, claim.whole if together else claim.unamplified)

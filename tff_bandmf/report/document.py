@@ -4,8 +4,8 @@ Each class declares the fields of a JSON object once. The checks of a written
 file and its JSON Schema follow from the declarations. Markdown, HTML, registry
 record and model card show values of these documents.
 
-A field has its description in the docstring of its class. A class without a
-description of a field takes the first description of a field of this name.
+The description of a field is in the docstring of its class, or else in that of
+the first class that describes a field of this name.
 """
 
 from __future__ import annotations
@@ -346,8 +346,8 @@ class ObservedGuarantee(Guarantee):
   """Observed participation in the ledger or log, and its guarantee.
 
   Attributes:
-    rounds: Number of started rounds; the claim counts all of them, and more
-      rounds if no number of rounds was fixed before the first round.
+    rounds: Number of started rounds; the claim is for the number that was fixed
+      before the first round, or else for all planned rounds.
     rounds_finished: Number of finished rounds.
     rounds_burnt: Number of burnt rounds: the claim counts these rounds, and
       they did not change the model.
@@ -603,8 +603,7 @@ class Report(CommonFields, Mechanism, Guarantee, RunFacts):
     formal_statement: The guarantee as a mathematical statement; its numbers are
       not rounded.
     side_releases: Releases without noise.
-    population: Number of clients that may be drawn, and of clients that have
-      left.
+    population: Number of clients that may be drawn or have left.
     data: The corpus, in a few words.
     generator: Random generator of the noise; null: training ran elsewhere.
     runs: Results of the run and of the runs in compare/; empty before the end

@@ -364,7 +364,7 @@ class ParticipationLog:
     # PRIVACY: the names 'a', '"a"' and 'a' with a blank or a NUL may mean one
     # client. They would count as several clients with fewer rounds each, and
     # epsilon would be too small; a client whose name is missing would lose a
-    # round. A row without a name by the rule of `cohorts.names` is refused.
+    # round. A row whose name breaks the rule of `cohorts.names` is refused.
     # Guards: participation_log_test.test_byte_never_makes_a_claim_smaller and
     # client_names_test.test_text_that_is_no_name_is_refused_by_every_reader.
     fault = names.first_fault(texts)
