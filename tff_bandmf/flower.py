@@ -416,7 +416,7 @@ class CorrelatedNoise(strategies.Strategy):
       return None
 
   def _check_switch(self) -> None:
-    """Raises ValueError if the run in the folder has the other `private`."""
+    """Raises ValueError if the folder has a run with the other `private`."""
     path = self._folder / run_json.PLAN_FILE
     if not path.exists():
       return

@@ -99,7 +99,7 @@ def online_tree(n):  # C with the noise of Honaker's prefix sums.
   for t in range(n):
     v, node = 1.0, next(fresh)
     for _ in range((t ^ (t + 1)).bit_length() - 1):  # Nodes with last leaf t.
-      v = 1 / (1 + 1 / (2 * v))  # Variances 1 (own) and 2 v (children), mixed.
+      v = 1 / (1 + 1 / (2 * v))  # Mixes variances 1 (node) and 2 v (children).
       node = v * next(fresh) + (1 - v) * (nodes.pop() + node)
     nodes.append(node)
     prefix.append(sum(nodes))
@@ -167,7 +167,7 @@ def heaviest(arity, n, gap, most):
     return table[: most + 1][np.isfinite(table[: most + 1]).any((1, 2))]
   node, wait = np.full((2, gap, gap), -np.inf), np.arange(gap)
   node[0, wait, np.maximum(wait - 1, 0)], node[1, 0, -1] = 0, 1
-  forest = np.where(np.eye(gap), 0, -np.inf)[None]  # Gets nodes on the left.
+  forest = np.where(np.eye(gap), 0, -np.inf)[None]  # Nodes join on its left.
   while n:
     for _ in range(n % arity):
       forest = joined(node, forest)
@@ -198,7 +198,7 @@ def sensitivity(c, gap, most, fixed=False, arity=None):
       upper = min(upper, largest_sum(lambda j: by_row, gap, most))
   if arity and upper > lower * (1 + SAME) and gap * n * n < 4e9:
     upper = min(upper, heaviest(abs(arity), n, gap, most))
-    lower = upper if arity > 0 else lower  # -2, an online tree: a bound.
+    lower = upper if arity > 0 else lower  # An online tree (-2): a bound.
   return lower**0.5, max(lower, upper) ** 0.5
 # 3. Epsilon of a Gaussian mechanism, rounded up.
 def tail(x):
@@ -307,7 +307,7 @@ def sampled_delta(claim, c, gap, e, count=4000):
   chain, tries = claim['amplification'] == 'b-min-sep', []
   means = c if chain else c @ (np.arange(n)[:, None] % gap == np.arange(gap))
   squares = (means**2).sum(0) / z**2
-  def starts(q):  # Probabilities of the first round in which it may join.
+  def starts(q):  # Probabilities of the first round in which a client may join.
     first = np.r_[1.0, np.full(gap - 1, q * warm)]
     return first / first.sum()
   def log_ratio(a, q, y):  # Density with `a` times the client : without client.
@@ -315,7 +315,7 @@ def sampled_delta(claim, c, gap, e, count=4000):
     if not chain:
       return np.logaddexp.reduce(gains, axis=0) - math.log(gap)
     later = collections.deque([np.zeros(count)] * gap, maxlen=gap)
-    for t in reversed(range(n)):  # later[i]: if it may join from t + i on.
+    for t in reversed(range(n)):  # later[i]: the client is free from t + i.
       joins = gains[t] + math.log(q) + later[gap - 1]
       later.appendleft(np.logaddexp(later[0] + math.log1p(-q), joins))
     each = [np.log(w) + x for w, x in zip(starts(q), later) if w]
@@ -385,7 +385,7 @@ class Document:
                 twin and (twin[0], (*twin[1], key)))
     if isinstance(expected, Text):
       self.words.add(place)
-    elif not parts and getattr(expected, 'high', 0) != math.inf:  # Two sides.
+    elif not parts and getattr(expected, 'high', 0) != math.inf:  # Bounded.
       self.left.discard(place)
       if twin:
         twin[0].left.discard(twin[1])
@@ -834,7 +834,7 @@ def check_claim(run, plan, facts):
               'nothing is sampled, so')
 # 9. Reports: each figure against others, and against the run if it is there.
 DELTAS = 1e-5, 1e-6, 1e-8, 1e-10, 1e-12  # A page states epsilon at these.
-FIXED = 'a number that was fixed before its first round'  # For fewer rounds.
+FIXED = 'a number that was fixed before its first round'  # Fewer than planned.
 def three(x, up=True):  # Three digits, as in a public report.
   rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
   return float(decimal.Context(3, rounding).create_decimal(repr(float(x))))
@@ -1070,7 +1070,7 @@ def check_report(report, run, plan, facts):
     value, place = claim.get(key), ('request', key)
     report.hold((key,), near(value, 2e-6) if key[0] == 'z' else value,
                 'the plan makes', (plan, place))
-  for key, value in request['cohorts'].items():  # `check_cohorts` took these.
+  for key, value in request['cohorts'].items():  # `check_cohorts` used these.
     if value is not None and (key, kind) != ('max_participations', 'budget'):
       plan.left.discard(('request', 'cohorts', key))
   if facts.chance:
@@ -1270,7 +1270,7 @@ def check_curve(report, this, delta, amplified):
       'epsilon': near(ends[0] + i * (ends[1] - ends[0]) / (len(curve) - 1))},
       'the noise makes')
 def check_row(report, i, row, place):
-  """Checks run i of public.json against claim `row`, run `place` of `check`."""
+  """Checks public run i against claim `row` and run `place` of `check`."""
   run, its_claim = report['runs'][i], ('check', 'claims', row)
   stated = report['check']['runs'][place]
   at, chance = ('runs', i), run['amplification'] != 'none'

@@ -208,7 +208,7 @@ class Plan(request_lib.Request):
     """The root mean square error of a coordinate over all rounds, for clip 1.
 
     A coordinate is an entry of A C^-1 Z; A is the matrix of the workload. The
-    unit is that of a sum of updates.
+    error has the unit of a sum of updates.
     """
     mean, _ = self.planned_strategy.errors(self.workload)
     return self.z_stddev_at_1 * math.sqrt(mean)
@@ -222,7 +222,7 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def _prefix_error(self) -> float:
-    """Mean over t of |(A C^-1)[t]|_2^2, which a run needs in each round."""
+    """Mean over t of |(A C^-1)[t]|_2^2, where A gives prefix sums."""
     mean, _ = self.planned_strategy.errors()
     return mean
 

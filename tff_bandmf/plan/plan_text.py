@@ -107,7 +107,7 @@ def left_out(reasons: Mapping[str, str]) -> list[str]:
   """Returns the lines on families that were not compared.
 
   A family that requires a parameter from the user has no line, since a search
-  compares it only if the user names it.
+  compares such a family only if the user names the family.
 
   Args:
     reasons: maps the name of a family to the reason.
