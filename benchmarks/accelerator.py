@@ -9,7 +9,7 @@ process. y is the noise, and the past is the memory of past noise.
   iid_seconds     time of as many normals from the same generator
   ratio           seconds divided by iid_seconds
   bytes           least number of bytes that memory must move in a round: the
-                  past is read, and changes of the past and y are written
+                  past is read; y and the changes of the past are written
   limit_seconds   time to move `bytes` at the bandwidth of the memory
   times_limit     seconds divided by limit_seconds
   host_seconds    time to copy a row of y to the host

@@ -12,9 +12,8 @@ three assumptions:
 
   all rounds      A client takes part in every round. Flower's accountant
                   assumes this.
-  most rounds     All cohorts are drawn before training and are public. No
-                  client takes part more often than the client that is drawn
-                  most often.
+  most rounds     All cohorts are drawn before training and are public. The
+                  noise covers the largest number of rounds of a client.
   secret cohorts  The cohorts are secret, and the rounds are Poisson-sampled at
                   the rate cohort / clients. This favours Flower: its cohorts
                   have a fixed size, which can only need more noise.

@@ -31,7 +31,7 @@ def _optimize_toeplitz(
 
 def _optimize_blt(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   # `blt_strategy` can neither minimise the mean error nor fix the number of
-  # buffers, so the private module below it is used.
+  # buffers, so a private module of opake is used.
   from opake.api.dpftrl.noise import _blt_math
 
   watch = clock.Clock()

@@ -193,8 +193,8 @@ def many_rounds() -> list[dict[str, Any]]:
   `gaussian_fixed` and without a run: it shows the growth in TFF itself. The
   early figures are of the `_SPAN` rounds that follow the first `_SPAN` rounds,
   and the late figures of the last `_SPAN` rounds. `mib` is the resident memory
-  of the program, `worker_mib` of its child processes, `shared_mib` the shared
-  part of `mib`, and `files` the number of open files.
+  of the program, `worker_mib` the memory of its child processes, `shared_mib`
+  the shared part of `mib`, and `files` the number of open files.
   """
   return [
     _in_a_process(_many, 'run.rounds', 5_000),

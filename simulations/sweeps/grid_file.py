@@ -32,8 +32,8 @@ A table `corpora.NAME` or `mechanisms.NAME` holds tables of an experiment and:
 |                     |           | a corpus overrides a mechanism            |
 
 If a setting is given several times, --set overrides the mechanism, which
-overrides the corpus, which overrides `base`. A table whose keys are epsilons
-(0.5 in quotes) is replaced by its value for the epsilon of the row. A mechanism
+overrides the corpus, which overrides `base`. A table whose keys are epsilons,
+such as '0.5', is replaced by its value for the epsilon of the row. A mechanism
 with the name of a strategy family has that family, unless it sets
 `privacy.family`. A mechanism without noise, such as `none`, has one row, and
 the row has no epsilon. If a row has several candidates, its experiment has the
