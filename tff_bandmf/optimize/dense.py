@@ -94,8 +94,8 @@ _START_GAP = 1e-3
 # result is proved, a search ends if `_PATIENCE` evaluations decreased the loss
 # by less than the fraction `_WORTH` of the gap.
 _CHECK_EVERY, _PATIENCE, _WORTH = 10, 10, 1e-3
-# For small n, this number / n replaces `_PATIENCE`. A search for L needs few
-# evaluations, so its patience is doubled.
+# For small n, this number divided by n replaces `_PATIENCE`. A search for L
+# needs few evaluations, so its patience is doubled.
 _PATIENCE_OF_SMALL = 1200
 # Steps of Newton's method after a search that ends without proof, the largest
 # entry of the gradient at which they end, and most evaluations of a step.

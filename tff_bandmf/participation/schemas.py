@@ -238,6 +238,8 @@ class MinSep(_Separated):
 class FixedEpoch(_Separated):
   """Successive rounds of a client are exactly `min_sep` apart (epochs).
 
+  A client may skip epochs if it is allowed ceil(n / b) rounds of n.
+
   >>> FixedEpoch(min_sep=4, max_participations=2).participations(rounds=9)
   2
   """

@@ -81,8 +81,8 @@ _WORDS = 2**64
 # copies, and for three or more copies, whose entries take more time. Largest
 # number of states for three or more copies.
 _MOST_OF_TWO, _MOST_OF_SEVERAL, _MOST_STATES = 2**23, 2**21, 2**10
-# Number of `Copies` that a mixture stores. `importance.removes` uses the last
-# four again.
+# Number of `Copies` that a mixture stores. `importance.removes` uses the four
+# latest again.
 _MOST_STORED = 4
 # Values of L below this value are computed in logarithms.
 _SMALLEST_RATIO = 1e-290

@@ -29,8 +29,8 @@ from tff_bandmf.strategies import recursion as recursion_lib
 # Number of rounds of a group. A block is computed group by group: one matrix
 # product adds the weighted rows of all earlier groups to the rounds of a group.
 _TOGETHER = 8
-# Maximum bytes of a chunk on a CPU, where it should fit in cache, and on other
-# devices. A chunk of 2^13 coordinates may have more bytes; see `_width`.
+# Maximum bytes of a chunk: on a CPU, so that the chunk fits in cache, and on
+# other devices. A chunk of 2^13 coordinates may have more; see `_width`.
 _CPU_BYTES, _BYTES = 2**22, 2**31
 # Maximum number of columns in doubt that a device returns for one chunk of a
 # block. If there are more, the device computes the block again.
