@@ -416,7 +416,9 @@ def test_smallest_cases_converge(rounds, schema):
 def test_bad_input_is_refused():
   with pytest.raises(ValueError, match='rounds=0: .*least'):
     dense.optimize_dense(solver.Problem(0, participation.Single()))
-  with pytest.raises(TypeError, match='participation=3: .*schema'):
+  with pytest.raises(
+    TypeError, match='participation=3: must be a Participation'
+  ):
     dense.optimize_dense(solver.Problem(3, 3))
   with pytest.raises(ValueError, match='objective=least: .*known'):
     dense.optimize_dense(
