@@ -90,8 +90,8 @@ class Participation(Cohorts):
   A run enforces its schema: a client that would break the schema is refused.
 
   Attributes:
-    evenly_spaced: whether the difference of a round of a client and the
-      client's next round is exactly `min_sep`.
+    evenly_spaced: whether the differences of a client's rounds are multiples of
+      `min_sep`.
     adjacency: name of the relation between neighbouring data sets, `zero-out`.
   """
 
