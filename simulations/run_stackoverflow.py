@@ -322,8 +322,8 @@ class _Flags:
   metavar='SECONDS',
   default=_ROUND_SECONDS,
   show_default=True,
-  help='Time limit of a worker for its part of a round. If a worker exceeds it, '
-  'the run ends; --resume continues it.',
+  help='Time limit of a worker for its part of a round. If a worker takes '
+  'longer, the run ends; --resume continues it.',
 )
 @click.option('--resume', is_flag=True, help='Continues the runs in DIR.')
 @click.option(
