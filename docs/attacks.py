@@ -191,7 +191,8 @@ def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
     )
     if above < total:
       text += (
-        f' With probability 0.8, the test would show these shares of {those}: '
+        ' With probability 0.8, the test would show a rate above chance if the '
+        f'attack found these shares of {those}: '
         + ', '.join(
           f'{100 * _detectable(line, rate):.1f} % at '
           f'{100 * rate["alpha"]:g} % false positives'

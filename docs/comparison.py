@@ -45,7 +45,7 @@ _LIMITS = """\
   mechanism may change the order of mechanisms with close losses.
 - Each test compares two mechanisms, without correction for multiple tests.
 - An adaptive clip and amplified cohorts change more than L. Their runs show
-  that they train, but not how much they gain.
+  that such training works, but not how much it gains.
 """
 
 
@@ -53,7 +53,7 @@ _EXPECTED_OF_PEOPLE = """\
 - The error L of a mechanism determines the loss, as in the
   [comparison](comparison). A person takes part 15 times, so the L of
   independent noise is about three times the L of banded.
-- Noise costs more than on the docstrings, because the mean of 50 people has
+- Noise costs more than in the comparison, because the mean of 50 people has
   more noise than the mean of the large cohort that the comparison simulates.
 """
 
@@ -74,8 +74,9 @@ _LIMITS_OF_PEOPLE = """\
   `denoised-adam`). Its loss minus the loss of momentum at epsilon 8, on seeds 1
   to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034, +0.027 for
   banded; +0.029, +0.028, +0.027 for blt-4. The search of its rate on identity
-  tried 1.7^-8 to 1.7^-11; 1.7^-11 was best. The rule above gave the rate of the
-  other mechanisms (1.7^-9). beta_2 was 0.99, and the floor 0.01.
+  tried 1.7^-8 to 1.7^-11; 1.7^-11 was best. The rule of BandMF23 gave the rate
+  of the other mechanisms (1.7^-9). beta_2 was 0.99, and the least root of the
+  second moment 0.01.
 """
 
 
@@ -167,8 +168,8 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
     'After a crash, the first command resumes the sweep. The last command '
     'writes this page from the finished runs alone. The learning rates follow '
     'from log(rate) = -0.95 log(L) + constant, and are at most the rate that '
-    'is stable without noise. The constant is fitted to the candidate rate of '
-    'one mechanism with the least validation loss:',
+    'is stable without noise. One mechanism has candidate rates, and the '
+    'constant is fitted to the candidate with the least validation loss:',
     summary.search_table() or 'No candidate has ended.',
     *summary.notes,
   ]

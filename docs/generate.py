@@ -215,8 +215,8 @@ better. An empty cell means that the library does not do the task.
 - Our normals are float64 with their whole tail, rounded to a lattice, from
   ChaCha20. The normals of the others are float32. SciPy's inverse CDF takes
   more than half of our time and ChaCha20 a tenth, see the section normals.
-  Without the inverse, words, fractions and rounding still take more than 1.3 of
-  opake's whole row, so no other inverse CDF would reach the goal.
+  Without the inverse, words, fractions and rounding still take more than 1.3
+  times opake's whole row, so no other inverse CDF would reach the goal.
 """
 
 
@@ -258,8 +258,8 @@ _BENCHMARKS = """\
 
 Each figure comes from one run. Both values of a ratio were measured in the same
 run. Seconds depend on the machine and on its other load. A goal is the largest
-value that a figure should have. The function of a case, in `benchmarks/`,
-describes it further.
+value that a figure should have. The docstring of a case's function in
+`benchmarks/` describes the case further.
 
 Every section has the date of its run. This command writes a section again:
 `python -m benchmarks.bench NAME | python docs/generate.py benchmarks`. Another
