@@ -4,6 +4,7 @@ import functools
 import json
 import os
 
+import brute_force
 import families
 import numpy as np
 import pytest
@@ -49,30 +50,6 @@ def _random_schema(rng, n):
   ][rng.integers(3)]
 
 
-@functools.cache
-def _patterns(n, gap, most, fixed):
-  """Returns the rounds of every pattern that a schema allows, [patterns, n]."""
-
-  def longer(pattern):
-    yield pattern
-    ends = range(pattern[-1] + gap if pattern else 0, n)
-    for t in (
-      (ends[:1] if fixed and pattern else ends) if (len(pattern) < most) else ()
-    ):
-      yield from longer((*pattern, t))
-
-  found = list(longer(()))
-  rounds = np.zeros((len(found), n))
-  for row, pattern in zip(rounds, found):
-    row[list(pattern)] = 1
-  return rounds
-
-
-def _worst(c, rule):
-  """Returns the largest |C u| over all patterns, all updates alike."""
-  return np.linalg.norm(_patterns(len(c), *rule) @ c.T, axis=1).max()
-
-
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
   """Gives rounds and family -> a strategy, and what its file says of it."""
@@ -102,7 +79,7 @@ def test_100_runs_agree_with_the_library_and_brute_force(name, written):
     arity = {'tree': 2, 'online-tree': -2}.get(name)
     lower, upper = verify_lib.sensitivity(c, *rule, arity)
     theirs = sensitivity.sensitivity(strategy, schema)
-    assert upper >= _worst(c, rule) * (1 - 1e-12)
+    assert upper >= brute_force.alike(c, schema) * (1 - 1e-12)
     assert lower <= upper and lower <= theirs.value * (1 + 1e-9)
     # What the library claims is confirmed.
     assert upper <= theirs.value * (1 + 1e-9)
@@ -131,7 +108,7 @@ def test_heaviest_pattern_of_a_tree_is_that_of_brute_force(arity):
       for most in {1, 2, -(-n // gap)}:
         if most * gap - gap < n:
           squared = verify_lib.heaviest(arity, n, gap, most)
-          worst = _worst(c, (gap, most, False))
+          worst = brute_force.alike(c, participation.MinSep(gap, most))
           assert squared == pytest.approx(worst**2, rel=1e-9)
 
 

@@ -30,7 +30,10 @@ def patterns(rounds, schema):
           yield from longer((*rows, row))
 
   every = [rows for first in range(rounds) for rows in longer((first,))]
-  return np.array([np.isin(np.arange(rounds), rows) for rows in every], float)
+  ways = np.zeros((len(every), rounds))
+  for way, rows in zip(ways, every):
+    way[list(rows)] = 1
+  return ways
 
 
 @functools.cache
@@ -50,10 +53,14 @@ def largest(gram, ways):
   return math.sqrt(np.einsum('pi,pi->p', ways @ gram, ways).max())
 
 
+def alike(matrix, schema):
+  """Returns the largest sum of X, where all contributions are alike."""
+  return largest(matrix.T @ matrix, patterns(len(matrix), schema))
+
+
 def bound(matrix, schema):
   """Returns the largest sum of |X|, which bounds all vector contributions."""
-  gram = np.abs(matrix.T @ matrix)
-  return largest(gram, patterns(len(matrix), schema))
+  return largest(np.abs(matrix.T @ matrix), patterns(len(matrix), schema))
 
 
 def attained(matrix, schema):
