@@ -71,8 +71,7 @@ class Event:
       depending on the kind; None if the kind has no digest, or if the digest is
       not known.
     z_stddev: standard deviation of an entry of z, the noise before C^-1
-      multiplies it, in the unit of the sum, as the aggregator measured it, >=
-      0; None if it is not known.
+      multiplies it, in the unit of the sum, >= 0; None if it is not known.
     noise_checked: whether the program that added the noise tested the noise.
     payload: {name: value} as JSON text; None if the event has no values.
   """

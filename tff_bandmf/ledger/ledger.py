@@ -524,8 +524,7 @@ class Ledger:
     Args:
       round_index: index of the round.
       z_stddev: standard deviation of an entry of z, the noise before C^-1
-        multiplies it, in the unit of the sum, as the aggregator measured it, >=
-        0; None if it is not known.
+        multiplies it, in the unit of the sum, >= 0; None if it is not known.
       sum_digest: digest of the sum that is about to be released; None if it is
         not known. A replay with another digest is refused.
       noise_checked: whether the program that added the noise tested the noise.
@@ -553,7 +552,7 @@ class Ledger:
       )
     if z_stddev is not None:
       z_stddev = _checks.nonnegative(
-        'z_stddev', z_stddev, 'leave it out if it was not measured'
+        'z_stddev', z_stddev, 'leave it out if it is not known'
       )
     t = _round(round_index)
     return self._end(

@@ -21,10 +21,10 @@ def rows(source: inputs.Source) -> Iterator[document.Assumption]:
     else _UNCHECKED
   )
   measured = (
-    'not checked: the ledger has no measurement'
+    'not checked: the ledger has no standard deviation'
     if claim.observed.z_stddev is None
-    else 'the ledger has the standard deviation that the aggregator measured '
-    'in each round; this report compared it with the claim'
+    else 'the ledger has the standard deviation of the noise of each round; '
+    'this report compared it with the claim'
   )
   trainer = 'the operator of the training' if elsewhere else 'the program'
   clipped = f'its L2 norm is clipped to {claim.plan.clip}'

@@ -34,7 +34,7 @@ from tff_bandmf.run_files import (
   run_ledger,
 )
 
-# Relative tolerance of the measured standard deviation, which is float32.
+# Relative tolerance of the ledger's standard deviation, which is float32.
 _TOLERANCE = 1e-6
 _REMEDY = 'nothing can be claimed for such a run'
 

@@ -578,8 +578,8 @@ class Report(CommonFields, Mechanism, Guarantee, RunFacts):
       sensitivity includes this factor.
     z_stddev: z_stddev_per_clip * l2_norm_clip: standard deviation of an entry
       of z.
-    measured_z_stddev: Smallest measured standard deviation of z in the ledger;
-      null: the ledger has no measurement.
+    measured_z_stddev: Smallest standard deviation of z in a round, by the
+      ledger; null: the ledger lacks the standard deviation of a round.
     mean_error: Mean of the expected squared errors of the n prefix sums, for z
       of standard deviation 1.
     max_error: Largest of the expected squared errors of the n prefix sums.
