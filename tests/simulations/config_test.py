@@ -81,7 +81,7 @@ def test_set_takes_toml_values_and_bare_words():
     ('privacy.secure_noise=true', 'secure_noise'),
     ('privacy.objective=median', 'privacy.objective'),
     ('privacy.objective=[1, 2]', 'privacy.objective=2 rounds'),
-    ('privacy.objective=[]', 'privacy.objective: must be a list'),
+    ('privacy.objective=[]', 'privacy.objective=[]: must be a list'),
     ('training.server_learning_rates=[1]', 'server_learning_rates: do not go'),
     ('training.server_weight_decay=2', 'training.server_weight_decay=2'),
     ('privacy.delta=2', 'privacy.delta'),
