@@ -308,6 +308,7 @@ def _toeplitz_rmse(rounds, bands):
   ('epsilon', 'bands', 'rmse'),
   [(1, 8, 24.45), (2, 16, 14.61), (4, 32, 9.19), (8, 64, 5.95)],
 )
+@pytest.mark.deep(but=('2-16', '8-64'))
 def test_amplified_rmse_is_the_published_one(epsilon, bands, rmse):
   found = _rmse(2048, 8, epsilon, bands, 1e-5)
   assert found == pytest.approx(rmse, rel=2e-3)
