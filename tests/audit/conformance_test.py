@@ -47,7 +47,7 @@ def _answers(make, specification=None, **keywords):
   return {each.question: each for each in found}
 
 
-class _Asked:
+class _Audit:
   """An aggregator whose runs are made for the questions that are asked."""
 
   def __init__(
@@ -153,24 +153,24 @@ def _fails(answer):
 @_faults('size', 'correlation', 'tails', 'low_bits')
 def test_fault_of_the_noise_fails_its_question(make, question):
   draws = 1 << 22 if question == 'low_bits' else 1
-  assert _fails(_Asked(make, draws=draws).answer(question))
+  assert _fails(_Audit(make, draws=draws).answer(question))
 
 
 @pytest.mark.slow
 @_faults('influence', 'divisor')
 def test_fault_of_the_sum_fails_its_question(make, question):
-  assert _fails(_Asked(make).answer(question))
+  assert _fails(_Audit(make).answer(question))
 
 
 @_faults('sums')
 def test_sum_that_is_not_exact_fails(make, question):
-  assert _fails(_Asked(make).answer(question))
+  assert _fails(_Audit(make).answer(question))
 
 
 @_faults('replay')
 def test_second_release_of_a_round_fails(make, question):
   """Whether the noise of the second release is old or new."""
-  answer = _Asked(make).answer(question)
+  answer = _Audit(make).answer(question)
   assert answer.verdict == FAIL and 'released too: ' in answer.unit
 
 
@@ -255,9 +255,9 @@ def test_ours_in_tff_sums_exactly_and_releases_once(ours_in_tff):
   specification = conformance.Specification(
     benchmarks.CLIP, benchmarks.Z_STDDEV, benchmarks.CLIENTS, np.eye(2)
   )
-  asked = _Asked(ours_in_tff, specification, seed=0)
-  assert asked.answer('sums').verdict == PASS
-  assert asked.answer('replay').verdict == PASS
+  audit = _Audit(ours_in_tff, specification, seed=0)
+  assert audit.answer('sums').verdict == PASS
+  assert audit.answer('replay').verdict == PASS
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_ours_passes_every_question_in_tff(monkeypatch, ours_in_tff):
 @pytest.mark.deep(but=('made0',))
 def test_correlation_that_is_not_stated_is_found(made, stated):
   make = functools.partial(faulty.Sound, matrix=made)
-  answer = _Asked(make, _specification(stated), seed=0).answer('correlation')
+  answer = _Audit(make, _specification(stated), seed=0).answer('correlation')
   assert answer.verdict == FAIL
   assert answer.statistic > 20
 
@@ -286,11 +286,11 @@ def test_noise_of_another_size_is_found(size):
   specification = dataclasses.replace(
     _specification(), z_stddev=faulty.Z / size
   )
-  asked = _Asked(faulty.Sound, specification, seed=0)
-  answer = asked.answer('size')
+  audit = _Audit(faulty.Sound, specification, seed=0)
+  answer = audit.answer('size')
   assert answer.verdict == FAIL
   assert answer.statistic == pytest.approx(size, rel=0.02)
-  assert asked.answer('correlation').verdict == PASS
+  assert audit.answer('correlation').verdict == PASS
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_function_without_a_variant_without_noise(fault, question):
   make = faulty.FAULTS[fault][0] if question else faulty.Sound
   make = functools.partial(faulty.function, make)
   if question:
-    assert _Asked(make, seed=0).answer(question).verdict == FAIL
+    assert _Audit(make, seed=0).answer(question).verdict == FAIL
   else:
     expected = {**_SOUND, 'sums': CANNOT_TELL, 'replay': CANNOT_TELL}
     assert _verdicts(_answers(make)) == expected
@@ -348,7 +348,7 @@ def test_same_noise_at_every_start_is_found(tmp_path, monkeypatch):
   name = 'starts:Aggregator'
   make = aggregators.load(name)
   again = functools.partial(aggregators.load, name, again=True)
-  found = _Asked(make, seed=0, again=again).answer('correlation')
+  found = _Audit(make, seed=0, again=again).answer('correlation')
   assert found.verdict == FAIL and 'two runs' in found.unit
 
 
@@ -368,7 +368,7 @@ def test_one_client_a_round():
 def test_draws_that_reach_the_end_of_float32_normals_tell(monkeypatch):
   monkeypatch.setattr(arithmetic_attacks, 'TAIL', 3.2)
   sound, cut = (
-    _Asked(make, draws=1 << 20, seed=0).answer('tails')
+    _Audit(make, draws=1 << 20, seed=0).answer('tails')
     for make in (faulty.Sound, faulty.FAULTS['TailCut'][0])
   )
   assert sound.verdict == PASS
@@ -452,7 +452,7 @@ def test_false_alarms_of_large_normals_are_at_most_as_stated():
 
 @pytest.mark.slow
 def test_false_alarms_of_low_bits_are_at_most_as_stated():
-  subject = _Asked(None, false_alarm=_RATE / conformance._SHARE).subject
+  subject = _Audit(None, false_alarm=_RATE / conformance._SHARE).subject
 
   def ask(normals):
     grids = [
@@ -483,8 +483,8 @@ class _CoarseNoiseInOddRounds(faulty.Sound):
 
 @pytest.mark.slow
 def test_lattice_that_changes_between_rounds_is_no_low_bits_fault():
-  asked = _Asked(_CoarseNoiseInOddRounds, draws=1 << 22, seed=0)
-  assert asked.answer('low_bits').verdict == PASS
+  audit = _Audit(_CoarseNoiseInOddRounds, draws=1 << 22, seed=0)
+  assert audit.answer('low_bits').verdict == PASS
 
 
 @pytest.mark.slow
@@ -494,9 +494,9 @@ def test_false_alarms_of_influence_and_divisor_are_at_most_as_stated():
   trials = 10
   make = functools.partial(faulty.function, faulty.Sound)
   for seed in range(trials):
-    asked = _Asked(make, seed=seed, false_alarm=_RATE / conformance._SHARE)
+    audit = _Audit(make, seed=seed, false_alarm=_RATE / conformance._SHARE)
     counts.update(
-      asked.answer(question).verdict for question in ('influence', 'divisor')
+      audit.answer(question).verdict for question in ('influence', 'divisor')
     )
   assert counts[FAIL] <= scipy.stats.binom.isf(1e-6, 2 * trials, _RATE)
   assert counts[PASS] == 2 * trials - counts[FAIL]

@@ -124,9 +124,8 @@ def test_worker_that_is_stopped_is_named_and_then_left_out(runtime):
       assert workers.map(_map, 1, [1, 2]) == [1001, 1002]
       assert not said
       # A worker that runs may take seconds where many processes run.
-      workers._contexts[
-        f'localhost:{second}'
-      ].link.wait_policy = timeouts.WaitPolicy(
+      link = workers._contexts[f'localhost:{second}'].link
+      link.wait_policy = timeouts.WaitPolicy(
         4.0, said.append, notice_seconds=1.0
       )
       with _stopped(victim):
