@@ -7,9 +7,9 @@ tree of each statement that is marked, in a copy of the tree, and runs the
 guards there; `mutations.py` has the changes. ARGS='word ...' takes the marks
 whose file or guards contain a word.
 
-Guards notice a statement if they fail for one of its first changes, and do not
-pass without the statement. A mark holds, and the next one is tried, if the
-guards notice half of its statements.
+Guards notice a statement if they fail for one of its first changes. If the
+statement is a refusal or a call, they must fail without it, too. A mark holds,
+and the next one is tried, if the guards notice half of its statements.
 `--all` tries all of these changes, and shows which ones survive; some mean the
 same program. An error that any program without a meaning has, such as a wrong
 type, does not count, unless the change took a refusal out.
