@@ -44,7 +44,7 @@ _LIMITS = """\
 - All rates follow from L by one rule of BandMF23. A search of the rate for each
   mechanism may change the order of mechanisms with close losses.
 - Each test compares two mechanisms, without correction for multiple tests.
-- An adaptive clip and amplified cohorts change more than L. Their runs show
+- An adaptive clip and amplified cohorts do not change L alone. Their runs show
   that such training works, but not how much it gains.
 """
 
@@ -114,7 +114,8 @@ COMPARISON = Study(
   'differ in the matrix, and in the learning rate that follows from it.',
   'evidence',
   '--config=configs/evidence.toml --out=runs/evidence',
-  'Hollow points are runs whose guarantee is for their own cohort.',
+  'Hollow points are runs with a guarantee for their own cohort; all other '
+  'runs simulate a larger cohort.',
   _EXPECTED,
   _LIMITS,
 )
@@ -311,7 +312,8 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     if differences:
       paragraphs.append(
         f'The table has the loss minus the loss of {said}, on the same seeds, '
-        'with 95 % intervals. A difference is shown if its interval excludes 0:'
+        'with 95 % intervals. The column `shown` says whether the interval '
+        'excludes 0:'
       )
       paragraphs.append(
         tabulate.tabulate(

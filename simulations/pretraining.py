@@ -63,9 +63,9 @@ def start(
 
   Raises:
     OSError: a file is missing.
-    ValueError: the run of `training.init` has not ended; has another model or
-      other words than this experiment; or has no guarantee but used the clients
-      of this experiment, which has noise.
+    ValueError: the run of `training.init` has not ended; it has another model
+      or other words than this experiment; or this experiment has noise, and
+      that run used the same clients without a guarantee.
   """
   training = config.training
   model = models.build(config.model, vocabulary.num_ids, training.seed)

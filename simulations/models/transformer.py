@@ -1,10 +1,10 @@
 """A small causal transformer with layer norms before the sublayers [Xiong20].
 
-The model is made for training with differential privacy. It has no batch norm,
-so the logits of a sentence depend on no other sentence, and no dropout. It has
-few tensors, because one tensor holds the weights of one kind for all layers. It
-has no weights for positions: attention scores decrease with distance [Press22].
-The softmax uses the embedding matrix.
+The model is made for training with differential privacy. It has no dropout. It
+has no batch norm, so the logits of a sentence depend on no other sentence. It
+has few tensors, because one tensor holds the weights of one kind for all
+layers. It has no weights for positions: attention scores decrease with distance
+[Press22]. The softmax uses the embedding matrix.
 
 [Press22] is Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022; [Xiong20]
 is Xiong et al., "On Layer Normalization in the Transformer Architecture", ICML

@@ -19,8 +19,9 @@ deviations and, for every row of C^-1 D,
   B 2^k + 16 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
 With secure aggregation the first term is 2 B 2^k. The third term bounds the
-effect of rounding errors on y. Privacy is the same on every lattice. A step
-below 2^-17 s / C[t, t] would put more roundings in doubt, which costs time.
+effect of rounding errors on y. Privacy is the same on every lattice. With a
+step below 2^-17 s / C[t, t], a larger share of the coordinates of y would need
+more digits than float64 has, which costs time.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class Lattice:
     # The range condition is 2^k (sums + deviations) + constant <= 2^31 - 1.
     norm = recursion.rho * recursion.max_scale if z_stddev_per_clip else 0.0
     # PRIVACY: A coordinate of y that leaves int32 wraps around. The range
-    # includes these deviations of y, and delta includes the probability that y
-    # exceeds them.
+    # includes y up to 16 of its standard deviations, and delta includes the
+    # probability that y exceeds them.
     # Guard: lattice_test.test_random_lattices_hold_sums_and_noise.
     deviations = stops.DEVIATIONS * z_stddev_per_clip * norm
     # PRIVACY: Secure aggregation doubles the range that the sum needs. Without

@@ -12,8 +12,9 @@ from tff_bandmf.optimize import solver
 from tff_bandmf.strategies import base
 
 # A search may try this many bands of C^-1 under any memory limit. With so few
-# bands, a producer can draw past normals again instead of keeping them: at most
-# 2.75 normals for one coordinate and round.
+# bands, past normals need no memory, because they are drawn again from the key.
+# For 4 rounds together, these are at most 7 past normals of a coordinate. So a
+# round draws at most (4 + 7) / 4 = 2.75 normals of a coordinate.
 _REDRAWN_BANDS = 8
 
 
@@ -88,8 +89,9 @@ class Request(solver.Problem):
     """Returns the largest number of bands that a search tries.
 
     The noise of so many bands fits into `memory_copies`. If past normals can be
-    drawn again from the key, the number is at least `_REDRAWN_BANDS`. For
-    sampled cohorts it is at most min_sep.
+    drawn again from the key, a search tries up to `_REDRAWN_BANDS` bands under
+    any limit. The number is at most `rounds` and, for sampled cohorts, at most
+    min_sep.
     """
     limit = self.rounds
     if self.noise and self.participation.min_sep:

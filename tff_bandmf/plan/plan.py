@@ -94,15 +94,15 @@ class Plan(request_lib.Request):
     """Returns `result`, and calls `progress` after each step of a search.
 
     Raises:
-      ValueError: no strategy or noise meets the request, or the sizes of its
-        sampled cohorts are wrong.
+      ValueError: no strategy or noise meets the request; or `largest_cohort` or
+        `clients_per_round` does not fit the sampled cohorts.
     """
     return self._with(self._result or search_lib.search(self, progress))
 
   def _with(self, result: search_lib.Result) -> search_lib.Result:
     """Stores a result in the plan.
 
-    Users cannot change a plan, so this bypasses the frozen class.
+    The class is frozen, so only `object.__setattr__` can set the field.
     """
     object.__setattr__(self, '_result', result)
     return result
@@ -125,8 +125,8 @@ class Plan(request_lib.Request):
   def schema(self) -> participation_lib.Participation:
     """The schema that bounds the rounds of each client.
 
-    A `Budget` comes from the result, since only the result has the costs of
-    rounds under C.
+    The `Budget` in `cohorts` lacks the costs of rounds under C. So a `Budget`
+    comes from the result, which has them.
     """
     if isinstance(self.cohorts, participation_lib.Budget):
       return self.result.guarantee.cohorts.schema
@@ -335,7 +335,7 @@ class Plan(request_lib.Request):
         used.
       population: number of clients in the population. `feasible` of a point is
         False if this population cannot fill the cohorts of an enforced schema.
-        If None, nothing is compared.
+        If None, `feasible` is None.
 
     Raises:
       ValueError: the plan has no delta, neither the plan nor the argument has

@@ -15,8 +15,9 @@
 The noise of a finished run is fixed. So if clients took part more often or in
 closer rounds than planned, the sensitivity is larger, the noise multiplier
 smaller, and epsilon larger than planned. If a run stopped early, the claim is
-for the number of rounds that it fixed before its first round: the number in the
-ledger that all its rounds stated, or else all planned rounds.
+for a number of rounds that was fixed before the first round: in the ledger,
+every round states this number. If the ledger has no such number, the claim is
+for all planned rounds.
 
 For sampled cohorts, this noise multiplier gives the guarantee without
 amplification. The report also makes the amplified claim if a sampling key drew

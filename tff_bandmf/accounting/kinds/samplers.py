@@ -161,9 +161,10 @@ class BMinSep(Sampler):
   """Each eligible client takes part with probability p.
 
   A client is eligible from a random first round on, except in the b - 1 rounds
-  after each round in which it takes part. The first round is each of the rounds
-  1, ..., b - 1 with probability `wait_prob`, else round 0. The cohort of a
-  round depends on earlier cohorts, which are drawn again if a run resumes.
+  after each round in which it takes part. Each of the rounds 1, ..., b - 1 is
+  the first round with probability `wait_prob`; otherwise it is round 0. The
+  cohort of a round depends on earlier cohorts, which are drawn again if a run
+  resumes.
   """
 
   def __init__(

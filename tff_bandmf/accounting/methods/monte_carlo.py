@@ -252,10 +252,10 @@ def delta_bound(
   most = max(mean + margin for _, mean, margin in plan)
   for direction, mean, margin in plan:
     if not direction.eta or direction.bound <= max(upper, failure_probability):
-      # PRIVACY: A direction is not sampled if its B is at most beta or at most
-      # the bound of the earlier direction. If this direction were left out, the
-      # bound of delta could be too low. So the bound of this direction is B,
-      # which holds without samples.
+      # PRIVACY: A direction is not sampled if its B is at most beta, or at most
+      # the bound or the expected bound of the earlier direction. If this
+      # direction were left out, the bound of delta could be too low. So the
+      # bound of this direction is B, which holds without samples.
       # Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
       upper = max(upper, direction.bound)
       continue
