@@ -66,17 +66,18 @@ _LIMITS_OF_PEOPLE = """\
 - Each test compares two mechanisms, without correction for multiple tests.
 - The best BLT for these participations has one buffer, so blt-1, blt-2 and
   blt-4 have the same C. Their losses differ only by their random noise.
-- [Participation by budget](budget) has no row: cohorts of 50 need 14.3 of the
-  15 rounds of each of 837 people. No budget is left for rounds close together,
-  and the driver refuses `apart = 8` because it cannot fill round 175.
-- Adam with the known variance of the noise subtracted from its second moment
-  did not gain, and is not in the code (commit 46ef42a had it as
-  `denoised-adam`). Its loss minus the loss of momentum at epsilon 8, on seeds 1
-  to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034, +0.027 for
-  banded; +0.029, +0.028, +0.027 for blt-4. The search of its rate on identity
-  tried 1.7^-8 to 1.7^-11; 1.7^-11 was best. The rule of BandMF23 gave the rate
-  of the other mechanisms (1.7^-9). beta_2 was 0.99, and the least root of the
-  second moment 0.01.
+- [Participation by budget](budget) is not in the tables. Cohorts of 50 need
+  14.3 of the 15 rounds of each of 837 people. Rounds close together cost more,
+  and no budget is left for them: with `apart = 8`, a run cannot fill round 175
+  and is refused.
+- A variant of Adam was tried, `denoised-adam` of commit 46ef42a. It subtracts
+  the known variance of the noise from the second moment. It did not gain, and
+  is no longer in the code. Its loss minus the loss of momentum at epsilon 8, on
+  seeds 1 to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034, +0.027
+  for banded; +0.029, +0.028, +0.027 for blt-4. The search of its rate on
+  identity tried 1.7^-8 to 1.7^-11; 1.7^-11 was best. The rule of BandMF23 gave
+  the rate of the other mechanisms (1.7^-9). beta_2 was 0.99, and the least root
+  of the second moment 0.01.
 """
 
 
@@ -280,14 +281,14 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
   rows = summary.rows
   spread = [row['loss_stdev'] for row in rows if row['loss_stdev'] is not None]
   for key, name in (
-    ('noise', 'sums of updates'),
-    ('momentum_noise', 'models'),
+    ('noise', 'L, the error of sums of updates,'),
+    ('momentum_noise', 'the error of models'),
   ):
     curve = analysis.curve([(run[key], run['test_loss']) for run in noised])
     if curve is not None:
       losses = [run['test_loss'] for run in noised]
       text = (
-        f'A curve of the loss over the L of {name} was fitted to {len(noised)} '
+        f'A curve of the loss over {name} was fitted to {len(noised)} '
         f'runs. Its residuals have a standard deviation of {curve.stdev:.3f} '
         'nats per word. The best and the worst run differ by '
         f'{max(losses) - min(losses):.2f}'
@@ -298,10 +299,10 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
           f'. Seeds of one mechanism have a standard deviation of {seeds:.3f}. '
         )
         text += (
-          'So L explains the differences between mechanisms'
+          'So this error explains the differences between mechanisms'
           if curve.stdev < 1.5 * seeds
-          else 'So L explains most of the differences between mechanisms, but '
-          'not all'
+          else 'So this error explains most of the differences between '
+          'mechanisms, but not all'
         )
       paragraphs.append(f'{text}.')
   for other, said in (
@@ -347,8 +348,9 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
       if pair['shown'] == 'yes'
     ]
     paragraphs.append(
-      f'{sum(first < second for first, second in shown)} of the {len(shown)} '
-      'differences that are shown have the order of L.'
+      f'In {sum(first < second for first, second in shown)} of the '
+      f'{len(shown)} differences that are shown, the smaller loss has the '
+      'smaller L.'
     )
   paragraphs += _momentum(summary)
   return paragraphs

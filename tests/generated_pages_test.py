@@ -208,7 +208,7 @@ def test_study_claims_what_its_runs_show(tmp_path, study, data):
   assert '**12 of 13 runs have ended**, 1 are missing' in page
   assert '| banded      |         8 |       3 | -0.200 ± 0.000 |' in page
   assert 'Not shown: the order of banded and tree at epsilon 8.' in page
-  assert '2 of the 2 differences that are shown have the order of L' in page
+  assert 'In 2 of the 2 differences that are shown, the smaller loss' in page
   assert re.search(
     r'copies .*\n.*\n.* 0 .* identity .*\n.* 7 .* tree .*\n.* 15 .* banded ',
     page,

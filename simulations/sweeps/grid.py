@@ -38,11 +38,12 @@ class Row:
     series: name of the corpus, if the grid has corpora, and of the mechanism,
       joined by '_'.
     epsilon: target epsilon, > 0; infinity for a grid's row without noise.
-    exponents: candidates i of the server learning rate 1.7^i; () if the base,
-      the rule or --set gives the rate.
-    tree: the experiment as nested tables; its server learning rate is the
-      middle candidate, or the largest rate that the rule may give.
-    comments: lines about the experiment, for readers of `toml`.
+    exponents: candidates i of the server learning rate 1.7^i; () if the rate is
+      a value in the file or in --set, or if the rule gives it.
+    tree: the experiment as nested tables. If the server learning rate has
+      candidates, `tree` has the middle one. If the rule gives the rate, `tree`
+      has the largest rate that is allowed.
+    comments: lines of comment that `toml` writes above the experiment.
     seeds: seeds, each >= 1, of the test runs of the row in a sweep.
     rule: rule for the server learning rate; None if no rule gives the rate.
     extensions: maximum number of rates, >= 0, that a search adds at the ends of
@@ -166,7 +167,7 @@ def load(
   Raises:
     ValueError: the file is not TOML, has no such row, has an unknown or missing
       key, or a value is out of range.
-    OSError: the file, or the file of its base, cannot be read.
+    OSError: the file, or a file that its key `base` names, cannot be read.
   """
   path, _, name = source.rpartition(':')
   if not path or os.path.exists(source):
@@ -260,7 +261,7 @@ def _rule(
 
 
 def _with_rule(row: Row, rule: Optional[Rule]) -> Row:
-  """Returns the row, with the rule if it has noise and no candidates."""
+  """Returns the row; a row with noise and without candidates gets the rule."""
   if rule is None or row.exponents or row.epsilon == math.inf:
     return row
   return dataclasses.replace(

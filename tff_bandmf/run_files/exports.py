@@ -5,8 +5,9 @@
 | `strategy.json` | the strategy matrix C and the schema of `plan.json`  |
 | `result.json`   | the results in the ledger, and the head of its chain |
 
-The module `metrics` writes a third export, `metrics.csv`. No program of a run
-reads a value from an export. When a run is opened, missing exports are written.
+The module `metrics` writes a third export, `metrics.csv`. The library only
+compares exports with the plan and the ledger. When a run is opened, missing
+exports are written.
 """
 
 from __future__ import annotations

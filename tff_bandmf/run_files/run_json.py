@@ -6,7 +6,7 @@ ledger.sqlite   for each round: keyed hashes of its clients, the digest of its
                 released sum, the released clip, and the digest of its row of
                 metrics; the notes on the run; at the end of the run, the
                 measured results of the last model
-strategy.json   export of C; no program of a run reads a value from an export
+strategy.json   export of C; the library only compares exports with their source
 metrics.csv     export of the rows of metrics, one for each round
 result.json     export of the results and of the last head of the ledger's chain
 private/        files that are never published; mode 0700:

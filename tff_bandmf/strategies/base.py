@@ -26,12 +26,11 @@ MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
 MAX_ROUNDS = 100_000_000
 # PRIVACY: The sensitivity is computed from squares of entries of C. Squares of
 # tiny entries underflow to 0, and the sensitivity and the noise could be 0.
-# Squares of huge entries overflow, and the sensitivity is infinite or NaN.
-# `check_entries` refuses a C with a diagonal or an entry beyond these limits.
+# `check_entries` refuses a C with a diagonal entry below this limit.
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _SMALLEST_DIAGONAL = 1e-30
-# PRIVACY: Squares of far larger entries overflow, and the sensitivity would be
-# infinite or NaN. A C with an entry above this limit is refused.
+# PRIVACY: Squares of huge entries overflow, and the sensitivity would be
+# infinite or NaN. `check_entries` refuses a C with an entry above this limit.
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _LARGEST_ENTRY = 1e30
 # Least number of columns of a matrix product; fewer columns would be slow.
@@ -63,6 +62,7 @@ class Strategy(abc.ABC):
   |        |                 | with a non-zero entry                         |
   | p      | `inverse_bands` | number of such diagonals of C^-1              |
   | d      | `buffers`       | number of buffers of a BLT                    |
+  | A      | `workload`      | matrix that maps updates to models            |
   | e_t    |                 | squared L2 norm of row t of A C^-1            |
 
   Attributes:
@@ -183,7 +183,7 @@ class Strategy(abc.ABC):
     return self.inverse_bands is not None or self.bands < self.rounds
 
   def recursion(self) -> recursion_lib.Recursion:
-    """Returns the recursion that computes y_t from the noise of past rounds."""
+    """Returns the recursion that computes the noise of a run round by round."""
     recursion = self._recursion()
     recursion.strategy_digest = self.digest()
     return recursion
@@ -242,7 +242,7 @@ class Strategy(abc.ABC):
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
-    """Returns e_t of every round, [n] float64, for z of unit variance.
+    """Returns e_t of every round, [n] float64.
 
     Raises:
       ValueError: n is too large for this family and workload.
@@ -260,7 +260,7 @@ class Strategy(abc.ABC):
   def errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> tuple[float, float]:
-    """Returns (mean, max) over t of e_t, for z of unit variance.
+    """Returns (mean, max) over t of e_t.
 
     Raises:
       ValueError: n is too large for this family and workload.
@@ -274,7 +274,7 @@ class Strategy(abc.ABC):
     """Returns the errors of a run under their JSON keys.
 
     Args:
-      stddev: standard deviation of z for `rmse` and `max_rmse`.
+      stddev: standard deviation of the normals, for `rmse` and `max_rmse`.
       workload: A.
     """
     mean, largest = self.errors(workload)

@@ -95,11 +95,12 @@ class Blt(toeplitz.Toeplitz):
     return self.buffers
 
   def column_error(self, participations: int) -> float:
-    # PRIVACY: The noise has the C of exact powers of theta. Its sensitivity may
-    # exceed the sensitivity of the C of powers in float64. If powers cancel in
-    # C, their errors are large relative to C, and a bound relative to C would
-    # be too small. So the norms of all powers are added up. The errors of k
-    # columns add up, and the sensitivity is at least 1.
+    # PRIVACY: The noise is C^-1 z for exact powers of theta in C. This C may
+    # have a larger sensitivity than the one computed from powers in float64. If
+    # powers cancel in C, their rounding errors are large relative to C, and a
+    # bound relative to C would be too small. So the norms of all powers are
+    # added up. The errors of k columns add up, and the sensitivity is at least
+    # 1.
     # Guard: recursion_test.test_column_of_a_blt_is_within_its_bound.
     sizes = np.abs(self.omega) / np.sqrt(1 - self.theta**2)
     roundings = self.rounds + self.buffers + 8
