@@ -196,6 +196,7 @@ def check(a):
     ),
     ('program.add("1", 2)', 2, 'fail without a change'),
   ],
+  ids=['weak', 'fails'],
 )
 def test_marks_whose_guards_notice_too_little_are_reported(
   tmp_path, test, status, report
