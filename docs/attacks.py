@@ -19,16 +19,15 @@ _INTRODUCTION = """\
 # Attacks on people
 
 An attacker has the last model of a run and the public model from which the run
-started. The attacker wants to know which people took part in training, and what
-these people wrote. Each attack uses one run of the [page of people](people).
-`simulations/attacks.py` describes the attacks.
+started. The attacker wants to know who took part in training, and what these
+people wrote. `simulations/attacks.py` attacks single runs of the
+[page of people](people).
 
-A guarantee bounds all attacks, also unknown attacks. A member is a person who
-took part in training, and a bystander is a person who did not. If an attacker
-calls a bystander a member with probability alpha, the attacker finds a member
-with probability at most Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack
-that exceeds this bound refutes the guarantee. An attack below the bound proves
-nothing.
+A guarantee bounds all attacks, known and unknown. Members took part in
+training, and bystanders did not. If an attacker calls a bystander a member with
+probability alpha, the attacker finds a member with probability at most
+Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack above this bound refutes
+the guarantee; an attack below the bound proves nothing.
 """
 _COMMANDS = """\
 ## How it was made
@@ -40,8 +39,7 @@ _COMMANDS = """\
         --planted=100 --out=runs/people_planted
     python docs/generate.py attacks < attacks.jsonl
 
-In `attacks.jsonl`, the lines of the second command follow the lines of the
-first command.
+The lines of the second command are appended to `attacks.jsonl`.
 """
 # Probability with which `_detectable` demands that an attack is shown.
 _POWER = 0.8
@@ -62,10 +60,11 @@ def page(lines: Lines) -> str:
     'interval. A red line is the bound of a guarantee. The dashed line is '
     'chance.',
     '## Who was trained on',
-    'The score of a person is the gain: the difference between the mean loss '
-    "per word of the person's text before and after training. Rates are in "
-    'percent, and are means over seeds. An upper end is the largest end of the '
-    'intervals of all seeds.',
+    "A person's score is the decrease of the mean loss per word of the "
+    "person's text. The area is the probability that a member's score exceeds "
+    "a bystander's. `found at 1 %` is the percentage of members found if 1 % "
+    'of bystanders are called members, as a mean over seeds. An upper end is '
+    'the largest end of the intervals of all seeds.',
     _table(plain, lambda line: line['membership'], _area, 'area'),
     *_sentences(plain, lambda line: line['membership'], 'members'),
   ]
@@ -76,9 +75,10 @@ def page(lines: Lines) -> str:
       'eight random words in place of up to four sentences of their own. The '
       'references are 4,095 such sentences that nobody wrote. The attack calls '
       'a sentence planted if the decrease of its loss exceeds a threshold, '
-      'which at most a share alpha of the references exceed. Exposure is at '
-      f'most {planted[0]["exposure"]["most_bits"]:.0f} bits, and 1.4 bits on '
-      'average if the model was not trained on the sentence.',
+      'which at most a share alpha of the references exceed. If r - 1 '
+      'references exceed the decrease of a planted sentence, its exposure is '
+      f'{planted[0]["exposure"]["most_bits"]:.0f} - log2(r) bits, on average '
+      '1.4 bits without training on the sentence.',
       _table(
         planted,
         lambda line: line['exposure']['rates'],
@@ -107,10 +107,11 @@ def headline(lines: Lines) -> str:
   rates = [each['rates'][0] for each in (silent, private)]
   shares = [f'{100 * rate["true_positive_rate"]:.0f} %' for rate in rates]
   return (
-    f'At a false positive rate of {100 * rates[0]["alpha"]:g} %, an [attack]'
-    f'(docs/reference/attacks.md) finds {shares[0]} of the planted sentences '
-    f'in the model without noise, and {shares[1]} in the model with banded '
-    'noise at epsilon 8. The guarantee of this model allows at most '
+    'In other runs, sentences were planted in the chats. At a false positive '
+    f'rate of {100 * rates[0]["alpha"]:g} %, an [attack]'
+    f'(docs/reference/attacks.md) finds {shares[0]} of them in the model '
+    f'without noise, and {shares[1]} in the model with banded noise at epsilon '
+    '8. The guarantee of this model allows at most '
     f'{100 * rates[1]["bound"]:.0f} %.'
   )
 

@@ -25,7 +25,7 @@ _EXPECTED = """\
   the same loss, even if their matrices differ. L is computed before training.
   It is the root mean square of the error that the noise causes in prefix sums
   of updates, divided by clip and clients per round.
-- The losses of the mechanisms have the order of L. Here independent noise has
+- A mechanism with a smaller L has a smaller loss. Here independent noise has
   about seven times the L of banded, and the tree with its optimal decoder one
   and a half times. BLT, banded inverse and banded differ by less than a
   quarter.
@@ -70,11 +70,11 @@ _LIMITS_OF_PEOPLE = """\
   14.3 of the 15 rounds of each of 837 people. Rounds close together cost more,
   and no budget is left for them: with `apart = 8`, a run cannot fill round 175
   and is refused.
-- A variant of Adam was tried, `denoised-adam` of commit 46ef42a. It subtracts
-  the known variance of the noise from the second moment. It did not gain, and
-  is no longer in the code. Its loss minus the loss of momentum at epsilon 8, on
-  seeds 1 to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034, +0.027
-  for banded; +0.029, +0.028, +0.027 for blt-4. The search of its rate on
+- `denoised-adam` of commit 46ef42a, a variant of Adam, subtracts the known
+  variance of the noise from the second moment. It did not help, and is no
+  longer in the code. Its loss minus the loss of SGD with momentum at epsilon 8,
+  on seeds 1 to 3, was -0.010, +0.006, -0.002 for identity; +0.031, +0.034,
+  +0.027 for banded; +0.029, +0.028, +0.027 for blt-4. The search of its rate on
   identity tried 1.7^-8 to 1.7^-11; 1.7^-11 was best. The rule of BandMF23 gave
   the rate of the other mechanisms (1.7^-9). beta_2 was 0.99, and the least root
   of the second moment 0.01.
@@ -147,7 +147,7 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
     *_picture(
       summary,
       f'![Test loss against the predicted error]({study.name}_noise.png)',
-      'A point is a run: its predicted error L, and the test loss of its last '
+      "A point shows a run's predicted error L, and the test loss of its last "
       'model. The solid line is a curve fitted to all points. The dashed line '
       f'is training without noise. {study.hollow}'.strip(),
     ),
@@ -380,7 +380,7 @@ def _memory(summary: summary_lib.Summary) -> list[str]:
   ]
   return rows and [
     '## Loss by copies of the model',
-    'A copy is an array of the size of the model that the noise keeps in '
+    'A copy is an array, of the size of the model, that the noise keeps in '
     'memory.',
     _table(
       rows,

@@ -199,12 +199,13 @@ search alone is in parentheses. For noise and sensitivities, a time is for one
 round or one call in steady state. A ratio is our seconds over theirs: less is
 better. An empty cell means that the library does not do the task.
 
-- All losses are computed by the same function from the returned matrices. The
-  benchmark fails if our loss is more than 0.1 % above another.
+- One function computes all losses from the returned matrices. The benchmark
+  fails if our loss is more than 0.1 % above the loss of another library.
 - In the row b-min-sep a ratio compares noise: the standard deviation of z
-  over the clip, at (4, 0.0446). The benchmark checks that C and p are the
-  same. C is the optimum of opake for n = 2,052 and 342 bands, with unit
-  columns; p = 0.677 is for 1,000 of 342,477 clients a round, with a warm start.
+  over the clip, at epsilon 4 and delta 0.0446. The benchmark checks that C and
+  the sampling probability p are the same. C is the optimum of opake for n =
+  2,052 and 342 bands, with unit columns; p = 0.677 is for 1,000 of 342,477
+  clients a round, with a warm start.
   The delta of opake is its bound at noise 1.0, with failure probability 1e-6
   and a resolution of 1e-3. Our delta is the bound at the noise of our
   calibration, with failure probability 1e-8; the claim of (4, 0.0446) also
@@ -215,8 +216,8 @@ better. An empty cell means that the library does not do the task.
 - Our normals are float64 with their whole tail, rounded to a lattice, from
   ChaCha20. The normals of the others are float32. SciPy's inverse CDF takes
   more than half of our time and ChaCha20 a tenth, see the section normals.
-  Without the inverse, words, fractions and rounding still take more than 1.3
-  times opake's whole row, so no other inverse CDF would reach the goal.
+  Without the inverse CDF, our time is still more than 1.3 times the time of
+  opake, so no other inverse CDF would reach the goal.
 """
 
 
@@ -257,21 +258,21 @@ _BENCHMARKS = """\
 # Benchmarks
 
 Each figure comes from one run. Both values of a ratio were measured in the same
-run. Seconds depend on the machine and on its other load. A goal is the largest
+run. Seconds depend on the machine and its load. A goal is the largest
 value that a figure should have. The docstring of a case's function in
-`benchmarks/` describes the case further.
+`benchmarks/` describes the case.
 
 Every section has the date of its run. This command writes a section again:
 `python -m benchmarks.bench NAME | python docs/generate.py benchmarks`. Another
 command writes the first section:
 `python -m benchmarks.side_by_side ... | python docs/generate.py side_by_side`.
 
-The case accelerator used JAX on a CPU; another section has a GPU.
+The section accelerator has JAX on a CPU; the next section has a GPU.
 
 In many_rounds the memory of TFF's worker grows. With `MALLOC_ARENA_MAX=1` in
 the environment, it grows by 2.5 KiB a round in `run.train` and by 2.7 KiB in
-TFF alone (rounds 100 to 900). So the leak is TFF's, and a run adds nothing.
-Without this variable, the C library has arenas for the 18 threads. They hold
+TFF alone (rounds 100 to 900). So the leak is TFF's alone.
+Without this variable, the C library has arenas for the 18 threads, which hold
 22 MiB more. This amount varies and hides the leak.
 """
 

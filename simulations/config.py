@@ -136,8 +136,8 @@ class Training:
       round the fraction is proportional to the learning rate.
     client_groups: number of groups into which the clients of a round are
       divided, >= 1. The clients of a group train one after the other, in one
-      call of TFF. More groups train in parallel and need more memory; a few
-      times the number of cores is a good choice.
+      call of TFF. As many groups as cores occupy all cores; each further
+      group costs memory and time for its sum.
     evaluate_every: number of rounds from one validation to the next, >= 1.
     evaluation_sentences: number of sentences in a validation, >= 1. The final
       test uses all sentences of the test split.
