@@ -359,7 +359,7 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
 def _memory(summary: summary_lib.Summary) -> list[str]:
   """Returns a table of loss by the copies of the model that the noise keeps.
 
-  The result is [] if the runs of the summary do not say their copies.
+  The result is [] if no run of the summary states its copies.
   """
   gains = summary.against(_INDEPENDENT)
   rows = [

@@ -73,7 +73,7 @@ nb_ipywidgets_js = {}
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'signature'
 autodoc_typehints_format = 'short'
-# A class has its place in its package and in its module.
+# Sphinx documents a class in its package and in its module.
 suppress_warnings = ['ref.python']
 # Default values are shown as in the source. An evaluated path would name a
 # folder of this machine.

@@ -29,7 +29,7 @@ def with_defaults(
 ) -> tuple[str, str]:
   """Returns a signature with its defaults; called for each object.
 
-  The constructor of an attrs class is made by a program, whose source has an
+  The package attrs generates the constructor of a class, and its source has an
   expression in the place of each default.
   """
   del app, what, name, options
