@@ -64,7 +64,7 @@ def page(lines: Lines) -> str:
     "person's text. The area is the probability that a member's score exceeds "
     "a bystander's. `found at 1 %` is the percentage of members found if 1 % "
     'of bystanders are called members, as a mean over seeds. An upper end is '
-    'the largest end of the intervals of all seeds.',
+    "the largest end of the seeds' intervals.",
     _table(plain, lambda line: line['membership'], _area, 'area'),
     *_sentences(plain, lambda line: line['membership'], 'members'),
   ]
