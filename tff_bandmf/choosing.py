@@ -79,8 +79,8 @@ class Choice:
     copies: number of copies of the model that the noise keeps, >= 0.
     normals: number of normals that the noise draws for one coordinate and
       round, >= 1; see `Strategy.normals`.
-    ranked: root of the error by the objective of the ranking, for a clip of 1;
-      the choices are sorted by it.
+    ranked: root of the error that the argument `objective` of `choose` defines,
+      for a clip of 1; the choices are sorted by it.
   """
 
   name: str
@@ -146,13 +146,13 @@ def choose(
   """Returns the families that fit in memory, ranked by error at `target`.
 
   Each family is optimised for `reference_schema` of the cohorts. Under balls in
-  bins and b-min-sep, the search minimises the error with an estimate of the
-  noise that `target` needs. The noise of each choice is then calibrated. Under
-  cyclic Poisson sampling a strategy has at most as many bands as there are
-  groups of clients. If `cohorts` has no number of groups, numbers of bands that
-  are powers of two are compared. With more bands, the error at the same noise
-  multiplier is smaller. But groups are smaller as well, and sampling from
-  smaller groups amplifies less [BandMF23, Sec 4 and Table 3].
+  bins and b-min-sep, the search estimates the noise that `target` needs, and
+  minimises the error with this noise. The noise of each choice is then
+  calibrated. Under cyclic Poisson sampling a strategy has at most as many bands
+  as there are groups of clients. If `cohorts` has no number of groups, numbers
+  of bands that are powers of two are compared. With more bands, the error at
+  the same noise multiplier is smaller. But groups are smaller as well, and
+  sampling from smaller groups amplifies less [BandMF23, Sec 4 and Table 3].
 
   Args:
     rounds: n, number of rounds of the run, >= 1.

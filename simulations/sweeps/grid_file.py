@@ -139,7 +139,8 @@ class File:
 def parts(file: File, folder: str) -> Iterator[tuple[str, str, float, Layers]]:
   """Yields the name, the series, the epsilon and the layers of each row.
 
-  The layers are the settings of the base, the corpus and the mechanism.
+  The series is the name of the row without its epsilon. The layers are the
+  settings of the base, the corpus and the mechanism.
 
   Args:
     file: tables of the grid.
@@ -221,7 +222,7 @@ def exponents(value: Any) -> tuple[int, ...]:
 
 
 def at_epsilon(value: Any, epsilon: float) -> Any:
-  """Returns a value with each table by epsilon replaced by its entry.
+  """Returns a value with one entry in place of each table by epsilon.
 
   Args:
     value: setting, or nested tables of settings; a table whose keys are all

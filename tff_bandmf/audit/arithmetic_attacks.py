@@ -59,8 +59,8 @@ EPSILON, DELTA = 2.0, 1e-6
 # epsilon and delta.
 LOW_BITS_DIMENSION = 20_000
 _LOW_BITS_TRIALS = 200
-# Largest distance, in standard deviations of z, at which `inverse` finds no
-# fault. An error of this size costs nearly no privacy.
+# Largest distance at which `inverse` finds no fault, in the unit of the attack.
+# An error of this size costs nearly no privacy.
 _OFF = 2.0**-10
 # Contribution of the attacked client in `summing`, in clips.
 VICTIM = 1 - 2.0**-10
@@ -255,11 +255,11 @@ def inverse(
   the rounding over later rounds. So the distance is the largest difference of y
   and C^-1 z, in lattice steps, minus half a step.
 
-  Otherwise, half a lattice step of each round is subtracted from the root mean
-  square of C y - z in this round. The distance is the largest result, or 0 if
-  all are negative. If y is D^-1 z for a matrix D that is not C, y has the
-  guarantee of D. The sensitivities of D and C can be far apart even if D^-1 and
-  C^-1 are nearly equal.
+  Otherwise, the distance of a round is the root mean square of C y - z in the
+  round, minus half a lattice step. The result is the largest of these
+  distances, or 0 if all are negative. If y is D^-1 z for a matrix D that is not
+  C, y has the guarantee of D. The sensitivities of D and C can be far apart
+  even if D^-1 and C^-1 are nearly equal.
 
   Args:
     strategy: C.

@@ -10,9 +10,9 @@
 
   minimise log sum_t w_t e_t, or log max(e), over C scaled to sensitivity 1
 
-`solver.search` minimises the largest error, and computes a lower bound of this
-error. For a Toeplitz C the bound is not proved; if the bound and the error stay
-apart, the search reports that it has not converged.
+If the objective is max(e), `solver.search` also computes a lower bound of the
+least possible max(e). For a Toeplitz C the bound is not proved; if the bound
+and max(e) stay apart, the search reports that it has not converged.
 
 The optimum is defined in [BandMF23, Sec 4 and App B]. The module `covariance`
 computes e and its gradient.
@@ -86,8 +86,8 @@ def optimize_banded(
   rounds, schema = problem.rounds, problem.participation
   k = schema.participations(rounds)
   solver.check_separated(bands, schema.min_sep)
-  # Columns with the same index modulo `groups` form a set, and their squared
-  # norms have sum 1. One client has the columns of `sets` sets.
+  # The squared norms of all columns with the same index modulo `groups` have
+  # sum 1. The squared norms of the columns of one client have sum `sets`.
   if equal_column_norms or k == 1:
     groups, sets = rounds, k
   else:
@@ -379,7 +379,7 @@ class Loss(solver.Loss):
     with np.errstate(all='ignore'):
       columns, pullback = self._to_columns(x)
       if not np.min(columns[:, 0]) > 0:
-        # Such a C has no inverse, and its loss counts as infinite.
+        # The loss of a C whose diagonal is not positive counts as infinite.
         return np.inf, np.zeros_like(x), np.full(len(columns), np.inf)
       squared, by_squared = self._squared(columns)
       e, errors_back = covariance.per_query_errors(columns, self._inverse_rows)

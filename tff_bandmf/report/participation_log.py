@@ -4,9 +4,8 @@ A log has a column of rounds, integers from 0, and a column of clients, strings
 or integers; a row is one participation. Rows may be in any order, and other
 columns are ignored. In CSV, each line after the first is a row. Nothing but the
 names of the columns may be quoted, and every line, also the last one, has a
-line end. A log is a CSV file, which may be compressed (.csv.gz), a Parquet
-file, or a folder of Parquet files. `cohorts.names` has the rule for names of
-clients.
+line end. A log is a CSV file (compressed, if it ends in .gz), a Parquet file,
+or a folder of Parquet files. `cohorts.names` has the rule for names of clients.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class _File:
   start: int = 0
 
   def where(self, row: int) -> str:
-    """Returns the words for a row of the log, such as 'log.csv: line 2'."""
+    """Returns the words for a row of the log, such as 'log=a.csv: line 2'."""
     row -= self.start
     if self.kind in _PARQUET:
       return f'log={self.path}: row {row + 1}'
@@ -177,7 +176,7 @@ class ParticipationLog:
     return names.alike_text(one, other, count)
 
   def _client(self, row: int) -> str:
-    """Returns the name of the client of a row, which is read again."""
+    """Returns the name of the client of a row; reads the log again."""
     start = 0
     for _, batch in self._batches():
       if row < start + len(batch):
@@ -426,7 +425,7 @@ class ParticipationLog:
     cells = [_unquoted(cell) for cell in header.split(',')]
     columns = self._choose(f'log={file.path}: line 1', cells, header)
     places = [cells.index(column) for column in columns]
-    # The columns have numbers as their names, which are all different.
+    # The header may have a name twice, so the columns get numbers as names.
     with (
       file.open() as stream,
       csv.open_csv(
@@ -534,7 +533,7 @@ def _is_integer(text: str) -> bool:
 def _is_same(column: str, wanted: str) -> bool:
   """Returns whether two names of columns may mean the same column.
 
-  pandas adds .1 to the name of a second column of one name.
+  If two columns of a table have equal names, pandas adds .1 to the second one.
   """
   name = column.strip().casefold()
   return name in (wanted.strip().casefold(), f'{wanted}.1'.casefold())
@@ -550,8 +549,8 @@ def _paths(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files of a log, in order.
 
   Raises:
-    ValueError: the ending of a name is not known, or a folder has no Parquet
-      file or other files.
+    ValueError: the ending of a name is not known, or a folder has other
+      files or no Parquet file.
     FileNotFoundError: the path does not exist.
   """
   if not path.is_dir():

@@ -201,8 +201,8 @@ def other_releases(
   """Returns the guarantees of releases of other programs.
 
   Raises:
-    ValueError: a release is an event of dp-accounting, of which a report has no
-      numbers that a reader could compose.
+    ValueError: a release is an event of dp-accounting; a report lists numbers
+      only, so that its reader can compose them.
   """
   for each in releases:
     if each.event is not None:
