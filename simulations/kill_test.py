@@ -4,10 +4,12 @@
 
 Every run is a small `training.run` in its own process, on the docstrings of one
 package. One run, the undisturbed run, is never killed. All other runs have the
-noise key of the undisturbed run, and are killed (SIGKILL) once or several
-times. The time of a kill is random. Two fifths of the times are drawn between
-the start, or the first round, of a process and its end. The others are in the
-first, a middle or the last round.
+noise key of the undisturbed run. The test kills each of them (SIGKILL) at one
+or several random times; a run that ends earlier is not killed. Two fifths of
+the times are uniform until the end of a run, half of them from the start of its
+process, half of them from the start of round 0. The other times are in the
+first, the middle or the last round.
+
 After the last resume of a run
 
   * the cohort and the released sum of every round, and the final model, are the
@@ -43,9 +45,9 @@ _PACKAGE = 'absl-py'
 
 
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
-  """Returns a small experiment with past noise, momentum and adaptive clip.
+  """Returns a small experiment: correlated noise, momentum and adaptive clip.
 
-  A resumed run must restore the state of each, and of the learning rate
+  A resumed run must restore the states of all three, and of the learning rate
   schedule.
 
   Args:
@@ -184,8 +186,7 @@ def _observed(ledger) -> Any:
   """Returns the part of a ledger's content that must not depend on kills.
 
   An interrupted attempt of a round is an event of the ledger's hash chain, so
-  the hashes at the end are left out. The results at the end are compared by
-  `_result`.
+  the last hashes are left out. `_result` compares the results of the runs.
   """
   return dataclasses.replace(ledger.observed(), head='', ended=None)
 

@@ -15,11 +15,11 @@ class Model:
 
   Attributes:
     weights: initial weights, float32 arrays.
-    logits: function of weights, [batch, time] int32 token ids whose padding
-      (id 0) comes after the words, and optionally [count, 2] int64 pairs
-      (sentence, time). The function returns the logits of the next words,
-      [batch, time, num_ids] float32; with pairs, only the logits at these
-      positions, [count, num_ids].
+    logits: function (weights, ids) or (weights, ids, positions). `ids` are
+      [batch, time] int32 token ids; padding (id 0) comes after the words. The
+      function returns the logits of the next words, [batch, time, num_ids]
+      float32. `positions` are [count, 2] int64 pairs (sentence, time); with
+      them, the result has only the logits at these pairs, [count, num_ids].
   """
 
   weights: list[np.ndarray]

@@ -25,10 +25,11 @@ def choose_rate(
 ) -> tuple[Optional[int], list[sweep_cell.Cell]]:
   """Returns the chosen exponent of the server learning rate, and tuning cells.
 
-  The chosen candidate has the least validation loss. If it is the least or the
-  largest candidate, the search adds the next integer at that end, at most
-  `row.extensions` times. The exponent is None if the row has no candidates, if
-  a tuning cell has not ended, or if all tuning cells failed or diverged.
+  A candidate is an exponent. The chosen candidate has the least validation
+  loss. If it is the first or the last in ascending order, the search adds the
+  next integer at that end, at most `row.extensions` times. The exponent is None
+  if the row has no candidates, if a tuning cell has not ended, or if all tuning
+  cells failed or diverged.
 
   Args:
     row: row of the grid.
@@ -62,7 +63,10 @@ def _validation(result: Optional[sweep_cell.Result]) -> float:
 
 
 def _constant(rule: grid_lib.Rule, ended: Ended) -> Optional[float]:
-  """Returns the constant of a rule; None if it cannot be fitted yet."""
+  """Returns the constant of a rule for learning rates, see `grid.Rule`.
+
+  The value is None if the constant cannot be fitted yet.
+  """
   exponent, _ = choose_rate(rule.row, ended)
   if exponent is None:
     return None
@@ -151,7 +155,10 @@ def all_cells(
 
 
 def _tuned(grid: grid_lib.Grid) -> list[grid_lib.Row]:
-  """Returns the rows that may have tuning cells; `Rule.row` comes first."""
+  """Returns the rows that may have tuning cells.
+
+  The rows to which the constants of rules are fitted come first.
+  """
   rules = {row.rule.row.name: row.rule.row for row in grid.rows if row.rule}
   return [*rules.values(), *grid.rows]
 

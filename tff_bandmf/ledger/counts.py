@@ -1,6 +1,7 @@
 """Counts of rounds, attempts and participation in a ledger.
 
-The log of training outside of this library has these counts, but no attempts.
+Training outside of this library has a participation log in place of a ledger.
+The log has no attempts.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ class Counts:
       tested by the program that added the noise.
     finished_twice: indices of the rounds with several finished attempts whose
       digests of the sum differ or are not known.
-    enforced: the different values of `Attempt.enforced`, which include None if
-      an attempt has no digest. Entries 'abandoned' do not count.
-    stated_rounds: the number of rounds that every attempt stated, see
-      `Attempt.rounds`; None if it is the number of the plan, or if two attempts
-      stated different numbers. Entries 'abandoned' do not count.
+    enforced: the different values of `Attempt.enforced`, the digest of the plan
+      and other files; None is a value if an attempt has no such digest. Entries
+      'abandoned' of the ledger are not attempts, and do not count.
+    stated_rounds: number of rounds of the run, if all attempts stated the same
+      number, see `Attempt.rounds`. None: the attempts stated the number of the
+      plan, or different numbers. Entries 'abandoned' do not count.
     drawn: whether all cohorts are equal to the cohorts that the sampling key
       gives; None if nobody compared the cohorts since the last attempt.
     head: head of the ledger's chain, in hexadecimal; None without a ledger.

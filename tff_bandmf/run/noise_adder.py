@@ -158,9 +158,10 @@ class NoiseAdder:
     return self._plan.warning(query.record_dimension(specs))
 
   def flag(self, t: int) -> Optional[str]:
-    """Returns DIRECT or EXAMINED of `chain` for round t.
+    """Returns the flag of round t: DIRECT or EXAMINED of `chain`.
 
-    The result is None if an unchecked learning process ran the round.
+    The flag is DIRECT if `release` ran the round, and EXAMINED if a checked
+    learning process ran it. The result is None if the process was unchecked.
     """
     # PRIVACY: a learning process may release a mean of updates that bypasses
     # the aggregator and its noise, and the claim does not cover this mean. The
@@ -178,8 +179,8 @@ class NoiseAdder:
   def z_stddev(self) -> float:
     """Standard deviation of an entry of z, the noise before C^-1 multiplies it.
 
-    The unit is the unit of the first round's sum. The value is 0 for a plan
-    without noise.
+    The unit is the unit of the updates. If the clip is adaptive, the value is
+    the deviation in the first round. The value is 0 for a plan without noise.
     """
     if not self._plan.guarantee.noise_multiplier > 0:
       return 0.0

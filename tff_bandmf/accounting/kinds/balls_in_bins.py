@@ -44,8 +44,9 @@ from tff_bandmf.accounting.methods import accountants, importance
 _BLOCK_ENTRIES = 2**22
 # Bound of the float32 error of a privacy loss near epsilon.
 _ROUGH = 1e-2
-# Largest logarithm of a weight in `BallsInBinsMixture.remove`, relative to the
-# weights of the first copy.
+# `BallsInBinsMixture.remove` draws a bin for each copy, see `importance`. This
+# is the largest logarithm of a weight of a bin, if the largest weight for the
+# first copy is 1.
 _LARGEST_LOG = 300.0
 
 
@@ -75,6 +76,8 @@ class BallsInBinsMixture(importance.Mixture):
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns L, [count], and the rows whose value may be above 0.
 
+    The value of a row is its term in the mean that gives delta.
+
     Args:
       losses: [count, b] float64, privacy loss of each bin at y.
       epsilon: the epsilon at which delta is computed.
@@ -94,9 +97,10 @@ class BallsInBinsMixture(importance.Mixture):
     a = tilt.factor
     logs = np.broadcast_to(a * (a - 1) / 2 * self._squares, self._gram.shape)
     total = 0.0
-    # PRIVACY: If a product Z_1 ... Z_r exceeded A, a value could exceed its
-    # bound B, and the bound of delta could be too low. Each factor of A is the
-    # largest Z_j for earlier copies in one bin; see the module `importance`.
+    # PRIVACY: The module `importance` defines Z_j, A and the bound B. If a
+    # product Z_1 ... Z_r exceeded A, a value could exceed B, and the bound of
+    # delta could be too low. Each factor of A is the largest Z_j over bins, if
+    # all earlier copies are in the same bin.
     # Guard: importance_test.test_normalizer_of_bins_is_at_least_each_product.
     for _ in range(tilt.copies):
       top = logs.max()
@@ -115,7 +119,7 @@ class BallsInBinsMixture(importance.Mixture):
     top = exponents.max()
     first = np.pad(np.exp(exponents - top), (0, padding))
     with np.errstate(over='ignore'):
-      # With one copy, the gains are not used, and may overflow.
+      # With one copy, no later draw uses the gains, so they may overflow.
       gains = np.exp(a**2 * np.pad(self._gram, ((0, 0), (0, padding))))
     in_group = np.kron(np.eye(groups), np.ones((size, 1)))
 
