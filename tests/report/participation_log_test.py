@@ -343,6 +343,13 @@ def test_byte_order_mark_is_no_part_of_a_column(tmp_path):
   assert participation_log.ParticipationLog(tmp_path / 'log.csv').rounds == 2
 
 
+def test_line_of_a_compressed_file_is_named_whatever_the_case(tmp_path):
+  path = tmp_path / 'LOG.CSV.GZ'
+  path.write_bytes(gzip.compress(_TABLE + b'x2,a\n'))
+  with pytest.raises(ValueError, match="line 4 has round='x2'"):
+    participation_log.ParticipationLog(path)
+
+
 def test_compressed_log_is_read(tmp_path):
   path = tmp_path / 'log.csv.gz'
   path.write_bytes(gzip.compress(_TABLE))

@@ -385,8 +385,8 @@ class ParticipationLog:
       import pyarrow as pa
     start = 0
     for path in _paths(self.path):
-      kind = (path.with_suffix('') if path.suffix == _GZIP else path).suffix
-      file = _File(path, kind.lower(), start)
+      inner = path.with_suffix('') if path.suffix.lower() == _GZIP else path
+      file = _File(path, inner.suffix.lower(), start)
       read = self._parquet if file.kind in _PARQUET else self._csv
       try:
         for batch in read(file):
