@@ -27,7 +27,7 @@ people: env  ## pre-trains on public text, fine-tunes on people with DP; verifie
 
 test: env  ## runs each behaviour and each privacy guard (ARGS='-k word' chooses)
 	@# A process more than cores: tests wait for disks, workers and pip.
-	$(PYTHON_OF_ENV) -m pytest tests -q -n $$(($$(nproc) + 1)) --maxprocesses 4 \
+	$(PYTHON_OF_ENV) -m pytest tests -q -n $$(nproc) --maxprocesses 4 \
 	  --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 quick: env  ## runs the tests that need no TFF and take no seconds, in a minute
