@@ -243,10 +243,10 @@ class Privacy:
       simulated_clients_per_round. The guarantee does not hold for this run, and
       the report of this run says so.
     max_memory_bytes: maximum memory in bytes for past noise. If past noise
-      needs more, all of it is stored in a file. If None, there is no maximum.
+      needs more, all of it is stored in a file. None sets no maximum.
     memory_copies: maximum number of vectors of past noise in memory, each of
-      the model's size. If a banded inverse needs more vectors, its noise keeps
-      no past normals and draws them again. If None, there is no maximum.
+      the model's size. If a banded inverse needs more vectors, the generator
+      stores no past normals, and draws them again. None sets no maximum.
     amplification: 'cyclic-poisson', 'balls-in-bins' with min_sep bins or
       'b-min-sep' to sample cohorts in secret, which amplifies privacy; None to
       enforce `participation` instead.

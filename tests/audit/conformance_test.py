@@ -41,10 +41,10 @@ def _specification(matrix=faulty.INDEPENDENT, clients=faulty.CLIENTS):
 
 def _answers(make, specification=None, **keywords):
   keywords = {'draws': 1 << 20, 'seed': 0, **keywords}
-  found = conformance.answers(
+  answers = conformance.answers(
     make, specification or _specification(), **keywords
   )
-  return {each.question: each for each in found}
+  return {each.question: each for each in answers}
 
 
 class _Audit:
@@ -348,8 +348,8 @@ def test_same_noise_at_every_start_is_found(tmp_path, monkeypatch):
   name = 'starts:Aggregator'
   make = aggregators.load(name)
   again = functools.partial(aggregators.load, name, again=True)
-  found = _Audit(make, seed=0, again=again).answer('correlation')
-  assert found.verdict == FAIL and 'two runs' in found.unit
+  answer = _Audit(make, seed=0, again=again).answer('correlation')
+  assert answer.verdict == FAIL and 'two runs' in answer.unit
 
 
 @pytest.mark.slow

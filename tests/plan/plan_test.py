@@ -136,9 +136,9 @@ def test_mechanism_may_be_named_given_or_read(tmp_path, monkeypatch, mechanism):
 
 @pytest.mark.slow
 def test_best_is_of_the_families_that_fit():
-  plan, told = small_plan.make(mechanism='best', memory_copies=1), []
-  assert plan.search(told.append) is plan.result
-  assert sorted(told) == sorted({*strategies.FAMILIES} - {'custom'})
+  plan, families = small_plan.make(mechanism='best', memory_copies=1), []
+  assert plan.search(families.append) is plan.result
+  assert sorted(families) == sorted({*strategies.FAMILIES} - {'custom'})
   assert plan.copies <= 1
   rmses = [plan.rmse, *(rmse for _, rmse in plan.result.runners_up)]
   assert rmses == sorted(rmses)

@@ -165,7 +165,7 @@ def test_tensorboard_gets_the_numbers_of_each_round(tmp_path):
     assert values == pytest.approx(row, rel=1e-6)
 
 
-def test_tensorboard_gets_the_numbers_of_a_process(tmp_path):
+def test_tensorboard_gets_the_numbers_of_a_process(tmp_path, runtime):
   with run_lib.Run(tmp_path, small_run.small_plan()) as mine:
     mine.tensorboard()
     process = small_run.Process(mine.aggregator)

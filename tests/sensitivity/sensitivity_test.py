@@ -113,17 +113,17 @@ def test_sensitivity_against_brute_force(kind, make):
     for strategy in _strategies_of(kind, rounds, min_sep, rng):
       for most in (None, 1, 2, 3):
         schema = make(min_sep, most)
-        found = brute_force.checked(strategy, schema)
-        case = (rounds, min_sep, most, strategy.bands, found)
+        bound = brute_force.checked(strategy, schema)
+        case = (rounds, min_sep, most, strategy.bands, bound)
         if (
           kind in _EXACT[make]
           # Columns overlap with the next one of the client at most.
           or strategy.bands <= 2 * min_sep
           or schema.participations(rounds) == 1
         ):
-          assert found.method == sensitivity.EXACT, case
-        exact_count += found.method == sensitivity.EXACT
-        bound_count += found.method == sensitivity.UPPER_BOUND
+          assert bound.method == sensitivity.EXACT, case
+        exact_count += bound.method == sensitivity.EXACT
+        bound_count += bound.method == sensitivity.UPPER_BOUND
   assert exact_count
   overlaps = 'at most min_sep' not in kind
   assert bool(bound_count) == (overlaps and kind not in _EXACT[make])
@@ -135,10 +135,10 @@ def test_bound_is_never_below_brute_force():
   for _ in range(20):
     matrix = np.tril(rng.normal(size=(12, 12)), -1)
     matrix += np.diag(rng.uniform(0.5, 1.5, 12))
-    found = brute_force.checked(
+    bound = brute_force.checked(
       strategies.Dense(matrix), participation.MinSep(2, 4)
     )
-    assert found.method == sensitivity.UPPER_BOUND
+    assert bound.method == sensitivity.UPPER_BOUND
 
 
 @pytest.mark.parametrize(

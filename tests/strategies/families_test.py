@@ -163,9 +163,9 @@ def test_sensitivity_is_exact_where_theory_says_so(name, data):
   )
   schema = data.draw(_schemas)
   if name == 'online-tree':
-    found = brute_force.checked(strategy, schema)
+    bound = brute_force.checked(strategy, schema)
     nodes = sensitivity.sensitivity(strategies.Tree(strategy.rounds), schema)
-    assert (found.value, found.method) == (nodes.value, 'upper_bound')
+    assert (bound.value, bound.method) == (nodes.value, 'upper_bound')
     return
   single = schema.participations(strategy.rounds) == 1
   apart = not single and strategy.bands <= schema.min_sep
