@@ -26,7 +26,6 @@ if TFF is imported.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import sys
@@ -77,8 +76,7 @@ def load(name: str, again: bool = False) -> Make:
     sys.path.remove(os.getcwd())
   if not callable(make):
     raise errors.value_error(
-      f'aggregator={name}: {module} has no function {function}; correct the '
-      'name'
+      f'aggregator={name}: {module} has no {function}; correct the name'
     )
   return make
 
@@ -145,8 +143,7 @@ class Run:
     vector, size = flat(mean), flat(self.like).size
     if vector.size != size:
       raise errors.value_error(
-        f'mean={vector.size} numbers: must have {size}, as an update has; '
-        'return a list of arrays, one per layer'
+        f'mean={vector.size} numbers: must have {size}; give an array per layer'
       )
     return vector
 
@@ -172,10 +169,8 @@ def _created(factory: Any, like: Update) -> Any:
   """Returns the process that a factory of TFF creates."""
   from tff_bandmf.tff import names as tff
 
-  create = functools.partial(
-    factory.create,
+  weighted = isinstance(factory, tff.aggregators.WeightedAggregationFactory)
+  return factory.create(
     tff.types.to_type([(np.float32, each.shape) for each in like]),
+    *([tff.types.to_type(np.float32)] if weighted else []),
   )
-  if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
-    return create(tff.types.to_type(np.float32))
-  return create()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 
 from tff_bandmf import _files
 
 PASS, FAIL, CANNOT_TELL = 'pass', 'fail', 'cannot tell'
+_BY_NUMBER = operator.itemgetter(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,13 +124,10 @@ class Bounds:
       refused: names of refused probes.
     """
     nothing = {'no probe': math.inf}
-    name, low = max((self.low or nothing).items(), key=lambda each: each[1])
-    failed = bool(self.low) and low > limits[0]
-    statistic = low
+    name, statistic = max((self.low or nothing).items(), key=_BY_NUMBER)
+    failed = bool(self.low) and statistic > limits[0]
     if not failed:
-      name, statistic = max(
-        (self.high or nothing).items(), key=lambda each: each[1]
-      )
+      name, statistic = max((self.high or nothing).items(), key=_BY_NUMBER)
     return Answer(
       question,
       verdict(failed, statistic <= limits[1]),

@@ -102,14 +102,10 @@ class Attack:
     return {**dataclasses.asdict(self), 'succeeded': self.succeeded}
 
   def __str__(self) -> str:
-    verdict = (
-      'fail, the attack succeeds'
-      if self.succeeded
-      else 'pass, the attack finds no fault'
-    )
+    verdicts = 'pass, the attack finds no fault', 'fail, the attack succeeds'
     return (
-      f'{self.name}: {verdict}: {self.statistic:.6g} {self.unit}, sound is '
-      f'{self.least:.6g} to {self.most:.6g}'
+      f'{self.name}: {verdicts[self.succeeded]}: {self.statistic:.6g} '
+      f'{self.unit}, sound is {self.least:.6g} to {self.most:.6g}'
     )
 
 
@@ -233,14 +229,8 @@ def low_bits(release: Callable[[np.ndarray], np.ndarray]) -> Attack:
   shown = epsilon_bounds.clopper_pearson(
     inside, outside, -0.5, DELTA, FALSE_ALARM
   )
-  return Attack(
-    'low_bits',
-    shown,
-    f'epsilon shown at delta={DELTA:g}',
-    0.0,
-    EPSILON,
-    FALSE_ALARM,
-  )
+  shown_at = f'epsilon shown at delta={DELTA:g}'
+  return Attack('low_bits', shown, shown_at, 0.0, EPSILON, FALSE_ALARM)
 
 
 def inverse(

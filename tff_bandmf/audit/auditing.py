@@ -77,7 +77,7 @@ def audit(
   confidence: float = 0.95,
   make_factory: Optional[canaries_lib.MakeFactory] = None,
   seed: Optional[int] = None,
-  on_round: Optional[Callable[[], object]] = None,
+  on_round: Callable[[], object] = lambda: None,
 ) -> Audit:
   """Returns lower bounds on epsilon, from runs of the aggregation.
 
@@ -136,11 +136,7 @@ def audit(
     ValueError: a value is out of range, or `guarantee` has no noise.
   """
   _checks.count('runs', runs, 'give 1 or more')
-  if _checks.count('canaries', canaries, 'give 1000 or so') < _FEWEST_CANARIES:
-    raise errors.value_error(
-      f'canaries={canaries}: must be at least {_FEWEST_CANARIES}; give 1000 or '
-      'so'
-    )
+  _checks.count('canaries', canaries, 'give 1000 or so', _FEWEST_CANARIES)
   if not 0 < confidence < 1:
     raise errors.value_error(
       f'confidence={confidence}: must be in (0, 1); give 0.95'
@@ -167,22 +163,17 @@ def audit(
   worst = pattern.worst(matrix, guarantee.cohorts.schema)
   moved = matrix[:, worst.rounds] @ worst.signs
   generator = np.random.default_rng(seed)
-  with_canary, without = [], []
-  for _ in range(runs):
-    whitened = matrix @ canaries_lib.released(
-      open_run,
-      guarantee.strategy.rounds,
-      worst,
-      canaries,
-      2 * canaries,
-      generator,
-      on_round or (lambda: None),
+  whitened = [
+    matrix
+    @ canaries_lib.released(
+      open_run, len(matrix), worst, canaries, generator, on_round
     )
-    with_canary.append(whitened[:, :canaries])
-    without.append(whitened[:, canaries:])
+    for _ in range(runs)
+  ]
   # [n, trials]: columns 0, 2, ... estimate S and the threshold, and columns 1,
   # 3, ... give the bounds.
-  inside, outside = np.hstack(with_canary), np.hstack(without)
+  inside = np.hstack([each[:, :canaries] for each in whitened])
+  outside = np.hstack([each[:, canaries:] for each in whitened])
   weights = _filter(moved, inside[:, ::2], outside[:, ::2])
   inside, outside = weights @ inside, weights @ outside
   # Largest probability with which each bound exceeds the true epsilon.

@@ -92,7 +92,6 @@ def released(
   rounds: int,
   pattern: pattern_lib.Pattern,
   canaries: int,
-  dimension: int,
   generator: np.random.Generator,
   on_round: Callable[[], object],
 ) -> np.ndarray:
@@ -110,15 +109,15 @@ def released(
       opens a run, such as `in_tff` with its `make_factory`.
     rounds: n, number of rounds, >= 1.
     pattern: rounds in which canaries take part, and signs of their updates.
-    canaries: number of canaries, at most d.
-    dimension: d, number of coordinates of an update.
+    canaries: number of canaries, half of the coordinates of an update.
     generator: generator of the canaries' coordinates and the known client's
       updates.
     on_round: function that is called after every round.
 
   Returns:
-    [rounds, dimension] float64; the coordinates of canaries come first.
+    [rounds, 2 * canaries] float64; the coordinates of canaries come first.
   """
+  dimension = 2 * canaries
   coordinates = generator.permutation(dimension)
   updates = np.zeros((canaries, dimension), np.float32)
   updates[np.arange(canaries), coordinates[:canaries]] = _SIZE

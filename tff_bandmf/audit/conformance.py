@@ -218,9 +218,8 @@ class Runs:
         value = float(np.linalg.norm(by_layer @ total)) / group.clients
         error = self._reach() * deviations[name] / group.clients
         few = 2 * group.clients < clients
-        intervals[name] = (
-          value - error, math.nan if few else value + error
-        )  # fmt: skip
+        most = math.nan if few else value + error
+        intervals[name] = value - error, most
       if pair.not_finite:
         intervals[pair.not_finite] = math.inf, math.inf
     return intervals

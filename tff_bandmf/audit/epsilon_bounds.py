@@ -107,12 +107,9 @@ def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
     return 0.0
   if difference >= _LARGEST_MU * largest_stddev:
     return _LARGEST_MU
-  return max(
-    0.0,
-    difference / largest_stddev
-    - scipy.special.ndtri(1 - miss / 2)
-    * math.sqrt(1 / counts[0] + 1 / counts[1]),
-  )
+  error = scipy.special.ndtri(1 - miss / 2)
+  error *= math.sqrt(1 / counts[0] + 1 / counts[1])
+  return max(0.0, difference / largest_stddev - error)
 
 
 def best_threshold(
@@ -125,14 +122,11 @@ def best_threshold(
   candidates = np.quantile(
     np.concatenate([inside, outside]), np.linspace(0, 1, 203)[1:-1]
   )
-  return float(
-    max(
-      candidates,
-      key=lambda threshold: clopper_pearson(
-        inside, outside, threshold, delta, miss
-      ),
-    )
-  )
+
+  def bound(threshold):
+    return clopper_pearson(inside, outside, threshold, delta, miss)
+
+  return float(max(candidates, key=bound))
 
 
 def _lowest_rate(hits: int, trials: int, miss: float) -> float:

@@ -30,13 +30,7 @@ from tff_bandmf import errors
 from tff_bandmf.audit import aggregators
 
 # Shapes of the layers of an update.
-SHAPES: tuple[tuple[int, ...], ...] = (
-  (24,),
-  (8, 24),
-  (12, 24),
-  (2, 1, 2, 3),
-  (),
-)
+SHAPES: Sequence[tuple[int, ...]] = ((24,), (8, 24), (12, 24), (2, 1, 2, 3), ())
 _SIZES = [math.prod(shape) for shape in SHAPES]
 DIMENSION = sum(_SIZES)
 _SCALAR = len(SHAPES) - 1
@@ -195,6 +189,7 @@ def attacks(clients: int, noise: bool) -> Probes:
   for count in (0, 1e6, -1, math.nan, math.inf):
     groups[f'examples, {{}}: {count:g}'] = Group(norm=2.0, examples=count)
   quarter = Group(-(-clients // 4), 1e6, measured=True)
+  others = Group(clients - quarter.clients)
   alone = {
     f'norm in clips, alone: {norm:g}': (Group(1, norm, measured=True),)
     for norm in (1.5, 1e6, 1e30)
@@ -203,10 +198,7 @@ def attacks(clients: int, noise: bool) -> Probes:
     **_cohorts(groups, clients, _ALL if noise else _BOTH),
     **alone,
     'norm in clips, a quarter and no others: 1e+06': (quarter,),
-    'norm in clips, a quarter of the clients: 1e+06': (
-      quarter,
-      Group(clients - quarter.clients),
-    ),
+    'norm in clips, a quarter of the clients: 1e+06': (quarter, others),
   }
 
 
@@ -398,11 +390,8 @@ class Subject:
       shares = self._shares
       if group.layer is not None:
         shares = np.eye(len(SHAPES))[group.layer]
-      vector = (
-        self.specification.l2_norm_clip
-        * group.norm
-        * (shares @ self.direction(group, i))
-      )
+      norm = self.specification.l2_norm_clip * group.norm
+      vector = norm * (shares @ self.direction(group, i))
       if group.value is not None:
         vector[group.place] = group.value
       updates += [aggregators.layers(vector, like)] * group.clients

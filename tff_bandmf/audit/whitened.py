@@ -254,15 +254,11 @@ def _add_rounds(rows, rounds, add):
       # products <a, b>, so only the lower half is tested: a is the later round.
       distances = range(-rounds + 1, rounds if other < start else 0)
       name = 'all rounds of two runs' if other < start else 'all rounds'
-      add(
-        np.array(
-          [
-            np.trace(block, distance) / math.sqrt(rounds - abs(distance))
-            for distance in distances
-          ]
-        ),
-        f'{name} at one distance',
-      )
+      sums = [
+        np.trace(block, distance) / math.sqrt(rounds - abs(distance))
+        for distance in distances
+      ]
+      add(sums, f'{name} at one distance')
 
 
 def _products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
