@@ -84,7 +84,7 @@ def _mean(strategy, t, past):
       if s == t:
         break
       nodes[height] = y + sum(nodes[h] for h in range(height))
-    weights = tree.readout[height]
+    weights = tree.step(height).readout
     mean = sum(_real(weights[h]) * nodes[h] for h in range(height))
     return _real(tree.scales[height]), mean
   row = strategy.band_rows(t, t + 1)[0]

@@ -159,19 +159,19 @@ class BltBuffers(recursion_lib.Buffers):
     self.rounds = rounds
     self.memory = blt.buffers
     self._blt, self._period = blt, blt.rounds
-    self._norms = norms
+    self._numbers = {} if norms is None else {'norms': norms}
     # Phase 0 is the first round of a period, in which the buffers are reset.
     self.phases = min(2, blt.rounds) if norms is None else blt.rounds
 
   def phase(self, t: recursion_lib.Index) -> recursion_lib.Index:
     local = t % self._period
-    if self._norms is not None:
+    if self._numbers:
       return local
     return (local + self._period - 1) // self._period
 
   @property
   def scales(self) -> np.ndarray:
-    return np.ones(self.phases) if self._norms is None else self._norms
+    return self._numbers['norms'] if self._numbers else np.ones(self.phases)
 
   def step(self, phase: int) -> recursion_lib.Step:
     scale = float(self.scales[phase])
@@ -182,12 +182,6 @@ class BltBuffers(recursion_lib.Buffers):
       np.diag(decays * self._blt.theta),
       np.full(self.memory, 1.0 / scale),
     )
-
-  def numbers(self):
-    return {} if self._norms is None else {'norms': self._norms}
-
-  def use(self, numbers):
-    self._norms = numbers.get('norms')
 
   def reach(self, t: int) -> int:
     return t % self._period
@@ -219,9 +213,8 @@ class BltBuffers(recursion_lib.Buffers):
 
   def _variances(self) -> np.ndarray:
     local = np.cumsum(self._blt.inverse_column(self._period) ** 2)
-    if self._norms is not None:
-      local = local * self._norms**2
-    return local[np.arange(self.rounds) % self._period]
+    t = np.arange(self.rounds)
+    return local[t % self._period] * self.scales[self.phase(t)] ** 2
 
 
 _BUFFERS = families.Parameter(

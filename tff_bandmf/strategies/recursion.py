@@ -40,7 +40,7 @@ import fractions
 import functools
 import hashlib
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -97,6 +97,7 @@ class Recursion(abc.ABC):
   memory: int
   phases: int
   strategy_digest: str = ''
+  _numbers: dict[str, np.ndarray]
 
   @property
   def digest(self) -> str:
@@ -116,17 +117,17 @@ class Recursion(abc.ABC):
   def scales(self) -> np.ndarray:
     """scale_t = 1 / C[t, t] of each phase, [phases] float64."""
 
-  @abc.abstractmethod
   def numbers(self) -> dict[str, np.ndarray]:
     """Returns the float64 numbers that a family computed and that define C.
 
     Other machines and libraries may compute other last digits of these numbers.
     Numbers of `Strategy.arrays` are left out.
     """
+    return self._numbers
 
-  @abc.abstractmethod
   def use(self, numbers: dict[str, np.ndarray]) -> None:
     """Replaces the numbers that `numbers` returns, before the first round."""
+    self._numbers = numbers
 
   @abc.abstractmethod
   def reach(self, t: int) -> int:
@@ -209,24 +210,20 @@ class Window(Recursion):
     self.keeps = PAST_Y if few is None else PAST_Z
     self.memory = (strategy.bands if few is None else few) - 1
     self.phases = min(period, self.rounds)
-    self._strategy = strategy
-    self._rows: Optional[np.ndarray] = None
+    self._strategy, self._numbers = strategy, {}
 
   def phase(self, t: Index) -> Index:
     return t % self.phases
 
   def numbers(self):
-    if self._strategy.rows_are_given:
-      return {}
+    if self._numbers or self._strategy.rows_are_given:
+      return self._numbers
     return {'rows': self.rows(0, self.phases)}
-
-  def use(self, numbers):
-    self._rows = numbers.get('rows')
 
   def rows(self, start: int, stop: int) -> np.ndarray:
     """Returns rows of C or of C^-1, [stop - start, bands] float64."""
-    if self._rows is not None:
-      return self._rows[self.phase(np.arange(start, stop))]
+    if 'rows' in self._numbers:
+      return self._numbers['rows'][self.phase(np.arange(start, stop))]
     if self.keeps == PAST_Z:
       return self._strategy.inverse_band_rows(start, stop)
     return self._strategy.band_rows(start, stop)

@@ -143,29 +143,24 @@ class ToeplitzWindow(recursion_lib.Window):
   def __init__(self, strategy: Toeplitz):
     """Makes the window of the strategy C."""
     super().__init__(strategy, 1)
-    self._row = _first_entries(self, strategy)
-
-  def numbers(self):
-    return {'row': self._row}
-
-  def use(self, numbers):
-    self._row = numbers['row']
+    self._numbers = {'row': _first_entries(self, strategy)}
 
   def rows(self, start: int, stop: int) -> np.ndarray:
-    return np.broadcast_to(self._row, (stop - start, len(self._row)))
+    row = self._numbers['row']
+    return np.broadcast_to(row, (stop - start, len(row)))
 
   def _variances(self) -> np.ndarray:
-    if self.keeps == recursion_lib.PAST_Z:
-      column = _series(self._row, np.ones(1), self.rounds)
-    else:
-      column = _series(np.ones(1), self._row, self.rounds)
-    return np.cumsum(column**2)
+    quotient = self._numbers['row'], np.ones(1)
+    if self.keeps == recursion_lib.PAST_Y:
+      quotient = quotient[::-1]
+    return np.cumsum(_series(*quotient, self.rounds) ** 2)
 
   @functools.cached_property
   def rho(self) -> float:
+    row = self._numbers['row']
     if self.keeps == recursion_lib.PAST_Z:
-      return float(np.linalg.norm(self._row) / self.scales[0])
-    energy = _energy(np.ones(1), self._row, self.rounds)
+      return float(np.linalg.norm(row) / self.scales[0])
+    energy = _energy(np.ones(1), row, self.rounds)
     return math.sqrt(energy) / float(self.scales[0])
 
 
@@ -192,21 +187,15 @@ class NormalizedWindow(recursion_lib.Window):
       norms: [n] float64, the divisors of the columns.
     """
     super().__init__(strategy, strategy.rounds)
-    self._row, self._norms = _first_entries(self, undivided), norms
-
-  def numbers(self):
-    return {'row': self._row, 'norms': self._norms}
-
-  def use(self, numbers):
-    self._row, self._norms = numbers['row'], numbers['norms']
+    self._numbers = {'row': _first_entries(self, undivided), 'norms': norms}
 
   def rows(self, start: int, stop: int) -> np.ndarray:
+    row, norms = self._numbers['row'], self._numbers['norms']
     t = np.arange(start, stop)[:, np.newaxis]
-    column = t - np.arange(len(self._row))
-    row = _rows(self._row, start, stop)
+    rows = _rows(row, start, stop)
     if self.keeps == recursion_lib.PAST_Z:
-      return self._norms[t] * row
-    return row / self._norms[np.maximum(column, 0)]
+      return norms[t] * rows
+    return rows / norms[np.maximum(t - np.arange(len(row)), 0)]
 
 
 class RationalToeplitz(Toeplitz):

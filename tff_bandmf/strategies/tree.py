@@ -167,7 +167,7 @@ class OnlineTree(_OfNodes):
     values = np.eye(self.rounds)
     for t, row in enumerate(values):
       height = tree.phase(t)
-      for h, weight in enumerate(tree.readout[height, :height]):
+      for h, weight in enumerate(tree.step(height).readout[:height]):
         # Rounds of the left sibling of the node of height h that ends at t.
         row[t + 1 - 2 ** (h + 1) : t + 1 - 2**h] = -weight
       row /= tree.scales[height]
@@ -222,8 +222,9 @@ class TreeBuffers(recursion_lib.Buffers):
     self.memory = tree.memory_copies
     variances = self._variances_of_nodes = tree.node_variances()
     self._period = tree.rounds
-    self._scales = np.empty(self.phases)
-    self.readout = np.zeros((self.phases, self.memory))
+    scales = np.empty(self.phases)
+    readout = np.zeros((self.phases, self.memory))
+    self._numbers = {'readout': readout, 'scales': scales}
     for height in range(self.phases):
       own = np.zeros(height + 1)
       own[0] = 1.0
@@ -234,8 +235,8 @@ class TreeBuffers(recursion_lib.Buffers):
         own[h + 1] = variances[h + 1]
         siblings[h] = 1.0
         siblings *= ratio
-      self._scales[height] = np.linalg.norm(own)
-      self.readout[height, :height] = siblings - 1.0
+      scales[height] = np.linalg.norm(own)
+      readout[height, :height] = siblings - 1.0
 
   def phase(self, t: recursion_lib.Index) -> recursion_lib.Index:
     local = t % self._period
@@ -247,7 +248,7 @@ class TreeBuffers(recursion_lib.Buffers):
 
   @property
   def scales(self) -> np.ndarray:
-    return self._scales
+    return self._numbers['scales']
 
   def step(self, phase: int) -> recursion_lib.Step:
     update = np.zeros((self.memory, self.memory))
@@ -258,25 +259,16 @@ class TreeBuffers(recursion_lib.Buffers):
     if phase < self.memory:
       update[phase, :phase] = 1.0
       gain[phase] = 1.0
-    return recursion_lib.Step(
-      float(self._scales[phase]), self.readout[phase], update, gain
-    )
-
-  def numbers(self):
-    return {'readout': self.readout, 'scales': self._scales}
-
-  def use(self, numbers):
-    self.readout, self._scales = numbers['readout'], numbers['scales']
+    readout = self._numbers['readout'][phase]
+    return recursion_lib.Step(float(self.scales[phase]), readout, update, gain)
 
   def reach(self, t: int) -> int:
     return t % self._period
 
   def exact_weights(self, t):
     height = self.phase(t)
-    return (
-      fractions.Fraction(float(self._scales[height])),
-      [fractions.Fraction(float(weight)) for weight in self.readout[height]],
-    )
+    weights = map(fractions.Fraction, self._numbers['readout'][height].tolist())
+    return fractions.Fraction(float(self.scales[height])), list(weights)
 
   def exact_update(self, buffers, t, y, bits):
     height = self.phase(t)
@@ -288,7 +280,7 @@ class TreeBuffers(recursion_lib.Buffers):
   def _variances(self) -> np.ndarray:
     # Siblings have independent noise, so variances add up.
     v = self._variances_of_nodes[: self.memory]
-    by_height = self._scales**2 + self.readout**2 @ v
+    by_height = self.scales**2 + self._numbers['readout'] ** 2 @ v
     return by_height[self.phase(np.arange(self.rounds))]
 
 
