@@ -58,7 +58,7 @@ def test_min_sep_of_another_kind_is_refused(min_sep):
 
 @pytest.mark.parametrize('costs', [3, [1, 2], {'limit': 1}, 'free', True])
 def test_costs_of_another_kind_are_refused(costs):
-  with pytest.raises(TypeError, match='costs=.*must be Costs'):
+  with pytest.raises(TypeError, match='costs=.*must be a Costs'):
     participation.Budget(4, 2, costs=costs)
 
 
@@ -88,8 +88,8 @@ def test_from_name_reads_to_dict_back(schema):
     (('epochs',), 'participation=epochs: is not a known schema'),
     (('min-sep',), 'min_sep=None: participation min-sep needs it'),
     (('fixed-epoch', None, 3), 'min_sep=None: participation fixed-epoch'),
-    (('single', 3), 'participation=single: takes no min_sep'),
-    (('single', None, 2), 'participation=single: takes no min_sep'),
+    (('single', 3), 'min_sep=3: participation single does not take it'),
+    (('single', None, 2), 'max_participations=2: participation single does'),
   ],
 )
 def test_from_name_refuses(arguments, message):

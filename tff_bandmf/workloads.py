@@ -61,34 +61,28 @@ def _fraction(name: str, about: str) -> Any:
   return attrs.field(default=0.0, converter=check, metadata={'about': about})
 
 
-def _rates(values: Any) -> Optional[tuple[float, ...]]:
-  if values is None:
-    return None
-  return _for_rounds(
-    values,
-    'learning_rates',
-    'must be one number >= 0 for each round, not all 0; give a list',
-  )
+def _rates(values: Any) -> tuple[float, ...]:
+  return _for_rounds('learning_rates', values)
 
 
-def _for_rounds(values: Any, name: str, rule: str) -> tuple[float, ...]:
+def _for_rounds(name: str, values: Any) -> tuple[float, ...]:
   """Returns a number >= 0 for each round; raises an error if all are 0."""
   numbers = _checks.real_array(name, values)
   is_valid = numbers.ndim == 1 and np.any(numbers)
   if not is_valid or not np.all((0 <= numbers) & (numbers < np.inf)):
-    raise errors.value_error(f'{name}={values}: {rule}')
+    raise errors.value_error(
+      f'{name}={values}: must be a number >= 0 for each round, not all 0; give '
+      'a list'
+    )
   return tuple(numbers.tolist())
 
 
-def _given_matrix(values: Any) -> Optional[np.ndarray]:
-  if values is None:
-    return None
+def _given_matrix(values: Any) -> np.ndarray:
   matrix = _checks.real_array('matrix', values)
   shape = matrix.shape
   if len(shape) != 2 or shape[0] != shape[1] or not np.any(matrix):
     raise errors.value_error(
-      f'matrix.shape={shape}: must be [rounds, rounds], and not 0; row t gives '
-      'the model after round t'
+      f'matrix.shape={shape}: must be [rounds, rounds], and not 0; give A'
     )
   if len(matrix) > MAX_MATRIX_ROUNDS:
     raise errors.value_error(
@@ -97,8 +91,7 @@ def _given_matrix(values: Any) -> Optional[np.ndarray]:
     )
   if np.any(np.triu(matrix, 1)) or not np.all(np.isfinite(matrix)):
     raise errors.value_error(
-      'matrix=an entry above the diagonal, or not finite: a model depends on '
-      'earlier rounds only; give a lower-triangular matrix'
+      'matrix: must be finite and lower-triangular; correct the entries'
     )
   return matrix
 
@@ -155,34 +148,30 @@ class Workload:
     'Fraction of the model that a round at the peak learning rate removes.',
   )
   _learning_rates: Optional[tuple[float, ...]] = attrs.field(
-    default=None, converter=_rates
+    default=None, converter=attrs.converters.optional(_rates)
   )
   _matrix: Optional[np.ndarray] = attrs.field(
     default=None,
-    converter=_given_matrix,
+    converter=attrs.converters.optional(_given_matrix),
     eq=lambda matrix: None if matrix is None else matrix.tobytes(),
   )
 
   def __attrs_post_init__(self):
     if self.warmup + self.cooldown > 1:
       raise errors.value_error(
-        f'cooldown={self.cooldown}: cooldown + warmup must be at most 1, and '
-        f'warmup={self.warmup}; use smaller fractions'
+        f'cooldown={self.cooldown}: must be at most 1 - warmup; use less'
       )
     if self._learning_rates and self.warmup + self.cooldown:
       raise errors.value_error(
-        f'learning_rates: do not go with warmup={self.warmup} or '
-        f'cooldown={self.cooldown}; give the rate of every round'
+        'learning_rates: do not go with warmup or cooldown; leave both out'
       )
     if self.weight_decay * max(self._learning_rates or [1.0]) > 1:
       raise errors.value_error(
-        f'weight_decay={self.weight_decay}: times a learning rate must be at '
-        'most 1; use a smaller one'
+        f'weight_decay={self.weight_decay}: exceeds 1 / learning rate; use less'
       )
     if self._matrix is not None and attrs.evolve(self, matrix=None) != PREFIX:
       raise errors.value_error(
-        'matrix: is the whole workload; leave momentum, weight decay and '
-        'learning rates out'
+        'matrix: is the whole workload; leave the other arguments out'
       )
 
   @property
@@ -324,8 +313,7 @@ def _check_rounds(name: str, values: Any, rounds: int) -> None:
   """Raises ValueError unless `values` has one entry for each round."""
   if len(values) != rounds:
     raise errors.value_error(
-      f'{name}={len(values)} rounds: the run has {rounds}; give one for each '
-      'round'
+      f'{name}={len(values)} rounds: the run has {rounds}; give one for each'
     )
 
 
@@ -356,8 +344,7 @@ def from_name(name: str, **parameters: Any) -> Workload:
     for key, value in given.items():
       if value:
         raise errors.value_error(
-          f'{key}={value}: workload prefix does not take it; use workload '
-          'momentum'
+          f'{key}={value}: workload prefix does not take it; use momentum'
         )
     return PREFIX
   if name not in ('momentum', 'matrix'):
@@ -409,8 +396,7 @@ def check_objective(
   if isinstance(objective, str) or objective is None:
     if objective not in (MEAN, MAX, LAST):
       raise errors.value_error(
-        f'objective={objective}: is not known; use mean, max, last, or a '
-        'weight for each round'
+        f'objective={objective}: is not known; use mean, max, last or weights'
       )
     return objective
   if callable(objective):
@@ -418,11 +404,7 @@ def check_objective(
       'objective=a function: cannot be stored in a plan or a file; give it to '
       'optimize.minimize, and its strategy to the plan'
     )
-  weights = _for_rounds(
-    objective,
-    'objective',
-    'must be a list of weights >= 0, not all 0; give a weight for each round',
-  )
+  weights = _for_rounds('objective', objective)
   if rounds is not None:
     _check_rounds('objective', weights, rounds)
   return weights

@@ -130,7 +130,7 @@ def test_plan_keeps_its_objective_and_its_workload(tmp_path, objective):
   [
     ({'objective': 'least'}, 'objective=least'),
     ({'objective': [1.0, 2.0]}, 'objective=2 rounds'),
-    ({'objective': [-1.0] * _N}, r'objective=.*: must be a list'),
+    ({'objective': [-1.0] * _N}, r'objective=.*: must be a number >= 0'),
     ({'objective': lambda e: e}, 'objective=a function'),
     ({'workload': workloads.Workload(matrix=np.tri(3))}, 'matrix=3 rounds'),
     (
@@ -149,7 +149,7 @@ def test_wrong_objective_or_workload_gets_one_line(wrong, match):
 @pytest.mark.parametrize(
   'wrong, match',
   [
-    ({'matrix': np.ones((2, 2))}, 'above the diagonal'),
+    ({'matrix': np.ones((2, 2))}, 'lower-triangular'),
     ({'matrix': np.zeros((2, 2))}, 'not 0'),
     ({'matrix': np.eye(5000)}, '4096'),
     ({'matrix': np.eye(2), 'momentum': 0.5}, 'whole workload'),

@@ -131,12 +131,10 @@ class Demand:
     return {name: value for name, value in sorted(largest.items()) if value}
 
 
-def _uniform(
-  clients: int, cohort_size: int, rounds: int, b: int, k: int
-) -> bool:
-  needed = min(b, rounds) * cohort_size
+def _uniform(clients: int, m: int, rounds: int, b: int, k: int) -> bool:
+  needed = min(b, rounds) * m
   if k < -(-rounds // b):
-    needed += max(rounds - b, 0) * cohort_size // k
+    needed += max(rounds - b, 0) * m // k
   return needed <= clients
 
 

@@ -22,7 +22,7 @@ exceeds it.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -180,15 +180,11 @@ def _count_apart(apart: int) -> int:
 
 
 def _count_participations(most: int) -> int:
-  return _checks.count(
-    'max_participations', most, 'leave it out where only min_sep is enforced'
-  )
+  return _checks.count('max_participations', most, 'leave it out for no limit')
 
 
 def _count_horizon(horizon: int) -> int:
-  return _checks.count(
-    'horizon', horizon, 'give the largest number of rounds of a run'
-  )
+  return _checks.count('horizon', horizon, 'give the most rounds of a run')
 
 
 @attrs.frozen
@@ -250,9 +246,7 @@ class FixedEpoch(_Separated):
 
 def check_cohorts(cohorts: object) -> None:
   """Raises TypeError unless the value is an instance of `Cohorts`."""
-  _checks.instance(
-    'cohorts', cohorts, Cohorts, 'use tff_bandmf.MinSep(min_sep)'
-  )
+  _checks.instance('cohorts', cohorts, Cohorts, 'use MinSep(min_sep)')
 
 
 @attrs.frozen(eq=False)
@@ -376,13 +370,10 @@ class Budget(_Separated):
       self.apart,
       self.min_sep,
       'min_sep',
-      'or a client with rounds min_sep apart is refused; use a smaller apart',
+      'use a smaller apart',
     )
-    if not isinstance(self.costs, (Costs, type(None))):
-      raise errors.type_error(
-        f'costs={self.costs!r}: must be Costs; leave it out, since a plan '
-        'computes the costs from its C'
-      )
+    if self.costs is not None:
+      _checks.instance('costs', self.costs, Costs, 'leave it out')
 
   @property
   def known_costs(self) -> Costs:
@@ -393,9 +384,8 @@ class Budget(_Separated):
     """
     if self.costs is None:
       raise errors.value_error(
-        f'participation={self.name}: the costs of rounds follow from the C '
-        'of a run, which is not known here; use plan.schema, or '
-        'guarantee.cohorts'
+        f'participation={self.name}: the costs of rounds follow from the C of '
+        'a run; use plan.schema or guarantee.cohorts'
       )
     return self.costs
 
@@ -403,8 +393,7 @@ class Budget(_Separated):
     """Raises ValueError if the planned number of rounds exceeds the horizon."""
     if self.horizon is not None and self.horizon < rounds:
       raise errors.value_error(
-        f'horizon={self.horizon}: is below rounds={rounds}; leave it '
-        'out, or give the largest number of rounds that the run may have'
+        f'horizon={self.horizon}: is below rounds={rounds}; give more or none'
       )
 
   def device_rule(self) -> _files.JsonObject:
@@ -446,13 +435,10 @@ class Budget(_Separated):
     return MinSep(self.min_sep, self.max_participations)
 
 
-def check(participation: object) -> None:
+def check(schema: object) -> None:
   """Raises TypeError unless the value is an instance of `Participation`."""
   _checks.instance(
-    'participation',
-    participation,
-    Participation,
-    'use tff_bandmf.participation.MinSep(min_sep)',
+    'participation', schema, Participation, 'use MinSep(min_sep)'
   )
 
 
@@ -480,42 +466,37 @@ def from_name(
     ValueError: the name is unknown, or a parameter is missing, out of range or
       does not apply.
   """
-  for parameter, value in (('apart', apart), ('horizon', horizon)):
-    if value is not None and name != Budget.name:
-      raise errors.value_error(
-        f'{parameter}={value}: participation {name} does not take it; '
-        'leave it out, or use budget'
-      )
-  if name == Single.name:
-    if min_sep is not None or max_participations not in (None, 1):
-      raise errors.value_error(
-        f'participation={name}: takes no min_sep and no '
-        'max_participations above 1; use min-sep or fixed-epoch'
-      )
-    return Single()
-  if name not in (MinSep.name, FixedEpoch.name, Budget.name):
-    raise errors.value_error(
-      f'participation={name}: is not a known schema; use {" or ".join(NAMES)}'
-    )
-  if min_sep is None:
-    raise errors.value_error(
-      f'min_sep={min_sep}: participation {name} needs it; give the '
-      'least r2 - r1 of two rounds of one client'
-    )
-  if name == Budget.name:
-    return Budget(
-      min_sep,
-      max_participations,
-      apart=1 if apart is None else apart,
-      horizon=horizon,
-    )
-  schema = MinSep if name == MinSep.name else FixedEpoch
   # PRIVACY: If fixed epochs were read from a file as another schema, the
   # sensitivity would be for other patterns. The name in the file chooses the
   # class.
   # Guard: participation_test.test_from_name_reads_to_dict_back.
-  return schema(min_sep, max_participations)
+  schema = next((each for each in _SCHEMAS if each.name == name), None)
+  if schema is None:
+    raise errors.value_error(
+      f'participation={name}: is not a known schema; use {" or ".join(NAMES)}'
+    )
+  fields = attrs.fields_dict(schema)
+  if schema is Single and max_participations == 1:
+    max_participations = None
+  if min_sep is None and 'min_sep' in fields:
+    raise errors.value_error(
+      f'min_sep=None: participation {name} needs it; give the least r2 - r1 of '
+      'two rounds of one client'
+    )
+  values = {
+    'min_sep': min_sep,
+    'max_participations': max_participations,
+    'apart': apart,
+    'horizon': horizon,
+  }
+  given = {key: value for key, value in values.items() if value is not None}
+  for key in given.keys() - fields.keys():
+    raise errors.value_error(
+      f'{key}={given[key]}: participation {name} does not take it; leave it out'
+    )
+  return schema(**given)
 
 
+_SCHEMAS: tuple[type[Any], ...] = (Single, FixedEpoch, MinSep, Budget)
 # The names of schemas in flags and files.
-NAMES = (Single.name, FixedEpoch.name, MinSep.name, Budget.name)
+NAMES = tuple(each.name for each in _SCHEMAS)

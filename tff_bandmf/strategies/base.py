@@ -143,8 +143,9 @@ class Strategy(abc.ABC):
   @property
   def memory_copies(self) -> int:
     """Number of rows of past noise, of the model's size, that a round needs."""
-    few = self.bands if self.inverse_bands is None else self.inverse_bands
-    return few - 1
+    if self.buffers is not None:
+      return self.buffers
+    return (self.inverse_bands or self.bands) - 1
 
   @property
   def least_copies(self) -> int:
@@ -249,13 +250,7 @@ class Strategy(abc.ABC):
     """
     if workload.inverse_bands is None:
       return per_query.of_matrix(self.matrix(), workload.matrix(self.rounds))
-    if self.inverse_bands is not None:
-      return per_query.of_banded_inverse(
-        self.rounds, self.inverse_bands, self.inverse_band_rows, workload
-      )
-    return per_query.of_banded(
-      self.rounds, self.bands, self.band_rows, workload
-    )
+    return per_query.of_few_bands(self, workload)
 
   def errors(
     self, workload: workloads.Workload = workloads.PREFIX
@@ -496,9 +491,7 @@ def count_rounds(rounds: object) -> int:
 
 def check_strategy(strategy: object) -> None:
   """Raises TypeError unless the value is an instance of `Strategy`."""
-  _checks.instance(
-    'strategy', strategy, Strategy, 'give a C of tff_bandmf.strategies'
-  )
+  _checks.instance('strategy', strategy, Strategy, 'use tff_bandmf.strategies')
 
 
 def count_bands(bands: object) -> int:

@@ -90,10 +90,6 @@ class Blt(toeplitz.Toeplitz):
   def buffers(self) -> int:
     return len(self.theta)
 
-  @property
-  def memory_copies(self) -> int:
-    return self.buffers
-
   def column_error(self, participations: int) -> float:
     # PRIVACY: The noise is C^-1 z for exact powers of theta in C. This C may
     # have a larger sensitivity than the one computed from powers in float64. If

@@ -94,10 +94,6 @@ class ColumnNormalized(base.Strategy):
   def column_norms_squared(self) -> np.ndarray:
     return np.ones(self.rounds)
 
-  @property
-  def memory_copies(self) -> int:
-    return self.toeplitz.memory_copies
-
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> Optional[recursion_lib.Buffers]:

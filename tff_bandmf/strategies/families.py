@@ -75,12 +75,7 @@ class Parameter:
     if self.kind is Family:
       return get(value).name
     if self.kind is int:
-      count = _checks.count(self.name, value, remedy)
-      if count < self.low:
-        raise errors.value_error(
-          f'{self.name}={value}: must be at least {self.low:g}; {remedy}'
-        )
-      return count
+      return _checks.count(self.name, value, remedy, max(1, int(self.low)))
     if self.kind is float:
       return _checks.between(self.name, value, self.low, self.high, remedy)
     if not isinstance(value, bool):

@@ -26,7 +26,7 @@ The time is O(n M^2), spent in matrix products, and the memory is O(M^2);
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import scipy.linalg
@@ -43,59 +43,34 @@ LONGEST_BLOCK = 20_000
 BandRows = Callable[[int, int], np.ndarray]
 
 
-def of_banded(
-  rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
-) -> np.ndarray:
-  """Returns e, [rounds] float64, for a C of few bands.
+def of_few_bands(strategy: Any, workload: workloads.Workload) -> np.ndarray:
+  """Returns e, [rounds] float64, for a C or a C^-1 of few bands.
 
   Args:
-    rounds: n.
-    bands: number of bands of C.
-    rows: function that returns rows of C.
-    workload: A.
+    strategy: C, a `Strategy`.
+    workload: A, whose inverse has few bands.
 
   Raises:
     ValueError: the blocks would not fit in memory, or C^-1 overflows.
   """
+  rounds, bands = strategy.rounds, strategy.bands
   inverse = workload.inverse_rows(rounds)
-  inverse_bands = inverse.shape[1]
+  width = inverse.shape[1]
 
   def left(start, stop):
     # L[t, t - s] = sum_i C[t, t - i] A^-1[t - i, t - s]
-    product = np.zeros((stop - start, bands + inverse_bands - 1))
-    c = rows(start, stop)
+    product = np.zeros((stop - start, bands + width - 1))
+    c = strategy.band_rows(start, stop)
     for i in range(bands):
-      t = np.arange(start, stop) - i
-      product[:, i : i + inverse_bands] += (
-        c[:, i : i + 1] * inverse[np.maximum(t, 0)]
-      )
+      t = np.maximum(np.arange(start, stop) - i, 0)
+      product[:, i : i + width] += c[:, i : i + 1] * inverse[t]
     return product
 
-  return of_noise(rounds, bands + inverse_bands - 1, left)
-
-
-def of_banded_inverse(
-  rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
-) -> np.ndarray:
-  """Returns e, [rounds] float64, for a C^-1 of few bands.
-
-  Args:
-    rounds: n.
-    bands: number of bands of C^-1.
-    rows: function that returns rows of C^-1.
-    workload: A.
-
-  Raises:
-    ValueError: the blocks would not fit in memory.
-  """
-  inverse = workload.inverse_rows(rounds)
-  return of_noise(
-    rounds,
-    inverse.shape[1],
-    lambda start, stop: inverse[start:stop],
-    bands,
-    rows,
-  )
+  few = strategy.inverse_bands
+  if few is None:
+    return of_noise(rounds, bands + width - 1, left)
+  rows = strategy.inverse_band_rows
+  return of_noise(rounds, width, lambda low, high: inverse[low:high], few, rows)
 
 
 def of_matrix(c: np.ndarray, workload: np.ndarray) -> np.ndarray:
