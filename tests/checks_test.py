@@ -188,6 +188,12 @@ def test_no_run_takes_what_is_no_number(tmp_path, value):
         call(value)
 
 
+@pytest.mark.parametrize('value', [np.array(3.0), np.float64(3), 3.0], ids=repr)
+def test_count_takes_no_float(value):
+  with pytest.raises(TypeError, match='^n=3.0: must be an integer; '):
+    _checks.count('n', value, '')
+
+
 @pytest.mark.parametrize('value', [True, np.True_, '1', 1j], ids=repr)
 def test_no_coefficient_is_what_is_no_number(value):
   with pytest.raises(TypeError, match=r'\.dtype=.*must be real numbers'):

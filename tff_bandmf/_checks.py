@@ -20,11 +20,12 @@ def is_number(value: Any, kind: type = SupportsFloat) -> bool:
     value: any value.
     kind: SupportsFloat for a real number, SupportsIndex for an integer.
   """
-  numpy_kind = getattr(getattr(value, 'dtype', None), 'kind', 'f')
+  numpy_kind = getattr(getattr(value, 'dtype', None), 'kind', 'i')
+  refused = 'bcfmMOSU' if kind is SupportsIndex else 'bcmMOSU'
   return (
     isinstance(value, kind)
     and not isinstance(value, (bool, str, bytes))
-    and numpy_kind not in 'bcmMOSU'
+    and numpy_kind not in refused
     and not getattr(value, 'ndim', 0)
   )
 
