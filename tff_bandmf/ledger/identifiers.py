@@ -30,7 +30,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from cryptography.hazmat.primitives import ciphers
@@ -55,40 +55,31 @@ class Identifiers:
 
   secret: bytes
 
-  def __post_init__(self):
-    if len(self.secret) != _BYTES:
-      raise errors.value_error(
-        f'len(ledger key)={len(self.secret)}: must be {_BYTES} bytes; restore '
-        'the file that the ledger was started with'
-      )
-
   def __repr__(self) -> str:
     return 'Identifiers(<secret>)'
 
   @classmethod
-  def load(cls, path: pathlib.Path) -> Identifiers:
+  def load(cls, path: pathlib.Path, create: bool) -> Identifiers:
     """Returns the hash function whose key is in a file.
 
+    Args:
+      path: path of the file.
+      create: whether to make a key if the file is missing.
+
     Raises:
-      ValueError: the file is missing, or another user than its owner can read
-        or write it.
+      ValueError: the file is missing and `create` is False; or another user
+        than its owner can read or write it.
     """
+    load: Callable[..., bytes] = _files.load_secret
+    if create:
+      load = _files.load_or_create_secret
     try:
-      return cls(_files.load_secret(path, _BYTES, 'ledger key'))
+      return cls(load(path, _BYTES, 'ledger key'))
     except FileNotFoundError:
       raise errors.value_error(
         f'ledger key={path}: is gone, and rounds were already started; restore '
         'the key: without it every client looks new'
       ) from None
-
-  @classmethod
-  def load_or_create(cls, path: pathlib.Path) -> Identifiers:
-    """Returns the hash function whose key is in a file; makes a missing file.
-
-    Raises:
-      ValueError: another user than its owner can read or write the file.
-    """
-    return cls(_files.load_or_create_secret(path, _BYTES, 'ledger key'))
 
   def fingerprint(self) -> int:
     """Returns a fingerprint of the key, a signed integer of 64 bits.
@@ -148,20 +139,18 @@ class Identifiers:
     ).digest()
     aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     rounds = tuple(rounds)
-    permuted = np.empty(len(values), np.uint64)
-    for start in range(0, len(values), _CHUNK):
-      part = values[start : start + _CHUNK]
-      x = (part >> np.uint64(32)).astype('<u4')
-      y = part.astype('<u4')
+    # Each value as its halves (y, x).
+    halves = values.astype('<u8').view('<u4').reshape(-1, 2)
+    for start in range(0, len(halves), _CHUNK):
+      part = halves[start : start + _CHUNK]
+      y, x = part.T.copy()
       blocks = np.zeros([len(part), 4], '<u4')
       for i in rounds:
         blocks[:, 0], blocks[:, 1] = y, i
         mixed = np.frombuffer(aes.update(blocks.tobytes()), '<u4')[::4]
         x, y = y, x ^ mixed
-      permuted[start : start + _CHUNK] = x.astype(np.uint64) << np.uint64(
-        32
-      ) | y.astype(np.uint64)
-    return permuted.view(np.int64)
+      part[:, 0], part[:, 1] = y, x
+    return halves.reshape(-1).view(np.int64)
 
 
 def _swapped(values: np.ndarray) -> np.ndarray:

@@ -163,7 +163,8 @@ class Ledger:
 
   def cohort_size(self, round_index: int) -> int:
     """Returns the number of clients of a round; 0 for a round not started."""
-    return self._read(tables.cohort_size, _round(round_index))
+    recorded = self._read(tables.cohort, _round(round_index))
+    return 0 if recorded is None else len(recorded[0])
 
   def next_round(self) -> int:
     """Returns the round with which a run continues.
@@ -172,14 +173,10 @@ class Ledger:
     the last started round, which the run replays or abandons. Otherwise the
     result is the next round.
     """
-    with database.transaction(self._reader) as connection:
-      last = tables.last_round(connection)
-      attempts = tables.attempts(connection, last)
-    ended = any(
-      attempt.outcome in (chain.FINISHED, chain.ABANDONED)
-      for attempt in attempts
-    )
-    return last + 1 if ended or last < 0 else last
+    last, attempts = self._read(tables.last_attempts)
+    outcomes = {attempt.outcome for attempt in attempts}
+    has_ended = outcomes & {chain.FINISHED, chain.ABANDONED}
+    return last + 1 if has_ended or last < 0 else last
 
   def attempts(self, round_index: int) -> list[chain.Attempt]:
     """Returns the attempts at a round, in order; [] for a round not started."""
@@ -200,9 +197,9 @@ class Ledger:
 
     Args:
       round_index: index of the round.
-      population: clients that may be in the cohort. If None, they are all
-        indices up to the highest client index in the ledger. For None or a
-        `range`, the time does not depend on the size of the population.
+      population: clients that may be in the cohort; None for all indices. For
+        None or a `range`, the time does not depend on the size of the
+        population.
 
     Raises:
       ValueError: a client of the cohort is not in the population.
@@ -210,15 +207,16 @@ class Ledger:
     recorded = self._read(tables.cohort, _round(round_index))
     if recorded is None:
       return None
+    identifiers, highest = recorded
     if population is None:
-      population = range(self._read(tables.last_client) + 1)
+      population = range(highest + 1)
     if isinstance(population, range):
-      cohort = np.sort(self._hash().indices(recorded))
+      cohort = np.sort(self._hash().indices(identifiers))
       complete = all(client in population for client in cohort.tolist())
     else:
       hashes = self._hash().hashes(population)
-      complete = bool(np.isin(recorded, hashes).all())
-      cohort = np.unique(np.asarray(population)[np.isin(hashes, recorded)])
+      complete = bool(np.isin(identifiers, hashes).all())
+      cohort = np.unique(np.asarray(population)[np.isin(hashes, identifiers)])
     if not complete:
       raise errors.value_error(
         f'round={round_index}: has clients that are not in the given '
@@ -331,15 +329,13 @@ class Ledger:
         round and the number of rounds.
     """
     before = operator.index(before)
-    if whole and not self._index.whole:
-      self._index = history_lib.IdentifierIndex(whole=True)
     # PRIVACY: if the index lacks a round, the clients of this round could take
     # part again earlier than the schema allows. All rounds below `before` that
     # the index lacks are read from the ledger.
     # Guard: admission_test.test_past_is_that_of_every_round_before.
-    if self._index.next > before:
-      # The index has rounds from `before` on, so a new index is made.
-      self._index = history_lib.IdentifierIndex(self._index.whole)
+    if self._index.next > before or whole > self._index.whole:
+      # The index has rounds from `before` on, or lacks earlier rounds.
+      self._index = history_lib.IdentifierIndex(whole or self._index.whole)
     self._index.record(self._cohorts(before, self._index.next))
     return self._index
 
@@ -438,8 +434,9 @@ class Ledger:
     digest = chain.cohort_digest(hashes, highest)
     stated = {} if rounds is None else {'rounds': rounds}
     with self._write() as connection:
-      recorded = tables.digest(connection, round_index)
+      recorded = tables.cohort(connection, round_index)
       attempts = tables.attempts(connection, round_index)
+      last, last_attempts = tables.last_attempts(connection)
       by_index = tables.by_index(connection)
       # PRIVACY: a client that was named 1 in an earlier round and is named '1'
       # now would look new, and could take part earlier than the schema allows.
@@ -452,16 +449,16 @@ class Ledger:
           f'clients={kind}: differ in kind from the clients of earlier rounds; '
           'name all clients of a run by index, or all by string'
         )
-      last = tables.last_round(connection)
       # PRIVACY: if the plan or the strategy is edited between two rounds, the
       # claim of neither version holds. The digest of these files must be equal
       # to the digest at the start of the last round.
       # Guard:
       # ledger_test.test_round_cannot_start_with_another_digest_than_the_last.
-      if enforced is not None and any(
-        attempt.enforced not in (None, enforced)
-        for attempt in tables.attempts(connection, last)
-      ):
+      others = {attempt.enforced for attempt in last_attempts} - {
+        None,
+        enforced,
+      }
+      if enforced is not None and others:
         raise errors.value_error(
           f'run=round {round_index}: follows another run.json, plan.json or '
           'strategy.json than the earlier rounds; restore the files that the '
@@ -482,7 +479,7 @@ class Ledger:
       # releases has no noise. A second cohort for a round, which would give a
       # second sum, is refused.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
-      elif recorded != digest:
+      elif chain.cohort_digest(*recorded) != digest:
         raise errors.value_error(
           f'round={round_index}: was already started with another cohort, and '
           'the noise of a round may not be used twice; resume with the data, '
@@ -582,7 +579,7 @@ class Ledger:
     with self._write() as connection:
       t = events[0].round
       attempts = tables.attempts(connection, t)
-      if not attempts or attempts[-1].outcome != chain.STARTED:
+      if not _is_open(attempts):
         raise _not_started(t)
       # PRIVACY: if two sums get the same noise, the difference of the two
       # releases has no noise. A second, different sum of a round is refused.
@@ -636,7 +633,8 @@ class Ledger:
   def same_cohort(self, round_index: int, cohort: _Clients) -> bool:
     """Returns whether a started round has exactly this cohort."""
     digest = chain.cohort_digest(*self._hashes_of(cohort))
-    return self._read(tables.digest, _round(round_index)) == digest
+    recorded = self._read(tables.cohort, _round(round_index))
+    return recorded is not None and chain.cohort_digest(*recorded) == digest
 
   def _hashes_of(self, cohort: _Clients) -> tuple[np.ndarray, int]:
     """Returns the hashes of a cohort, ascending, and its highest client index.
@@ -692,16 +690,14 @@ class Ledger:
 
   def ended(self) -> Optional[chain.End]:
     """Returns the end of the run; None before the end."""
-    with database.transaction(self._reader) as connection:
-      last = tables.last_round(connection)
-      return counts.ended({last: tables.attempts(connection, last)})
+    last, attempts = self._read(tables.last_attempts)
+    return counts.ended({last: attempts})
 
   def _append_verdict(self, kind: str, payload: Optional[str] = None) -> None:
     """Appends an event that concerns all rounds so far."""
     with self._write() as connection:
-      last = tables.last_round(connection)
-      attempts = tables.attempts(connection, last)
-      if not attempts or attempts[-1].outcome == chain.STARTED:
+      last, attempts = tables.last_attempts(connection)
+      if not attempts or _is_open(attempts):
         raise _not_started(last)
       tables.append(connection, chain.Event(last, kind, payload=payload))
 
@@ -720,10 +716,7 @@ class Ledger:
       # Guards:
       # identifiers_test.test_ledger_without_its_key_lets_nobody_in and
       # test_ledger_with_another_key_lets_nobody_in.
-      if recorded is None:
-        loaded = identifiers.Identifiers.load_or_create(self._key_file)
-      else:
-        loaded = identifiers.Identifiers.load(self._key_file)
+      loaded = identifiers.Identifiers.load(self._key_file, recorded is None)
       fingerprint = loaded.fingerprint()
       with self._write() as connection:
         recorded = tables.set_once(connection, key=fingerprint).key
@@ -776,11 +769,8 @@ def of_another_run() -> ValueError:
 
 def _round(round_index: int) -> int:
   round_index = _checks.count('round', round_index, 'count from 0', least=0)
-  if round_index >= history_lib.MAX_ROUNDS:
-    raise errors.value_error(
-      f'round={round_index}: must be in [0, {history_lib.MAX_ROUNDS}); rounds '
-      'count from 0'
-    )
+  most = history_lib.MAX_ROUNDS - 1
+  _checks.at_most('round', round_index, most, 'the last', 'count from 0')
   return round_index
 
 
@@ -803,6 +793,8 @@ def _event(
 
 def _failure(t: int, attempts: list[chain.Attempt]) -> list[chain.Event]:
   """Returns a list with the failure of the open attempt; [] if none is open."""
-  if attempts and attempts[-1].outcome == chain.STARTED:
-    return [chain.Event(t, chain.FAILED)]
-  return []
+  return [chain.Event(t, chain.FAILED)] if _is_open(attempts) else []
+
+
+def _is_open(attempts: list[chain.Attempt]) -> bool:
+  return bool(attempts) and attempts[-1].outcome == chain.STARTED

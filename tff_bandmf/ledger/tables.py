@@ -17,6 +17,7 @@ function works in the transaction of its caller.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -98,10 +99,7 @@ class Row:
 
 def create(connection: engine.Connection) -> None:
   """Makes the missing tables, and the row of bandmf_ledger."""
-  for table in _METADATA.sorted_tables:
-    connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
-    for index in table.indexes:
-      connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+  _METADATA.create_all(connection)
   if connection.execute(sa.select(_LEDGER.c.place)).first() is None:
     connection.execute(
       sa.insert(_LEDGER).values(place=0, format=chain.FORMAT, events=0)
@@ -130,22 +128,15 @@ def row(connection: engine.Connection, lock: bool = False) -> Row:
   rows = connection.execute(query).all()
   _require(len(rows) == 1, 'row')
   place, version, run, noise_key, key, events, head = rows[0]
+  ids = run, noise_key, key
   if version != chain.FORMAT:
     raise other_format(version)
   _require(place == 0, 'row')
-  for value in (run, noise_key, key):
-    _require(value is None or isinstance(value, int), 'row')
+  _require(all(isinstance(each, (int, type(None))) for each in ids), 'row')
   _require(isinstance(events, int) and events >= 0, 'row')
   _require((head is None) == (events == 0), 'row')
-  return Row(
-    run,
-    noise_key,
-    key,
-    events,
-    chain.genesis(run, noise_key, key)
-    if head is None
-    else _content(head, 'head'),
-  )
+  head = chain.genesis(*ids) if head is None else _content(head, 'head')
+  return Row(*ids, events, head)
 
 
 def has_head(connection: engine.Connection, head: bytes) -> bool:
@@ -153,10 +144,8 @@ def has_head(connection: engine.Connection, head: bytes) -> bool:
   ledger = row(connection)
   # The head before the first event depends on the fingerprint of the key by
   # which clients are hashed. This fingerprint is None at first.
-  firsts = [
-    chain.genesis(ledger.run, ledger.noise_key, key)
-    for key in (None, ledger.key)
-  ]
+  bound = ledger.run, ledger.noise_key
+  firsts = chain.genesis(*bound, None), chain.genesis(*bound, ledger.key)
   if head in (ledger.head, *firsts):
     return True
   query = sa.select(_EVENTS.c.place).where(_EVENTS.c.head == head)
@@ -171,39 +160,23 @@ def set_once(connection: engine.Connection, **values: int) -> Row:
       values can be set only before the first event.
   """
   ledger = row(connection, lock=True)
-  missing = {
-    name: value
-    for name, value in values.items()
-    if getattr(ledger, name) is None
-  }
-  if not missing:
-    return ledger
-  if ledger.events:
-    names = ', '.join(sorted(missing))
+  missing = [name for name in sorted(values) if getattr(ledger, name) is None]
+  if missing and ledger.events:
     raise errors.value_error(
-      f'ledger={names}: must be set before the first round starts; bind a new '
-      'ledger, and start its rounds then'
+      f'ledger={", ".join(missing)}: must be set before the first round '
+      'starts; bind a new ledger, and start its rounds then'
     )
-  connection.execute(sa.update(_LEDGER).values(**missing))
+  for name in missing:
+    connection.execute(sa.update(_LEDGER).values({name: values[name]}))
   return row(connection)
-
-
-def last_client(connection: engine.Connection) -> int:
-  """Returns the highest client index; -1 without an index."""
-  return _largest(connection, _ROUNDS.c.highest)
 
 
 def last_round(connection: engine.Connection) -> int:
   """Returns the highest round that was started; -1 without rounds."""
-  return _largest(connection, _ROUNDS.c.round)
-
-
-def _largest(connection: engine.Connection, column: sa.Column) -> int:
-  """Returns the largest value of a column; -1 for an empty column."""
-  query = sa.select(sa.func.max(_raw(column)))
-  largest = connection.execute(query).scalar_one()
-  _require(largest is None or isinstance(largest, int), column.name)
-  return -1 if largest is None else largest
+  query = sa.select(sa.func.max(_raw(_ROUNDS.c.round)))
+  last = connection.execute(query).scalar_one()
+  _require(isinstance(last, (int, type(None))), 'round')
+  return -1 if last is None else last
 
 
 def by_index(connection: engine.Connection) -> Optional[bool]:
@@ -216,18 +189,8 @@ def by_index(connection: engine.Connection) -> Optional[bool]:
     .limit(1)
   )
   highest = connection.execute(query).scalar_one_or_none()
-  if highest is None:
-    return None
-  _require(isinstance(highest, int), 'highest')
-  return highest >= 0
-
-
-def cohort_size(connection: engine.Connection, t: int) -> int:
-  """Returns the number of clients of a round; 0 for a round not started."""
-  query = sa.select(sa.func.length(_ROUNDS.c.cohort)).where(
-    _ROUNDS.c.round == t
-  )
-  return (connection.execute(query).scalar_one_or_none() or 0) // 8
+  _require(isinstance(highest, (int, type(None))), 'highest')
+  return None if highest is None else highest >= 0
 
 
 def add_round(
@@ -251,23 +214,27 @@ def add_round(
 def append(connection: engine.Connection, *events: chain.Event) -> bytes:
   """Adds events to the chain, and returns the new head."""
   ledger = row(connection, lock=True)
-  head, place = ledger.head, ledger.events
-  for event in events:
+  head, count = ledger.head, ledger.events + len(events)
+  for place, event in enumerate(events, ledger.events):
     head = chain.link(head, place, event)
-    checked = int(event.noise_checked)
-    values = {**vars(event), 'noise_checked': checked}
-    connection.execute(
-      sa.insert(_EVENTS).values(place=place, head=head, **values)
-    )
-    place += 1
-  connection.execute(sa.update(_LEDGER).values(events=place, head=head))
+    values = {**vars(event), 'noise_checked': int(event.noise_checked)}
+    row_of_event = sa.insert(_EVENTS).values(place=place, head=head, **values)
+    connection.execute(row_of_event)
+  connection.execute(sa.update(_LEDGER).values(events=count, head=head))
   return head
 
 
 def attempts(connection: engine.Connection, t: int) -> list[chain.Attempt]:
   """Returns the attempts at a round, in order."""
-  events = [(event, head) for _, event, head in _events(connection, t)]
-  return _attempts(t, events)
+  return _attempts(t, [each[1:] for each in _events(connection, t)])
+
+
+def last_attempts(
+  connection: engine.Connection,
+) -> tuple[int, list[chain.Attempt]]:
+  """Returns (highest round that was started, the attempts at it)."""
+  last = last_round(connection)
+  return last, attempts(connection, last)
 
 
 def _attempts(t: int, events) -> list[chain.Attempt]:
@@ -320,7 +287,7 @@ def verify(connection: engine.Connection) -> counts.Contents:
     sizes[t] = len(cohort)
     digests[t] = chain.cohort_digest(cohort, highest)
     last_client = max(last_client, highest)
-  events: dict[int, list[tuple[chain.Event, bytes]]] = {}
+  events = collections.defaultdict(list)
   notes: dict[str, Any] = {}
   count = last_event = 0
   head = chain.genesis(ledger.run, ledger.noise_key, ledger.key)
@@ -349,7 +316,7 @@ def verify(connection: engine.Connection) -> counts.Contents:
       except ValueError:
         raise _broken(event.round) from None
     else:
-      events.setdefault(event.round, []).append((event, head))
+      events[event.round].append((event, head))
     count, last_event = count + 1, event.round
   # PRIVACY: if somebody removed the last events, the ledger would understate
   # the participation. The number of events and the last head must be equal to
@@ -357,28 +324,22 @@ def verify(connection: engine.Connection) -> counts.Contents:
   # Guard: chain_test.test_events_gone_from_the_end_are_refused.
   if count != ledger.events or head != ledger.head:
     raise _broken(last_event)
-  attempts = {
-    t: _attempts(t, of_round) for t, of_round in sorted(events.items())
-  }
+  attempts = {t: _attempts(t, each) for t, each in sorted(events.items())}
   unmatched = sizes.keys() ^ attempts.keys()
   if unmatched:
     raise _broken(min(unmatched))
   return counts.Contents(sizes, attempts, notes, last_client, head.hex())
 
 
-def cohort(connection: engine.Connection, t: int) -> Optional[np.ndarray]:
-  """Returns the cohort of a round as identifiers, ascending.
+def cohort(
+  connection: engine.Connection, t: int
+) -> Optional[tuple[np.ndarray, int]]:
+  """Returns the cohort of a round; None for a round not started.
 
-  The result is None if the round was not started.
+  The result is (identifiers, ascending; highest client index in the cohort).
   """
   rounds = list(_rounds(connection, t + 1, t))
-  return rounds[0][1] if rounds else None
-
-
-def digest(connection: engine.Connection, t: int) -> Optional[bytes]:
-  """Returns the digest of a round's cohort; None for a round not started."""
-  rounds = list(_rounds(connection, t + 1, t))
-  return chain.cohort_digest(*rounds[0][1:]) if rounds else None
+  return rounds[0][1:] if rounds else None
 
 
 def cohorts(
@@ -388,8 +349,7 @@ def cohorts(
 
   A few cohorts are in memory at a time.
   """
-  for t, identifiers, _ in _rounds(connection, before, start):
-    yield t, identifiers
+  return ((t, cohort) for t, cohort, _ in _rounds(connection, before, start))
 
 
 def _rounds(
@@ -405,21 +365,16 @@ def _rounds(
   for t, highest, content in rows.yield_per(_COHORTS_AT_A_TIME):
     _require(isinstance(t, int) and t > last, 'round')
     _require(isinstance(highest, int) and highest >= -1, 'highest')
+    packed = _content(content, 'cohort')
+    _require(len(packed) % 8 == 0, 'cohort')
+    identifiers = np.frombuffer(packed, '<i8')
+    # PRIVACY: participation is counted for identifiers that are different and
+    # ascending. For other identifiers, the counts could be too small. A cohort
+    # whose identifiers do not increase is refused.
+    # Guard: fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
+    _require(bool(np.all(identifiers[1:] > identifiers[:-1])), 'cohort')
     last = t
-    yield t, _identifiers(content), highest
-
-
-def _identifiers(content: object) -> np.ndarray:
-  """Returns the identifiers in a stored cohort, int64, ascending."""
-  packed = _content(content, 'cohort')
-  _require(len(packed) % 8 == 0, 'cohort')
-  identifiers = np.frombuffer(packed, '<i8')
-  # PRIVACY: participation is counted for identifiers that are different and
-  # ascending. For other identifiers, the counts could be too small. A cohort
-  # whose identifiers do not increase is refused.
-  # Guard: fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
-  _require(bool(np.all(identifiers[1:] > identifiers[:-1])), 'cohort')
-  return identifiers
+    yield t, identifiers, highest
 
 
 def _content(value: Any, name: str) -> bytes:
