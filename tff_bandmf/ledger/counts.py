@@ -7,8 +7,8 @@ The log has no attempts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Optional
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
 
 from tff_bandmf import sensitivity
 from tff_bandmf.ledger import chain
@@ -144,13 +144,9 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
     log: participation of the clients.
   """
   sizes, attempts = contents.sizes, contents.attempts
-  finishes = {
-    t: [attempt for attempt in tried if attempt.outcome == chain.FINISHED]
-    for t, tried in attempts.items()
-  }
-  finished = [attempt for done in finishes.values() for attempt in done]
-  measured = [each.z_stddev for each in finished if each.z_stddev is not None]
   entries = [attempt for tried in attempts.values() for attempt in tried]
+  finished = [each for each in entries if each.outcome == chain.FINISHED]
+  measured = [each.z_stddev for each in finished if each.z_stddev is not None]
   verdicts = [attempt.drawn for attempt in entries]
   # PRIVACY: If failed attempts did not count, somebody could edit the plan of a
   # run without a finished round. All attempts count; an entry 'abandoned' is
@@ -160,18 +156,17 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
   starts = [each for each in entries if each.outcome != chain.ABANDONED]
   stated = {attempt.rounds for attempt in starts}
 
-  def rounds(condition) -> tuple[int, ...]:
-    return tuple(t for t in attempts if condition(attempts[t], finishes[t]))
+  def rounds(condition: Callable[[chain.Attempt], bool]) -> tuple[int, ...]:
+    """Returns the rounds with an attempt for which the condition holds."""
+    return tuple(t for t in attempts if any(map(condition, attempts[t])))
 
-  burnt = rounds(
-    lambda tried, _: any(each.outcome == chain.ABANDONED for each in tried)
-  )
-  unfinished = rounds(lambda _, done: not done)
+  burnt = rounds(lambda each: each.outcome == chain.ABANDONED)
+  done = rounds(lambda each: each.outcome == chain.FINISHED)
   return Counts(
     rounds=len(sizes),
-    finished=len(attempts) - len(unfinished),
+    finished=len(done),
     burnt=len(burnt),
-    open=tuple(t for t in unfinished if t not in burnt),
+    open=tuple(sorted(attempts.keys() - {*burnt, *done})),
     log=log,
     min_cohort=min(sizes.values(), default=0),
     max_cohort=max(sizes.values(), default=0),
@@ -184,17 +179,9 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
     # into `unchecked`.
     # Guard: ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
     unchecked=rounds(
-      lambda _, done: any(not attempt.noise_checked for attempt in done)
+      lambda each: each.outcome == chain.FINISHED and not each.noise_checked
     ),
-    finished_twice=rounds(
-      lambda _, done: (
-        len(done) > 1
-        and (
-          done[0].sum_digest is None
-          or len({attempt.sum_digest for attempt in done}) > 1
-        )
-      )
-    ),
+    finished_twice=tuple(t for t in done if _sums_differ(attempts[t])),
     # PRIVACY: clients count as having taken part even if their round never
     # finishes, and such a round could follow an edited plan. If only finished
     # attempts counted here, nobody would see the edit. All attempts count. An
@@ -219,15 +206,19 @@ def from_contents(contents: Contents, log: sensitivity.Observed) -> Counts:
     # such a sum. This line lists the round of every attempt with the flag
     # INCOMPLETE, whatever the outcome of the attempt.
     # Guard: report_sampling_test.test_cut_cohort_of_a_burnt_round_counts.
-    incomplete=rounds(
-      lambda tried, _: any(chain.INCOMPLETE in each.flags for each in tried)
-    ),
+    incomplete=rounds(lambda each: chain.INCOMPLETE in each.flags),
     examined=_examined(finished),
     ended=ended(attempts),
     head=contents.head,
     notes=contents.notes,
     attempts=attempts,
   )
+
+
+def _sums_differ(tried: Sequence[chain.Attempt]) -> bool:
+  """Returns whether finished attempts differ in their sums, or may differ."""
+  sums = [each.sum_digest for each in tried if each.outcome == chain.FINISHED]
+  return len(sums) > 1 and (None in sums or len(set(sums)) > 1)
 
 
 def ended(attempts: chain.Attempts) -> Optional[chain.End]:
