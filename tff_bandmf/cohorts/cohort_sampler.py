@@ -166,11 +166,10 @@ class CohortSampler:
     self._check(round_index, history)
     candidates = self._candidates(round_index)
     step = _MAX_BATCH * candidates.step
+    starts = range(candidates.start, self.clients, step)
+    parts = [slice(start, start + step, candidates.step) for start in starts]
     allowed = [
-      self._allowed(
-        round_index, history.part(slice(start, start + step, candidates.step))
-      )
-      for start in range(candidates.start, self.clients, step)
+      self._allowed(round_index, history.for_clients(part)) for part in parts
     ]
     places = np.flatnonzero(np.concatenate(allowed))
     return places * candidates.step + candidates.start

@@ -52,24 +52,35 @@ class History:
   rounds: Optional[np.ndarray] = None
 
   @classmethod
-  def empty(cls, clients: int) -> History:
-    """Returns the history of `clients` clients that never took part."""
-    return cls(np.full(clients, _NEVER, np.int32), np.zeros(clients, np.uint16))
+  def empty(cls, clients: int, never: int = _NEVER) -> History:
+    """Returns the history of clients that never took part.
 
-  def for_clients(self, clients: np.ndarray) -> History:
+    Args:
+      clients: number of clients.
+      never: their `last_round`.
+    """
+    return cls(np.full(clients, never, np.int32), np.zeros(clients, np.uint16))
+
+  def for_clients(self, clients: Union[np.ndarray, slice]) -> History:
     """Returns the history of clients, in the same order.
 
     Args:
-      clients: integer array of client indices; repetitions are allowed.
+      clients: integer array of client indices, with repetitions or without; or
+        a slice, for which the result makes no copy.
 
     Raises:
       ValueError: an index is outside the population.
     """
-    _check_clients(clients, len(self.count))
-    return self.part(clients)
-
-  def part(self, clients: Union[np.ndarray, slice]) -> History:
-    """Returns the history of clients by index; a slice makes no copy."""
+    population = len(self.count)
+    if (
+      isinstance(clients, np.ndarray)
+      and len(clients)
+      and not 0 <= clients.min() <= clients.max() < population
+    ):
+      raise errors.value_error(
+        f'client={clients.min()}..{clients.max()}: is not among the '
+        f'{population} clients; use the population that the run started with'
+      )
     return History(
       self.last_round[clients],
       self.count[clients],
@@ -136,23 +147,23 @@ class _Chain:
       # memory. No other object refers to the array, so it can be resized.
       self._before.resize((size + len(before)) * 9 // 8, refcheck=False)
     self._before[size : size + len(before)] = before
-    for round_index, more in zip(rounds, sizes):
-      self._rounds.append(round_index)
-      self._starts.append(self._starts[-1] + more)
+    self._rounds.extend(rounds)
+    self._starts.extend((size + np.cumsum(sizes)).tolist())
 
-  def history(self, last: np.ndarray, count: np.ndarray) -> History:
-    """Returns the history of clients.
+  def history(self, entries: History) -> History:
+    """Returns the history of clients, with all rounds.
 
     Args:
-      last: [number of clients] index of the last entry of each client; -1 for a
-        client without entries.
-      count: [number of clients] uint16, number of rounds of each client.
+      entries: history of the clients, where `last_round` has the index of the
+        last entry of each client; -1 for a client without entries.
     """
+    last, count = entries.last_round, entries.count
     # PRIVACY: If the array had no room for a round of a client, the cost of the
     # client would be too small. The number of columns is the largest number of
-    # rounds of a client.
+    # rounds of a client, and one more for `last_round`.
     # Guard: arrivals_test.test_devices_decide_as_the_server_does.
-    rounds = np.full((len(last), int(count.max(initial=0))), _NEVER, np.int32)
+    most = int(count.max(initial=0))
+    rounds = np.full((len(last), most + 1), _NEVER, np.int32)
     of_entry = np.array([*self._rounds, _NEVER], np.int32)
     client = np.flatnonzero(last >= 0)
     entry = last[client]
@@ -160,13 +171,12 @@ class _Chain:
     # client, and the client could take part too often. The loop follows the
     # entries of each client to the first entry.
     # Guard: budget_test.test_history_has_every_round_of_a_client.
-    for column in range(rounds.shape[1]):
+    for column in range(most):
       place = np.searchsorted(self._starts, entry, 'right') - 1
       rounds[client, column] = of_entry[place]
       entry = self._before[entry]
       client, entry = client[entry >= 0], entry[entry >= 0]
-    newest = np.append(rounds, np.full((len(last), 1), _NEVER, np.int32), 1)
-    return History(newest[:, 0], count, rounds)
+    return History(rounds[:, 0], count, rounds[:, :most])
 
 
 class Patterns:
@@ -178,39 +188,31 @@ class Patterns:
     count: [clients] uint16, number of rounds of each client.
   """
 
-  def __init__(self, count: np.ndarray, last: np.ndarray, chain: _Chain):
+  def __init__(self, entries: History, chain: _Chain):
     """Initializes the patterns.
 
     Args:
-      count: [clients] uint16, number of rounds of each client.
-      last: [clients] int32, last entry of each client; -1 without entries.
+      entries: history where `last_round` has the last entry of each client in
+        the chain; -1 without entries.
       chain: chain of the entries.
     """
-    self.count, self._last, self._chain = count, last, chain
+    self.count, self._entries, self._chain = entries.count, entries, chain
 
   @classmethod
   def empty(cls, clients: int) -> Patterns:
     """Returns the patterns of `clients` clients that never took part."""
-    return cls(
-      np.zeros(clients, np.uint16), np.full(clients, -1, np.int32), _Chain()
-    )
+    return cls(History.empty(clients, -1), _Chain())
 
-  def for_clients(self, clients: np.ndarray) -> History:
-    """Returns the history of clients, in the same order, with all rounds."""
-    _check_clients(clients, len(self.count))
-    return self.part(clients)
-
-  def part(self, clients: Union[np.ndarray, slice]) -> History:
-    """Returns the result of `History.part`, with all rounds of the clients."""
-    return self._chain.history(self._last[clients], self.count[clients])
+  def for_clients(self, clients: Union[np.ndarray, slice]) -> History:
+    """Returns the result of `History.for_clients`, with all rounds."""
+    return self._chain.history(self._entries.for_clients(clients))
 
   def record(self, round_index: int, cohort: np.ndarray) -> None:
     """Adds a round, in place; the clients of the cohort must be distinct."""
-    count = _counted(self.count[cohort].astype(np.int64) + 1)
-    first = self._chain.size
-    self._chain.add([round_index], [len(cohort)], self._last[cohort])
-    self._last[cohort] = first + np.arange(len(cohort))
-    self.count[cohort] = count
+    entries = self._chain.size + np.arange(len(cohort))
+    before = self._entries.last_round[cohort]
+    self._entries.add(cohort, History(entries, np.array(1)))
+    self._chain.add([round_index], [len(cohort)], before)
 
 
 # The history of a population, for any schema.
@@ -224,16 +226,6 @@ def empty(
   if isinstance(participation, participation_lib.Budget):
     return Patterns.empty(clients)
   return History.empty(clients)
-
-
-def _check_clients(clients: np.ndarray, population: int) -> None:
-  """Raises ValueError if an index is outside the population."""
-  if len(clients) and not (0 <= clients.min() and clients.max() < population):
-    raise errors.value_error(
-      f'client={clients.min()}..{clients.max()}: is not among the '
-      f'{population} clients; use the population that the run started '
-      'with'
-    )
 
 
 class IdentifierIndex:
@@ -319,7 +311,7 @@ class IdentifierIndex:
     parts = []
     for slices in _ranges(known):
       order, clients, ends = _grouped(known, slices)
-      within = [each.part(part) for each, part in zip(histories, slices)]
+      within = [each.for_clients(part) for each, part in zip(histories, slices)]
       last_round = np.concatenate([each.last_round for each in within])
       count = np.concatenate([each.count for each in within])[order]
       total = np.cumsum(count, dtype=np.int64)[ends]
@@ -336,9 +328,7 @@ class IdentifierIndex:
   def for_clients(self, clients: np.ndarray) -> History:
     """Returns the history of clients by int64 identifier, in the same order."""
     past = self._last(clients)
-    if not self.whole:
-      return past
-    return self._chain.history(past.last_round, past.count)
+    return self._chain.history(past) if self.whole else past
 
   def patterns(self, clients: np.ndarray) -> Patterns:
     """Returns all rounds of clients, in the same order.
@@ -346,8 +336,7 @@ class IdentifierIndex:
     Args:
       clients: [m] int64, distinct identifiers.
     """
-    past = self._last(clients)
-    return Patterns(past.count, past.last_round, copy.deepcopy(self._chain))
+    return Patterns(self._last(clients), copy.deepcopy(self._chain))
 
   # PRIVACY: If the rounds of a client were not in the result, the client could
   # take part too soon. Parts with rounds of the client are added in the order
@@ -360,9 +349,7 @@ class IdentifierIndex:
     If `whole` is set, `last_round` has the last entry of each client in the
     chain instead of the last round.
     """
-    past = History.empty(len(clients))
-    if self.whole:
-      past.last_round[:] = -1
+    past = History.empty(len(clients), -1 if self.whole else _NEVER)
     # In this order, successive look-ups in a part are close to each other, so
     # the memory that they read is in a cache.
     order = np.argsort(clients)
@@ -374,7 +361,7 @@ class IdentifierIndex:
         known_here[known_here] = (
           known[place[known_here]] == clients[asked[known_here]]
         )
-        past.add(asked[known_here], history.part(place[known_here]))
+        past.add(asked[known_here], history.for_clients(place[known_here]))
     return past
 
 
