@@ -407,7 +407,7 @@ def test_round_below_a_started_one_cannot_start(ledger):
   ledger.start_round(6, [1])
   ledger.start_round(4, [1])
   for t in -1, -7, 2**30:
-    with pytest.raises(ValueError, match=f'round={t}: must be '):
+    with pytest.raises(ValueError, match=f'round={t}: must '):
       ledger.start_round(t, [2])
   assert list(ledger.observed().cohort_sizes) == [4, 6]
 
@@ -448,7 +448,7 @@ def test_clients_of_the_rounds_before_are_counted(tmp_path):
 
 def test_cohort_of_something_else_is_refused(ledger):
   for cohort in ([1.0], [True], [None], np.array([1.0])):
-    with pytest.raises(TypeError, match='must be an integer or a string'):
+    with pytest.raises(TypeError, match='must be an integer; .* string'):
       ledger.start_round(0, cohort)
   with pytest.raises(ValueError, match='client=-1'):
     ledger.start_round(0, [-1])

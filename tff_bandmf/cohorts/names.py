@@ -32,7 +32,7 @@ from typing import Optional, Union
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 Client = Union[int, str]
 
@@ -51,18 +51,16 @@ _MISSING |= {
   for end in ('', '.0')
 }
 _LONGEST_MISSING = max(map(len, _MISSING))
-# First and last byte of the words in `_MISSING`, as 256 * first + last.
-_ENDS_OF_MISSING = np.zeros(2**16, bool)
-for _word in {*_MISSING, *map(str.upper, _MISSING), *map(str.title, _MISSING)}:
-  for _first in {_word[0].lower(), _word[0].upper()}:
-    for _last in {_word[-1].lower(), _word[-1].upper()}:
-      _ENDS_OF_MISSING[256 * ord(_first) + ord(_last)] = True
+# Whether a word in `_MISSING` has this first byte and this last byte.
+_ENDS_OF_MISSING = np.zeros([256, 256], bool)
+for _word in _MISSING:
+  _ENDS_OF_MISSING[ord(_word[0]), ord(_word[-1])] = True
+_LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 # ASCII characters that a name may have. `_CLOSING` has the closing character of
 # each opening quote or bracket.
 _ALLOWED = bytes(set(range(32, 127)) - {ord('"')})
 _CLOSING = np.zeros(256, np.uint8)
-for _first, _last in zip("'`{([<", "'`})]>"):
-  _CLOSING[ord(_first)] = ord(_last)
+_CLOSING[list(b"'`{([<")] = list(b"'`})]>")
 _CLOSES = np.isin(np.arange(256), _CLOSING[_CLOSING > 0])
 # Refused Unicode categories: control, format, private-use and unassigned
 # characters, surrogates (halves of a character in UTF-16), and separators.
@@ -210,28 +208,15 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
   # client_names_test.test_text_that_is_no_name_is_refused_by_every_reader.
   fault = first_fault(column)
   if fault is not None:
-    place, text_fault = fault
-    raise errors.value_error(
-      f'client={column[place]!r}: {text_fault}; {REMEDY}'
-    )
+    place, rule = fault
+    raise errors.value_error(f'client={column[place]!r}: {rule}; {REMEDY}')
   return strings
 
 
 def _index(client: object) -> int:
-  try:
-    if isinstance(client, (bool, np.bool_)):
-      raise TypeError
-    index = operator.index(client)  # type: ignore[arg-type]
-  except TypeError:
-    raise errors.type_error(
-      f'client={type(client).__name__}: must be an integer or a string; name '
-      'clients by their index or by their identifier'
-    ) from None
-  if not 0 <= index < 2**63:
-    rule = 'must be at least 0' if index < 0 else 'must be below 2^63'
-    raise errors.value_error(
-      f'client={index}: {rule}; give an index in the population'
-    )
+  remedy = 'give an index in the population, or name all clients by string'
+  index = _checks.count('client', client, remedy, least=0)
+  _checks.at_most('client', index, 2**63 - 1, 'int64', remedy)
   return index
 
 
@@ -248,13 +233,9 @@ def first_fault(column: Column) -> Optional[tuple[int, str]]:
 
   The result is None if every text is a name.
   """
-  start = 0
-  for chunk in column.chunks():
-    faults = sorted(_faults(chunk))
-    if faults:
-      place, fault = faults[0]
-      return start + place, fault
-    start += len(chunk)
+  for i, chunk in enumerate(column.chunks()):
+    for place, fault in sorted(_faults(chunk)):
+      return i * _CHUNK + place, fault
   return None
 
 
@@ -265,37 +246,30 @@ def first_fault(column: Column) -> Optional[tuple[int, str]]:
 # Guards: client_names_test.test_text_that_is_no_name_is_refused_by_every_reader
 # and client_names_test.test_first_fault_is_that_of_one_text_at_a_time.
 def _faults(column: Column) -> Iterable[tuple[int, str]]:
-  """Yields (place, fault) for the first text of each kind of fault."""
+  """Yields (place, fault) for some texts, including the first with a fault."""
   content, starts, ends = column.content, column.bounds[:-1], column.bounds[1:]
-  empty = starts == ends
-  if empty.any():
-    yield int(np.argmax(empty)), 'is empty'
+  for place, fault in _first(starts == ends, 'is empty'):
+    yield place, fault
     # Below, each text has a first and a last byte.
-    full = Column(content, np.append(starts[~empty], ends[-1]))
-    places = np.flatnonzero(~empty)
-    yield from ((int(places[i]), fault) for i, fault in _faults(full))
+    yield from _faults(column.select(np.arange(place)))
     return
   if not len(column):
     return
   first, last = content[starts], content[ends - 1]
-  for end, which in ((first, 'begins'), (last, 'ends')):
-    blank = end == ord(' ')
-    if blank.any():
-      yield int(np.argmax(blank)), f'{which} with a blank'
-  ends_match = _ENDS_OF_MISSING[first.astype(np.int64) * 256 + last]
+  yield from _first(first == ord(' '), 'begins with a blank')
+  yield from _first(last == ord(' '), 'ends with a blank')
+  ends_match = _ENDS_OF_MISSING[_LOWER[first], _LOWER[last]]
   ends_match &= ends - starts <= _LONGEST_MISSING
   for i in np.flatnonzero(ends_match).tolist():
     if column[i].lower() in _MISSING:
       yield i, 'stands for a missing name'
       break
   encoded = content.tobytes()
-  unseen: Iterable[str] = ()
+  unseen: Iterable[str]
   if encoded.isascii():
-    unseen = map(chr, encoded.translate(None, _ALLOWED)[:1])
+    unseen = encoded.translate(None, _ALLOWED)[:1].decode()
   else:
-    cut = first & 0xC0 == 0x80
-    if cut.any():
-      yield int(np.argmax(cut)), 'is not UTF-8'
+    yield from _first(first & 0xC0 == 0x80, 'is not UTF-8')
     try:
       text = encoded.decode()
     except UnicodeDecodeError as error:
@@ -310,6 +284,11 @@ def _faults(column: Column) -> Iterable[tuple[int, str]]:
     about = unicodedata.name(character, 'a control character')
     about = 'a quote' if character == '"' else about
     yield place, f'has U+{ord(character):04X}, {about}'
+
+
+def _first(holds: np.ndarray, fault: str) -> list[tuple[int, str]]:
+  """Returns [(first place where `holds` is True, fault)], or []."""
+  return [(place, fault) for place in np.flatnonzero(holds)[:1].tolist()]
 
 
 def _place(column: Column, byte: int) -> int:
@@ -519,12 +498,14 @@ class Register:
       hashes[texts] = _mixed(hashes[texts] * self._factor + word)
     return hashes
 
-  def alike(self) -> Optional[tuple[int, int, int]]:
-    """Returns how many names may be other spellings of earlier names.
+  def alike(
+    self, hashes: np.ndarray, text: Callable[[int], str]
+  ) -> Optional[str]:
+    """Returns a warning if names may be two spellings of one client, or None.
 
-    The result is (number of names less the number of spellings, hash of a name,
-    hash of another name with the same spelling), or None if all spellings
-    differ.
+    Args:
+      hashes: [m] uint64, hashes of all names that were added.
+      text: function from an index in `hashes` to the name.
     """
     if all(map(operator.is_, self._names, self._spellings)):
       return None
@@ -554,7 +535,10 @@ class Register:
     several = np.isin(spelling, spelling[1:][differ])
     count = len(np.unique(name[several])) - len(np.unique(spelling[several]))
     place = int(np.argmax(differ))
-    return count, int(name[place]), int(name[place + 1])
+    one, other = (
+      text(int(np.argmax(hashes == each))) for each in name[place : place + 2]
+    )
+    return _warning(one, other, count)
 
 
 def _first_bits(hashes: np.ndarray, bits: int) -> np.ndarray:
@@ -584,17 +568,10 @@ def alike(texts: Sequence[str]) -> Optional[str]:
   """
   register = Register()
   hashes = register.add(Column.from_texts(texts))
-  result = register.alike()
-  if result is None:
-    return None
-  count, *pair = result
-  one, other = (
-    texts[int(np.argmax(hashes == np.uint64(each)))] for each in pair
-  )
-  return alike_text(one, other, count)
+  return register.alike(hashes, texts.__getitem__)
 
 
-def alike_text(one: str, other: str, count: int = 1) -> str:
+def _warning(one: str, other: str, count: int = 1) -> str:
   """Returns the warning about names that may be two spellings of one client.
 
   Args:
@@ -637,7 +614,7 @@ class Spellings:
     for name, spelling in spellings.items():
       earlier = self._names.get(spelling, name)
       if earlier != name:
-        return alike_text(name, earlier)
+        return _warning(name, earlier)
     changed = {
       spelling: name
       for name, spelling in spellings.items()
@@ -645,5 +622,5 @@ class Spellings:
     }
     self._names.update(changed)
     for spelling in np.array(list(changed))[took_part(list(changed))].tolist():
-      return alike_text(changed[spelling], spelling)
+      return _warning(changed[spelling], spelling)
     return alike(texts)

@@ -161,19 +161,7 @@ class ParticipationLog:
       )
     self.rounds = 1 + int(self._rounds_of_rows.max(initial=-1))
     self._ordered = bool(np.all(np.diff(self._rounds_of_rows) >= 0))
-    self.alike = self._alike()
-
-  def _alike(self) -> Optional[str]:
-    """Returns the warning about names that may mean one client."""
-    result = self._register.alike()
-    if result is None:
-      return None
-    count, *hashes = result
-    one, other = (
-      self._client(int(np.argmax(self._clients_of_rows == np.uint64(each))))
-      for each in hashes
-    )
-    return names.alike_text(one, other, count)
+    self.alike = self._register.alike(self._clients_of_rows, self._client)
 
   def _client(self, row: int) -> str:
     """Returns the name of the client of a row; reads the log again."""
