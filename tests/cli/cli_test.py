@@ -362,7 +362,7 @@ _BAD_INPUT = [
   ('evaluate .', 'file=.: is not a file'),
   ('evaluate empty.json', 'file=empty.json: is not a whole strategy file'),
   ('evaluate empty.npz', 'file=empty.npz: is not a whole strategy file'),
-  ('evaluate empty.npy', 'file=empty.npy: is not a whole .npy file'),
+  ('evaluate empty.npy', 'file=empty.npy: is not a whole strategy file'),
   ('evaluate newer.json', 'version=3: newer.json must have'),
   ('evaluate text.txt', 'file=text.txt: must end in'),
   ('evaluate upper.npy', 'must be lower-triangular'),

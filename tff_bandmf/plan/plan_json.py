@@ -111,7 +111,7 @@ def load(path: Union[str, os.PathLike]) -> search_lib.Result:
     )
   try:
     fields = dict(content['request'])
-    strategy = strategies.from_document(content['strategy'], path)
+    strategy = strategies.from_document(content['strategy'], path)[0]
     cohorts = accounting.from_dict(fields['cohorts'])
     planned = strategy
     if isinstance(cohorts, participation.Budget):

@@ -29,6 +29,7 @@ to its size, and never unpickles content.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import keyword
@@ -37,7 +38,7 @@ import os
 import pathlib
 import zipfile
 from collections.abc import Mapping
-from typing import IO, Optional, Union
+from typing import IO, Any, Callable, Optional, Union
 
 import attrs
 import numpy as np
@@ -86,14 +87,14 @@ def save(
     OSError: the folder does not exist or cannot be written.
   """
   path = check_path(path)
-  header = _header(strategy, participation, optimized)
-  if path.suffix == '.npz':
-    text = np.array(json.dumps(header, allow_nan=False))
-    with _files.naming(path, 'written'), _files.replacing(path) as part:
-      with open(part, 'wb') as stream:
-        np.savez(stream, header=text, **strategy.arrays())
+  if path.suffix == '.json':
+    _files.write_json(path, to_document(strategy, participation, optimized))
     return
-  _files.write_json(path, {**header, 'arrays': _lists(strategy)})
+  header = _header(strategy, participation, optimized)
+  text = np.array(json.dumps(header, allow_nan=False))
+  with _files.naming(path, 'written'), _files.replacing(path) as part:
+    with open(part, 'wb') as stream:
+      np.savez(stream, header=text, **strategy.arrays())
 
 
 def check_known(strategy: base.Strategy) -> None:
@@ -120,30 +121,23 @@ def check_known(strategy: base.Strategy) -> None:
 def to_document(
   strategy: base.Strategy,
   participation: Optional[participation_lib.Participation] = None,
+  optimized: Optional[Mapping[str, _files.Json]] = None,
 ) -> _files.JsonObject:
-  """Returns the content of a JSON strategy file; `from_document` reads it."""
-  return {**_header(strategy, participation), 'arrays': _lists(strategy)}
-
-
-def from_document(
-  content: _files.Json, path: Union[str, os.PathLike]
-) -> base.Strategy:
-  """Returns the strategy that a JSON object holds.
+  """Returns the content of a JSON strategy file; `from_document` reads it.
 
   Args:
-    content: result of `to_document`.
-    path: path of the file that holds `content`, for messages.
-
-  Raises:
-    ValueError: `content` is not a strategy, or its version is not `VERSION`.
+    strategy: see `save`.
+    participation: see `save`.
+    optimized: see `save`.
   """
-  return _from_header(pathlib.Path(path), content)[0]
+  lists = {name: array.tolist() for name, array in strategy.arrays().items()}
+  return {**_header(strategy, participation, optimized), 'arrays': lists}
 
 
 def _header(
   strategy: base.Strategy,
-  participation: Optional[participation_lib.Participation] = None,
-  optimized: Optional[Mapping[str, _files.Json]] = None,
+  participation: Optional[participation_lib.Participation],
+  optimized: Optional[Mapping[str, _files.Json]],
 ) -> _files.JsonObject:
   """Returns the content of a strategy file without its arrays."""
   check_known(strategy)
@@ -156,10 +150,6 @@ def _header(
     'participation': None if participation is None else participation.to_dict(),
     'optimized': dict(optimized or {}),
   }
-
-
-def _lists(strategy: base.Strategy) -> _files.JsonObject:
-  return {name: array.tolist() for name, array in strategy.arrays().items()}
 
 
 def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
@@ -190,39 +180,24 @@ def load(
     OSError: the file cannot be read.
   """
   path = pathlib.Path(path)
-  if path.suffix == '.npy':
-    return _read_matrix(path), None
-  if path.suffix not in _SUFFIXES:
+  if path.suffix not in _PARSERS:
     raise errors.value_error(
       f'file={path}: must end in .json, .npz or .npy; write one with bandmf '
       'optimize --out FILE'
     )
   content = _files.read(path)
   try:
-    parse = _parse_npz if path.suffix == '.npz' else _files.parse_json
-    header = parse(content)
+    parsed = _PARSERS[path.suffix](content)
   except (json.JSONDecodeError, UnicodeDecodeError) as error:
     fault = _files.json_fault(content, error)
     raise ValueError(_not_a_strategy(path, f', {fault}')) from error
   # The readers of a damaged file may raise an exception of any type.
   except Exception as error:
     raise ValueError(_not_a_strategy(path)) from error
-  return _from_header(path, header)
-
-
-def _read_matrix(path: pathlib.Path) -> dense.Dense:
-  """Returns the strategy whose matrix a `.npy` file holds."""
-  content = _files.read(path)
+  if path.suffix != '.npy':
+    return from_document(parsed, path)
   try:
-    values = _read_array(io.BytesIO(content), len(content))
-  # The reader of a damaged file may raise an exception of any type.
-  except Exception as error:
-    raise errors.value_error(
-      f'file={path}: is not a whole .npy file of numbers; write C with '
-      'numpy.save'
-    ) from error
-  try:
-    return dense.Dense(values)
+    return dense.Dense(parsed), None
   except TypeError as error:
     raise ValueError(str(error)) from error
 
@@ -259,6 +234,10 @@ def _parse_npz(content: bytes) -> _files.JsonObject:
   return header
 
 
+def _parse_npy(content: bytes) -> np.ndarray:
+  return _read_array(io.BytesIO(content), len(content))
+
+
 def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   """Returns the array of a .npy file of `size` bytes."""
   header = _READ_HEADER[np.lib.format.read_magic(stream)]
@@ -270,14 +249,17 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   return np.lib.format.read_array(stream, allow_pickle=False)
 
 
-def _from_header(
-  path: pathlib.Path, header: _files.Json
+def from_document(
+  header: _files.Json, path: Union[str, os.PathLike]
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
-  """Returns the strategy and the schema that a header describes.
+  """Returns the strategy and the schema that a document describes.
 
   Args:
-    path: path of the file, for messages.
-    header: content of the file, with NumPy arrays under `arrays`.
+    header: result of `to_document`; values of `arrays` may be NumPy arrays.
+    path: path of the file that holds the document, for messages.
+
+  Raises:
+    ValueError: `header` is not a strategy, or its version is not `VERSION`.
   """
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
@@ -309,8 +291,6 @@ def _from_header(
     participation = _participation(header['participation'])
   except (AttributeError, KeyError, OverflowError, TypeError) as error:
     raise ValueError(_not_a_strategy(path)) from error
-  if strategy.rounds != rounds:
-    raise ValueError(_not_a_strategy(path))
   return strategy, participation
 
 
@@ -327,18 +307,12 @@ def _participation(
   """
   if content is None:
     return None
-  if not isinstance(content, dict):
-    raise TypeError('a schema must be a JSON object')
-  fields = dict(content)
-  try:
-    participation = participation_lib.from_name(
-      fields.pop('participation'), **fields
-    )
-  except ValueError as error:
-    raise TypeError('the schema has unknown keys or values') from error
-  if participation.to_dict() != content:
+  fields, schema = {**content}, None
+  with contextlib.suppress(ValueError):
+    schema = participation_lib.from_name(fields.pop('participation'), **fields)
+  if schema is None or schema.to_dict() != content:
     raise TypeError('the schema is not in the form that `save` writes')
-  return participation
+  return schema
 
 
 def _build(
@@ -368,8 +342,6 @@ def _build(
       block['parameters'],
       {name[len('block.') :]: array for name, array in arrays.items()},
     )
-    if inner.rounds != block['rounds']:
-      raise TypeError('the block has another number of rounds than it states')
     return stamped.Stamped(rounds, inner)
   if 'rounds' in parameters or any(name.endswith('_') for name in parameters):
     raise TypeError('there is an unknown parameter')
@@ -382,22 +354,29 @@ def _build(
   if not isinstance(normalize, bool):
     raise TypeError('column_normalize must be true or false')
   declared = families.known()[family]
-  kind = next(
-    (
-      each for each in declared.forms if {*arrays} <= {*attrs.fields_dict(each)}
-    ),
-    declared.kind,
-  )
+  for kind in (*declared.forms, declared.kind):
+    if arrays.keys() <= attrs.fields_dict(kind).keys():
+      break
   if 'rounds' in attrs.fields_dict(kind):
     fields['rounds'] = rounds
   strategy = kind(**fields, **arrays)
+  if strategy.rounds != rounds:
+    raise TypeError('the arrays have another number of rounds')
   if normalize:
     return column_normalized.ColumnNormalized(strategy)
   return strategy
 
 
-def _not_a_strategy(path: pathlib.Path, fault: str = '') -> str:
+def _not_a_strategy(path: Union[str, os.PathLike], fault: str = '') -> str:
   return errors.invalid(
-    f'file={path}: is not a whole strategy file{fault}; write one with bandmf '
-    'optimize --out FILE'
+    f'file={path}: is not a whole strategy file{fault}; write it again, with '
+    'bandmf optimize --out FILE or numpy.save'
   )
+
+
+# Functions that parse the content of a file, by the ending of its name.
+_PARSERS: dict[str, Callable[[bytes], Any]] = {
+  '.json': _files.parse_json,
+  '.npz': _parse_npz,
+  '.npy': _parse_npy,
+}
