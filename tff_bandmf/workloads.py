@@ -71,8 +71,8 @@ def _for_rounds(name: str, values: Any) -> tuple[float, ...]:
   is_valid = numbers.ndim == 1 and np.any(numbers)
   if not is_valid or not np.all((0 <= numbers) & (numbers < np.inf)):
     raise errors.value_error(
-      f'{name}={values}: must be a number >= 0 for each round, not all 0; give '
-      'a list'
+      f'{name}={values}: must be a list with a number >= 0 for each round, not '
+      'all 0; correct the list'
     )
   return tuple(numbers.tolist())
 

@@ -353,7 +353,7 @@ _BAD_INPUT = [
   ),
   ('evaluate ok.json --participation min-sep', 'min_sep=None: '),
   ('evaluate ok.json --participation fixed-epoch', 'min_sep=None: '),
-  ('evaluate ok.json --participation single --min-sep 2', 'participation=sin'),
+  ('evaluate ok.json --participation single --min-sep 2', 'min_sep=2: part'),
   ('evaluate ok.json --participation twice', 'participation=twice: '),
   ('evaluate', 'file=None: '),
   ('evaluate ok.json another.json', 'another.json'),
