@@ -21,7 +21,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Callable, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from tff_bandmf import (
   _blas,
@@ -73,23 +73,23 @@ class Choice:
     name: name of the family. For a strategy from the caller: its path, or its
       family and digest.
     guarantee: guarantee of C with noise that is calibrated to (epsilon, delta).
-    rmse: root mean square error over all rounds, for a clip of 1.
-    max_rmse: root mean square error of the worst round, for a clip of 1.
     converged: whether the optimiser of the strategy converged.
     copies: number of copies of the model that the noise keeps, >= 0.
     normals: number of normals that the noise draws for one coordinate and
       round, >= 1; see `Strategy.normals`.
+    rmse: root mean square error over all rounds, for a clip of 1.
+    max_rmse: root mean square error of the worst round, for a clip of 1.
     ranked: root of the error that the argument `objective` of `choose` defines,
       for a clip of 1; the choices are sorted by it.
   """
 
   name: str
   guarantee: accounting.Guarantee
-  rmse: float
-  max_rmse: float
   converged: bool
   copies: int
   normals: float
+  rmse: float
+  max_rmse: float
   ranked: float
 
   @property
@@ -192,6 +192,10 @@ def choose(
       declared[os.fspath(each)] = strategies.load(each)[0]
     else:
       declared[os.fspath(each)] = strategies.families.get(each)
+  claim = dataclasses.asdict(target)
+  kind = accounting.sampled(cohorts)
+  fewer = kind.samples // _FEWER if kind and kind.samples else None
+  task = (rounds, cohorts.schema.reference_schema, workload, objective)
   stopped = threading.Event()
 
   def stop(loss):
@@ -203,26 +207,14 @@ def choose(
   def searched(
     family: Union[strategies.Family, strategies.Strategy],
   ) -> list[optimize.Optimized]:
-    noise = accounting.needed_noise(
-      cohorts, rounds, target.epsilon, target.delta
-    )
+    noise = accounting.needed_noise(cohorts, rounds, **claim)
     if isinstance(family, strategies.Strategy):
       check_given('families', family, rounds, memory_copies)
-      problem = optimize.Problem(
-        rounds,
-        cohorts.schema.reference_schema,
-        workload,
-        objective,
-        noise=noise,
-      )
-      return [problem.evaluated(family)]
+      return [optimize.Problem(*task, noise=noise).evaluated(family)]
     return [
       optimize.optimize(
         family.name,
-        rounds,
-        cohorts.schema.reference_schema,
-        workload,
-        objective,
+        *task,
         memory_copies=memory_copies,
         callback=stop,
         noise=noise,
@@ -240,40 +232,25 @@ def choose(
     # Guard: choosing_test.test_compared_families_share_the_failure_probability.
     tries = len(declared) * len(results)
     for best in results:
+      strategy = best.strategy
+      ranked = strategy.error(workload, objective)
       samples = accounting.Samples(
-        count=_count(cohorts, best.loss == least),
+        count=None if best.loss == least else fewer,
         tries=tries,
-        near=math.sqrt(best.loss / best.strategy.error(workload, objective)),
+        near=math.sqrt(best.loss / ranked),
       )
       guarantee = accounting.calibrate(
-        *sensitivity.budget.for_horizon(cohorts, best.strategy),
-        epsilon=target.epsilon,
-        delta=target.delta,
+        *sensitivity.budget.for_horizon(cohorts, strategy),
+        **claim,
         samples=samples,
       )
-      rmse, max_rmse, ranked = (
-        guarantee.z_stddev_per_clip * math.sqrt(error)
-        for error in (
-          *best.strategy.errors(workload),
-          best.strategy.error(workload, objective),
-        )
-      )
-      choices.append(
-        Choice(
-          name,
-          guarantee,
-          rmse,
-          max_rmse,
-          best.converged,
-          best.strategy.copies(memory_copies),
-          best.strategy.normals(memory_copies),
-          ranked,
-        )
-      )
+      squared = (*strategy.errors(workload), ranked)
+      roots = [guarantee.z_stddev_per_clip * math.sqrt(e) for e in squared]
+      cost = strategy.copies(memory_copies), strategy.normals(memory_copies)
+      choices.append(Choice(name, guarantee, best.converged, *cost, *roots))
     return choices
 
   reasons: dict[str, str] = {}
-  threads = len(os.sched_getaffinity(0))
 
   def finished(running):
     """Yields (name of a family, result) of futures, and collects reasons."""
@@ -292,15 +269,13 @@ def choose(
   )
   by_family: dict[str, list[Choice]] = {}
   # Families are compared in parallel, each in one thread.
-  executor = concurrent.futures.ThreadPoolExecutor(threads)
+  executor = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
   with _blas.one_thread(), executor as pool:
     try:
       searches = {pool.submit(searched, declared[name]): name for name in order}
       results = dict(finished(searches))
-      least = min(
-        (best.loss for each in results.values() for best in each),
-        default=math.nan,
-      )
+      losses = [best.loss for each in results.values() for best in each]
+      least = min(losses, default=math.nan)
       calibrations = {
         pool.submit(calibrated, name, each): name
         for name, each in results.items()
@@ -321,19 +296,6 @@ def choose(
     )
   choices.sort(key=lambda choice: choice.ranked)
   return Ranking(tuple(choices), left_out)
-
-
-def _count(cohorts: participation.Cohorts, is_best: bool) -> Optional[int]:
-  """Returns the number of samples of a bound; None for the default.
-
-  Args:
-    cohorts: rule of participation.
-    is_best: whether the strategy has the least loss of all strategies.
-  """
-  sampled = accounting.sampled(cohorts)
-  if sampled is None or sampled.samples is None or is_best:
-    return None
-  return sampled.samples // _FEWER
 
 
 def check_given(
@@ -367,7 +329,7 @@ def _parameters(
   rounds: int,
   cohorts: participation.Cohorts,
   memory_copies: Optional[int],
-) -> list[dict[str, int]]:
+) -> list[dict[str, Any]]:
   """Returns the parameters of each strategy to optimise in a family.
 
   Raises:
@@ -383,9 +345,7 @@ def _parameters(
     )
   if not family.parameter('bands'):
     return [{}]
-  most = rounds
-  if memory_copies is not None:
-    most = min(most, memory_copies + 1)
+  most = rounds if memory_copies is None else min(rounds, memory_copies + 1)
   if len(bands) == 1:
     return [{'bands': min(*bands, most)}]
   return [{'bands': each} for each in bands if each <= most]
