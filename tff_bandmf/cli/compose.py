@@ -35,32 +35,29 @@ def compose(runs, delta, releases):
   delta, or by rho of zCDP.
   """
   _check_listed(runs)
-  claims = [_claim(run) for run in runs]
-  guarantees = [
-    plan_lib.Plan.load(run).guarantee if claim is None else claim.composed
-    for run, claim in zip(runs, claims)
-  ]
+  sources = [_source(run) for run in runs]
+  guarantees = [guarantee for guarantee, _ in sources]
   together = accounting.compose([*guarantees, *releases]).to_dict(delta)
   output.warn_of_weak(together['epsilon'], delta)
   rows = [
     {
       'run': run,
-      'rounds': each.strategy.rounds,
+      'rounds': guarantee.strategy.rounds,
       'rounds_started': claim and claim.rounds,
-      'sensitivity': each.sensitivity.value,
-      'noise_multiplier': each.noise_multiplier,
-      'rho': each.rho,
-      'epsilon': each.proved_epsilon(delta),
+      'sensitivity': guarantee.sensitivity.value,
+      'noise_multiplier': guarantee.noise_multiplier,
+      'rho': guarantee.rho,
+      'epsilon': guarantee.proved_epsilon(delta),
       'epsilon_so_far': claim and claim.claimed.proved_epsilon(delta),
     }
-    for run, each, claim in zip(runs, guarantees, claims)
+    for run, (guarantee, claim) in zip(runs, sources)
   ]
-  for row, claim in zip(rows, claims):
+  for run, (guarantee, claim) in zip(runs, sources):
     if claim is not None and claim.may_grow:
       output.warn(
-        f'rounds_started={row["rounds_started"]}: {row["run"]} has '
-        f'{row["rounds"]} rounds, and all of them count; epsilon_so_far is the '
-        'claim of this run if it is never resumed'
+        f'rounds_started={claim.rounds}: {run} has {guarantee.strategy.rounds} '
+        'rounds, and all of them count; epsilon_so_far is the claim of this '
+        'run if it is never resumed'
       )
   rows += [
     {
@@ -81,8 +78,8 @@ def compose(runs, delta, releases):
 
 def _check_listed(runs: Sequence[str]) -> None:
   """Refuses a run listed twice, and a list that lacks an earlier run."""
-  listed_details: list[run_json.RunDetails] = []
-  listed: dict[Optional[str], str] = {}
+  # Maps the ID of a run to its folder and its details.
+  listed: dict[Optional[str], tuple[str, run_json.RunDetails]] = {}
   plans: set[pathlib.Path] = set()
   for run in runs:
     path = pathlib.Path(run).resolve()
@@ -92,15 +89,14 @@ def _check_listed(runs: Sequence[str]) -> None:
       plans.add(path)
       continue
     details = run_json.RunDetails.read(pathlib.Path(run))
-    listed_details.append(details)
     # A copy of a folder, or another path to it, has the same run.
     if details.run_id in listed:
       raise errors.value_error(
-        f'runs={run}: is named twice: it is the run {listed[details.run_id]}; '
-        'name each run once'
+        f'runs={run}: is named twice: it is the run '
+        f'{listed[details.run_id][0]}; name each run once'
       )
-    listed[details.run_id] = run
-  for details in listed_details:
+    listed[details.run_id] = run, details
+  for _, details in listed.values():
     for each in details.after or ():
       # PRIVACY: If a composition lacks an earlier run on the same clients, its
       # epsilon is too small. The command fails if a listed run names an earlier
@@ -113,12 +109,15 @@ def _check_listed(runs: Sequence[str]) -> None:
         )
 
 
-def _claim(run: str) -> Optional[claim_lib.Claim]:
-  """Returns the claim of a run's folder; None for the file of a plan."""
+def _source(
+  run: str,
+) -> tuple[accounting.Guarantee, Optional[claim_lib.Claim]]:
+  """Returns a guarantee, and the claim if `run` is the folder of a run."""
   path = pathlib.Path(run)
   if path.is_file():
-    return None
+    return plan_lib.Plan.load(path).guarantee, None
   # Imported here, since the files of plans do not need this module.
-  from tff_bandmf.report import claim
+  from tff_bandmf.report import claim as claim_lib
 
-  return claim.from_run(path)
+  claim = claim_lib.from_run(path)
+  return claim.composed, claim
