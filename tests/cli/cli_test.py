@@ -391,7 +391,7 @@ _BAD_INPUT = [
   ('account ok.json --delta 1e-6', 'noise_multiplier=None: '),
   (
     'account ok.json --noise-multiplier 1 --z-stddev 1 --delta 1e-6',
-    'noise_multiplier=1.0: give either',
+    'noise_multiplier=1.0: is the alternative to z_stddev; give --noise',
   ),
   ('account ok.json --noise-multiplier 0 --delta 1e-6', 'noise_multiplier=0.0'),
   ('account ok.json --noise-multiplier inf --delta 1e-6', 'noise_multiplier=i'),

@@ -21,25 +21,21 @@ from tff_bandmf.cli import commands, options, output
 @click.command()
 @click.argument('file', type=click.Path(), required=False)
 @options.participation
-@options.number(
-  '--epsilon', 'Claimed epsilon. The noise multiplier is computed from it.'
+@options.numbers(
+  epsilon='Claimed epsilon. The noise multiplier is computed from it.',
+  noise_multiplier='Standard deviation of z / (clip * sensitivity), instead of '
+  '--epsilon.',
+  delta='Claimed delta, in (0, 1).',
 )
-@options.number(
-  '--noise-multiplier',
-  'Standard deviation of z / (clip * sensitivity), instead of --epsilon.',
-)
-@options.number('--delta', 'Claimed delta, in (0, 1).')
-@options.integer(
-  '--canaries',
-  'Clients per run whose participation an attacker tries to detect.',
+@options.integers(
+  canaries='Clients per run whose participation an attacker tries to detect.',
   default=2000,
 )
-@options.integer(
-  '--runs', 'Runs of the aggregator. Each has all rounds of FILE.', default=2
+@options.integers(
+  runs='Runs of the aggregator. Each has all rounds of FILE.', default=2
 )
-@options.number(
-  '--confidence',
-  'Probability that both lower bounds are at most the true epsilon.',
+@options.numbers(
+  confidence='Probability that both lower bounds are at most the true epsilon.',
   default=0.95,
 )
 @click.option(
@@ -48,27 +44,20 @@ from tff_bandmf.cli import commands, options, output
   help='Function that returns the aggregator of somebody else to audit.',
 )
 # The specification of an aggregator, and the size of its audit.
-@options.number(
-  '--l2-norm-clip',
-  'Stated clip: largest norm of the contribution of one client.',
-)
-@options.number(
-  '--z-stddev',
-  'Stated standard deviation of z in units of the updates, instead of '
+@options.numbers(
+  l2_norm_clip='Stated clip: largest norm of the contribution of one client.',
+  z_stddev='Stated standard deviation of z in units of the updates, instead of '
   '--noise-multiplier.',
 )
-@options.integer(
-  '--clients-per-round',
-  'Stated number of clients of a round, and divisor of the mean.',
+@options.integers(
+  clients_per_round='Stated number of clients of a round, and divisor of the '
+  'mean.'
 )
-@options.integer(
-  '--rounds',
-  'Largest number of rounds of a run of --aggregator.',
-  default=128,
+@options.integers(
+  rounds='Largest number of rounds of a run of --aggregator.', default=128
 )
-@options.integer(
-  '--draws',
-  'Normals of --aggregator among which large ones are counted.',
+@options.integers(
+  draws='Normals of --aggregator among which large ones are counted.',
   default=2**30,
 )
 @options.combined(
@@ -117,11 +106,7 @@ def audit(
     _audit_aggregator(aggregator, file, who, noise_multiplier, stated)
     return
   _needed(file=file, delta=delta)
-  if (epsilon is None) == (noise_multiplier is None):
-    raise errors.value_error(
-      f'epsilon={epsilon}: give either it or noise_multiplier; use --epsilon '
-      'or --noise-multiplier'
-    )
+  options.check_either(epsilon=epsilon, noise_multiplier=noise_multiplier)
   strategy, stored = output.load(file)
   schema = who.schema(stored)
   if epsilon is not None:
@@ -177,14 +162,9 @@ def _runtime(in_tff: bool) -> contextlib.AbstractContextManager:
 
 def _needed(**values: object) -> None:
   """Raises ValueError with the names of all values that are None, if any."""
-  context = click.get_current_context()
-  missing = [
-    each
-    for each in context.command.params
-    if each.name in values and values[each.name] is None
-  ]
-  if missing:
-    raise ValueError(commands.missing(context.command_path, missing))
+  absent = [name for name, value in values.items() if value is None]
+  if absent:
+    raise ValueError(commands.missing(click.get_current_context(), absent))
 
 
 def _audit_aggregator(
@@ -213,11 +193,7 @@ def _audit_aggregator(
   l2_norm_clip, z_stddev = stated['l2_norm_clip'], stated['z_stddev']
   clients_per_round = stated['clients_per_round']
   _needed(l2_norm_clip=l2_norm_clip, clients_per_round=clients_per_round)
-  if (noise_multiplier is None) == (z_stddev is None):
-    raise errors.value_error(
-      f'noise_multiplier={noise_multiplier}: give either it or z_stddev; use '
-      '--noise-multiplier or --z-stddev'
-    )
+  options.check_either(noise_multiplier=noise_multiplier, z_stddev=z_stddev)
   matrix, family = np.eye(stated['rounds']), strategies.Identity.family
   # Without FILE, the noise multiplier is relative to the sensitivity of one
   # round, which is 1 clip.

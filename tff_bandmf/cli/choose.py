@@ -10,17 +10,9 @@ import click
 from tff_bandmf import accounting, choosing, errors, participation, strategies
 from tff_bandmf.cli import options, output
 
-_COLUMNS = (
-  'family',
-  'bands',
-  'buffers',
-  'parameters',
-  'memory_copies',
-  'normals',
-  'z_stddev',
-  'rmse',
-  'max_rmse',
-)
+# Columns of the table, besides the family.
+_COSTS = ('bands', 'buffers', 'parameters', 'memory_copies', 'normals')
+_ERRORS = ('z_stddev', 'rmse', 'max_rmse')
 
 
 def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
@@ -82,14 +74,7 @@ def _picture(ctx, param, value: Optional[str]) -> Optional[str]:
 )
 @options.as_json
 def choose(
-  rounds,
-  who,
-  memory_copies,
-  amplification,
-  workload,
-  objective,
-  families,
-  **flags,
+  rounds, who, memory_copies, workload, objective, families, plot, **flags
 ):
   """Ranks the families that fit in memory by their error at epsilon.
 
@@ -100,13 +85,8 @@ def choose(
   the number of normals that the noise draws for a coordinate in a round: more
   than 1 where it keeps no past normals.
   """
-  plot = flags.pop('plot')
   target = choosing.Target(**flags)
-  cohorts = (
-    who.schema()
-    if amplification == options.NO_AMPLIFICATION
-    else _sampled(who, amplification, rounds)
-  )
+  cohorts = _cohorts(who, rounds)
   with output.progress('comparing families', len(families)) as step:
     ranking = choosing.choose(
       rounds,
@@ -121,59 +101,52 @@ def choose(
   if plot is not None:
     ranking.plot().savefig(plot)
   output.warn_of_weak(**flags)
-  choices = [
-    _values(choice, choice.guarantee.cohorts.schema, workload, **flags)
-    for choice in ranking.choices
-  ]
+  choices = [_values(choice, workload, **flags) for choice in ranking.choices]
+  left_out, kind = ranking.left_out, who.amplification
   if output.as_json():
     output.show_result(
-      {
-        'amplification': amplification,
-        'choices': choices,
-        'left_out': ranking.left_out,
-      }
+      {'amplification': kind, 'choices': choices, 'left_out': left_out}
     )
-  else:
-    rows = [
-      {**{name: values[name] for name in _COLUMNS}, 'family': values['name']}
-      for values in choices
-    ]
-    click.echo(output.table(rows))
-    if accounting.needed_noise(cohorts, rounds, **flags):
-      click.echo('C is optimised for the noise of sampled cohorts')
-    for values in choices:
-      if not values['converged']:
-        click.echo(
-          f'not converged: {values["name"]}: a better strategy may exist'
-        )
-    for family, reason in ranking.left_out.items():
-      click.echo(f'left out: {family}: {reason}')
+    return
+  rows = [
+    {
+      'family': values['name'],
+      **{name: values[name] for name in _COSTS + _ERRORS},
+    }
+    for values in choices
+  ]
+  click.echo(output.table(rows))
+  if accounting.needed_noise(cohorts, rounds, **flags):
+    click.echo('C is optimised for the noise of sampled cohorts')
+  for each in ranking.choices:
+    if not each.converged:
+      click.echo(f'not converged: {each.name}: a better strategy may exist')
+  for family, reason in left_out.items():
+    click.echo(f'left out: {family}: {reason}')
 
 
-def _sampled(
-  who: options.Participants, amplification: str, rounds: int
-) -> participation.Cohorts:
-  """Returns the sampled cohorts, from the flags of cyclic Poisson or bins.
+def _cohorts(who: options.Participants, rounds: int) -> participation.Cohorts:
+  """Returns the cohorts for which families are compared.
 
   Raises:
-    ValueError: `amplification` is another kind, or a flag is missing or does
-      not go with it.
+    ValueError: families are not compared for the kind of sampling, or a flag is
+      missing or does not go with it.
   """
-  if amplification == accounting.BallsInBins.name:
-    return who.cohorts(amplification, None)
-  if amplification != accounting.CyclicPoisson.name:
+  if who.amplification in (
+    options.NO_AMPLIFICATION,
+    accounting.BallsInBins.name,
+  ):
+    return who.cohorts()
+  if who.amplification != accounting.CyclicPoisson.name:
     raise errors.value_error(
-      f'amplification={amplification}: is not compared between families; use '
-      'none, cyclic-poisson or balls-in-bins, or bandmf calibrate for one '
+      f'amplification={who.amplification}: is not compared between families; '
+      'use none, cyclic-poisson or balls-in-bins, or bandmf calibrate for one '
       'strategy'
     )
-  for name in ('min_sep', 'participation', 'apart', 'horizon'):
-    value = getattr(who, name)
-    if value is not None:
-      raise errors.value_error(
-        f'{name}={value}: does not go with cyclic Poisson sampling, in which '
-        'the rounds of a client are random; leave it out'
-      )
+  who.refuse(
+    ('min_sep', 'participation', 'apart', 'horizon'),
+    'cyclic Poisson sampling, in which the rounds of a client are random',
+  )
   if who.max_participations is None:
     raise errors.value_error(
       'max_participations=None: cyclic Poisson sampling needs it; give the '
@@ -186,21 +159,22 @@ def _sampled(
   )
 
 
-def _values(choice, schema, workload, epsilon, delta):
+def _values(choice, workload, epsilon, delta):
   """Returns the values of a choice by name."""
+  guarantee = choice.guarantee
   return {
     'name': choice.name,
     **output.describe(
       choice.strategy,
-      schema,
+      guarantee.cohorts.schema,
       workload=workload,
-      sensitivity=choice.guarantee.sensitivity,
+      sensitivity=guarantee.sensitivity,
     ),
     'memory_copies': choice.copies,
     'normals': choice.normals,
-    'noise_multiplier': choice.guarantee.noise_multiplier,
-    'z_stddev': choice.guarantee.z_stddev_per_clip,
-    'sampling_prob': getattr(choice.guarantee.cohorts, 'sampling_prob', None),
+    'noise_multiplier': guarantee.noise_multiplier,
+    'z_stddev': guarantee.z_stddev_per_clip,
+    'sampling_prob': getattr(guarantee.cohorts, 'sampling_prob', None),
     'epsilon': epsilon,
     'delta': delta,
     'rmse': choice.rmse,

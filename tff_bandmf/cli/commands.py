@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Optional
 
 import click
@@ -34,25 +34,23 @@ COMMANDS = {
   'reproduce': 'Compares published numbers with our own; NAMES chooses tables.',
   'verify': 'Checks the claims of a run, or the figures of a public.json.',
 }
-# Modules of commands that do not have the name of the command.
-_MODULES = {
-  'account': 'privacy',
-  'calibrate': 'privacy',
-  'evaluate': 'strategy',
-  'optimize': 'strategy',
-}
+# Commands in the module `strategy`; every other command has its own module.
+_STRATEGY = {'account', 'calibrate', 'evaluate', 'optimize'}
 
 
-def missing(command: str, parameters: Sequence[click.Parameter]) -> str:
+def missing(context: click.Context, names: Collection[Optional[str]]) -> str:
   """Returns the error message for parameters that a command line lacks."""
-  flags = (
-    each.opts[0] if isinstance(each, click.Option) else str(each.name).upper()
-    for each in parameters
-  )
+  flags = {
+    str(each.name): each.opts[0]
+    if isinstance(each, click.Option)
+    else str(each.name).upper()
+    for each in context.command.params
+    if each.name in names
+  }
   return errors.invalid(
-    f'{", ".join(str(each.name) for each in parameters)}=None: {command} needs '
-    f'{"it" if len(parameters) == 1 else "each of them"}; give '
-    f'{", ".join(flags)}'
+    f'{", ".join(flags)}=None: {context.command_path} needs '
+    f'{"it" if len(flags) == 1 else "each of them"}; give '
+    f'{", ".join(flags.values())}'
   )
 
 
@@ -66,8 +64,8 @@ class _Commands(click.Group):
     if cmd_name not in COMMANDS:
       return None
     name = cmd_name.replace('-', '_')
-    module = f'tff_bandmf.cli.{_MODULES.get(cmd_name, name)}'
-    return getattr(importlib.import_module(module), name)
+    module = 'strategy' if name in _STRATEGY else name
+    return getattr(importlib.import_module(f'tff_bandmf.cli.{module}'), name)
 
   def format_commands(self, ctx, formatter):
     with formatter.section('Commands'):

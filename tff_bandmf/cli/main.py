@@ -17,6 +17,7 @@ from typing import Optional
 import click
 
 from tff_bandmf import errors
+from tff_bandmf.cli import commands
 
 _DONE, _BAD_INPUT = 0, 2
 _INTERRUPTED = 130
@@ -66,10 +67,6 @@ def _run(arguments: list[str]) -> int:
   # This keeps TensorFlow from printing remarks about the machine.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   try:
-    # The import takes a second. It is inside `try`, so that Ctrl-C is handled
-    # during this second.
-    from tff_bandmf.cli import commands
-
     with commands.bandmf.make_context('bandmf', arguments) as context:
       commands.bandmf.invoke(context)
     return _DONE
@@ -119,21 +116,15 @@ def _with_flags(message: str, command: str) -> str:
     message: message of an error of the library.
     command: name of a command of `bandmf`.
   """
-  from tff_bandmf.cli import commands
-
-  group = commands.bandmf
-  subcommand = group.get_command(click.Context(group), command)
+  parameters = getattr(commands.bandmf.get_command(None, command), 'params', ())
   flags = {
     each.name: each.opts[0]
-    for each in (subcommand.params if subcommand else [])
+    for each in parameters
     if isinstance(each, click.Option)
   }
   rule, semicolon, remedy = message.rpartition('; ')
-  return (
-    rule
-    + semicolon
-    + _ARGUMENT.sub(lambda match: flags.get(match[0], match[0]), remedy)
-  )
+  remedy = _ARGUMENT.sub(lambda match: flags.get(match[0], match[0]), remedy)
+  return rule + semicolon + remedy
 
 
 def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
@@ -151,10 +142,15 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
     return errors.invalid(
       f'option={error.option_name}: is not an option of {name}; {see_help}'
     )
-  if isinstance(error, click.MissingParameter) and error.param is not None:
-    from tff_bandmf.cli import commands
-
-    return commands.missing(name, _missing(error, arguments[1:]))
+  if isinstance(error, click.MissingParameter) and error.ctx is not None:
+    # click reports only one of the missing parameters.
+    command = error.ctx.command
+    parsed = command.make_context(
+      name, [*arguments[1:]], resilient_parsing=True
+    )
+    required = [each.name for each in command.params if each.required]
+    absent = [each for each in required if parsed.params.get(each) is None]
+    return commands.missing(error.ctx, absent)
   if isinstance(error, click.BadParameter) and error.param is not None:
     # click's message is '... is not ...', with the value perhaps in quotes.
     value, _, rule = error.message.rpartition(' is ')
@@ -164,22 +160,6 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
       f'another {error.param.opts[0]}'
     )
   return f'{error.format_message().rstrip(".")}; {see_help}.'
-
-
-def _missing(
-  error: click.MissingParameter, arguments: Sequence[str]
-) -> list[click.Parameter]:
-  """Returns all missing parameters of a command; click reports only one."""
-  assert error.ctx is not None and error.param is not None
-  command = error.ctx.command
-  values, _, _ = command.make_parser(error.ctx).parse_args(list(arguments))
-  return [
-    each
-    for each in command.get_params(error.ctx)
-    # The value of a missing argument is None or a sentinel of click.
-    if each is error.param
-    or (each.required and not isinstance(values.get(each.name), (str, tuple)))
-  ]
 
 
 if __name__ == '__main__':

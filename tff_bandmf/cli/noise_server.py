@@ -46,34 +46,30 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 
 @click.command()
 @options.strategy_file
-@options.integer(
-  '--parameters', 'Number of coordinates of an update.', required=True
+@options.integers(
+  parameters='Number of coordinates of an update.', required=True
 )
-@options.number(
-  '--z-stddev-per-clip',
-  'Standard deviation of z divided by the clip: z_stddev of bandmf '
-  'calibrate with --clip 1, in all its digits.',
+@options.numbers(
+  z_stddev_per_clip='Standard deviation of z divided by the clip: z_stddev of '
+  'bandmf calibrate with --clip 1, in all its digits.',
   required=True,
 )
-@options.integer(
-  '--largest-cohort',
-  'Largest number of clients of a round, the same as in training.',
+@options.integers(
+  largest_cohort='Largest number of clients of a round, the same as in '
+  'training.',
   required=True,
 )
-@options.switch(
-  '--secure-sum',
-  'Training adds up the updates with secure aggregation.',
+@options.switches(
+  secure_sum='Training adds up the updates with secure aggregation.'
 )
-@options.path(
-  '--key-file',
-  'File of 32 secret bytes; the command creates a missing file. A key '
+@options.paths(
+  key_file='File of 32 secret bytes; the command creates a missing file. A key '
   'file serves one run: all shards of the run, each in its own folder.',
   required=True,
 )
-@options.path(
-  '--directory',
-  'Folder for the noise, which the training process can read.  [default: '
-  'a folder in memory, which is printed]',
+@options.paths(
+  directory='Folder for the noise, which the training process can read.  '
+  '[default: a folder in memory, which is printed]'
 )
 @click.option(
   '--shard',
@@ -82,29 +78,26 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   callback=_shard,
   help='Part of the coordinates for this server, if N servers share them.',
 )
-@click.option(
-  '--start-round',
+@options.typed(
+  options.INTEGER_OR_ZERO,
+  start_round='First round to serve. If the folder has served later rounds, '
+  'the server continues after the last of them.',
   default=0,
-  type=options.INTEGER_OR_ZERO,
-  help='First round to serve. If the folder has served later rounds, the '
-  'server continues after the last of them.',
 )
-@options.integer(
-  '--ahead-bytes',
-  'Largest size of the noise that is written and not yet read, in bytes; '
-  'the noise of two rounds is always allowed.',
+@options.integers(
+  ahead_bytes='Largest size of the noise that is written and not yet read, in '
+  'bytes; the noise of two rounds is always allowed.',
   default=512 * 2**20,
 )
-@options.integer(
-  '--max-memory-bytes',
-  'Largest size of past noise in memory. If past noise is larger, it goes '
-  'to a temporary file.  [default: no limit]',
+@options.integers(
+  max_memory_bytes='Largest size of past noise in memory. If past noise is '
+  'larger, it goes to a temporary file.  [default: no limit]'
 )
-@click.option(
-  '--backend',
+@options.typed(
+  click.Choice(stream.BACKENDS),
   default=stream.NUMPY,
-  type=click.Choice(stream.BACKENDS),
-  help='Library that computes the noise: numpy on the host, or jax on devices.',
+  backend='Library that computes the noise: numpy on the host, or jax on '
+  'devices.',
 )
 @click.option(
   '--device',

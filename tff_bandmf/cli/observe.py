@@ -18,14 +18,13 @@ from tff_bandmf.report import participation_log
 @click.command()
 @click.argument('log', type=click.Path())
 @click.argument('file', type=click.Path())
-@options.number(
-  '--z-stddev',
-  'Standard deviation of z, if FILE is a strategy.  [default: from the plan]',
+@options.numbers(
+  z_stddev='Standard deviation of z, if FILE is a strategy.  [default: from '
+  'the plan]'
 )
 @options.clip
-@options.number(
-  '--delta',
-  'delta of the (epsilon, delta) guarantee.  [default: from the plan]',
+@options.numbers(
+  delta='delta of the (epsilon, delta) guarantee.  [default: from the plan]'
 )
 @options.log_columns
 @options.as_json

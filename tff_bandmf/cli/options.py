@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 import click
 
@@ -67,58 +67,60 @@ class _Release(click.ParamType):
     return accounting.Release(name=name, **values)
 
 
-def integer(flag: str, about: str, **settings: Any) -> Callable:
-  """Returns the option of an integer >= 1.
-
-  Args:
-    flag: the flag, such as --rounds.
-    about: description, for --help.
-    **settings: other arguments of `click.option`.
-  """
-  return click.option(flag, type=INTEGER, help=about, **settings)
-
-
-def number(flag: str, about: str, **settings: Any) -> Callable:
-  """Returns the option of a finite number > 0; see `integer`."""
-  return click.option(flag, type=NUMBER, help=about, **settings)
-
-
-def path(flag: str, about: str, **settings: Any) -> Callable:
-  """Returns the option of a path; see `integer`."""
-  return click.option(flag, type=click.Path(), help=about, **settings)
-
-
-def switch(flag: str, about: str) -> Callable:
-  """Returns an option without a value; see `integer`."""
-  return click.option(flag, is_flag=True, help=about)
-
-
 # If at most this number of families take a parameter, --help names them.
 _FEW_FAMILIES = 3
-FAMILY = click.Choice(tuple(strategies.FAMILIES))
 # The value of --amplification for cohorts without secret random sampling.
 NO_AMPLIFICATION = 'none'
+FAMILY = click.Choice(tuple(strategies.FAMILIES))
 INTEGER, INTEGER_OR_ZERO = _Integer(min=1), _Integer(min=0)
 NUMBER, NUMBER_OR_ZERO = _Number(min=0, min_open=True), _Number(min=0)
 
-family = click.option(
-  '--family', required=True, type=FAMILY, help='Family of the strategy.'
-)
-objective = click.option(
-  '--objective',
+
+def together(*options: Callable) -> Callable[[Callable], Callable]:
+  """Returns a decorator that adds several options, in this order."""
+
+  def add(command):
+    for option in reversed(options):
+      command = option(command)
+    return command
+
+  return add
+
+
+def typed(kind: Any, **about: Any) -> Callable[[Callable], Callable]:
+  """Returns a decorator that adds options of one type.
+
+  Args:
+    kind: the type of click of their values.
+    **about: {name: description for --help} of each option. The other arguments,
+      `default`, `required` and `is_flag`, are settings of all these options.
+  """
+  settings = {'default', 'required', 'is_flag'} & about.keys()
+  shared = {name: about.pop(name) for name in settings}
+  options = []
+  for name, text in about.items():
+    flag = f'--{name.replace("_", "-")}'
+    options.append(click.option(flag, type=kind, help=text, **shared))
+  return together(*options)
+
+
+integers = functools.partial(typed, INTEGER)
+numbers = functools.partial(typed, NUMBER)
+paths = functools.partial(typed, click.Path())
+switches = functools.partial(typed, click.BOOL, is_flag=True)
+
+family = typed(FAMILY, family='Family of the strategy.', required=True)
+objective = typed(
+  click.Choice((workloads.MEAN, workloads.MAX, workloads.LAST)),
   default='mean',
-  type=click.Choice((workloads.MEAN, workloads.MAX, workloads.LAST)),
-  help='Error to minimise: the mean or the largest error of the rounds, or the '
-  'error of the last one.',
+  objective='Error to minimise: the mean or the largest error of the rounds, '
+  'or the error of the last one.',
 )
-epsilon = number(
-  '--epsilon',
-  'epsilon of the (epsilon, delta) guarantee of the whole run.',
+epsilon = numbers(
+  epsilon='epsilon of the (epsilon, delta) guarantee of the whole run.',
   required=True,
 )
-delta = number(
-  '--delta', 'delta of the (epsilon, delta) guarantee.', required=True
-)
+delta = numbers(delta='delta of the (epsilon, delta) guarantee.', required=True)
 releases = click.option(
   '--release',
   'releases',
@@ -127,33 +129,11 @@ releases = click.option(
   help='Release of another program on the same clients, such as '
   'histogram:epsilon=1,delta=1e-9 or counts:noise_multiplier=3 or x:rho=0.1.',
 )
-rounds = integer('--rounds', 'Number of rounds of the run.', required=True)
-clip = number(
-  '--clip',
-  'L2 norm to which an update is clipped; z_stddev is proportional to it.',
+rounds = integers(rounds='Number of rounds of the run.', required=True)
+clip = numbers(
+  clip='L2 norm to which an update is clipped; z_stddev is proportional to it.',
   default=1.0,
 )
-ADAPTIVE_CLIP = {
-  'quantile': (
-    NUMBER_OR_ZERO,
-    'Makes the clip adaptive; target fraction of the updates whose norm is '
-    'below the clip.',
-  ),
-  'rate': (
-    NUMBER,
-    'Learning rate of the logarithm of an adaptive clip.  [default: 0.2]',
-  ),
-  'fraction_weight': (
-    NUMBER,
-    'Weight of the coordinate that indicates whether an update is below an '
-    'adaptive clip.  [default: 0.28]',
-  ),
-  'until': (
-    INTEGER,
-    'Last round in which an adaptive clip changes.  [default: the last round '
-    'of the run]',
-  ),
-}
 adjacency = click.option(
   '--adjacency',
   default='zero-out',
@@ -162,31 +142,28 @@ adjacency = click.option(
   help='Definition of neighbouring data sets. The accountant has no epsilon '
   'for replace-one, which changes a sum by up to twice the clip.',
 )
-amplification = click.option(
-  '--amplification',
+amplification = typed(
+  click.Choice((NO_AMPLIFICATION, *accounting.KINDS)),
   default=NO_AMPLIFICATION,
-  type=click.Choice((NO_AMPLIFICATION, *accounting.KINDS)),
-  help='Secret random sampling of cohorts, which lowers epsilon; none if '
-  'cohorts are enforced, shuffled or of fixed size. For balls-in-bins, '
+  amplification='Secret random sampling of cohorts, which lowers epsilon; none '
+  'if cohorts are enforced, shuffled or of fixed size. For balls-in-bins, '
   '--min-sep is the number of rounds of an epoch.',
 )
-sampling_prob = number(
-  '--sampling-prob',
-  'For cyclic-poisson: probability that a client takes part in a round of '
-  'its group, bands * clients_per_round / population. For b-min-sep: '
+sampling_prob = numbers(
+  sampling_prob='For cyclic-poisson: probability that a client takes part in a '
+  'round of its group, bands * clients_per_round / population. For b-min-sep: '
   'probability that an eligible client takes part in a round. bandmf plan '
-  'computes both from --population.',
+  'computes both from --population.'
 )
 
 
 def memory_copies(default: str) -> Callable[[Callable], Callable]:
   """Returns the option --memory-copies, whose default `default` describes."""
-  return click.option(
-    '--memory-copies',
-    type=INTEGER_OR_ZERO,
-    help='Largest number of copies of the model that the noise may have in '
-    'memory. If a banded inverse needs more copies, it keeps no copy and '
-    f'computes past normals again.  [default: {default}]',
+  return typed(
+    INTEGER_OR_ZERO,
+    memory_copies='Largest number of copies of the model that the noise may '
+    'have in memory. If a banded inverse needs more copies, it keeps no copy '
+    f'and computes past normals again.  [default: {default}]',
   )
 
 
@@ -201,23 +178,7 @@ as_json, as_json_rows = (
   )
   for end in ('', ' for each row')
 )
-coefficients = click.option(
-  '--coefficients',
-  'with_coefficients',
-  is_flag=True,
-  help='Show the first column of a Toeplitz C.',
-)
-
-
-def together(*options: Callable) -> Callable[[Callable], Callable]:
-  """Returns a decorator that adds several options, in this order."""
-
-  def add(command):
-    for option in reversed(options):
-      command = option(command)
-    return command
-
-  return add
+coefficients = switches(coefficients='Show the first column of a Toeplitz C.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +198,9 @@ class Participants:
       client, >= 1.
     horizon: for the schema 'budget', largest number of rounds to which the run
       may be extended, >= 1.
+    amplification: kind of sampling, or `NO_AMPLIFICATION`.
+    sampling_prob: probability of sampling, in (0, 1]; its meaning depends on
+      the kind.
   """
 
   participation: Optional[str]
@@ -244,6 +208,8 @@ class Participants:
   max_participations: Optional[int]
   apart: Optional[int] = None
   horizon: Optional[int] = None
+  amplification: str = NO_AMPLIFICATION
+  sampling_prob: Optional[float] = None
 
   def schema(
     self, stored: Optional[participation_lib.Participation] = None
@@ -285,42 +251,46 @@ class Participants:
 
   def cohorts(
     self,
-    amplification: str,
-    sampling_prob: Optional[float],
     stored: Optional[participation_lib.Participation] = None,
     population: Optional[int] = None,
-  ) -> Union[participation_lib.Participation, accounting.Sampled]:
+  ) -> participation_lib.Cohorts:
     """Returns the cohorts that the flags give, or `stored` without such flags.
 
     Sampled cohorts need no schema: their rule implies one.
 
     Args:
-      amplification: value of --amplification.
-      sampling_prob: value of --sampling-prob, or None.
       stored: the schema in a strategy file; None if it has none.
       population: number of clients to draw from; None if it is unknown.
 
     Raises:
       ValueError: a flag is missing, or does not go with the amplification.
     """
-    sampled = amplification != NO_AMPLIFICATION
-    refused: dict[str, Any] = {'sampling_prob': sampling_prob}
-    if sampled:
-      refused = dataclasses.asdict(self)
-      del refused['min_sep']
-    for name, value in refused.items():
+    if self.amplification == NO_AMPLIFICATION:
+      self.refuse(('sampling_prob',), 'amplification none')
+      return self.schema(stored)
+    self.refuse(
+      ('participation', 'max_participations', 'apart', 'horizon'),
+      f'amplification {self.amplification}',
+    )
+    return accounting.from_flags(
+      self.amplification, self.min_sep, self.sampling_prob, population
+    )
+
+  def refuse(self, names: Iterable[str], rule: str) -> None:
+    """Raises ValueError if a flag is given that does not go with `rule`."""
+    for name in names:
+      value = getattr(self, name)
       if value is not None:
         raise errors.value_error(
-          f'{name}={value}: does not go with amplification {amplification}; '
-          'leave it out'
+          f'{name}={value}: does not go with {rule}; leave it out'
         )
-    if sampled:
-      return accounting.from_flags(
-        amplification, self.min_sep, sampling_prob, population
-      )
-    return self.schema(stored)
 
 
+# Names of the flags of an adaptive clip.
+_ADAPTIVE_CLIP = [
+  f'clip_{field.name}'
+  for field in dataclasses.fields(clipping_norm.AdaptiveClip)[1:]
+]
 # Maps the name of a value that `combined` makes to the names of its flags.
 COMBINED: dict[str, tuple[str, ...]] = {}
 
@@ -331,7 +301,7 @@ def combined(
   """Returns a decorator that combines several flags into one value.
 
   Args:
-    names: names of the flags.
+    names: names of the flags; the command may lack some of them.
     name: name of the value.
     make: function that takes the flags by name and returns the value.
   """
@@ -340,7 +310,7 @@ def combined(
   def add(command):
     @functools.wraps(command)
     def wrapped(**values):
-      given = {each: values.pop(each) for each in flags}
+      given = {each: values.pop(each) for each in flags if each in values}
       return command(**values, **{name: make(**given)})
 
     return wrapped
@@ -360,31 +330,23 @@ log_columns = together(
   combined(('round_column', 'client_column'), 'columns', dict),
 )
 participation = together(
-  click.option(
-    '--participation',
-    type=click.Choice(participation_lib.NAMES),
-    help='Participation schema.  [default: min-sep if --min-sep is given; if '
-    'no flag of participation is given, the schema in the strategy file]',
+  typed(
+    click.Choice(participation_lib.NAMES),
+    participation='Participation schema.  [default: min-sep if --min-sep is '
+    'given; if no flag of participation is given, the schema in the strategy '
+    'file]',
   ),
-  integer(
-    '--min-sep',
-    'Least r2 - r1 for two rounds r1 < r2 of one client. For --participation '
-    'budget, this number is not enforced: it defines the budget.',
-  ),
-  integer(
-    '--max-participations',
-    'Largest number of rounds of one client. For --participation budget, this '
-    'number is not enforced: it defines the budget.',
-  ),
-  integer(
-    '--apart',
-    'For --participation budget: least r2 - r1 for two rounds r1 < r2 of '
+  integers(
+    min_sep='Least r2 - r1 for two rounds r1 < r2 of one client. For '
+    '--participation budget, this number is not enforced: it defines the '
+    'budget.',
+    max_participations='Largest number of rounds of one client. For '
+    '--participation budget, this number is not enforced: it defines the '
+    'budget.',
+    apart='For --participation budget: least r2 - r1 for two rounds r1 < r2 of '
     'one client. The budget is the cost of --max-participations rounds that '
     'are --min-sep apart.  [default: 1]',
-  ),
-  integer(
-    '--horizon',
-    'For --participation budget: largest number of rounds to which the '
+    horizon='For --participation budget: largest number of rounds to which the '
     'run may be extended.  [default: 10 times --rounds for a Toeplitz C, else '
     '--rounds]',
   ),
@@ -394,38 +356,47 @@ participation = together(
     Participants,
   ),
 )
+
+
 l2_norm_clip = together(
-  click.option(
-    '--l2-norm-clip',
+  typed(
+    _Clip(),
     required=True,
-    type=_Clip(),
-    help='L2 norm to which an update is clipped; one norm a layer with commas '
-    'between them.',
+    l2_norm_clip='L2 norm to which an update is clipped; one norm a layer with '
+    'commas between them.',
   ),
-  *(
-    click.option(f'--clip-{name.replace("_", "-")}', type=kind, help=about)
-    for name, (kind, about) in ADAPTIVE_CLIP.items()
+  typed(
+    NUMBER_OR_ZERO,
+    clip_quantile='Makes the clip adaptive; target fraction of the updates '
+    'whose norm is below the clip.',
+  ),
+  numbers(
+    clip_rate='Learning rate of the logarithm of an adaptive clip.  [default: '
+    '0.2]',
+    clip_fraction_weight='Weight of the coordinate that indicates whether an '
+    'update is below an adaptive clip.  [default: 0.28]',
+  ),
+  integers(
+    clip_until='Last round in which an adaptive clip changes.  [default: the '
+    'last round of the run]'
   ),
   combined(
-    ('l2_norm_clip', *(f'clip_{name}' for name in ADAPTIVE_CLIP)),
+    ('l2_norm_clip', *_ADAPTIVE_CLIP),
     'l2_norm_clip',
-    lambda l2_norm_clip, **given: clipping_norm.from_options(
-      l2_norm_clip, **dict(zip(ADAPTIVE_CLIP, given.values()))
+    lambda l2_norm_clip, **flags: clipping_norm.from_options(
+      l2_norm_clip,
+      **{name.removeprefix('clip_'): value for name, value in flags.items()},
     ),
   ),
 )
 workload = together(
-  click.option(
-    '--workload',
+  typed(
+    click.Choice(('prefix', 'momentum')),
     default='prefix',
-    type=click.Choice(('prefix', 'momentum')),
-    help='Models whose errors count: prefix sums of the updates, or the models '
-    'of SGD with momentum and learning rates.',
+    workload='Models whose errors count: prefix sums of the updates, or the '
+    'models of SGD with momentum and learning rates.',
   ),
-  *(
-    click.option(f'--{name.replace("_", "-")}', type=NUMBER_OR_ZERO, help=about)
-    for name, about in workloads.PARAMETERS.items()
-  ),
+  typed(NUMBER_OR_ZERO, **workloads.PARAMETERS),
   combined(
     ('workload', *workloads.PARAMETERS),
     'workload',
@@ -434,9 +405,8 @@ workload = together(
 )
 
 
-def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
+def _parameter(parameter: strategies.Parameter) -> Callable:
   """Returns the option of a family's parameter."""
-  flag = f'--{parameter.name.replace("_", "-")}'
   takers = [
     name
     for name, family in strategies.FAMILIES.items()
@@ -446,20 +416,16 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
   if len(takers) <= _FEW_FAMILIES:
     about = f'For {" and ".join(takers)}: {about[0].lower()}{about[1:]}'
   if parameter.kind is bool:
-    negated = f'--no-{flag[2:]}'
-    return click.option(f'{flag}/{negated}', default=None, help=about)
-  return click.option(
-    flag,
-    parameter.name,
-    type=FAMILY if parameter.kind is strategies.Family else parameter.kind,
-    help=about,
-  )
+    flag = f'--{parameter.name.replace("_", "-")}'
+    return click.option(f'{flag}/--no-{flag[2:]}', default=None, help=about)
+  kind = FAMILY if parameter.kind is strategies.Family else parameter.kind
+  return typed(kind, **{parameter.name: about})
 
 
 # The library refuses a parameter that a family does not take, and chooses the
 # value of a missing parameter.
 parameters = together(
-  *map(_flag, strategies.PARAMETERS.values()),
+  *map(_parameter, strategies.PARAMETERS.values()),
   combined(
     strategies.PARAMETERS,
     'parameters',
@@ -468,3 +434,13 @@ parameters = together(
     },
   ),
 )
+
+
+def check_either(**values: object) -> None:
+  """Raises ValueError unless exactly one of two flags is given."""
+  (first, value), (second, other) = values.items()
+  if (value is None) == (other is None):
+    raise errors.value_error(
+      f'{first}={value}: is the alternative to {second}; give {first} or '
+      f'{second}'
+    )

@@ -34,14 +34,7 @@ _LARGEST_DELTA = 1e-3
 
 # Names of the JSON fields about the noise. `describe` sets these fields to
 # None; a command that chooses the noise fills them.
-_NOISE_KEYS = (
-  'clip',
-  'noise_multiplier',
-  'z_stddev',
-  'rho',
-  'epsilon',
-  'delta',
-)
+_NOISE = ('clip', 'noise_multiplier', 'z_stddev', 'rho', 'epsilon', 'delta')
 
 # PRIVACY: If a printed epsilon were smaller than the computed epsilon, it would
 # claim too much privacy. This context rounds the numbers of a table up.
@@ -126,7 +119,7 @@ def check_out(path: str, force: Optional[bool] = None) -> None:
 def describe(
   strategy: strategies.Strategy,
   participation: participation_lib.Participation,
-  with_coefficients: bool = False,
+  coefficients: bool = False,
   workload: workloads.Workload = workloads.PREFIX,
   sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
 ) -> _files.JsonObject:
@@ -160,10 +153,10 @@ def describe(
     'sensitivity_method': sensitivity.method,
     'sensitivity_reason': sensitivity.reason,
     **strategy.error_numbers(sensitivity.value, workload),
-    **dict.fromkeys(_NOISE_KEYS),
+    **dict.fromkeys(_NOISE),
     'adjacency': participation.adjacency,
   }
-  if with_coefficients:
+  if coefficients:
     column = strategy.first_column()
     values['coefficients'] = None if column is None else column.tolist()
   return values

@@ -59,13 +59,9 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'two rounds of a client were at least B apart and no client took part in '
   'more than K rounds. If B or K is missing, the planned number counts.',
 )
-@options.path(
-  '--plan',
-  'Plan file of training that ran without tff_bandmf.Run.',
-)
-@options.path(
-  '--log',
-  'With --plan: participation log of the training, CSV or Parquet, or a '
+@options.paths(
+  plan='Plan file of training that ran without tff_bandmf.Run.',
+  log='With --plan: participation log of the training, CSV or Parquet, or a '
   'folder of Parquet files, with the columns round and client.  [default: '
   'participation as planned]',
 )
@@ -82,25 +78,17 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'other than unit_of_privacy. May be repeated.',
 )
 @options.releases
-@options.switch(
-  '--public',
-  'Write a report for the public, on one run or on several runs on the '
+@options.switches(
+  public='Write a report for the public, on one run or on several runs on the '
   'same clients. The report gives the guarantee of all runs together, rounds '
   'numbers to three digits and leaves out counts of clients.',
+  registry='With --public: also write registry.yaml, a record for the registry '
+  'of deployments of differential privacy.',
+  card='With --public: also write card.md, a section for a model card.',
 )
-@options.switch(
-  '--registry',
-  'With --public: also write registry.yaml, a record for the registry of '
-  'deployments of differential privacy.',
-)
-@options.switch(
-  '--card',
-  'With --public: also write card.md, a section for a model card.',
-)
-@options.path(
-  '--out',
-  'Folder to write to.  [default: the folder of the run; with --plan or '
-  'several runs, the current folder]',
+@options.paths(
+  out='Folder to write to.  [default: the folder of the run; with --plan or '
+  'several runs, the current folder]'
 )
 @options.as_json
 def report(

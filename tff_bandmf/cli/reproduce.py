@@ -20,9 +20,8 @@ _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {:<4} {}'
   'plot_folder',
   help='Folder for plots of matrices, coefficients and errors.',
 )
-@options.switch(
-  '--slow',
-  'Also the tables of amplified numbers, which take half an hour.',
+@options.switches(
+  slow='Also the tables of amplified numbers, which take half an hour.'
 )
 @options.as_json_rows
 def reproduce(names, plot_folder, slow):
