@@ -325,6 +325,7 @@ _TABLE = b'round,client\n0,a\n1,a\n'
     (_TABLE + b'99,a\n', 'round=99: is not among the 40 rounds .*line 4'),
     (_TABLE + b'2\n', "line 4 has 1 cells, not 2: '2'"),
     (_TABLE + b'x2,a\n', "line 4 has round='x2', which must be an integer"),
+    (b'\xef\xbb\xbf' + _TABLE + b'x2,a\n', "line 4 has round='x2', which"),
     (_TABLE + b'2,a', 'line 4, the last one, has no line end'),
   ],
 )

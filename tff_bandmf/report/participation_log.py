@@ -17,8 +17,8 @@ import hashlib
 import os
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, BinaryIO, Optional, Union, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, Optional, Union
 
 import numpy as np
 
@@ -40,6 +40,7 @@ _BATCH_ROWS = 2**20
 _CSV = ('.csv', '.txt')
 _PARQUET = ('.parquet', '.pq')
 _GZIP = '.gz'
+_GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _ENDINGS = (*_CSV, *(f'{ending}{_GZIP}' for ending in _CSV), *_PARQUET)
 _TEXTS = (
   *('string', 'large_string', 'string_view'),
@@ -80,14 +81,12 @@ class _File:
   def where(self, row: int) -> str:
     """Returns the words for a row of the log, such as 'log=a.csv: line 2'."""
     row -= self.start
-    if self.kind in _PARQUET:
-      return f'log={self.path}: row {row + 1}'
-    return f'log={self.path}: line {row + 2}'
+    place = f'row {row + 1}' if self.kind in _PARQUET else f'line {row + 2}'
+    return f'log={self.path}: {place}'
 
   def open(self) -> BinaryIO:
-    if self.path.suffix.lower() == _GZIP:
-      return cast(BinaryIO, gzip.open(self.path))
-    return open(self.path, 'rb')
+    opener: Any = gzip.open if self.path.suffix.lower() == _GZIP else open
+    return opener(self.path, 'rb')
 
 
 class ParticipationLog:
@@ -128,24 +127,22 @@ class ParticipationLog:
         'columns'
       )
     self._register = names.Register()
-    self._files: list[_File] = []
+    # Maps the first row of a file to the file.
+    self._files: dict[int, _File] = {}
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
     kinds: dict[str, _File] = {}
-    count = 0
-    for file, batch in self._batches():
-      if file not in self._files:
-        self._files.append(file)
-      rounds.append(self._rounds(file, count, batch.column(0)))
-      hashes, kind = self._hashes(file, count, batch.column(1))
+    for file, start, batch in self._batches():
+      self._files[file.start] = file
+      rounds.append(self._rounds(file, start, batch.column(0)))
+      hashes, kind = self._hashes(file, start, batch.column(1))
       clients.append(hashes)
       kinds.setdefault(kind, file)
       if len(kinds) > 1:
+        first = next(iter(kinds))
         raise errors.value_error(
           f'log={file.path}: the values of {client_column} are {kind}, and '
-          f'{next(iter(kinds))} in {next(iter(kinds.values())).path}; use '
-          'strings in all files'
+          f'{first} in {kinds[first].path}; use strings in all files'
         )
-      count += len(hashes)
     self._rounds_of_rows = np.concatenate(rounds)
     self._clients_of_rows = np.concatenate(clients)
     self.participations = len(self._rounds_of_rows)
@@ -165,19 +162,17 @@ class ParticipationLog:
 
   def _client(self, row: int) -> str:
     """Returns the name of the client of a row; reads the log again."""
-    start = 0
-    for _, batch in self._batches():
+    for _, start, batch in self._batches():
       if row < start + len(batch):
         name = batch.column(1)[row - start].as_py()
         return name.decode() if isinstance(name, bytes) else str(name)
-      start += len(batch)
     raise errors.value_error(
       f'log={self.path}: changed while it was read; write it first'
     )
 
   def _where(self, row: int) -> str:
-    file = [each for each in self._files if each.start <= row][-1]
-    return file.where(row)
+    start = max(start for start in self._files if start <= row)
+    return self._files[start].where(row)
 
   def sha256(self) -> str:
     """Returns the SHA-256 of the log, in hexadecimal.
@@ -221,14 +216,13 @@ class ParticipationLog:
       rounds, clients = self._rounds_of_rows, self._clients_of_rows
       order = np.argsort(rounds, kind='stable')
       order = order[np.argsort(clients[order], kind='stable')]
-      same = np.diff(rounds[order]) == 0
-      same &= np.diff(clients[order]) == 0
+      same = (np.diff(rounds[order]) == 0) & (np.diff(clients[order]) == 0)
       if not same.any():
         raise
       # The order is stable, so the first row of the pair comes first.
       first, second = order[int(np.argmax(same)) :][:2].tolist()
       raise errors.value_error(
-        f'round={self._rounds_of_rows[second]}: a client is twice in a round, '
+        f'round={rounds[second]}: a client is twice in a round, '
         f'{self._client(second)!r}, in {self._where(first)} and in '
         f'{self._where(second)}; give each participation once'
       ) from error
@@ -246,11 +240,10 @@ class ParticipationLog:
     """
     count = max(1, -(-self.participations // size))
     # Hashes are uniform, so equal ranges have similar numbers of rows.
-    edges = [part * 2**64 // count for part in range(1, count)]
-    for low, high in zip([0, *edges], [*edges, None]):
+    edges = [part * 2**64 // count for part in range(count + 1)]
+    for low, end in zip(edges, edges[1:]):
       in_part = self._clients_of_rows >= np.uint64(low)
-      if high is not None:
-        in_part &= self._clients_of_rows < np.uint64(high)
+      in_part &= self._clients_of_rows <= np.uint64(end - 1)
       rounds = self._rounds_of_rows[in_part].astype(np.int64)
       clients = self._clients_of_rows[in_part].view(np.int64)
       if not self._ordered:
@@ -288,15 +281,10 @@ class ParticipationLog:
     name = self._columns[ROUND]
     if not pa.types.is_integer(column.type):
       raise errors.value_error(
-        f'log={file.path}: the values of {name} are {column.type}; give '
-        'integers from 0'
+        f'log={file.path}: {name} has type {column.type}; give integers from 0'
       )
-    if column.null_count:
-      row = start + int(np.argmax(column.is_null().to_numpy(False)))
-      raise errors.value_error(
-        f'{file.where(row)}: the value of {name} is missing; complete it'
-      )
-    values = column.to_numpy(zero_copy_only=False)
+    _check_complete(file, start, column, name, 'complete it')
+    values = column.to_numpy(False)
     wrong = (values < 0) | (values >= _MOST_ROUNDS)
     if wrong.any():
       row = int(np.argmax(wrong))
@@ -313,21 +301,15 @@ class ParticipationLog:
     import pyarrow as pa
 
     name = self._columns[CLIENT]
-    if column.null_count:
-      row = start + int(np.argmax(column.is_null().to_numpy(False)))
-      raise errors.value_error(
-        f'{file.where(row)}: the value of {name} is missing; {names.REMEDY}'
-      )
+    _check_complete(file, start, column, name, names.REMEDY)
     if pa.types.is_dictionary(column.type):
       with contextlib.suppress(ValueError):
         hashes, kind = self._hashes(file, start, column.dictionary)
-        return hashes[column.indices.to_numpy(zero_copy_only=False)], kind
+        return hashes[column.indices.to_numpy(False)], kind
       # If a value has a fault, this call names its row.
       return self._hashes(file, start, column.dictionary_decode())
     if pa.types.is_integer(column.type):
-      values = column.cast(pa.int64(), safe=False).to_numpy(
-        zero_copy_only=False
-      )
+      values = column.cast(pa.int64(), safe=False).to_numpy(False)
       missing = names.missing_integers(values)
       if missing.any() and not pa.types.is_unsigned_integer(column.type):
         row = int(np.argmax(missing))
@@ -338,8 +320,8 @@ class ParticipationLog:
       return self._register.integers(values), 'integers'
     if str(column.type) not in _TEXTS:
       raise errors.value_error(
-        f'log={file.path}: the values of {name} are {column.type}; give '
-        'strings or integers'
+        f'log={file.path}: {name} has type {column.type}; give strings or '
+        'integers'
       )
     column = column.cast(pa.large_binary())
     if not len(column):
@@ -363,8 +345,8 @@ class ParticipationLog:
       )
     return self._register.add(texts), 'strings'
 
-  def _batches(self) -> Iterator[tuple[_File, pa.RecordBatch]]:
-    """Yields (file, record batch of the rounds and the clients).
+  def _batches(self) -> Iterator[tuple[_File, int, pa.RecordBatch]]:
+    """Yields (file, first row of the batch, batch of rounds and clients).
 
     Raises:
       ValueError, OSError, ImportError: the errors of `ParticipationLog`.
@@ -378,14 +360,9 @@ class ParticipationLog:
       read = self._parquet if file.kind in _PARQUET else self._csv
       try:
         for batch in read(file):
+          yield file, start, batch
           start += len(batch)
-          yield file, batch
-      except (
-        pa.ArrowException,
-        EOFError,
-        zlib.error,
-        gzip.BadGzipFile,
-      ) as error:
+      except (pa.ArrowException, *_GZIP_ERRORS) as error:
         if isinstance(error, OSError) and error.errno is not None:
           raise
         raise errors.value_error(
@@ -397,9 +374,8 @@ class ParticipationLog:
   def _parquet(self, file: _File) -> Iterator[pa.RecordBatch]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(
-      file.path, page_checksum_verification=True
-    ) as opened:
+    opened = parquet.ParquetFile(file.path, page_checksum_verification=True)
+    with opened:
       columns = self._choose(f'log={file.path}', opened.schema_arrow.names)
       for batch in opened.iter_batches(_BATCH_ROWS, columns=columns):
         yield batch.select(columns)
@@ -412,35 +388,28 @@ class ParticipationLog:
     _check_lines(file)
     cells = [_unquoted(cell) for cell in header.split(',')]
     columns = self._choose(f'log={file.path}: line 1', cells, header)
-    places = [cells.index(column) for column in columns]
     # The header may have a name twice, so the columns get numbers as names.
-    with (
-      file.open() as stream,
-      csv.open_csv(
-        stream,
-        read_options=csv.ReadOptions(
-          block_size=_BATCH_BYTES,
-          skip_rows=1,
-          column_names=[str(i) for i in range(len(cells))],
-        ),
-        # PRIVACY: a CSV reader that knows quotes joins all rows between two
-        # quotes into one value, so participations would be missing and epsilon
-        # would be too small. For this reader, a quote is an ordinary character.
-        # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
-        parse_options=csv.ParseOptions(
-          quote_char=False, ignore_empty_lines=False
-        ),
-        convert_options=csv.ConvertOptions(
-          column_types=dict(zip(map(str, places), (pa.int64(), pa.string()))),
-          include_columns=list(map(str, places)),
-          strings_can_be_null=False,
-        ),
-      ) as reader,
-    ):
-      yield from reader
+    numbers = list(map(str, range(len(cells))))
+    places = [numbers[cells.index(column)] for column in columns]
+    read = csv.ReadOptions(
+      block_size=_BATCH_BYTES, skip_rows=1, column_names=numbers
+    )
+    # PRIVACY: a CSV reader that knows quotes joins all rows between two quotes
+    # into one value, so participations would be missing and epsilon would be
+    # too small. For this reader, a quote is an ordinary character.
+    # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
+    parse = csv.ParseOptions(quote_char=False, ignore_empty_lines=False)
+    convert = csv.ConvertOptions(
+      column_types=dict(zip(places, (pa.int64(), pa.string()))),
+      include_columns=places,
+      strings_can_be_null=False,
+    )
+    with file.open() as stream:
+      with csv.open_csv(stream, read, parse, convert) as reader:
+        yield from reader
 
   def _choose(
-    self, where: str, columns: Iterable[str], header: str = ''
+    self, where: str, columns: list[str], header: str = ''
   ) -> list[str]:
     """Returns the names of the columns of rounds and of clients.
 
@@ -452,9 +421,7 @@ class ParticipationLog:
     Raises:
       ValueError: a column is missing, or occurs twice.
     """
-    columns = list(columns)
     for column, wanted in self._columns.items():
-      option = f'--{column}-column'
       same = [each for each in columns if _is_same(each, wanted)]
       # PRIVACY: if two columns had one name, the reader could take the wrong
       # column for the clients, and epsilon would be too small. Such a log is
@@ -466,36 +433,31 @@ class ParticipationLog:
         )
       if wanted in columns:
         continue
-      if same:
-        raise errors.value_error(
-          f'{where} has {same[0]!r}, not {wanted!r}; rename it, or give '
-          f'{option}'
-        )
-      for separator, words in _SEPARATORS.items():
-        split = [_unquoted(each) for each in header.split(separator)]
-        if any(_is_same(each, wanted) for each in split):
-          raise errors.value_error(
-            f'{where} has {words} between its columns: {header!r}; write commas'
-          )
-      raise errors.value_error(
-        f'{where} has the columns {columns}, none of which is {wanted!r}; name '
-        f'the columns in it, or give {option}'
+      fault = (
+        f'the columns {columns}, none of which is {wanted!r}; name the columns '
+        f'in it, or give --{column}-column'
       )
+      for separator, words in _SEPARATORS.items():
+        split = map(_unquoted, header.split(separator))
+        if any(_is_same(each, wanted) for each in split):
+          fault = f'{words} between its columns: {header!r}; write commas'
+      if same:
+        fault = (
+          f'{same[0]!r}, not {wanted!r}; rename it, or give --{column}-column'
+        )
+      raise errors.value_error(f'{where} has {fault}')
     return list(self._columns.values())
 
   def _damage(self, file: _File, error: Exception) -> str:
     """Returns the fault of a file that a reader refused."""
-    if file.kind in _CSV and not isinstance(
-      error, (EOFError, zlib.error, gzip.BadGzipFile)
-    ):
+    if file.kind in _CSV and not isinstance(error, _GZIP_ERRORS):
+      name = self._columns[ROUND]
+      cells = [_unquoted(cell) for cell in _header(file).split(',')]
       with file.open() as lines:
-        cells = next(lines).decode('utf-8', 'replace').strip('\r\n').split(',')
-        place = list(map(_unquoted, cells)).index(self._columns[ROUND])
+        next(lines)
         for number, line in enumerate(lines, 2):
           row = line.decode('utf-8', 'backslashreplace').strip('\r\n')
-          try:
-            line.decode()
-          except UnicodeDecodeError:
+          if row.encode() != line.strip(b'\r\n'):
             return f'line {number} is not UTF-8: {row!r}'
           values = row.split(',')
           if len(values) != len(cells):
@@ -503,12 +465,23 @@ class ParticipationLog:
               f'line {number} has {len(values)} cells, not {len(cells)}: '
               f'{row!r}'
             )
-          if not _is_integer(values[place]):
+          value = values[cells.index(name)]
+          if not _is_integer(value):
             return (
-              f'line {number} has {self._columns[ROUND]}={values[place]!r}, '
-              'which must be an integer'
+              f'line {number} has {name}={value!r}, which must be an integer'
             )
     return ' '.join(str(error).split())
+
+
+def _check_complete(
+  file: _File, start: int, column: pa.Array, name: str, remedy: str
+) -> None:
+  """Raises ValueError if a value is missing in a column from row `start` on."""
+  if column.null_count:
+    row = start + int(np.argmax(column.is_null().to_numpy(False)))
+    raise errors.value_error(
+      f'{file.where(row)}: the value of {name} is missing; {remedy}'
+    )
 
 
 def _is_integer(text: str) -> bool:
@@ -582,22 +555,19 @@ def _header(file: _File) -> str:
   """
   with file.open() as stream:
     head = stream.read(_LONGEST_HEADER)
-  line = head[: head.find(b'\n') + 1 or None]
+  line = head.partition(b'\n')[0]
   for signature, fault, remedy in _SIGNATURES:
     if head.startswith(signature):
       raise errors.value_error(f'log={file.path}: {fault}; {remedy}')
-  text = line[len(_BOM) :] if line.startswith(_BOM) else line
-  fault = ''
-  if not head:
-    fault = 'is empty'
-  elif text[:8].count(b'\0') > 2:
+  text = line.removeprefix(_BOM)
+  fault = 'is binary: it has a NUL' if head else 'is empty'
+  if text[:8].count(b'\0') > 2:
     fault = 'is UTF-16 or UTF-32'
-  elif b'\0' in line:
-    fault = 'is binary: it has a NUL'
-  if not fault:
-    with contextlib.suppress(UnicodeDecodeError):
-      return text.decode().rstrip('\r\n')
-    fault = f'is not UTF-8: line 1 begins with {text[:20]!r}'
+  elif head and b'\0' not in line:
+    try:
+      return text.decode().rstrip('\r')
+    except UnicodeDecodeError:
+      fault = f'is not UTF-8: line 1 begins with {text[:20]!r}'
   raise errors.value_error(
     f'log={file.path}: cannot be read: {fault}; give a CSV file in UTF-8 whose '
     'first line names its columns'
