@@ -46,8 +46,6 @@ DRAWN = {
   False: 'not as the sampling key gives them',
   None: 'not checked',
 }
-# Numbers of a schema that other schemas lack.
-_OF_SOME_SCHEMAS = ('min_sep', 'max_participations', 'apart', 'horizon')
 # Keys copied from `Claim.claimed`, the guarantee that the report states first.
 _LEADING = ('sensitivity', 'sensitivity_method', 'sensitivity_reason')
 
@@ -108,18 +106,15 @@ class Claim:
     """
     if self.observed.head is None:
       return None
-    plan = self.plan
-    schema = (
-      plan.schema if plan.sampled is None else plan.sampled.worst_case_schema
-    )
+    schema, budget = self.planned.cohorts.schema, self.budget
     min_sep, most = schema.min_sep, schema.max_participations
-    if isinstance(schema, participation_lib.Budget):
-      min_sep, most = schema.apart, schema.known_costs.most
+    if budget is not None:
+      min_sep, most = budget.apart, budget.known_costs.most
     return {
       'min_sep': min_sep,
       'max_participations': most,
       'by': 'the run: it draws cohorts, or admits clients'
-      if plan.sampled is None
+      if self.plan.sampled is None
       else 'the run: it samples cohorts with a secret key',
     }
 
@@ -169,9 +164,8 @@ class Claim:
   @property
   def amplification(self) -> str:
     """The kind of sampled cohorts that amplifies the claim, or 'none'."""
-    if self.amplified is None or self.plan.sampled is None:
-      return 'none'
-    return self.plan.sampled.name
+    sampled = self.plan.sampled
+    return sampled.name if sampled and self.amplified else 'none'
 
   @property
   def process_unknown(self) -> bool:
@@ -198,17 +192,20 @@ class Claim:
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
-    strategy, observed = self.unamplified.strategy, self.observed
+    strategy, rounds = self.unamplified.strategy, self.plan.rounds
+    observed, sampled = self.observed, self.plan.sampled
     planned = self.planned.cohorts.schema
+    most = planned.participations(strategy.rounds)
     if self.budget is not None:
-      strategy = strategy.of_rounds(self.plan.rounds)
-    numbers, claimed = self.unamplified.to_dict(), self.claimed.to_dict()
+      strategy = strategy.of_rounds(rounds)
+    claimed = self.claimed.to_dict()
     led = figures(self.claimed, self.delta)
     return {
-      **numbers,
+      # Numbers of some schemas.
+      **dict.fromkeys(('min_sep', 'max_participations', 'apart', 'horizon')),
+      **self.unamplified.to_dict(),
       **{name: claimed[name] for name in _LEADING},
-      **{name: numbers.get(name) for name in _OF_SOME_SCHEMAS},
-      'rounds': self.plan.rounds,
+      'rounds': rounds,
       'buffers': strategy.buffers,
       'parameters': strategy.parameters(),
       'z_stddev': self.z_stddev,
@@ -218,18 +215,25 @@ class Claim:
       # An amplified guarantee has no rho, so this rho is without amplification.
       'rho': self.unamplified.rho,
       'amplification': self.amplification,
-      'sampling': self._sampling(led),
+      # Facts on the sampling, and epsilon without amplification.
+      'sampling': sampled
+      and {
+        'kind': sampled.name,
+        'rule': sampled.rule,
+        'drawn': DRAWN[observed.drawn],
+        'as_drawn': observed.drawn,
+        'complete': not observed.incomplete,
+        'epsilon_unamplified': self.unamplified.proved_epsilon(self.delta),
+        'samples': led.get('samples'),
+        'failure_probability': led.get('failure_probability'),
+      },
       'l2_norm_clip': self.plan.clip,
       'clients_per_round': self.plan.clients_per_round,
       'strategy_sha256': self.unamplified.strategy.digest(),
       'planned': {
-        'rounds': self.plan.rounds,
-        'min_sep': None
-        if planned.min_sep is None
-        else planned.separation(self.plan.rounds),
-        'participations': planned.participations(
-          self.unamplified.strategy.rounds
-        ),
+        'rounds': rounds,
+        'min_sep': self.budget.apart if self.budget else planned.min_sep,
+        'participations': most,
         'sensitivity': self.planned.sensitivity.value,
         **figures(self.planned, self.delta),
       },
@@ -241,7 +245,7 @@ class Claim:
       },
       'stated': self.without_evidence,
       'violated': self.violated,
-      'process_checked': self.observed.examined,
+      'process_checked': observed.examined,
     }
 
   def _counts(self) -> _files.JsonObject:
@@ -269,24 +273,6 @@ class Claim:
     # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
     return {**dict.fromkeys(counts), 'delta': self.delta}
 
-  def _sampling(self, led: _files.JsonObject) -> Optional[_files.JsonObject]:
-    """Returns facts on the sampling, and epsilon without amplification.
-
-    The result is None if the planned cohorts are not sampled.
-    """
-    if self.plan.sampled is None:
-      return None
-    return {
-      'kind': self.plan.sampled.name,
-      'rule': self.plan.sampled.rule,
-      'drawn': DRAWN[self.observed.drawn],
-      'as_drawn': self.observed.drawn,
-      'complete': not self.observed.incomplete,
-      'epsilon_unamplified': self.unamplified.proved_epsilon(self.delta),
-      'samples': led.get('samples'),
-      'failure_probability': led.get('failure_probability'),
-    }
-
 
 def figures(
   guarantee: Optional[accounting.Guarantee], delta: float
@@ -296,16 +282,14 @@ def figures(
   Epsilon is None if there is no noise, or too little noise for a proof. If
   `guarantee` is None, all values but delta are None.
   """
-  values: dict[str, Optional[float]] = {
-    **dict.fromkeys(('noise_multiplier', 'rho', 'epsilon')),
+  noise = None if guarantee is None else guarantee.noise_multiplier
+  return {
+    'noise_multiplier': noise,
+    'rho': guarantee and guarantee.rho,
+    'epsilon': None,
     'delta': delta,
+    **(guarantee.claim(delta).to_dict() if guarantee and noise else {}),
   }
-  if guarantee is None:
-    return values
-  values.update(noise_multiplier=guarantee.noise_multiplier, rho=guarantee.rho)
-  if guarantee.noise_multiplier > 0:
-    values.update(guarantee.claim(delta).to_dict())
-  return values
 
 
 def from_run(directory: pathlib.Path) -> Claim:
@@ -372,11 +356,20 @@ def from_evidence(
     not violated and observed.drawn is not False and not observed.incomplete
   )
   most_rounds = _most_rounds(observed, rounds)
+  if not violated:
+    unamplified = planned.for_first_rounds(most_rounds)
+  else:
+    # The claim is for the smaller of the planned and the observed min_sep, and
+    # for the larger number of participations.
+    min_seps = (schema.min_sep, observed.min_sep)
+    min_sep = min(each for each in min_seps if each is not None)
+    most = max(schema.participations(rounds), observed.max_participations)
+    unamplified = planned.for_cohorts(participation_lib.MinSep(min_sep, most))
   return Claim(
     plan,
     planned,
     most_rounds,
-    _held(planned, observed, most_rounds, violated),
+    unamplified,
     plan.guarantee if plan.sampled is not None and holds else None,
     planned.for_observed(observed.log) if observed.clients else None,
     observed,
@@ -403,22 +396,3 @@ def _most_rounds(observed: ledger.Counts, planned: int) -> int:
   if stated is None or not observed.last_round < stated <= planned:
     return planned
   return math.ceil(stated)
-
-
-def _held(
-  planned: accounting.Guarantee,
-  observed: ledger.Counts,
-  most_rounds: int,
-  violated: bool,
-) -> accounting.Guarantee:
-  """Returns the guarantee for the planned participation in `most_rounds`.
-
-  If the observed participation is worse, the guarantee takes the smaller of the
-  planned and the observed min_sep, and the larger number of participations.
-  """
-  if not violated:
-    return planned.for_first_rounds(most_rounds)
-  schema, rounds = planned.cohorts.schema, planned.strategy.rounds
-  min_sep = min(b for b in (schema.min_sep, observed.min_sep) if b is not None)
-  most = max(schema.participations(rounds), observed.max_participations)
-  return planned.for_cohorts(participation_lib.MinSep(min_sep, most))

@@ -64,8 +64,7 @@ def verified_ledger(
     # report_test.test_ledger_with_more_rounds_than_the_strategy_is_refused.
     _require(
       last_round < strategy.rounds,
-      f'rounds={last_round + 1}: the ledger has more rounds than the strategy, '
-      f'{strategy.rounds}',
+      f'rounds={last_round + 1}: the strategy has only {strategy.rounds}',
     )
     observed = ledger.observed(strategy, costs)
   # PRIVACY: the ledger of another run could show fewer participations than this
@@ -90,16 +89,15 @@ def verified_ledger(
     # run_rounds_test.test_run_of_any_ids_is_reported.
     _require(
       observed.last_client <= highest,
-      f'client={observed.last_client}: the ledger has an index above the '
-      f'highest index of the population, {highest}',
+      f'client={observed.last_client}: the population ends at {highest}',
     )
     _require(
       # PRIVACY: If a ledger has more clients than the population, the claim
       # does not cover all of them. Such a ledger is refused.
       # Guard: run_rounds_test.test_run_of_any_ids_is_reported.
       observed.clients <= run.population,
-      f'clients={observed.clients}: the ledger has more clients than the '
-      f'population={run.population}',
+      f'clients={observed.clients}: must not exceed {run.population}, the '
+      'population',
     )
   _check_noise(observed, plan.z_stddev)
   # PRIVACY: a file that was edited after a round could claim another noise or
@@ -118,8 +116,7 @@ def verified_ledger(
   _require(
     not (plan.z_stddev and observed.finished_twice),
     f'round={min(observed.finished_twice, default=None)}: was finished twice, '
-    'and the ledger does not show that both results are the same: two sums may '
-    'have the same noise',
+    'so two different sums may have the same noise',
   )
   attempts = observed.attempts
   if observed.ended is not None:
@@ -149,14 +146,12 @@ def verified_ledger(
 def _check_noise(observed: ledger_lib.Counts, z_stddev: float) -> None:
   measured = observed.z_stddev
   if measured is not None:
-    _require(
-      measured >= z_stddev * (1 - _TOLERANCE),
-      f'z_stddev={measured}: a round had less noise than the claim, {z_stddev}',
+    rounds = (
+      'a round had less' if measured < z_stddev else 'all rounds had more'
     )
     _require(
-      measured <= z_stddev * (1 + _TOLERANCE),
-      f'z_stddev={measured}: all rounds had more noise than the claim, '
-      f'{z_stddev}: the claim has another clip or noise than the rounds',
+      abs(measured - z_stddev) <= _TOLERANCE * z_stddev,
+      f'z_stddev={measured}: {rounds} noise than the claim, {z_stddev}',
     )
   # PRIVACY: one release without its noise exposes its clients. The noise of
   # every finished round must have been verified.
