@@ -200,6 +200,16 @@ class Claim:
       strategy = strategy.of_rounds(rounds)
     claimed = self.claimed.to_dict()
     led = figures(self.claimed, self.delta)
+    sampling = sampled and {
+      'kind': sampled.name,
+      'rule': sampled.rule,
+      'drawn': DRAWN[observed.drawn],
+      'as_drawn': observed.drawn,
+      'complete': not observed.incomplete,
+      'epsilon_unamplified': self.unamplified.proved_epsilon(self.delta),
+      'samples': led.get('samples'),
+      'failure_probability': led.get('failure_probability'),
+    }
     return {
       # Numbers of some schemas.
       **dict.fromkeys(('min_sep', 'max_participations', 'apart', 'horizon')),
@@ -215,18 +225,7 @@ class Claim:
       # An amplified guarantee has no rho, so this rho is without amplification.
       'rho': self.unamplified.rho,
       'amplification': self.amplification,
-      # Facts on the sampling, and epsilon without amplification.
-      'sampling': sampled
-      and {
-        'kind': sampled.name,
-        'rule': sampled.rule,
-        'drawn': DRAWN[observed.drawn],
-        'as_drawn': observed.drawn,
-        'complete': not observed.incomplete,
-        'epsilon_unamplified': self.unamplified.proved_epsilon(self.delta),
-        'samples': led.get('samples'),
-        'failure_probability': led.get('failure_probability'),
-      },
+      'sampling': sampling,
       'l2_norm_clip': self.plan.clip,
       'clients_per_round': self.plan.clients_per_round,
       'strategy_sha256': self.unamplified.strategy.digest(),
@@ -285,7 +284,7 @@ def figures(
   noise = None if guarantee is None else guarantee.noise_multiplier
   return {
     'noise_multiplier': noise,
-    'rho': guarantee and guarantee.rho,
+    'rho': None if guarantee is None else guarantee.rho,
     'epsilon': None,
     'delta': delta,
     **(guarantee.claim(delta).to_dict() if guarantee and noise else {}),

@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Optional, Union
 
-import attrs
-
 from tff_bandmf import _files, accounting, errors, sensitivity
 from tff_bandmf.cohorts import names
 from tff_bandmf.ledger import counts
@@ -47,6 +45,8 @@ _COUNTS = (
   'number and the least distance of the rounds of a client'
 )
 Path = Union[str, os.PathLike]
+# Maps the ID of a run to the name and the claim of the run.
+_Runs = dict[str, tuple[str, claim_lib.Claim]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +82,7 @@ class Source:
   elsewhere: bool
   side_releases: list[dict[str, str]]
   files_sha256: dict[str, str]
-  before: Mapping[str, tuple[str, claim_lib.Claim]] = dataclasses.field(
-    default_factory=dict
-  )
+  before: _Runs = dataclasses.field(default_factory=dict)
   releases: Sequence[accounting.Release] = ()
   results: Mapping[str, float] = dataclasses.field(default_factory=dict)
   accuracy: Sequence[tuple[int, float]] = ()
@@ -136,10 +134,7 @@ def of_run(directory: Path) -> Source:
   claim = claim_lib.from_run(directory)
   observed = claim.observed
   rows = metrics_lib.rows(directory, observed.attempts)
-  run = run.with_notes(observed.notes)
-  run = attrs.evolve(
-    run, unit_of_privacy=run.unit_of_privacy or claim.plan.unit
-  )
+  run = run.with_notes({'unit_of_privacy': claim.plan.unit, **observed.notes})
   return Source(
     directory.resolve().name,
     run,
@@ -165,15 +160,13 @@ def of_run(directory: Path) -> Source:
   )
 
 
-def _before(
-  directory: pathlib.Path, run: run_json.RunDetails
-) -> dict[str, tuple[str, claim_lib.Claim]]:
+def _before(directory: pathlib.Path, run: run_json.RunDetails) -> _Runs:
   """Returns all earlier runs on the clients of a run, each once."""
   # PRIVACY: two earlier runs can be in folders of the same name. If they
   # counted as one run, epsilon would be too small. So the keys of this dict are
   # run IDs, not names.
   # Guard: after_test.test_predecessors_of_one_name_all_count.
-  predecessors: dict[str, tuple[str, claim_lib.Claim]] = {}
+  predecessors: _Runs = {}
   named = [(directory, each) for each in run.after or ()]
   for folder, each in named:
     if each['run_id'] in (run.run_id, *predecessors):
@@ -226,10 +219,11 @@ def of_plan(
     )
   if plan.delta is None:
     raise errors.value_error(
-      'delta=None: the plan states no delta, and epsilon depends on delta; '
-      'make the plan with epsilon and delta'
+      'delta=None: epsilon needs a delta; make the plan with epsilon and delta'
     )
-  digests = {'plan': _files.sha256(pathlib.Path(plan_file))}
+  run = run_json.RunDetails(unit_of_privacy=plan.unit).with_notes(notes or {})
+  path, alike = pathlib.Path(plan_file), None
+  digests = {'plan': _files.sha256(path)}
   tells: list[tuple[str, str]] = []
   if log is None:
     # Without a log, the claim is for all planned rounds. Their clients are
@@ -242,18 +236,17 @@ def of_plan(
     log.check_sizes(plan.most_clients)
     sizes = log.cohort_sizes()
     observed = log.observed(plan.strategy, plan.schema.costs)
+    path, alike = log.path, log.alike
     digests['log'] = log.sha256()
     tells = [
       ('the log', 'the clients of each round; do not publish the log'),
       ('this report', _COUNTS),
     ]
-  run = run_json.RunDetails(unit_of_privacy=plan.unit).with_notes(notes or {})
-  alike = None if log is None else log.alike
   if alike is not None:
     run = run.with_notes({'not_covered': [*run.not_covered, names.NOT_COVERED]})
   claim = claim_lib.from_evidence(plan, counts.from_log(sizes, observed))
   return Source(
-    pathlib.Path(plan_file if log is None else log.path).stem,
+    path.stem,
     run,
     claim,
     claim.rounds >= plan.rounds,

@@ -84,9 +84,8 @@ def from_source(source: inputs.Source) -> Report:
   """Returns the report of a run, or of training outside this library."""
   run, claim = source.run, source.claim
   numbers = claim.to_dict()
-  accuracies = {numbers['family']: source.accuracy}
-  for each in source.compared:
-    accuracies[each.name] = each.accuracy
+  rows = [(numbers['family'], source)]
+  rows += [(each.name, each) for each in source.compared]
   # An amplified claim has no curve: each point could need many random samples.
   curve = (
     [] if claim.amplified else epsilon_curve(claim.unamplified, claim.delta)
@@ -94,13 +93,11 @@ def from_source(source: inputs.Source) -> Report:
   deltas = {claim.delta, *(() if claim.amplified else browser_check.DELTAS)}
   adaptive = _adaptive(source)
   figures = pages.figures(
-    accuracies,
+    {name: each.accuracy for name, each in rows},
     curve,
     (numbers['epsilon'], claim.delta),
     epsilon_curve(claim.planned, claim.delta) if claim.violated else None,
-    [(each['rounds'], each['l2_norm_clip']) for each in adaptive['path']]
-    if adaptive
-    else (),
+    [tuple(each.values()) for each in adaptive['path']] if adaptive else (),
   )
   figures = {f'{name}.png': figure for name, figure in figures.items()}
   together = composed([source], claim.delta) if source.composes else None
@@ -135,10 +132,7 @@ def from_source(source: inputs.Source) -> Report:
     'formal_statement': sentences.formal(claim, numbers, run),
     'assumptions': list(assumptions.rows(source)),
     'generator': None if source.elsewhere else sentences.generator(run),
-    'runs': [
-      _row(numbers['family'], source),
-      *(_row(each.name, each) for each in source.compared),
-    ]
+    'runs': [_row(name, each) for name, each in rows]
     if source.completed and source.results
     else [],
     'plots': sorted(figures),
@@ -235,8 +229,7 @@ def what_if(
   """
   if min_sep is None and max_participations is None:
     raise errors.value_error(
-      'what_if=None: needs min_sep or max_participations; give one of them or '
-      'both'
+      'what_if=None: has no value; give min_sep, max_participations or both'
     )
   claim = claim_lib.from_run(pathlib.Path(directory))
   planned, observed = claim.planned.cohorts.schema, claim.observed
@@ -286,15 +279,11 @@ def epsilon_curve(
   has a formula, and epsilon at a given delta needs a search. The list is empty
   if there is no noise, or if no epsilon is proved at the first or last delta.
   """
-  if not guarantee.noise_multiplier:
-    return []
   smallest = guarantee.proved_epsilon(max(delta, _LARGEST_DELTA))
   # The curve ends at the first of these deltas that has a proved epsilon.
   deltas = min(delta, _SMALLEST_DELTA), *reversed(browser_check.DELTAS), delta
-  ends = ((guarantee.proved_epsilon(each), each) for each in deltas)
-  largest, least = next(
-    (end for end in ends if end[0] is not None), (None, delta)
-  )
+  proved = map(guarantee.proved_epsilon, deltas)
+  largest = next((each for each in proved if each is not None), None)
   if smallest is None or largest is None:
     return []
   epsilons = np.linspace(smallest, largest, _POINTS).tolist()
@@ -320,9 +309,8 @@ def _adaptive(source: inputs.Source) -> Optional[_files.JsonObject]:
   adaptive = source.claim.adaptive_clip
   if not adaptive:
     return None
-  first = clipping_norm.norm(
-    clipping_norm.layers(clipping_norm.from_json(adaptive))
-  )
+  layers = clipping_norm.layers(source.claim.plan.l2_norm_clip)
+  first = clipping_norm.norm(layers)
   path = [(0, first), *source.clips]
   return {
     **adaptive,
@@ -348,17 +336,14 @@ def _summary(
   together: Optional[_files.JsonObject],
 ) -> str:
   """Returns the claim in a few sentences."""
-  leads = (
-    'SIMULATED, no claim for a deployment: '
-    if source.claim.plan.simulated is not None
-    else ''
-  )
+  simulated = source.claim.plan.simulated is not None
+  leads = 'SIMULATED, no claim for a deployment: ' * simulated
   if numbers['rho'] is None:
     return f'{leads}This run added no noise and guarantees nothing.'
   if numbers['epsilon'] is None:
     return (
-      f'{leads}This run added too little noise for a claim: nothing is '
-      'proved about its arithmetic.'
+      f'{leads}This run added too little noise for a claim: nothing is proved '
+      'about its arithmetic.'
     )
   # PRIVACY: A reader may quote the summary alone, and think that its epsilon is
   # the planned epsilon. If the planned claim does not hold, a sentence before
@@ -383,13 +368,9 @@ def _summary(
     )
   if not source.composes:
     return leads + text
+  others = {'earlier run': source.before, 'other release': source.releases}
   before = ' and '.join(
-    sentences.count(len(each), noun)
-    for each, noun in (
-      (source.before, 'earlier run'),
-      (source.releases, 'other release'),
-    )
-    if each
+    sentences.count(len(each), noun) for noun, each in others.items() if each
   )
   if together is None:
     return f'{leads}{text} Together with {before}: no guarantee.'
