@@ -14,7 +14,7 @@ import pytest
 
 import tff_bandmf
 from tff_bandmf import accounting, participation, sensitivity, strategies
-from tff_bandmf.accounting.methods import accountants
+from tff_bandmf.accounting.methods import search
 
 _STRATEGY = strategies.BandedToeplitz(12, [1.0, 0.5, 0.25])
 _SAMPLED = [
@@ -325,11 +325,11 @@ def test_calibrated_noise_has_its_own_growth(monkeypatch):
   little = calibrated.noise_multiplier / 50
   targets = []
 
-  def least_noise(self, epsilon, *args):
-    targets.append(epsilon)
+  def least(problem, *args):
+    targets.append(problem(1.0)[1])
     return little, bound
 
-  monkeypatch.setattr(accountants.MonteCarlo, '_least_noise', least_noise)
+  monkeypatch.setattr(search, 'least', least)
   calibrate()
   growth = calibrated.accountant._growth(little)
   assert len(targets) == 2 and targets[1] <= 2.0 - growth

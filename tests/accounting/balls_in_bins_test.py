@@ -122,7 +122,9 @@ def test_bound_fails_as_rarely_as_stated(
     )
     monkeypatch.setattr(importance, 'removes', lambda *_: [direction])
   found = [
-    monte_carlo.delta_bound(mixture, epsilon, 500, 0.2, seed)
+    monte_carlo.delta_bound(
+      mixture, epsilon, monte_carlo.Options(500, 0.2, seed)
+    )
     for seed in range(300)
   ]
   assert sum(bound.upper < exact for bound in found) <= 90
@@ -189,7 +191,9 @@ def test_one_bin_is_the_run_without_amplification():
   assert exact < found.total < 1.01 * exact
   assert found.failure_probability == 0
   sampled = monte_carlo.delta_bound(
-    _spec(2.0, bins=1).accountant.mixture(2.0), 1.0, _SAMPLES, 1e-6, 3
+    _spec(2.0, bins=1).accountant.mixture(2.0),
+    1.0,
+    monte_carlo.Options(_SAMPLES, 1e-6, 3),
   )
   assert sampled.estimate == pytest.approx(exact, rel=0.05)
   assert sampled.upper > exact

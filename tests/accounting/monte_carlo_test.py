@@ -18,14 +18,17 @@ def _plan(bound):
   """Returns a direction whose values were all 0, as `plans` gives it."""
   # eta is as large as it may be: then the bound is as tight as one can be.
   direction = importance.Direction(
-    lambda rng, count: np.zeros(count), bound, (1 - 1e-12) / bound
+    lambda rng, count: np.zeros(count), bound, 1, (1 - 1e-12) / bound
   )
   return direction, 0.0, 0.0
 
 
 @pytest.mark.parametrize('bound', [1.0, 0.25])
 @pytest.mark.parametrize('samples', [1, 10, 1000])
-def test_bound_without_a_hit_is_the_exact_one(monkeypatch, bound, samples):
+@pytest.mark.parametrize('tries', [1, 3])
+def test_bound_without_a_hit_is_the_exact_one(
+  monkeypatch, bound, samples, tries
+):
   """Values are 0 or B: a mean of p B gives N zeros with (1 - p)^N.
 
   A direction may fail with beta / 2, so the largest p that N zeros do not
@@ -33,7 +36,8 @@ def test_bound_without_a_hit_is_the_exact_one(monkeypatch, bound, samples):
   """
   monkeypatch.setattr(monte_carlo, 'plans', lambda *_: [_plan(bound)] * 2)
   mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
-  found = monte_carlo.delta_bound(mixture, 1.0, samples, _BETA, seed=1)
+  options = monte_carlo.Options(samples, tries * _BETA, 1, tries)
+  found = monte_carlo.delta_bound(mixture, 1.0, options)
   p = found.upper / bound
   assert (1 - p) ** samples == pytest.approx(_BETA / 2, rel=1e-3)
   assert found.estimate == 0
@@ -46,7 +50,8 @@ def test_worse_direction_counts(monkeypatch, bounds):
 
   def upper(plans):
     monkeypatch.setattr(monte_carlo, 'plans', lambda *_: plans)
-    return monte_carlo.delta_bound(mixture, 1.0, 100, _BETA, seed=1).upper
+    options = monte_carlo.Options(100, _BETA, seed=1)
+    return monte_carlo.delta_bound(mixture, 1.0, options).upper
 
   assert upper(plans) == max(upper([plan]) for plan in plans) > 0
 
@@ -58,7 +63,8 @@ def test_sure_bound_of_a_direction_is_kept(monkeypatch):
   mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
   for plans in ([sampled, sure], [sure, sampled]):
     monkeypatch.setattr(monte_carlo, 'plans', lambda *_, plans=plans: plans)
-    bound = monte_carlo.delta_bound(mixture, 1.0, 100, _BETA, seed=1)
+    options = monte_carlo.Options(100, _BETA, seed=1)
+    bound = monte_carlo.delta_bound(mixture, 1.0, options)
     assert bound.upper == 0.5
 
 
@@ -90,7 +96,8 @@ class _Recording(balls_in_bins.BallsInBinsMixture):
 def test_samples_of_the_bound_are_used_once():
   """Neither to choose gamma and eta, nor for both directions."""
   mixture = _Recording()
-  monte_carlo.delta_bound(mixture, 1.0, 1000, _BETA, seed=1)
+  options = monte_carlo.Options(1000, _BETA, seed=1)
+  monte_carlo.delta_bound(mixture, 1.0, options)
   directions = 2
   # The best candidate has pilots of its own, and add has one candidate.
   pilots = len(importance.removes(mixture, 1.0)) + 1 + 1
@@ -104,10 +111,10 @@ def test_attempts_share_the_failure_probability(monkeypatch, beta):
   shares, seeds = [], []
   bound = monte_carlo.delta_bound
 
-  def never_confirmed(mixture, epsilon, samples, share, seed):
-    shares.append(share)
-    seeds.append(seed)
-    found = bound(mixture, epsilon, samples, share, seed)
+  def never_confirmed(mixture, epsilon, options):
+    shares.append(options.share)
+    seeds.append(options.seed)
+    found = bound(mixture, epsilon, options)
     return dataclasses.replace(found, upper=0.011)
 
   monkeypatch.setattr(monte_carlo, 'delta_bound', never_confirmed)
@@ -129,30 +136,21 @@ def test_attempts_share_the_failure_probability(monkeypatch, beta):
 def test_searches_share_the_failure_probability(monkeypatch, tries):
   """No search has enough noise for its growth: all may fail with 1e-8."""
   shares = []
-  bound = monte_carlo.delta_bound
+  bound, least = monte_carlo.delta_bound, search.least
 
-  def sampled(mixture, epsilon, samples, share, seed):
-    shares.append(share)
-    return bound(mixture, epsilon, samples, share, seed)
+  def sampled(mixture, epsilon, options):
+    shares.append(options.share)
+    return bound(mixture, epsilon, options)
 
-  def never_enough(*args):
-    noise, found = search.least(*args)
+  def never_enough(problem, start, delta, options, near):
+    noise, found = least(problem, 10.0, delta, options)
     return noise / 8 ** len(shares), found
 
   strategy = strategies.BandedSqrt(8, 2)
   guarantee = accounting.Guarantee(strategy, accounting.BallsInBins(4), 1.0)
   samples = monte_carlo.Samples(2000, seed=1, tries=tries)
   monkeypatch.setattr(monte_carlo, 'delta_bound', sampled)
-  monkeypatch.setattr(
-    guarantee.accountant,
-    '_least_noise',
-    lambda epsilon, delta, options, near: never_enough(
-      lambda noise: (guarantee.accountant.mixture(noise), epsilon),
-      10.0,
-      delta,
-      options,
-    ),
-  )
+  monkeypatch.setattr(search, 'least', never_enough)
   with pytest.raises(ValueError, match='epsilon=1.0: is not reached'):
     guarantee.accountant.calibrate(1.0, 1e-2, samples)
   assert len(shares) > 1

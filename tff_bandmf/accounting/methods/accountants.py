@@ -288,6 +288,10 @@ class MonteCarlo(Accountant):
     """Returns the mixture P for a noise multiplier."""
     return self._mixture_of(noise_multiplier * self.sensitivity.value)
 
+  def _problem(self, epsilon: float) -> search.Problem:
+    """Returns the problem whose x is a noise multiplier."""
+    return lambda noise: (self.mixture(noise), epsilon)
+
   def _growth(self, noise_multiplier: float) -> float:
     """Returns a bound of the log ratio of two Gaussians with nearby means.
 
@@ -333,7 +337,8 @@ class MonteCarlo(Accountant):
     growth = self._growth(noise_multiplier)
     exact = max(0.0, epsilon - growth)
     options = samples.completed(self._default_samples)
-    bound = search.attempted(self.mixture(noise_multiplier), exact, options)
+    mixture = self.mixture(noise_multiplier)
+    bound = monte_carlo.delta_bound(mixture, exact, options)
     unamplified = _unamplified(noise_multiplier, exact)
     bound = _of_program(
       bound if bound.total < unamplified.total else unamplified, growth
@@ -361,9 +366,7 @@ class MonteCarlo(Accountant):
     near = (
       samples.near / self.sensitivity.value
       if samples.near
-      else search.guess(
-        lambda noise: (self.mixture(noise), epsilon), start, delta, options
-      )
+      else search.guess(self._problem(epsilon), start, delta, options)
     )
     # The growth increases as noise decreases, and the noise is not known yet.
     # So the growth is computed for `least_noise`, somewhat below the guess.
@@ -372,12 +375,18 @@ class MonteCarlo(Accountant):
       growth = self._growth(least_noise)
       if growth >= epsilon:
         break
-      noise, bound = self._least_noise(
-        epsilon - growth,
-        remaining * math.exp(-growth),
-        dataclasses.replace(options, seed=options.seed + search_index),
-        near,
-      )
+      # Epsilon, delta and noise of the run in real numbers.
+      exact, ideal = epsilon - growth, remaining * math.exp(-growth)
+      noise = gaussian.gaussian_noise_multiplier(exact, ideal)
+      least = None
+      if near is not None:
+        seeded = dataclasses.replace(options, seed=options.seed + search_index)
+        problem = self._problem(exact)
+        least = search.least(problem, noise, ideal, seeded, near)
+      if least is None:
+        self._notice_no_amplification(self.mixture(noise), options.samples)
+        least = noise, _unamplified(noise, exact)
+      noise, bound = least
       # PRIVACY: If the noise is below `least_noise`, its growth is larger than
       # `growth`, and epsilon of the claim would be too small. Such noise is not
       # returned; the next search has a lower `least_noise`.
@@ -406,38 +415,9 @@ class MonteCarlo(Accountant):
       options = monte_carlo.Options(
         bound.samples, bound.failure_probability, bound.seed, bound.tries
       )
-      confirmation = search.attempted(
-        self.mixture(noise_multiplier), exact, options
-      )
+      mixture = self.mixture(noise_multiplier)
+      confirmation = monte_carlo.delta_bound(mixture, exact, options)
     return _of_program(confirmation, growth)
-
-  def _least_noise(
-    self,
-    epsilon: float,
-    delta: float,
-    options: monte_carlo.Options,
-    near: Optional[float],
-  ) -> tuple[float, monte_carlo.Bound]:
-    """Returns nearly the least noise multiplier in real numbers, and a bound.
-
-    Args:
-      epsilon: target epsilon of the run in real numbers.
-      delta: target delta of the run in real numbers.
-      options: options of the samples.
-      near: guess of the least noise multiplier. If None, the result is the
-        noise multiplier without amplification.
-    """
-    start = gaussian.gaussian_noise_multiplier(epsilon, delta)
-    if near is not None:
-
-      def problem(noise):
-        return self.mixture(noise), epsilon
-
-      least = search.least(problem, start, delta, options, near)
-      if least is not None:
-        return least
-    self._notice_no_amplification(self.mixture(start), options.samples)
-    return start, _unamplified(start, epsilon)
 
   def _notice_no_amplification(
     self, mixture: importance.Mixture, samples: int
@@ -453,21 +433,6 @@ class MonteCarlo(Accountant):
         f'samples={samples}: do not prove that sampling amplifies, so epsilon '
         'and noise are those without amplification; use more samples'
       )
-
-
-def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
-  """Raises ValueError if C has more bands than `value`.
-
-  Args:
-    strategy: strategy matrix C.
-    name: name of the value in the message.
-    value: largest number of bands.
-  """
-  if strategy.bands > value:
-    raise errors.value_error(
-      f'{name}={value}: must be at least the bands={strategy.bands} of C; use '
-      'a strategy with fewer bands'
-    )
 
 
 def check_nonnegative(smallest: float) -> None:

@@ -198,11 +198,13 @@ class Direction:
     draw: function (rng, count) -> [count] float64 values x in [0, bound] whose
       expectation is delta.
     bound: B.
+    entries: number of float64 values in memory for each sample.
     eta: parameter of the bound in `monte_carlo`, in [0, 1 / B].
   """
 
   draw: Callable[[np.random.Generator, int], np.ndarray]
   bound: float
+  entries: int
   eta: float = 0.0
 
 
@@ -271,9 +273,8 @@ def remove(
     weight = np.exp(np.where(loss > epsilon, log_ratio, 0.0))
     return -np.expm1(np.minimum(epsilon - loss, 0.0)) * weight
 
-  return Direction(
-    draw, math.exp(log_normalizer - tilt.excess * epsilon + _log_g(tilt.excess))
-  )
+  log_bound = log_normalizer - tilt.excess * epsilon + _log_g(tilt.excess)
+  return Direction(draw, math.exp(log_bound), mixture.entries)
 
 
 # PRIVACY: With another weight, the mean of the samples would not be delta, or
@@ -294,7 +295,8 @@ def add(mixture: Mixture, epsilon: float) -> Direction:
     weight = np.exp(np.where(loss < -epsilon, kappa * projection + shift, 0.0))
     return -np.expm1(np.minimum(epsilon + loss, 0.0)) * weight
 
-  return Direction(draw, math.exp(log_weight(kappa) + _log_g(kappa)))
+  log_bound = log_weight(kappa) + _log_g(kappa)
+  return Direction(draw, math.exp(log_bound), mixture.entries)
 
 
 def _log_g(k: float) -> float:

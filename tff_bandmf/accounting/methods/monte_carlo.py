@@ -79,15 +79,14 @@ class Samples:
       _checks.positive('near', self.near, 'give an estimate of the noise')
     if self.failure_probability is None:
       return
-    _checks.positive(
+    failure = _checks.positive(
       'failure_probability', self.failure_probability, '1e-8 is usual'
     )
     # PRIVACY: A failure probability of 1 would allow any bound. It is refused.
     # Guard: balls_in_bins_test.test_samples_out_of_range_are_refused.
-    if self.failure_probability >= 1:
+    if failure >= 1:
       raise errors.value_error(
-        f'failure_probability={self.failure_probability}: must be below 1; '
-        '1e-8 is usual'
+        f'failure_probability={failure}: must be below 1; 1e-8 is usual'
       )
 
   def completed(self, count: int, delta: float = 1.0) -> Options:
@@ -119,10 +118,10 @@ class Options:
   Attributes:
     samples: number of samples of a bound, for each direction.
     failure_probability: probability that at least one of the bounds of all
-      `tries` searches is too low.
+      `tries` is too low.
     seed: seed of all samples, >= 0.
-    tries: number of searches, >= 1. The caller claims the result of one of
-      them. Each search computes up to `ATTEMPTS` bounds from samples.
+    tries: number of searches or of bounds, >= 1. The caller claims the result
+      of one of them. Each search computes up to `ATTEMPTS` bounds.
   """
 
   samples: int
@@ -130,12 +129,22 @@ class Options:
   seed: int
   tries: int = 1
 
+  # PRIVACY: The caller may claim the least of `tries` bounds, and this bound
+  # may be too low if any one of them is. If each bound had the whole failure
+  # probability, the claim would be false more often than stated. Each bound
+  # gets an equal share of the failure probability.
+  # Guards:
+  # monte_carlo_test.test_attempts_share_the_failure_probability and
+  # balls_in_bins_test.test_total_counts_the_failure_probability.
+  @property
+  def share(self) -> float:
+    """Probability that one bound is too low."""
+    return self.failure_probability / self.tries
+
   def seeds(self) -> list[int]:
     """Returns the seed of the pilots, followed by one seed for each bound."""
-    words = np.random.SeedSequence(self.seed).generate_state(
-      1 + ATTEMPTS, np.uint64
-    )
-    return [int(word) for word in words]
+    sequence = np.random.SeedSequence(self.seed)
+    return sequence.generate_state(1 + ATTEMPTS, np.uint64).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,20 +226,17 @@ class _Average:
 
 
 def delta_bound(
-  mixture: importance.Mixture,
-  epsilon: float,
-  samples: int,
-  failure_probability: float,
-  seed: int,
+  mixture: importance.Mixture, epsilon: float, options: Options
 ) -> Bound:
   """Returns a bound of delta at `epsilon` in both directions.
+
+  Equal arguments give equal bounds.
 
   Args:
     mixture: mixture P of the module `importance`.
     epsilon: at least 0, finite.
-    samples: N, number of samples for each direction.
-    failure_probability: beta, probability that the bound is too low.
-    seed: seed of the samples, >= 0.
+    options: options of the samples. The caller claims one of `tries` bounds,
+      and beta is `Options.share`.
 
   Raises:
     ValueError: a value is out of range.
@@ -243,15 +249,15 @@ def delta_bound(
   # So each direction gets half of it.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
   # test_bound_without_a_hit_is_the_exact_one.
-  sequence = np.random.SeedSequence(seed)
+  sequence = np.random.SeedSequence(options.seed)
   pilot, final = (np.random.default_rng(child) for child in sequence.spawn(2))
-  log_term = math.log(2 / failure_probability)
-  estimate = upper = 0.0
+  log_term = math.log(2 / options.share)
+  estimate, upper, samples = 0.0, 0.0, options.samples
   pilots = max(2 * _FEW_PILOTS, min(_PILOT_SAMPLES, samples // 10))
   plan = plans(mixture, epsilon, samples, log_term, pilot, pilots)
   most = max(mean + margin for _, mean, margin in plan)
   for direction, mean, margin in plan:
-    if not direction.eta or direction.bound <= max(upper, failure_probability):
+    if not direction.eta or direction.bound <= max(upper, options.share):
       # PRIVACY: A direction is not sampled if its B is at most beta, or at most
       # the bound or the expected bound of the earlier direction. If this
       # direction were left out, the bound of delta could be too low. So the
@@ -266,10 +272,16 @@ def delta_bound(
         _LARGEST_ETA / direction.bound, math.sqrt(_FEWER) * direction.eta
       )
       direction = dataclasses.replace(direction, eta=eta)
-    average = _average(direction, count, mixture.entries, final)
+    average = _average(direction, count, final)
     estimate = max(estimate, average.mean)
-    upper = max(upper, _upper(direction, average.log, count, log_term))
-  return Bound(epsilon, estimate, upper, failure_probability, samples, seed)
+    # PRIVACY: As a bound of delta, the average of the samples alone would be
+    # too low with probability about 1/2. With the term `log_term` / N of
+    # Markov's inequality the bound is too low with probability at most beta.
+    # Guards: monte_carlo_test.test_bound_without_a_hit_is_the_exact_one and
+    # balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
+    proved = -math.expm1(average.log - log_term / count) / direction.eta
+    upper = max(upper, min(direction.bound, proved))
+  return Bound(epsilon, estimate, upper, **dataclasses.asdict(options))
 
 
 def plans(
@@ -305,11 +317,9 @@ def plans(
       continue
     # A few pilots choose one candidate. Only this candidate gets more pilots.
     few = min(pilots, _FEW_PILOTS) if len(candidates) > 1 else pilots
-    averages = [
-      _average(candidate, few, mixture.entries, rng) for candidate in candidates
-    ]
+    averages = [_average(candidate, few, rng) for candidate in candidates]
     tuned = [
-      _tuned(candidate, average, samples, log_term)
+      _tuned(candidate.bound, average, samples, log_term)
       for candidate, average in zip(candidates, averages)
     ]
     margin, eta = min(tuned)
@@ -318,24 +328,19 @@ def plans(
     # variance estimates delta best.
     mean = min(averages, key=_Average.noise).mean
     if few < pilots:
-      average = _average(best, pilots, mixture.entries, rng)
-      margin, eta = _tuned(best, average, samples, log_term)
+      average = _average(best, pilots, rng)
+      margin, eta = _tuned(best.bound, average, samples, log_term)
       mean = average.mean
     plans.append((dataclasses.replace(best, eta=eta), mean, margin))
   return plans
 
 
 def _tuned(
-  direction: importance.Direction,
-  pilot: _Average,
-  samples: int,
-  log_term: float,
+  bound: float, pilot: _Average, samples: int, log_term: float
 ) -> tuple[float, float]:
   """Returns the least margin of the bound, and its eta in (0, 0.95 / B]."""
   square = max(pilot.square, 1e-300)
-  eta = min(
-    _LARGEST_ETA / direction.bound, math.sqrt(2 * log_term / (samples * square))
-  )
+  eta = min(_LARGEST_ETA / bound, math.sqrt(2 * log_term / (samples * square)))
   # PRIVACY: If eta exceeded 1 / B, the bound in the module docstring would not
   # hold, and a claim could be too small. The returned eta is at most 0.95 / B,
   # and the margin is computed from this eta.
@@ -344,13 +349,10 @@ def _tuned(
 
 
 def _average(
-  direction: importance.Direction,
-  count: int,
-  entries: int,
-  rng: np.random.Generator,
+  direction: importance.Direction, count: int, rng: np.random.Generator
 ) -> _Average:
   """Returns averages over `count` draws of x."""
-  chunk = max(1, _CHUNK_ENTRIES // entries)
+  chunk = max(1, _CHUNK_ENTRIES // direction.entries)
   sums = np.zeros(3)
   with _blas.one_thread():
     for start in range(0, count, chunk):
@@ -360,17 +362,3 @@ def _average(
       x = direction.draw(rng, min(chunk, count - start))
       sums += x.sum(), x @ x, np.log1p(-direction.eta * x).sum()
   return _Average(*(sums / count).tolist())
-
-
-def _upper(
-  direction: importance.Direction, log: float, samples: int, log_term: float
-) -> float:
-  """Returns the bound of delta in the module docstring, or B if B is less."""
-  # PRIVACY: As a bound of delta, the average of the samples alone would be too
-  # low with probability about 1/2. With the term `log_term` / N of Markov's
-  # inequality the bound is too low with probability at most beta.
-  # Guards: monte_carlo_test.test_bound_without_a_hit_is_the_exact_one and
-  # balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
-  return min(
-    direction.bound, -math.expm1(log - log_term / samples) / direction.eta
-  )

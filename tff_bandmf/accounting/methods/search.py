@@ -128,7 +128,7 @@ def least(
     # PRIVACY: Each attempt may confirm a wrong x with its failure probability.
     # So each attempt gets an equal share of the whole failure probability.
     # Guard: monte_carlo_test.test_attempts_share_the_failure_probability.
-    bound = attempted(
+    bound = monte_carlo.delta_bound(
       *problem(math.exp(log_x)),
       dataclasses.replace(
         options, seed=seed, tries=options.tries * monte_carlo.ATTEMPTS
@@ -141,33 +141,3 @@ def least(
       return math.exp(log_x), bound
     log_x += 2e-3 + math.log(bound.total / delta) / max(-slope, 1.0)
   return None
-
-
-def attempted(
-  mixture: importance.Mixture, epsilon: float, options: monte_carlo.Options
-) -> monte_carlo.Bound:
-  """Returns a bound of delta whose failure probability covers `tries` bounds.
-
-  Equal arguments give equal bounds.
-
-  Args:
-    mixture: mixture P of the module `importance`.
-    epsilon: at least 0, finite.
-    options: options of the samples. The caller claims one of `tries` bounds,
-      and `failure_probability` is the probability that any of them is too low.
-  """
-  # PRIVACY: The caller may claim the least of several bounds, and this bound
-  # may be too low if any one of them is. If each bound had the whole failure
-  # probability, the claim would be false more often than stated. Each bound
-  # gets an equal share of the failure probability.
-  # Guards:
-  # monte_carlo_test.test_attempts_share_the_failure_probability and
-  # balls_in_bins_test.test_total_counts_the_failure_probability.
-  share = options.failure_probability / options.tries
-  return dataclasses.replace(
-    monte_carlo.delta_bound(
-      mixture, epsilon, options.samples, share, options.seed
-    ),
-    failure_probability=options.failure_probability,
-    tries=options.tries,
-  )
