@@ -93,8 +93,7 @@ def test_ratios_that_all_but_vanish_are_done_again(vanishing):
   mixture = b_min_sep.BMinSepMixture(
     banded_columns.Columns(strategies.columns_of_rows(np.ones((3100, 1)))),
     1.0,
-    1,
-    0.3,
+    b_min_sep.Law(1, 0.3),
   )
   gains = np.ones((3100, 1))
   gains[-vanishing:] = -800
@@ -108,8 +107,7 @@ def test_long_gaps_do_not_lose_later_rounds():
   mixture = b_min_sep.BMinSepMixture(
     banded_columns.Columns(strategies.columns_of_rows(np.ones((900, 1)))),
     1.0,
-    900,
-    1 - 1e-15,
+    b_min_sep.Law(900, 1 - 1e-15),
   )
   gains = np.full((900, 1), -600.0)
   gains[32] = 690
@@ -156,9 +154,8 @@ def test_warm_rounds_have_one_probability():
   for rounds, min_sep, prob in ((7, 3, 0.3), (50, 9, 0.7), (4, 9, 0.2)):
     wait = b_min_sep.wait_prob(min_sep, prob)
     assert (wait * 2**64).is_integer()
-    rates = b_min_sep.participation(
-      rounds, min_sep, prob, b_min_sep.starts(rounds, min_sep, wait)
-    )
+    law = b_min_sep.Law(min_sep, prob, wait)
+    rates = b_min_sep.participation(rounds, law)
     np.testing.assert_allclose(rates, prob / (1 + (min_sep - 1) * prob))
     if rounds < 9:
       patterns, odds = _patterns(rounds, min_sep, prob, 'warm')
@@ -166,7 +163,8 @@ def test_warm_rounds_have_one_probability():
   # A warm start with no wait, or with a wait that words cannot give.
   assert b_min_sep.wait_prob(1, 0.3) == 0
   assert b_min_sep.wait_prob(3, 2.0**-64) == 2.0**-64
-  assert b_min_sep.starts(9, 3, 0.0).tolist() == [1, 0, 0]
+  law = b_min_sep.Law(3, 2.0**-70, 0.0)
+  assert b_min_sep.starts(9, law).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize('start', ['warm', 'cold'])
@@ -272,7 +270,7 @@ def test_calibrated_noise_meets_the_true_delta(start):
 
 
 def test_more_bands_than_min_sep_are_refused():
-  with pytest.raises(ValueError, match='min_sep=1: .*bands'):
+  with pytest.raises(ValueError, match='bands=.*min_sep=1'):
     _spec(min_sep=1)
 
 

@@ -48,9 +48,7 @@ def _b_min_sep(rounds, min_sep, bands, prob=0.3, warm=True):
         strategies.columns_of_rows(strategy.band_rows(0, rounds))
       ),
       _STDDEV,
-      min_sep,
-      prob,
-      wait if warm else None,
+      b_min_sep.Law(min_sep, prob, wait if warm else None),
     ),
     patterns @ strategy.matrix().T / _STDDEV,
     odds,
@@ -218,8 +216,7 @@ def test_two_copies_bound_what_chance_hides():
       strategies.columns_of_rows(strategy.band_rows(0, rounds))
     ),
     0.6,
-    100,
-    1 / 300,
+    b_min_sep.Law(100, 1 / 300),
   )
   bounds = {
     copies: min(
@@ -240,8 +237,7 @@ def test_several_copies_bound_what_few_bands_hide():
       strategies.columns_of_rows(strategy.band_rows(0, 512))
     ),
     2.5,
-    4,
-    1 / 61,
+    b_min_sep.Law(4, 1 / 61),
   )
   bounds = [
     importance.remove(mixture, 1.0, tilt, mixture.log_normalizer(tilt)).bound
@@ -256,9 +252,7 @@ def test_pairs_beyond_the_range_of_float64_are_not_used(wait):
   mixture = b_min_sep.BMinSepMixture(
     banded_columns.Columns(strategies.columns_of_rows(np.ones((3000, 1)))),
     0.05,
-    2,
-    0.5,
-    wait,
+    b_min_sep.Law(2, 0.5, wait),
   )
   assert mixture.log_normalizer(importance.Tilt(2, 1.0)) == math.inf
 

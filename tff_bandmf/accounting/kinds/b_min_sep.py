@@ -67,7 +67,7 @@ for several copies.
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 import scipy.sparse
@@ -88,6 +88,20 @@ _MOST_STORED = 4
 _SMALLEST_RATIO = 1e-290
 
 
+class Law(NamedTuple):
+  """The law of a client's rounds.
+
+  Attributes:
+    min_sep: b, integer >= 1.
+    sampling_prob: p, in (0, 1).
+    wait: w, a multiple of 2^-64; None for a cold start.
+  """
+
+  min_sep: int
+  sampling_prob: float
+  wait: Optional[float] = None
+
+
 # PRIVACY: If sampler and accountant had different probabilities w, delta would
 # be the delta of another sampler. Both get w from this function.
 # Guard: b_min_sep_test.test_warm_rounds_have_one_probability.
@@ -102,79 +116,69 @@ def wait_prob(min_sep: int, sampling_prob: float) -> float:
 # PRIVACY: If the law of the first eligible round did not sum to 1, delta would
 # miss a part. Entry n has the probability of all first rounds after the run.
 # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
-def starts(
-  rounds: int, min_sep: int, wait: Optional[float] = None
-) -> np.ndarray:
-  """Returns the law of F.
+def starts(rounds: int, law: Law) -> np.ndarray:
+  """Returns the probabilities of F.
 
   Args:
     rounds: n.
-    min_sep: b.
-    wait: w, a multiple of 2^-64; None for a cold start.
+    law: the law of a client's rounds.
 
   Returns:
     [min(b, n + 1)] float64, P(F = r); [1] for a cold start. Entry n, if there
     is one, is P(F >= n).
   """
+  b, _, wait = law
   if wait is None:
     return np.ones(1)
-  law = np.full(min(min_sep, rounds + 1), wait)
+  probs = np.full(min(b, rounds + 1), wait)
   # The sum is in integers, since float64 would round 1 - (b - 1) w.
   each = int(wait * _WORDS)
-  law[0] = (_WORDS - (min_sep - 1) * each) / _WORDS
-  if min_sep > rounds:
-    law[rounds] = (min_sep - rounds) * each / _WORDS
-  return law
+  probs[0] = (_WORDS - (b - 1) * each) / _WORDS
+  if b > rounds:
+    probs[rounds] = (b - rounds) * each / _WORDS
+  return probs
 
 
 # PRIVACY: `Sampled.largest_cohort` is computed from these probabilities. If
 # they were too small, cohorts would exceed this size with a larger probability
 # than delta includes.
 # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
-def participation(
-  rounds: int, min_sep: int, sampling_prob: float, first: np.ndarray
-) -> np.ndarray:
+def participation(rounds: int, law: Law) -> np.ndarray:
   """Returns the probability that a client takes part, by round, [n] float64.
 
   Args:
     rounds: n.
-    min_sep: b.
-    sampling_prob: p.
-    first: the law of F, the result of `starts`.
+    law: the law of a client's rounds.
   """
-  eligible = np.zeros(rounds)
+  b, p, _ = law
+  first, eligible = starts(rounds, law), np.zeros(rounds)
   eligible[: len(first)] = first[:rounds]
   for i in range(1, rounds):
-    back = eligible[i - min_sep] if i >= min_sep else 0.0
-    eligible[i] += eligible[i - 1] * (1 - sampling_prob) + back * sampling_prob
-  return sampling_prob * eligible
+    back = eligible[i - b] if i >= b else 0.0
+    eligible[i] += eligible[i - 1] * (1 - p) + back * p
+  return p * eligible
 
 
 class BMinSepMixture(importance.Mixture):
   """The mixture P of a banded C and p < 1; see `importance.Mixture`."""
 
   def __init__(
-    self,
-    strategy: banded_columns.Columns,
-    z_stddev: float,
-    min_sep: int,
-    sampling_prob: float,
-    wait: Optional[float] = None,
+    self, columns: banded_columns.Columns, z_stddev: float, law: Law
   ):
-    self._columns, self._stddev = strategy, z_stddev
+    self._columns, self._stddev = columns, z_stddev
     # Squared norms of columns in units of s.
-    self._squares = strategy.squares / z_stddev**2
+    self._squares = columns.squares / z_stddev**2
     rounds = len(self._squares)
-    self._starts = starts(rounds, min_sep, wait)
+    self._starts = starts(rounds, law)
     # Every b >= n allows a client at most one round, so b is reduced to n. With
     # a warm start b is reduced to n + 1, because F may be n or more. A client
     # with F >= n never becomes eligible.
-    self._b = min(min_sep, rounds + (wait is not None))
-    self._prob = sampling_prob
-    self._log_in = np.log(sampling_prob)
-    self._log_out = np.log1p(-sampling_prob)
-    rates = participation(rounds, self._b, sampling_prob, self._starts)
-    self._mean = strategy.matrix @ rates / z_stddev
+    self._b = min(law.min_sep, rounds + (law.wait is not None))
+    self._prob = law.sampling_prob
+    self._log_in = np.log(law.sampling_prob)
+    self._log_out = np.log1p(-law.sampling_prob)
+    rates = participation(rounds, law)
+    self._mean = columns.matrix @ rates / z_stddev
     self.mean_square = float(rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
     self.entries = 4 * rounds
@@ -337,13 +341,9 @@ class BMinSepMixture(importance.Mixture):
     if tilt not in self._stored:
       if len(self._stored) == _MOST_STORED:
         del self._stored[next(iter(self._stored))]
+      gram = self._columns.gram / self._stddev**2
       self._stored[tilt] = b_min_sep_joint_draws.Copies(
-        self._columns.gram / self._stddev**2,
-        self._b,
-        self._prob,
-        tilt.copies,
-        tilt.factor,
-        self._starts,
+        gram, self._b, self._prob, tilt.copies, tilt.factor, self._starts
       )
     return self._stored[tilt]
 
@@ -354,7 +354,7 @@ class BMinSepMixture(importance.Mixture):
   def log_normalizer(self, tilt):
     if tilt.copies == 1:
       return float(self._log_mean_of(self._log_ratios(self._log_tilts(tilt))))
-    states = b_min_sep_joint_draws.states(self._b, tilt.copies)
+    states = b_min_sep_joint_draws.state_count(self._b, tilt.copies)
     most, entries = _MOST_OF_TWO, len(self._squares) * states
     if tilt.copies > 2:
       most = _MOST_OF_SEVERAL if states <= _MOST_STATES else 0

@@ -28,12 +28,6 @@ def _min_sep(value: int) -> int:
   return _checks.count('min_sep', value, 'at least the bands of C')
 
 
-def _sampling_prob(value: float) -> float:
-  return samplers.check_prob(
-    'sampling_prob', value, 'it is the probability of an eligible client'
-  )
-
-
 @attrs.frozen
 class BMinSep(sampled_cohorts.Sampled):
   """Cohorts in which each eligible client takes part with probability p.
@@ -73,7 +67,7 @@ class BMinSep(sampled_cohorts.Sampled):
   before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(converter=_min_sep)
   sampling_prob: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_sampling_prob)
+    default=None, converter=attrs.converters.optional(samplers.check_prob)
   )
   start: str = attrs.field(default=WARM, kw_only=True)
 
@@ -89,8 +83,7 @@ class BMinSep(sampled_cohorts.Sampled):
   def _check_sampling_prob(self, attribute, value):
     if value is not None and value >= 1:
       raise errors.value_error(
-        f'sampling_prob={value}: must be below 1, or nothing is random; use a '
-        'smaller one'
+        f'sampling_prob={value}: must be below 1; use a smaller probability'
       )
 
   # PRIVACY: The claim without amplification uses this schema. If the schema did
@@ -139,15 +132,12 @@ class BMinSep(sampled_cohorts.Sampled):
         f'min_sep={self.known_population() / self.min_sep:g}, since a client '
         'takes part at most once in min_sep rounds; use smaller cohorts'
       )
-    return attrs.evolve(
-      self, sampling_prob=rate / (1 - (self.min_sep - 1) * rate)
-    )
+    prob = rate / (1 - (self.min_sep - 1) * rate)
+    return attrs.evolve(self, sampling_prob=prob)
 
   def _known_prob(self) -> float:
     return self._known(
-      'sampling_prob',
-      'b-min-sep needs sampling_prob; give it or, for a warm start, population '
-      'and clients_per_round',
+      'sampling_prob', 'it or, if warm, population and clients_per_round'
     )
 
   # PRIVACY: If a cold start were accounted as a warm start, delta would be the
@@ -161,37 +151,23 @@ class BMinSep(sampled_cohorts.Sampled):
       return None
     return b_min_sep.wait_prob(self.min_sep, self._known_prob())
 
+  @property
+  def _law(self) -> b_min_sep.Law:
+    return b_min_sep.Law(self.min_sep, self._known_prob(), self._wait)
+
   def sampler(self, words: samplers.Words) -> samplers.Sampler:
-    return samplers.BMinSep(
-      words,
-      self.known_population(),
-      self.min_sep,
-      self._known_prob(),
-      self._wait,
-    )
+    return samplers.BMinSep(words, self.known_population(), *self._law)
 
   def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
-    return self.known_population(), b_min_sep.participation(
-      rounds,
-      self.min_sep,
-      self._known_prob(),
-      b_min_sep.starts(rounds, self.min_sep, self._wait),
-    )
+    return self.known_population(), b_min_sep.participation(rounds, self._law)
 
   def needed_noise(self, rounds: int, epsilon: float, delta: float):
-    return b_min_sep_noise.BMinSepNoise(
-      rounds, epsilon, delta, self.min_sep, self._known_prob(), self._wait
-    )
+    return b_min_sep_noise.BMinSepNoise(rounds, epsilon, delta, self._law)
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    entries = banded_columns.nonnegative(strategy, self.min_sep)
     mixture_of = functools.partial(
-      b_min_sep.BMinSepMixture,
-      banded_columns.Columns(
-        banded_columns.nonnegative(strategy, self.min_sep)
-      ),
-      min_sep=self.min_sep,
-      sampling_prob=self._known_prob(),
-      wait=self._wait,
+      b_min_sep.BMinSepMixture, banded_columns.Columns(entries), law=self._law
     )
     return accountants.MonteCarlo(
       strategy, self.schema, mixture_of, self.samples

@@ -35,22 +35,25 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
 import scipy.special
 
 
-def states(min_sep: int, copies: int) -> int:
+def state_count(min_sep: int, copies: int) -> int:
   """Returns the number of states of each round."""
   return math.comb(min_sep + copies - 2, copies - 1)
 
 
-class _States(NamedTuple):
-  """The states of several copies: their waits, of which the least is 0.
+# PRIVACY: Delta is a sum over the states of the copies. With a wrong number of
+# orders or a wrong next state, this sum would be the delta of another sampler.
+# Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
+@functools.lru_cache(maxsize=8)
+def _states(min_sep: int, copies: int) -> tuple[np.ndarray, ...]:
+  """Returns the states of several copies: waits, of which the least is 0.
 
-  Attributes:
+  Returns:
     waits: [states, r - 1] int64, sorted, without the least one.
     eligible: [states], number of eligible copies.
     orders: [states], number of distinct assignments of the waits to the r
@@ -59,48 +62,32 @@ class _States(NamedTuple):
       part. It is an offset into the flattened table of V, counted from the row
       of the present round.
   """
-
-  waits: np.ndarray
-  eligible: np.ndarray
-  orders: np.ndarray
-  after: np.ndarray
-
-  # PRIVACY: Delta is a sum over the states of the copies. With a wrong number
-  # of orders or a wrong next state, this sum would be the delta of another
-  # sampler.
-  # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
-  @classmethod
-  @functools.lru_cache(maxsize=8)
-  def for_copies(cls, min_sep: int, copies: int) -> _States:
-    """Returns the states of a number of copies."""
-    waits = np.array(
-      list(itertools.combinations_with_replacement(range(min_sep), copies - 1)),
-      np.int64,
-    )
-    all_waits = np.pad(waits, ((0, 0), (1, 0)))
-    eligible = (all_waits == 0).sum(axis=1)
-    orders = np.full(len(waits), math.factorial(copies), float)
-    run = np.ones(len(waits))
-    for before, wait in zip(all_waits.T, waits.T):
-      run = np.where(wait == before, run + 1, 1)
-      orders /= run
-    # A state is coded as one integer, whose digits in base b are the sorted
-    # waits. `places` has the place values of the digits.
-    places = min_sep ** np.arange(copies - 2, -1, -1)
-    codes, order = waits @ places, np.arange(copies)
-    after = []
-    for joined in range(copies + 1):
-      # The waits are sorted, so eligible copies come first. The last `joined`
-      # of the eligible copies take part.
-      joins = (order < eligible[:, None]) & (
-        order >= eligible[:, None] - joined
-      )
-      later = np.where(joins, min_sep - 1, np.maximum(all_waits - 1, 0))
-      later.sort(axis=1)
-      passed = later[:, :1]
-      state = np.searchsorted(codes, (later - passed)[:, 1:] @ places)
-      after.append(state + (1 + passed[:, 0]) * len(waits))
-    return cls(waits, eligible, orders, np.stack(after))
+  waits = np.array(
+    list(itertools.combinations_with_replacement(range(min_sep), copies - 1)),
+    np.int64,
+  )
+  all_waits = np.pad(waits, ((0, 0), (1, 0)))
+  eligible = (all_waits == 0).sum(axis=1)
+  orders = np.full(len(waits), math.factorial(copies), float)
+  run = np.ones(len(waits))
+  for before, wait in zip(all_waits.T, waits.T):
+    run = np.where(wait == before, run + 1, 1)
+    orders /= run
+  # A state is coded as one integer, whose digits in base b are the sorted
+  # waits. `places` has the place values of the digits.
+  places = min_sep ** np.arange(copies - 2, -1, -1)
+  codes, order = waits @ places, np.arange(copies)
+  after = []
+  for joined in range(copies + 1):
+    # The waits are sorted, so eligible copies come first. The last `joined` of
+    # the eligible copies take part.
+    joins = (order < eligible[:, None]) & (order >= eligible[:, None] - joined)
+    later = np.where(joins, min_sep - 1, np.maximum(all_waits - 1, 0))
+    later.sort(axis=1)
+    passed = later[:, :1]
+    state = np.searchsorted(codes, (later - passed)[:, 1:] @ places)
+    after.append(state + (1 + passed[:, 0]) * len(waits))
+  return waits, eligible, orders, np.stack(after)
 
 
 class Copies:
@@ -135,14 +122,14 @@ class Copies:
   ):
     self._rounds, bands = gram.shape
     self._log_out = math.log1p(-sampling_prob)
-    self._states = _States.for_copies(min_sep, copies)
-    waits = self._states.waits
+    waits, eligible, orders, self._after = _states(min_sep, copies)
     joined = np.arange(copies + 1)[:, None]
     self._joined, self._pairs = joined, joined * (joined - 1) / 2
+    self._eligible = eligible
     self._probs = (
-      scipy.special.comb(self._states.eligible, joined)
+      scipy.special.comb(eligible, joined)
       * sampling_prob**joined
-      * np.exp(self._log_out * np.maximum(self._states.eligible - joined, 0))
+      * np.exp(self._log_out * np.maximum(eligible - joined, 0))
     )
     # PRIVACY: If inner products of columns were left out of t, A would be too
     # small, and so would each weighted value and the bound of delta. Row i of
@@ -170,7 +157,7 @@ class Copies:
       law = np.tile(starts, (len(waits), 1))
       for wait in waits.T:
         law *= padded[first + wait[:, None]]
-      law *= self._states.orders[:, None]
+      law *= orders[:, None]
       law *= values[: len(starts)].T
       total = law.sum()
       self.log_normalizer = math.log(total) if total < math.inf else math.inf
@@ -190,7 +177,7 @@ class Copies:
     """
     exponents = self._joined * self._gains[rounds, at]
     exponents += self._pairs * self._twice[rounds]
-    offsets = rounds * values.shape[1] + self._states.after[:, at]
+    offsets = rounds * values.shape[1] + self._after[:, at]
     terms = self._probs[:, at] * np.exp(exponents)
     terms *= values.ravel().take(offsets, mode='clip')
     return terms
@@ -206,8 +193,8 @@ class Copies:
     The result is the state after these rounds, [states], and the sum of the
     numbers of eligible copies of these rounds, [states].
     """
-    eligible = self._states.eligible
-    after = self._states.after[0] - len(eligible)
+    eligible = self._eligible
+    after = self._after[0] - len(eligible)
     skips = [(after, eligible)]
     while len(skips) < self._rounds.bit_length():
       eligible = eligible + eligible[after]
@@ -222,7 +209,7 @@ class Copies:
     drawn = np.searchsorted(self._first, rng.random(count), side='right')
     state, at = np.divmod(drawn, self._starts)
     who = np.arange(count)
-    size = len(self._states.waits)
+    size = len(self._eligible)
     entries = []
     while True:
       inside = at < self._rounds
@@ -247,7 +234,7 @@ class Copies:
       ends = np.cumsum(self._joins(self._values, at, state)[1:], axis=0)
       joined = 1 + (ends <= rng.random(len(who)) * ends[-1]).sum(axis=0)
       entries.append(np.stack([joined, at, who]))
-      passed, state = np.divmod(self._states.after[joined, state], size)
+      passed, state = np.divmod(self._after[joined, state], size)
       at = at + passed
     joined, rows, who = np.concatenate(
       entries or [np.zeros((3, 0), np.int64)], axis=1

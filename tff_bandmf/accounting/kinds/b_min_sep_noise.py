@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Optional
 
 import numpy as np
 
@@ -38,40 +37,28 @@ class BMinSepNoise(needed_noise.NeededNoise):
   degree = 1
 
   def __init__(
-    self,
-    rounds: int,
-    epsilon: float,
-    delta: float,
-    min_sep: int,
-    sampling_prob: float,
-    wait: Optional[float],
+    self, rounds: int, epsilon: float, delta: float, law: b_min_sep.Law
   ):
     super().__init__(rounds, epsilon, delta, width=rounds)
-    self.min_sep, self.prob, self.wait = min_sep, sampling_prob, wait
-    self._starts = b_min_sep.starts(rounds, min_sep, wait)
-    self.rates = b_min_sep.participation(
-      rounds, min_sep, sampling_prob, self._starts
-    )
+    self.law = law
+    self._starts = b_min_sep.starts(rounds, law)
+    self.rates = b_min_sep.participation(rounds, law)
     rng = np.random.default_rng(self.seed)
     self.normals = rng.standard_normal((self._count, rounds)).T.copy()
 
   def to_dict(self):
-    return {
-      **super().to_dict(),
-      'min_sep': self.min_sep,
-      'sampling_prob': self.prob,
-      'wait': self.wait,
-    }
+    return {**super().to_dict(), **self.law._asdict()}
 
   def _of_strategy(self, strategy):
-    return banded_columns.nonnegative(strategy, self.min_sep)
+    return banded_columns.nonnegative(strategy, self.law.min_sep)
 
   def _log_scale(self, variable):
     largest = np.einsum('ij,ij->i', variable, variable).max()
-    return math.log(largest * -(-self.rounds // self.min_sep)) / 2
+    return math.log(largest * -(-self.rounds // self.law.min_sep)) / 2
 
   def _of_column(self, column):
-    _checks.at_most('bands', len(column), self.min_sep, 'min_sep', 'use fewer')
+    most = self.law.min_sep
+    _checks.at_most('bands', len(column), most, 'min_sep', 'use fewer')
     inside = np.add.outer(np.arange(self.rounds), np.arange(len(column)))
     columns = np.where(inside < self.rounds, column, 0.0)
     return columns, lambda by: by.sum(axis=0)
@@ -89,11 +76,11 @@ class BMinSepNoise(needed_noise.NeededNoise):
       The logarithms, [count], and a function from indices of samples to their
       gradients, [n, indices].
     """
-    rounds, stay = len(log_gains), 1 - self.prob
+    rounds, (min_sep, prob, _) = len(log_gains), self.law
     # With b > n a client takes part at most once, so b is reduced to n + 1.
-    b = min(self.min_sep, rounds + 1)
+    b, stay = min(min_sep, rounds + 1), 1 - prob
     with np.errstate(over='ignore', invalid='ignore'):
-      terms = self.prob * np.exp(log_gains)
+      terms = prob * np.exp(log_gains)
       later = np.ones((rounds + b, log_gains.shape[1]))
       for i in range(rounds - 1, -1, -1):
         later[i] = stay * later[i + 1] + terms[i] * later[i + b]
@@ -126,19 +113,16 @@ class _Columns(needed_noise.Model):
   def __init__(self, search: BMinSepNoise, variable: np.ndarray):
     self._search, self._variable = search, variable
     self._columns = banded_columns.Columns(variable)
-    self._matrix = self._columns.matrix
 
   def with_law(self, log_noise, proposal, count):
     a, search = proposal.factor, self._search
     if not a:
       return proposal
-    matrix, scale = self._matrix, math.exp(-2 * log_noise)
+    matrix, scale = self._columns.matrix, math.exp(-2 * log_noise)
     gains = a * (a - 1) / 2 * self._columns.squares
     gains += a * proposal.shift * (matrix.T @ (matrix @ search.rates))
     rng = np.random.default_rng(search.seed + 1)
-    mixture = b_min_sep.BMinSepMixture(
-      self._columns, 1.0, search.min_sep, search.prob, search.wait
-    )
+    mixture = b_min_sep.BMinSepMixture(self._columns, 1.0, search.law)
     law = scale * gains, *mixture.tilted_rounds(rng, count, scale * gains)
     return dataclasses.replace(proposal, law=law)
 
@@ -146,8 +130,8 @@ class _Columns(needed_noise.Model):
     a, kappa, sign = proposal.factor, proposal.shift, proposal.sign
     search, scale = self._search, math.exp(-log_noise)
     epsilon, rates = search.epsilon, search.rates
-    matrix, squares = scale * self._matrix, scale**2 * self._columns.squares
-    mean = matrix @ rates
+    matrix = scale * self._columns.matrix
+    squares, mean = scale**2 * self._columns.squares, matrix @ rates
     y = search.normals[:, :count] + kappa * mean[:, None]
     if a:
       gains, log_weight, taken = proposal.law
@@ -169,8 +153,9 @@ class _Columns(needed_noise.Model):
     values, by_loss = needed_noise.weighted(
       loss, log_ratio, sign, margins[above]
     )
+    estimate = needed_noise.Estimate.from_samples(values, margins)
     if not gradient:
-      return needed_noise.Estimate.from_samples(values, margins)
+      return estimate
     bands = self._columns.bands
     by_losses = by_loss * posterior(above)
     by_products = by_losses.copy()
@@ -191,9 +176,7 @@ class _Columns(needed_noise.Model):
       by += _outer(by_y, taken[:, above].toarray(), bands)
     by += _outer(by_mean[:, None], rates[:, None], bands)
     by += 2 * scale * by_squares[:, None] * self._variable
-    return needed_noise.Estimate.from_samples(
-      values, margins, scale / count * by
-    )
+    return dataclasses.replace(estimate, gradient=scale / count * by)
 
 
 def _outer(left, right, bands):

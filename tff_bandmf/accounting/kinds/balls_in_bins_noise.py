@@ -52,18 +52,15 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
   def _log_scale(self, variable):
     return math.log(np.diag(variable).max()) / 2
 
-  def _folded(self, column):
-    """Returns the m_j of a Toeplitz C, [n, b]: sum_e c_(t-j-e b) at [t, j]."""
+  def _of_column(self, column):
     bins, rounds = self._bins, self.rounds
     sums = np.zeros(-(-rounds // bins) * bins)
     sums[: len(column)] = column
     sums = np.cumsum(sums.reshape(-1, bins), axis=0).reshape(-1)[:rounds]
     padded = np.concatenate([np.zeros(bins - 1), sums])
     windows = np.lib.stride_tricks.sliding_window_view(padded, bins)
-    return np.ascontiguousarray(windows[:, ::-1])
-
-  def _of_column(self, column):
-    folded, bins, rounds = self._folded(column), self._bins, self.rounds
+    # The m_j of a Toeplitz C, [n, b], with sum_e c_(t - j - e b) at [t, j].
+    folded = np.ascontiguousarray(windows[:, ::-1])
 
     def pullback(by):
       by_sums = np.zeros(-(-rounds // bins) * bins)
@@ -143,8 +140,9 @@ class _Gram(needed_noise.Model):
     values, by_loss = needed_noise.weighted(
       loss, log_ratio, sign, margins[above]
     )
+    estimate = needed_noise.Estimate.from_samples(values, margins)
     if not gradient:
-      return needed_noise.Estimate.from_samples(values, margins)
+      return estimate
     by_losses = by_loss[:, None] * posterior()[above]
     by_x = by_losses - (kappa / bins) * values[:, None]
     by_diagonal = -by_losses.sum(axis=0) / 2
@@ -167,7 +165,7 @@ class _Gram(needed_noise.Model):
     by[np.diag_indices_from(by)] += by_diagonal
     by = scale**2 * (by + by.T) / 2
     by += _cholesky_back(self._factor, scale * (by_x.T @ normals[above]))
-    return needed_noise.Estimate.from_samples(values, margins, by / count)
+    return dataclasses.replace(estimate, gradient=by / count)
 
 
 def _log_mean(x, weights):

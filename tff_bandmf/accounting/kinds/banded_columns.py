@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import scipy.sparse
 
-from tff_bandmf import strategies
+from tff_bandmf import _checks, strategies
 from tff_bandmf.accounting.methods import accountants
 
 # Columns in a dense block: smaller blocks have fewer zeros, and larger blocks
@@ -88,7 +88,7 @@ def nonnegative(strategy: strategies.Strategy, min_sep: int) -> np.ndarray:
   # not be a product over rounds, and delta could be too low. Such a C is
   # refused.
   # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
-  accountants.check_bands(strategy, 'min_sep', min_sep)
+  _checks.at_most('bands', strategy.bands, min_sep, 'min_sep', 'use fewer')
   rows = strategy.band_rows(0, strategy.rounds)
   accountants.check_nonnegative(np.min(rows))
   return strategies.columns_of_rows(rows)

@@ -116,18 +116,12 @@ class Estimate:
   gradient: Optional[np.ndarray] = None
 
   @classmethod
-  def from_samples(
-    cls,
-    values: np.ndarray,
-    margins: np.ndarray,
-    gradient: Optional[np.ndarray] = None,
-  ) -> Estimate:
-    """Returns the estimate of samples.
+  def from_samples(cls, values: np.ndarray, margins: np.ndarray) -> Estimate:
+    """Returns the estimate of samples, without its gradient.
 
     Args:
       values: values above 0.
       margins: [count] float64, L - epsilon or -L - epsilon of all samples.
-      gradient: gradient of delta by the variable; None if it was not requested.
     """
     count = len(margins)
     delta = float(values.sum()) / count
@@ -137,7 +131,6 @@ class Estimate:
       len(values) / count,
       float(np.median(margins)),
       square / delta**2 if delta > _TINY else math.inf,
-      gradient,
     )
 
 
@@ -189,13 +182,13 @@ class NeededNoise(abc.ABC):
 
   Attributes:
     degree: exponent with which the variable of the kind grows with C.
+    seed: seed of the samples, which serve the search alone.
   """
 
   degree: ClassVar[int]
+  seed: ClassVar[int] = 0
 
-  def __init__(
-    self, rounds: int, epsilon: float, delta: float, width: int, seed: int = 0
-  ):
+  def __init__(self, rounds: int, epsilon: float, delta: float, width: int):
     """Makes the function.
 
     Args:
@@ -203,11 +196,9 @@ class NeededNoise(abc.ABC):
       epsilon: target epsilon of the whole run.
       delta: target delta of the whole run.
       width: number of float64 values of one sample.
-      seed: seed of the samples, which serve the search alone.
     """
     self.rounds = rounds
     self.epsilon, self.delta = epsilon, delta
-    self.seed = seed
     self._count = min(_MOST, max(_FEWEST, _ENTRIES // width))
     # Proposals of remove and add; empty before the first call.
     self._pair: list[Proposal] = []
