@@ -1,8 +1,7 @@
 """Accounting: noise multipliers, zCDP and (epsilon, delta)."""
 
-from tff_bandmf.accounting.calibration import calibrate
 from tff_bandmf.accounting.composition import Composition, compose
-from tff_bandmf.accounting.guarantee import Guarantee
+from tff_bandmf.accounting.guarantee import Guarantee, calibrate
 from tff_bandmf.accounting.kinds.b_min_sep_cohorts import BMinSep
 from tff_bandmf.accounting.kinds.balls_in_bins_cohorts import BallsInBins
 from tff_bandmf.accounting.kinds.cyclic_poisson_cohorts import CyclicPoisson

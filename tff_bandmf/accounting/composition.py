@@ -32,11 +32,7 @@ from typing import Any, Optional, Protocol, Union
 from tff_bandmf import _checks, _files, errors
 from tff_bandmf.accounting import guarantee
 from tff_bandmf.accounting.kinds import known_kinds, poisson, releases
-from tff_bandmf.accounting.methods import (
-  accountants,
-  gaussian,
-  monte_carlo,
-)
+from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
 from tff_bandmf.accounting.methods import stop_probability as stops
 
 EXACT = 'exact'
@@ -197,9 +193,8 @@ def compose(
     ValueError: there is no run, a run has no noise, or the adjacencies or the
       units of privacy of the runs differ.
 
-  >>> from tff_bandmf import participation, strategies
-  >>> from tff_bandmf.accounting import calibration
-  >>> one = calibration.calibrate(
+  >>> from tff_bandmf import accounting, participation, strategies
+  >>> one = accounting.calibrate(
   ...     strategies.BandedSqrt(8, 2), participation.MinSep(4),
   ...     epsilon=1.0, delta=1e-6)
   >>> round(compose([one, one]).epsilon(1e-6), 2)
@@ -239,35 +234,29 @@ def compose(
   guarantees = tuple(each for _, each in pairs.values())
   if not guarantees:
     raise errors.value_error('runs=none: must not be empty; give a run')
-  for each in guarantees:
-    # PRIVACY: A run without noise has no guarantee, so a composition with it
-    # has none, and any finite epsilon would be false. Such a run is refused.
-    # Guard: composition_test.test_run_without_noise_is_refused.
-    if not each.noise_multiplier:
-      raise errors.value_error(
-        'noise_multiplier=0: a run without noise has no guarantee, and neither '
-        'has a composition with it; leave it out if its releases stay private'
-      )
-  units = sorted({each.clients_per_unit for each in guarantees})
+  # PRIVACY: A run without noise has no guarantee, so a composition with it has
+  # none, and any finite epsilon would be false. Such a run is refused.
+  # Guard: composition_test.test_run_without_noise_is_refused.
+  if not all(each.noise_multiplier for each in guarantees):
+    raise errors.value_error(
+      'noise_multiplier=0: a run without noise has no guarantee, and neither '
+      'has a composition with it; leave it out if its releases stay private'
+    )
   # PRIVACY: A guarantee for one client does not hold for a unit of several
-  # clients. If runs with different units were composed, epsilon would be too
-  # small for the larger unit. Such runs are refused.
-  # Guard: composition_test.test_mixed_units_are_refused.
-  if len(units) > 1:
-    raise errors.value_error(
-      f'clients_per_unit={" and ".join(map(str, units))}: must be the same in '
-      'all runs; state all runs for units of the same size'
-    )
-  adjacencies = sorted({each.cohorts.adjacency for each in guarantees})
-  # PRIVACY: Guarantees about different pairs of neighbouring data sets do not
-  # compose, so the sum of their epsilons proves nothing. Runs with different
-  # adjacencies are refused.
-  # Guard: composition_test.test_mixed_adjacencies_are_refused.
-  if len(adjacencies) > 1:
-    raise errors.value_error(
-      f'adjacency={" and ".join(adjacencies)}: must be the same in all runs; '
-      'state all runs for one of them'
-    )
+  # clients, so epsilon would be too small for the larger unit. Guarantees about
+  # different pairs of neighbouring data sets do not compose, so the sum of
+  # their epsilons proves nothing. Runs that differ in either are refused.
+  # Guards: composition_test.test_mixed_units_are_refused and
+  # composition_test.test_mixed_adjacencies_are_refused.
+  for name, values in (
+    ('clients_per_unit', {str(each.clients_per_unit) for each in guarantees}),
+    ('adjacency', {each.cohorts.adjacency for each in guarantees}),
+  ):
+    if len(values) > 1:
+      raise errors.value_error(
+        f'{name}={" and ".join(sorted(values))}: must be the same in all runs; '
+        'state all runs for one of them'
+      )
   run_ids = tuple(run_id for run_id, _ in pairs.values())
   return Composition(guarantees, run_ids, tuple(others))
 
@@ -334,7 +323,23 @@ def _claim(
     known: mechanisms of other releases, which never stop.
     delta: delta of the claim.
   """
-  parts = _merged([*map(_part, runs), *known])
+  whole: list[poisson.Part] = []
+  parts: list[poisson.Mechanism] = []
+  for part in (*map(_part, runs), *known):
+    if isinstance(part, poisson.Part) and part.sampling_prob == 1:
+      whole.append(part)
+    elif part is not None:
+      parts.append(part)
+  if whole:
+    # PRIVACY: Several Gaussian releases together reveal more than each alone.
+    # If they were merged into one release with the mean of their noise
+    # multipliers, epsilon would be too small. The squares of mu are added,
+    # which is exact.
+    # Guard: composition_test.test_gaussian_runs_compose_exactly.
+    mu = math.sqrt(
+      math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)
+    )
+    parts.insert(0, poisson.Part(1 / (mu * (1 + _ROUNDING))))
   # PRIVACY: Each run may stop. If epsilon did not count the stops of all runs,
   # it would be too small. Epsilon is computed at `delta` minus a share that
   # covers the stops of all runs.
@@ -344,25 +349,3 @@ def _claim(
     if stops.suffices(share, epsilon, delta, len(runs)):
       return monte_carlo.Bound.certain(epsilon, delta)
   return monte_carlo.UNPROVED
-
-
-def _merged(
-  parts: list[Optional[poisson.Mechanism]],
-) -> tuple[poisson.Mechanism, ...]:
-  """Returns the parts with all Gaussians merged into one."""
-  whole, rest = [], []
-  for part in parts:
-    if isinstance(part, poisson.Part) and part.sampling_prob == 1:
-      whole.append(part)
-    elif part is not None:
-      rest.append(part)
-  if not whole:
-    return tuple(rest)
-  # PRIVACY: Several Gaussian releases together reveal more than each alone. If
-  # they were merged into one release with the mean of their noise multipliers,
-  # epsilon would be too small. The squares of mu are added, which is exact.
-  # Guard: composition_test.test_gaussian_runs_compose_exactly.
-  mu = math.sqrt(
-    math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)
-  )
-  return (poisson.Part(1 / (mu * (1 + _ROUNDING))), *rest)

@@ -1,4 +1,4 @@
-"""The privacy guarantee of a run."""
+"""The privacy guarantee of a run, and the least noise that gives it."""
 
 from __future__ import annotations
 
@@ -68,15 +68,10 @@ class Guarantee:
 
   @noise_multiplier.validator
   def _check_noise_multiplier(self, attribute, value):
-    if _checks.number('noise_multiplier', value, '0 adds no noise') != 0:
-      # PRIVACY: A noise multiplier that is infinite or not a number would give
-      # an epsilon for noise that no run adds. It is refused.
-      # Guard: guarantee_test.test_guarantee_refuses_noise_that_is_none.
-      _checks.positive(
-        'noise_multiplier',
-        value,
-        'it is stddev(z) / (clip * sensitivity); 0 adds no noise',
-      )
+    # PRIVACY: A noise multiplier that is infinite or not a number would give an
+    # epsilon for noise that no run adds. It is refused.
+    # Guard: guarantee_test.test_guarantee_refuses_noise_that_is_none.
+    _checks.nonnegative('noise_multiplier', value, '0 adds no noise')
 
   def __attrs_post_init__(self):
     base.check_strategy(self.strategy)
@@ -157,9 +152,8 @@ class Guarantee:
     Raises:
       ValueError: a value is out of range, or the run has no noise.
     """
-    return self.accountant.claim_at(
-      self.noise_multiplier, epsilon, self.samples
-    )
+    noise = self.noise_multiplier
+    return self.accountant.claim_at(noise, epsilon, self.samples)
 
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
     """Computes an earlier claim again, and stores it; `claim` then returns it.
@@ -174,33 +168,16 @@ class Guarantee:
       ValueError: the new epsilon is larger than the earlier epsilon, or the new
         delta is larger than `delta`.
     """
-    confirmed = self.accountant.confirmed(self.noise_multiplier, bound, delta)
-    if (
-      # PRIVACY: A file may have a claim that is too small for the noise.
-      # Epsilon and delta are computed again, and the claim is refused if either
-      # is larger.
-      # Guard: accounting_cohorts_test.test_claim_without_its_noise_is_refused.
-      confirmed.epsilon > bound.epsilon * (1 + _SAME) or confirmed.total > delta
-    ):
+    claim = self.accountant.confirmed(self.noise_multiplier, bound, delta)
+    # PRIVACY: A file may have a claim that is too small for the noise. Epsilon
+    # and delta are computed again. If either is larger, the claim is refused.
+    # Guard: accounting_cohorts_test.test_claim_without_its_noise_is_refused.
+    if claim.epsilon > bound.epsilon * (1 + _SAME) or claim.total > delta:
       raise errors.value_error(
-        f'epsilon={bound.epsilon}: the noise gives epsilon {confirmed.epsilon} '
-        f'at delta {confirmed.total}; calibrate the noise again'
+        f'epsilon={bound.epsilon}: the noise gives epsilon {claim.epsilon} at '
+        f'delta {claim.total}; calibrate the noise again'
       )
-    self._claims[delta] = confirmed
-
-  def with_noise(
-    self, noise_multiplier: float, claim: monte_carlo.Bound, delta: float
-  ) -> Guarantee:
-    """Returns a copy of this guarantee with a new noise multiplier.
-
-    Args:
-      noise_multiplier: noise multiplier of the result.
-      claim: claim that the accountant computed for this noise multiplier.
-      delta: delta of `claim`.
-    """
-    guarantee = attrs.evolve(self, noise_multiplier=noise_multiplier)
-    guarantee._claims[delta] = claim
-    return guarantee
+    self._claims[delta] = claim
 
   def for_cohorts(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
@@ -335,3 +312,52 @@ class Guarantee:
       'clients_per_unit': self.clients_per_unit,
       'adjacency': self.cohorts.adjacency,
     }
+
+
+def calibrate(
+  strategy: strategies.Strategy,
+  cohorts: participation_lib.Cohorts,
+  *,
+  epsilon: float,
+  delta: float,
+  samples: monte_carlo.Samples = SAMPLES,
+  clients_per_unit: int = 1,
+) -> Guarantee:
+  """Returns the guarantee with the least noise that meets (epsilon, delta).
+
+  If delta is bounded by random samples, the noise is only nearly the least.
+
+  **Formal guarantee.** Assumptions: the run meets the conditions of `Guarantee`
+  and of docs/reference/arithmetic.md. Statement: `claim(delta).epsilon` of the
+  result is at most `epsilon`, and the released bits of the run are
+  (epsilon, delta)-DP for one unit of privacy. If delta is bounded by random
+  samples, this holds except with probability `samples.failure_probability` over
+  the samples, and `claim(delta)` is the bound that the search confirmed.
+  Source: the theorems of docs/reference/arithmetic.md for the released bits,
+  the modules of `accounting.kinds` and `accounting.methods` for real numbers.
+
+  Args:
+    strategy: strategy matrix C.
+    cohorts: enforced participation schema, or kind of sampling.
+    epsilon: target epsilon of the whole run, > 0, at most 70 at a `delta` of
+      1e-6.
+    delta: target delta of the whole run, in (0, 1).
+    samples: options for claims that need random samples. With more samples, the
+      noise is smaller.
+    clients_per_unit: largest number of clients of one unit of privacy, >= 1.
+
+  Raises:
+    ValueError: a value is out of range, or no guarantee is proved for the
+      strategy and the cohorts.
+  """
+  gaussian.check_epsilon(epsilon)
+  gaussian.check_delta(delta)
+  guarantee = Guarantee(
+    strategy, cohorts, 1.0, samples=samples, clients_per_unit=clients_per_unit
+  )
+  noise_multiplier, claim = guarantee.accountant.calibrate(
+    epsilon, delta, samples
+  )
+  guarantee = attrs.evolve(guarantee, noise_multiplier=noise_multiplier)
+  guarantee._claims[delta] = claim
+  return guarantee
