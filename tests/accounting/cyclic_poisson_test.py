@@ -275,7 +275,7 @@ def test_group_smaller_than_a_cohort_is_refused():
 def test_more_bands_than_groups_are_refused():
   strategy = strategies.BandedToeplitz(10, np.array([1.0, 0.5, 0.2]))
   for groups, message in (
-    (2, 'groups=2: .*bands'),
+    (2, 'bands=3: .*groups=2'),
     (11, 'groups=11: .*rounds'),
   ):
     with pytest.raises(ValueError, match=message):

@@ -182,13 +182,10 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
     [b, b] float64.
 
   Raises:
-    ValueError: `bins` is out of range, or C has a negative entry.
+    ValueError: `bins` is above the rounds, or C has a negative entry.
   """
-  _checks.count('bins', bins, 'rounds of an epoch')
   rounds, bands = strategy.rounds, strategy.bands
-  _checks.at_most(
-    'bins', bins, rounds, 'rounds', 'a bin without a round never takes part'
-  )
+  _checks.at_most('bins', bins, rounds, 'rounds', 'use fewer')
   gram = np.zeros((bins, bins))
   block = max(1, _BLOCK_ENTRIES // max(bands, bins))
   for start in range(0, rounds, block):

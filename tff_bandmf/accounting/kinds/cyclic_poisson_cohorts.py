@@ -68,7 +68,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
   sampling_prob: Optional[float] = attrs.field(
     default=None,
-    converter=attrs.converters.optional(poisson.check_sampling_prob),
+    converter=attrs.converters.optional(samplers.check_prob),
   )
   groups: Optional[int] = attrs.field(
     default=None, converter=attrs.converters.optional(_groups)
@@ -83,11 +83,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   def _check_clients(self, attribute, value):
     if value is not None and self.population is not None:
       _checks.at_most(
-        'clients_per_round',
-        value,
-        self.population,
-        'the population',
-        'use smaller cohorts',
+        'clients_per_round', value, self.population, 'population', 'use fewer'
       )
 
   @staticmethod
@@ -110,23 +106,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     >>> CyclicPoisson.of_population(2052, 6, groups=9).sampling_prob
     0.02631578947368421
     """
-    _checks.count('population', population, 'give the number of clients')
-    _checks.positive(
-      'clients_per_round', clients_per_round, 'the expected number'
-    )
-    _checks.count('groups', groups, 'at least the bands of the strategy')
-    # PRIVACY: A round draws about B clients from one group of m / g clients, so
-    # each client of the group is drawn with probability g B / m. With the value
-    # B / m in the accountant, epsilon would be too small. q is set to g B / m.
-    # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
-    sampling_prob = groups * clients_per_round / population
-    if sampling_prob > 1:
-      raise errors.value_error(
-        f'groups={groups}: a group has {population / groups:g} clients, fewer '
-        f'than clients_per_round={clients_per_round}; use fewer bands or '
-        'smaller cohorts'
-      )
-    return CyclicPoisson(sampling_prob, groups, population=population)
+    return CyclicPoisson(
+      population=population, clients_per_round=clients_per_round
+    ).for_bands(groups)
 
   @property
   def schema(self) -> participation_lib.Participation:
@@ -157,14 +139,24 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     Raises:
       ValueError: q is not given and cannot be derived, or is above 1.
     """
-    groups = self.groups or bands
-    if self.sampling_prob is not None or self.clients_per_round is None:
+    groups, clients = self.groups or bands, self.clients_per_round
+    if self.sampling_prob is not None or clients is None:
       prob = self._known_prob()
       return attrs.evolve(self, groups=groups, sampling_prob=prob)
-    sized = self.of_population(
-      self.known_population(), self.clients_per_round, groups
+    # PRIVACY: A round draws about B clients from one group of m / g clients, so
+    # each client of the group is drawn with probability g B / m. With the value
+    # B / m in the accountant, epsilon would be too small. q is set to g B / m.
+    # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
+    population = self.known_population()
+    prob = groups * clients / population
+    if prob > 1:
+      raise errors.value_error(
+        f'groups={groups}: each has {population / groups:g} clients, but '
+        f'clients_per_round={clients}; use fewer bands or smaller cohorts'
+      )
+    return attrs.evolve(
+      self, groups=groups, sampling_prob=prob, clients_per_round=None
     )
-    return attrs.evolve(sized, adjacency=self.adjacency)
 
   def candidate_bands(self, rounds: int) -> list[int]:
     """Returns the numbers of bands to compare: g if given, or powers of two."""
@@ -186,17 +178,11 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     return clients, np.full(rounds, self._known_prob())
 
   def _known_groups(self) -> int:
-    return self._known(
-      'groups',
-      'the number of groups follows from a strategy that is not known here; '
-      'give groups, at least the bands of the strategy',
-    )
+    return self._known('groups', 'a number, at least the bands of C')
 
   def _known_prob(self) -> float:
     return self._known(
-      'sampling_prob',
-      'cyclic-poisson needs sampling_prob; give it, or population and '
-      'clients_per_round',
+      'sampling_prob', 'it, or population and clients_per_round'
     )
 
   def compositions(self, strategy: strategies.Strategy) -> int:
@@ -211,14 +197,8 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     # Guards: cyclic_poisson_test.test_more_bands_than_groups_are_refused and
     # accounting_cohorts_test.test_json_is_read_back.
     groups = self.groups or strategy.bands
-    accountants.check_bands(strategy, 'groups', groups)
-    _checks.at_most(
-      'groups',
-      groups,
-      strategy.rounds,
-      'the rounds',
-      'a group without a round never takes part',
-    )
+    _checks.at_most('bands', strategy.bands, groups, 'groups', 'use fewer')
+    _checks.at_most('groups', groups, strategy.rounds, 'rounds', 'use fewer')
     # PRIVACY: Some groups can have one round more than others. If T were
     # rounded down, the last round of these groups would not count, and epsilon
     # would be too small. T is rounded up.

@@ -15,34 +15,24 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Optional, Union
 
 import attrs
 
 from tff_bandmf import _files, errors, strategies
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting import kinds
 from tff_bandmf.accounting.kinds import logged_cohorts, sampled_cohorts
 from tff_bandmf.accounting.methods import accountants
 from tff_bandmf.accounting.methods import needed_noise as needed_noise_lib
 
-_PACKAGE = __name__.rpartition('.')[0]
-
-
-def _kinds() -> Iterator[type[sampled_cohorts.Sampled]]:
-  """Yields the sampled kinds in the files of this package."""
-  for module in pkgutil.iter_modules(sys.modules[_PACKAGE].__path__):
-    if module.name.endswith('_cohorts'):
-      file = importlib.import_module(f'{_PACKAGE}.{module.name}')
-      for kind in vars(file).values():
-        if isinstance(kind, type) and issubclass(kind, sampled_cohorts.Sampled):
-          yield kind
-
-
-KINDS = {
-  kind.name: kind for kind in _kinds() if kind is not sampled_cohorts.Sampled
-}
+for _file in pkgutil.iter_modules(kinds.__path__, f'{kinds.__name__}.'):
+  if _file.name.endswith('_cohorts'):
+    importlib.import_module(_file.name)
+# `attrs` makes each class twice. The later class, which is the final one, has
+# the name.
+KINDS = {kind.name: kind for kind in sampled_cohorts.Sampled.__subclasses__()}
 
 
 def sampled(

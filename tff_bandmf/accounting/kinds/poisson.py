@@ -238,9 +238,8 @@ def poisson_delta(
   # The interval changes delta more than epsilon, so it is smaller here than in
   # `composed_epsilon`.
   losses = _losses((part,), _interval(epsilon / 16, compositions))
-  return min(
-    1.0, float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass((part,))
-  )
+  delta = float(losses.get_delta_for_epsilon(epsilon))
+  return min(1.0, delta + _lost_mass((part,)))
 
 
 def poisson_noise_multiplier(
@@ -334,27 +333,15 @@ def _solve(
   )
 
 
-def check_sampling_prob(sampling_prob: float) -> float:
-  """Returns q rounded down to a multiple of 2^-64, as samplers need it."""
-  return samplers.check_prob(
-    'sampling_prob', sampling_prob, 'it is groups * cohort / population'
-  )
-
-
 def _check(part: Part) -> None:
   noise = part.noise_multiplier
-  _checks.positive(
-    'noise_multiplier', noise, 'it is stddev(z) / (clip * column_norm)'
-  )
+  gaussian.check_noise_multiplier(noise)
   if noise < _LEAST_NOISE:
     raise errors.value_error(
-      f'noise_multiplier={noise}: below {_LEAST_NOISE} epsilon is in the '
-      'thousands; use more noise'
+      f'noise_multiplier={noise}: must be at least {_LEAST_NOISE}; use more'
     )
-  check_sampling_prob(part.sampling_prob)
-  _checks.count(
-    'compositions', part.compositions, 'it is ceil(rounds / groups)'
-  )
+  samplers.check_prob(part.sampling_prob)
+  _checks.count('compositions', part.compositions, 'rounds of a group')
 
 
 def _interval(epsilon: float, compositions: int) -> float:

@@ -18,14 +18,6 @@ from tff_bandmf.accounting.kinds import poisson
 from tff_bandmf.accounting.methods import gaussian
 
 
-def _nonnegative(what: str) -> Any:
-  def check(instance, attribute, value):
-    if value is not None:
-      _checks.nonnegative(attribute.name, value, what)
-
-  return check
-
-
 @attrs.frozen(kw_only=True)
 class Release:
   """A release on the same clients that this library did not make.
@@ -54,21 +46,17 @@ class Release:
   """
 
   name: str = 'another release'
-  epsilon: Optional[float] = attrs.field(
-    default=None, validator=_nonnegative('it is that of one release')
-  )
-  delta: float = attrs.field(
-    default=0.0, validator=_nonnegative('it is that of one release')
-  )
-  rho: Optional[float] = attrs.field(
-    default=None, validator=_nonnegative('it is that of zCDP')
-  )
-  noise_multiplier: Optional[float] = attrs.field(
-    default=None, validator=_nonnegative('it is stddev / sensitivity')
-  )
+  epsilon: Optional[float] = None
+  delta: float = 0.0
+  rho: Optional[float] = None
+  noise_multiplier: Optional[float] = None
   event: Any = None
 
   def __attrs_post_init__(self):
+    for name in ('epsilon', 'delta', 'rho', 'noise_multiplier'):
+      value = getattr(self, name)
+      if value is not None:
+        _checks.nonnegative(name, value, 'it is that of one release')
     values = self.epsilon, self.rho, self.noise_multiplier, self.event
     if sum(value is not None for value in values) != 1:
       raise errors.value_error(

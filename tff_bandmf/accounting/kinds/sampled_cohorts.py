@@ -135,17 +135,15 @@ class Sampled(participation_lib.Cohorts):
     return samplers.largest_cohort(*self._drawn(rounds))
 
   def known_population(self) -> int:
-    return self._known(
-      'population',
-      f'{self.name} draws cohorts from the population; give its number of '
-      'clients',
-    )
+    return self._known('population', 'the number of clients')
 
-  def _known(self, name: str, rule: str) -> Any:
-    """Returns an attribute; raises ValueError with the rule if it is None."""
+  def _known(self, name: str, missing: str) -> Any:
+    """Returns an attribute; raises ValueError if it is missing."""
     value = getattr(self, name)
     if value is None:
-      raise errors.value_error(f'{name}=None: {rule}')
+      raise errors.value_error(
+        f'{name}=None: {self.name} needs it here; give {missing}'
+      )
     return value
 
   def to_dict(self) -> _files.JsonObject:

@@ -26,7 +26,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks
 from tff_bandmf.accounting.methods import stop_probability as stops
 
 # words(row, first coordinate, count) -> [count] uint64.
@@ -42,8 +42,8 @@ _WORDS = 2**64
 _PIECE = 2**17
 
 
-def check_prob(name: str, value: object, remedy: str) -> float:
-  """Returns a probability, rounded down to a multiple of 2^-64.
+def check_prob(value: float) -> float:
+  """Returns a `sampling_prob`, rounded down to a multiple of 2^-64.
 
   All float64 numbers from 2^-12 to 1 are such multiples.
 
@@ -51,12 +51,9 @@ def check_prob(name: str, value: object, remedy: str) -> float:
     TypeError: `value` is not a number.
     ValueError: `value` is below 2^-64 or above 1.
   """
-  drawn = math.floor(_checks.between(name, value, 0, 1, remedy) * _WORDS)
-  if not drawn:
-    raise errors.value_error(
-      f'{name}={value}: must be at least 2^-64; {remedy}'
-    )
-  return drawn / _WORDS
+  remedy = 'it is the probability of a client in a round'
+  prob = _checks.between('sampling_prob', value, 1 / _WORDS, 1, remedy)
+  return math.floor(prob * _WORDS) / _WORDS
 
 
 class Sampler(abc.ABC):
@@ -134,7 +131,17 @@ class BallsInBins(Sampler):
 
   def __init__(self, words: Words, population: int, bins: int):
     super().__init__(words, population)
-    drawn = self._uniform(bins)
+    row, drawn = 0, words(0, 0, population).copy()
+    # PRIVACY: If the 2^64 mod b largest words were assigned to bins, the first
+    # bins would be more likely than the accountant assumes. A client with one
+    # of these words gets another word.
+    # Guard: samplers_test.test_bins_are_equally_likely_to_the_last_word.
+    most = np.uint64(_WORDS // bins * bins - 1)
+    while len(again := np.flatnonzero(drawn > most)):
+      row += 1
+      drawn[again] = words(row, 0, population)[again]
+    # A uniform random integer below `bins` for each client.
+    drawn = (drawn % np.uint64(bins)).astype(np.int64)
     self._order = np.argsort(drawn, kind='stable')
     self._ends = np.cumsum(np.bincount(drawn, minlength=bins))
 
@@ -142,19 +149,6 @@ class BallsInBins(Sampler):
     bin_index = round_index % len(self._ends)
     first = self._ends[bin_index - 1] if bin_index else 0
     return self._order[first : self._ends[bin_index]]
-
-  def _uniform(self, bins: int) -> np.ndarray:
-    """Returns a uniform random integer below `bins` per client, [m] int64."""
-    row, words = 0, self._words(0, 0, self._population).copy()
-    # PRIVACY: If the 2^64 mod b largest words were assigned to bins, the first
-    # bins would be more likely than the accountant assumes. A client with one
-    # of these words gets another word.
-    # Guard: samplers_test.test_bins_are_equally_likely_to_the_last_word.
-    most = np.uint64(_WORDS // bins * bins - 1)
-    while len(again := np.flatnonzero(words > most)):
-      row += 1
-      words[again] = self._words(row, 0, self._population)[again]
-    return (words % np.uint64(bins)).astype(np.int64)
 
 
 class BMinSep(Sampler):

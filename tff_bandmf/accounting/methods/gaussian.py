@@ -29,7 +29,7 @@ _CALIBRATION_MARGIN = 1e-10
 
 def zcdp_rho(noise_multiplier: float) -> float:
   """Returns rho = 1 / (2 noise_multiplier^2) of zero-concentrated DP."""
-  _check_noise_multiplier(noise_multiplier)
+  check_noise_multiplier(noise_multiplier)
   return 0.5 / noise_multiplier**2
 
 
@@ -52,7 +52,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   Raises:
     ValueError: a value is out of range.
   """
-  _check_noise_multiplier(noise_multiplier)
+  check_noise_multiplier(noise_multiplier)
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
   first = float(scipy.special.ndtr(half - shift))
@@ -145,32 +145,26 @@ def _bisect(holds, high: float) -> float:
   return high
 
 
-def _check_noise_multiplier(noise_multiplier: float) -> None:
-  _checks.positive(
-    'noise_multiplier',
-    noise_multiplier,
-    'it is stddev(z) / (clip * sensitivity)',
-  )
+def check_noise_multiplier(value: float) -> None:
+  """Raises ValueError unless a noise multiplier is positive and finite."""
+  _checks.positive('noise_multiplier', value, 'it is stddev / sensitivity')
 
 
 def check_epsilon(epsilon: float) -> None:
   """Raises ValueError unless a target epsilon is in (0, 1e6]."""
   _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
-  if epsilon > _LARGEST_EPSILON:
-    raise errors.value_error(
-      f'epsilon={epsilon}: must be at most {_LARGEST_EPSILON:g}; train without '
-      'noise if no guarantee is wanted'
-    )
+  _checks.at_most(
+    'epsilon', epsilon, _LARGEST_EPSILON, 'the limit', 'train without noise'
+  )
 
 
 def check_delta(delta: float) -> None:
   """Raises ValueError unless delta is in [1e-50, 1)."""
-  _checks.positive('delta', delta, 'use less than 1 / population')
+  number = _checks.number('delta', delta, 'use less than 1 / population')
   # PRIVACY: With a delta of 1 or more, every mechanism is private. Below the
   # least delta, the functions of this module are not exact. Both are refused.
   # Guard: gaussian_test.test_delta_out_of_range_is_refused.
-  if not _SMALLEST_DELTA <= delta < 1:
+  if not _SMALLEST_DELTA <= number < 1:
     raise errors.value_error(
-      f'delta={delta}: must be in [{_SMALLEST_DELTA:g}, 1); use less than 1 / '
-      'population'
+      f'delta={delta}: must be in [1e-50, 1); use less than 1 / population'
     )
