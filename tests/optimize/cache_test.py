@@ -5,10 +5,9 @@ import pytest
 
 from tff_bandmf import optimize, participation, strategies, workloads
 from tff_bandmf.optimize import cache, solver
-from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.strategies import families
 
-_REQUEST = request_lib.Request(
+_REQUEST = solver.Request(
   16,
   participation.MinSep(4),
   family=families.get('banded-toeplitz'),

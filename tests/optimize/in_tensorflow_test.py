@@ -92,7 +92,8 @@ def test_gradient_of_the_sensitivity_is_that_of_tensorflow(schema):
       m = tf.concat([m[:b], later], 0)
     shifted = [tf.pad(m[: _N - j * b], [[j * b, 0]]) for j in range(k)]
     squared = tf.reduce_sum(tf.add_n(shifted) ** 2)
-  value, gradient = series.squared_sensitivity(c.numpy(), _N, schema)
+  problem = solver.Problem(_N, schema)
+  value, gradient = series.squared_noise(c.numpy(), problem)
   assert value == pytest.approx(float(squared), rel=1e-12)
   np.testing.assert_allclose(gradient, tape.gradient(squared, c), rtol=1e-10)
 

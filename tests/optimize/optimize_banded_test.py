@@ -342,7 +342,7 @@ def test_interrupted_search_returns_the_best_so_far(objective):
       (10, participation.FixedEpoch(3, 2)),
       (2, False),
       ValueError,
-      'max_participations=2: .*4',
+      'equal_column_norms=False: .*fixed-epoch with 2',
     ),
   ],
 )

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tff_bandmf import errors
-from tff_bandmf.optimize.families import optimize
+from tff_bandmf.optimize.searches import optimize
 from tff_bandmf.optimize.solver import (
   LAST,
   MAX,

@@ -91,7 +91,13 @@ def optimize_banded(
   if equal_column_norms or k == 1:
     groups, sets = rounds, k
   else:
-    groups, sets = _check_epochs(rounds, schema), 1
+    groups, sets = schema.separation(rounds), 1
+    epochs = -(-rounds // groups)
+    if not schema.evenly_spaced or k < epochs:
+      raise errors.value_error(
+        f'equal_column_norms=False: is for fixed-epoch with {epochs} rounds of '
+        f'a client, not for {schema.name} with {k}; use equal column norms'
+      )
   if problem.workload.inverse_bands is None:
     return optimize_in_tensorflow(problem, bands, groups)
   if problem.noise:
@@ -289,31 +295,6 @@ def optimize_toeplitz(
   return single.evaluated(
     strategies.BandedToeplitz(rounds, coefficients), minimum
   )
-
-
-def _check_epochs(
-  rounds: int, participation: participation_lib.Participation
-) -> int:
-  """Returns min_sep if a client has all rounds r, r + min_sep, ... for some r.
-
-  Raises:
-    ValueError: the schema allows other patterns.
-  """
-  if not participation.evenly_spaced:
-    raise errors.value_error(
-      'equal_column_norms=False: is for fixed epochs, not for participation '
-      f'{participation.name}; use equal column norms, or participation '
-      'fixed-epoch'
-    )
-  min_sep = participation.separation(rounds)
-  k, every = participation.participations(rounds), -(-rounds // min_sep)
-  if k < every:
-    raise errors.value_error(
-      f'max_participations={k}: must be {every}, the number of epochs, if '
-      'column norms differ; use equal column norms, or leave '
-      'max_participations out'
-    )
-  return min_sep
 
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:

@@ -199,11 +199,10 @@ def optimize_blt(
   # starts from the strategy of least mean error, which is close. The search for
   # sampled cohorts is slow too, and starts from the strategy of least loss for
   # the sensitivity.
-  is_toeplitz = problem.workload.is_toeplitz
-  is_slow = not is_toeplitz and problem.objective == solver.MAX
-  easier = attrs.evolve(problem, noise=None)
-  if is_slow:
-    easier = attrs.evolve(easier, objective=solver.MEAN)
+  is_max = problem.objective == solver.MAX
+  is_slow = is_max and not problem.workload.is_toeplitz
+  objective = solver.MEAN if is_slow else problem.objective
+  easier = attrs.evolve(problem, noise=None, objective=objective)
   best = _search(loss(easier), rounds, buffers, worth)
   if (is_slow or problem.noise) and not best.interrupted:
     minimum = loss(problem).minimize(

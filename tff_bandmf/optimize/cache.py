@@ -21,24 +21,24 @@ import pathlib
 from typing import Callable, Optional
 
 from tff_bandmf import _files, strategies
-from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 
 VARIABLE = 'BANDMF_CACHE'
 
 
 def load_or_search(
-  request: request_lib.Request,
-  search: Callable[[request_lib.Request], solver.Optimized],
+  request: solver.Request,
+  search: Callable[[solver.Request], solver.Optimized],
 ) -> solver.Optimized:
   """Returns the result of `search`, from the cache if the cache has it.
 
   A result from the cache has 0 evaluations. The result of a search that did not
   converge is not stored.
   """
-  folder = _folder()
-  if folder is None:
+  named = os.environ.get(VARIABLE)
+  if named == '':
     return search(request)
+  folder = pathlib.Path(named or _files.cache_directory() / 'strategies')
   key = _key(request)
   for path in sorted(folder.glob(f'{key}-*.npz')):
     strategy = _read(path)
@@ -54,14 +54,7 @@ def load_or_search(
   return optimized
 
 
-def _folder() -> Optional[pathlib.Path]:
-  named = os.environ.get(VARIABLE)
-  if named is None:
-    return _files.cache_directory() / 'strategies'
-  return pathlib.Path(named) if named else None
-
-
-def _key(request: request_lib.Request) -> str:
+def _key(request: solver.Request) -> str:
   """Returns the SHA-256 of the request and of the code of the search."""
   content = [
     _files.code_digest(),

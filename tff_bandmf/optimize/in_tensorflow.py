@@ -93,63 +93,40 @@ class Form(abc.ABC):
     return len(shape) == 1 and 1 <= shape[0] <= rounds
 
 
-class _Series(Form):
-  """A Toeplitz C, given by a power series."""
-
-  @abc.abstractmethod
-  def _column(self, rounds: int) -> tf.Tensor:
-    """Returns c, [n], or shorter if further terms are 0."""
-
-  @abc.abstractmethod
-  def _inverse(self, rounds: int) -> tf.Tensor:
-    """Returns r, [n], or shorter if further terms are 0."""
-
-  def errors(self, problem):
-    n, workload = problem.rounds, problem.workload
-    if workload.is_toeplitz:
-      steps = tf.constant(workload.steps)
-      w = divide(steps, self._inverse(n), n)
-      return tf.cumsum(w**2)
-    inverse = Columns(tf.repeat(self._inverse(n)[None], n, 0)).matrix()
-    return tf.reduce_sum((tf.constant(workload.matrix(n)) @ inverse) ** 2, 1)
-
-  def squared_noise(self, problem):
-    return _from_numpy(
-      functools.partial(series.squared_noise, problem=problem),
-      self._column(problem.rounds),
-    )
-
-
-class Toeplitz(_Series):
+class Toeplitz(Form):
   """C of few bands, given by the start of the first column, [bands]."""
-
-  def _column(self, rounds):
-    return self.values
-
-  def _inverse(self, rounds):
-    return divide(self.values, tf.ones(1, tf.float64), rounds)
 
   def errors(self, problem):
     n, workload = problem.rounds, problem.workload
     if workload.is_toeplitz:
       steps = _convolved(self.values, workload.steps)
-      return tf.cumsum(divide(steps, tf.ones(1, tf.float64), n) ** 2)
+      return tf.cumsum(divide(steps, np.ones(1), n) ** 2)
     if workload.inverse_bands is None:
-      return super().errors(problem)
+      return Inverse(divide(self.values, np.ones(1), n)).errors(problem)
     return Columns(tf.repeat(self.values[None], n, 0)).errors(problem)
+
+  def squared_noise(self, problem):
+    return _from_numpy(
+      functools.partial(series.squared_noise, problem=problem), self.values
+    )
 
   def strategy(self, rounds):
     return strategies.custom(rounds, coefficients=self.values.numpy())
 
 
-class Inverse(_Series):
+class Inverse(Form):
   """C^-1 of few bands, given by the start of the first column, [bands]."""
 
-  def _column(self, rounds):
-    return divide(self.values, tf.ones(1, tf.float64), rounds)
+  def errors(self, problem):
+    n, workload = problem.rounds, problem.workload
+    if workload.is_toeplitz:
+      return tf.cumsum(divide(tf.constant(workload.steps), self.values, n) ** 2)
+    inverse = Columns(tf.repeat(self.values[None], n, 0)).matrix()
+    return tf.reduce_sum((tf.constant(workload.matrix(n)) @ inverse) ** 2, 1)
 
-  def _inverse(self, rounds):
-    return self.values
+  def squared_noise(self, problem):
+    column = divide(self.values, np.ones(1), problem.rounds)
+    return Toeplitz(column).squared_noise(problem)
 
   def strategy(self, rounds):
     return strategies.custom(rounds, inverse_coefficients=self.values.numpy())

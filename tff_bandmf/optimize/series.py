@@ -44,7 +44,6 @@ import scipy
 import scipy.special
 
 from tff_bandmf import errors, workloads
-from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import solver
 
 # Largest number of rounds with learning rates, which need n x n matrices.
@@ -59,9 +58,6 @@ Pullback = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # Function from [parameters] to c, r and their `Pullback`; c and r are [n], or
 # shorter if further terms are 0.
 Build = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, Pullback]]
-# Function from r, [n], and the power p of a norm, to the error and its gradient
-# by r, [n].
-_Error = Callable[[np.ndarray, float], tuple[float, np.ndarray]]
 
 
 def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -130,23 +126,25 @@ def from_few(
   return few, many, pullback
 
 
-def squared_sensitivity(
-  column: np.ndarray,
-  rounds: int,
-  participation: participation_lib.Participation,
-  falls: bool = False,
+def squared_noise(
+  column: np.ndarray, problem: solver.Problem, falls: bool = False
 ) -> tuple[float, np.ndarray]:
-  """Returns sens^2 of a Toeplitz C, or an upper bound of it, and its gradient.
+  """Returns the squared noise that a Toeplitz C needs, and its gradient.
+
+  The noise is `Problem.noise` for sampled cohorts, and else the sensitivity or
+  an upper bound of it.
 
   Args:
     column: [terms] float64, c; terms past the last are 0.
-    rounds: n.
-    participation: schema of one client.
+    problem: rounds, and schema of one client.
     falls: whether c is known to be positive and to decrease from c_1 on.
 
   Returns:
-    sens^2, and its gradient by c, [terms] float64.
+    The squared noise, and its gradient by c, [terms] float64.
   """
+  if problem.noise:
+    return problem.noise.squared_of_column(column)
+  rounds, participation = problem.rounds, problem.participation
   k = participation.participations(rounds)
   if k == 1:
     return float(column @ column), 2 * column
@@ -165,40 +163,20 @@ def squared_sensitivity(
   summed = np.zeros((rows, min_sep))
   summed.reshape(-1)[: len(m)] = m
   summed = np.cumsum(summed, axis=0)
-  if k < rows:
-    summed[k:] -= summed[:-k].copy()
+  summed[k:] -= summed[:-k].copy()
   summed.reshape(-1)[rounds:] = 0.0
   squared = float(np.sum(summed**2))
   by_sums = 2 * summed
-  if k < rows:
-    by_sums[:-k] -= 2 * summed[k:]
+  by_sums[:-k] -= 2 * summed[k:]
   by_m = np.cumsum(by_sums[::-1], axis=0)[::-1].reshape(-1)[: len(m)]
   by_column = np.bincount(largest, by_m, len(m)) * np.sign(column)
   return squared, by_column
 
 
-def squared_noise(
-  column: np.ndarray, problem: solver.Problem, falls: bool = False
-) -> tuple[float, np.ndarray]:
-  """Returns the squared noise that a Toeplitz C needs, and its gradient.
-
-  The noise is `Problem.noise` for sampled cohorts, and else the sensitivity.
-  See `squared_sensitivity`.
-  """
-  if problem.noise:
-    return problem.noise.squared_of_column(column)
-  return squared_sensitivity(
-    column, problem.rounds, problem.participation, falls
-  )
-
-
 def _last_maxima(m: np.ndarray) -> np.ndarray:
   """Returns for each t the last index of the maximum of m_t, m_{t+1}, ...."""
-  backwards = m[::-1]
-  positions = np.arange(len(m))
-  is_maximum = np.concatenate(
-    [[True], backwards[1:] > np.maximum.accumulate(backwards)[:-1]]
-  )[: len(m)]
+  running, positions = np.maximum.accumulate(m[::-1]), np.arange(len(m))
+  is_maximum = np.append(True, running[1:] > running[:-1])[: len(m)]
   last = np.maximum.accumulate(np.where(is_maximum, positions, 0))
   return len(m) - 1 - last[::-1]
 
@@ -221,37 +199,34 @@ class Objective:
         many rounds.
     """
     rounds, workload = problem.rounds, problem.workload
-    self._build = build
-    self._problem = problem
-    self._falls = falls
-    if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
+    self._build, self._problem, self._falls = build, problem, falls
+    # Q of the error, or its diagonal, and the divisor of r; see `_quadratic`.
+    self._form: Optional[np.ndarray] = None
+    self._steps = workload.steps
+    self._norms: tuple[float, ...] = (1.0,)
+    is_max = problem.objective == solver.MAX
+    if workload.is_toeplitz:
+      # The error of a query does not decrease from round to round, so the max
+      # error is the error of the last round.
+      last = np.eye(1, rounds, rounds - 1)[0]
+      weights = last if is_max else problem.weights
+      self._form = np.cumsum(weights[::-1])[::-1]
+      return
+    if rounds > _MOST_SCHEDULED_ROUNDS:
       raise errors.value_error(
         f'rounds={rounds}: must be at most {_MOST_SCHEDULED_ROUNDS} with a '
         'learning rate schedule; use a constant learning rate, or family banded'
       )
-    self._norms: tuple[float, ...] = (1.0,)
-    self._error: _Error
-    is_max, steps = problem.objective == solver.MAX, workload.polynomial
-    if is_max and not workload.is_toeplitz:
+    self._steps = workload.polynomial
+    if is_max:
       self._norms = _NORMS
-      self._error = lambda inverse, norm: _scheduled_max(
-        inverse, norm, workload
-      )
-      return
-    if not workload.is_toeplitz:
-      form = _mean_form(problem)
     else:
-      # The error of a query does not decrease from round to round, so the max
-      # error is the error of the last round.
-      form, steps = np.ones(rounds), workload.steps
-      if not is_max:
-        form = np.cumsum(problem.weights[::-1])[::-1]
-    self._error = lambda inverse, norm: _quadratic(inverse, form, steps)
+      self._form = _mean_form(problem)
 
   def __call__(
     self, x: np.ndarray, norm: Optional[float] = None
   ) -> tuple[float, np.ndarray]:
-    """Returns the log loss, or infinity if it is not finite, and its gradient.
+    """Returns the log loss and its gradient; both may be infinite or NaN.
 
     Args:
       x: [parameters] float64.
@@ -263,15 +238,15 @@ class Objective:
       column, inverse, pullback = self._build(x)
       padded = np.zeros(problem.rounds)
       padded[: len(inverse)] = inverse
-      error, by_inverse = self._error(padded, norm or self._norms[-1])
+      if self._form is None:
+        power = norm or self._norms[-1]
+        error, by_inverse = _scheduled_max(padded, power, problem.workload)
+      else:
+        error, by_inverse = _quadratic(padded, self._form, self._steps)
       squared, by_column = squared_noise(column, problem, self._falls)
-      value = float(np.log(error) + np.log(squared))
-      gradient = pullback(
+      return float(np.log(error) + np.log(squared)), pullback(
         by_column / squared, by_inverse[: len(inverse)] / error
       )
-    if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
-      return np.inf, np.zeros_like(gradient)
-    return value, gradient
 
   def minimize(
     self,

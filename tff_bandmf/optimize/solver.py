@@ -7,22 +7,15 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Callable, Generic, Optional, Protocol, TypeVar, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, Generic, Optional, Protocol, TypeVar, Union
 
 import attrs
 import numpy as np
 import scipy.optimize
 import scipy.special
 
-from tff_bandmf import (
-  _checks,
-  _files,
-  errors,
-  sensitivity,
-  strategies,
-  workloads,
-)
+from tff_bandmf import _checks, errors, sensitivity, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.strategies import base
 
@@ -48,6 +41,12 @@ _LEAST_WEIGHT, _LATER_WEIGHT, _FALL = 1e-2, 1e-3, 0.1
 # Largest log(max(e) / lower bound) at which a search for the largest error has
 # converged, and the fraction of this gap at which the search ends.
 _GAP, _MARGIN = 1e-4, 0.25
+
+# A search may try this many bands of C^-1 under any memory limit. With so few
+# bands, past normals need no memory, because they are drawn again from the key.
+# For 4 rounds together, these are at most 7 past normals of a coordinate. So a
+# round draws at most (4 + 7) / 4 = 2.75 normals of a coordinate.
+_REDRAWN_BANDS = 8
 
 # Function that is called after every iteration with the best loss so far.
 Callback = Callable[[float], None]
@@ -115,7 +114,7 @@ class Noise(Protocol):
   def squared_of_columns(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns s(C)^2 and its gradient by C[j + s, j], [n, bands]."""
 
-  def to_dict(self) -> _files.JsonObject:
+  def to_dict(self) -> dict[str, Any]:
     """Returns the values that define the function, as JSON."""
 
 
@@ -194,6 +193,97 @@ class Problem:
     )
 
 
+def _count_copies(copies: object) -> int:
+  remedy = 'give the vectors that fit in memory'
+  return _checks.count('memory_copies', copies, remedy, least=0)
+
+
+@attrs.frozen
+class Request(Problem):
+  """The request of a search: a family, and the error to minimise.
+
+  Attributes:
+    family: declaration of the family of strategies.
+    parameters: given parameters of the family, checked; the search chooses all
+      other parameters.
+    memory_copies: limit on the vectors of past noise in memory, each of the
+      model's size, >= 0; None for no limit. If past normals can be drawn again,
+      only `Strategy.least_copies` vectors must fit within the limit.
+  """
+
+  family: strategies.Family = attrs.field(kw_only=True)
+  parameters: Mapping[str, object] = attrs.field(kw_only=True)
+  memory_copies: Optional[int] = attrs.field(
+    default=None, converter=attrs.converters.optional(_count_copies)
+  )
+
+  def __getitem__(self, name: str) -> Any:
+    """Returns the given value of a parameter, else its default, else None."""
+    default = getattr(self.family.parameter(name), 'default', None)
+    return self.parameters.get(name, default)
+
+  def needed(self, name: str, *otherwise: Any) -> Any:
+    """Returns the first value that is not None.
+
+    Args:
+      name: name of a parameter, whose value comes first.
+      *otherwise: further values.
+
+    Raises:
+      ValueError: all of these values are None.
+    """
+    for value in (self[name], *otherwise):
+      if value is not None:
+        return value
+    remedy = f'give {name}' + ' or min_sep' * len(otherwise)
+    raise errors.value_error(
+      f'{name}=None: {self.family.name} needs it; {remedy}'
+    )
+
+  @property
+  def bands(self) -> int:
+    """The number of bands of the search.
+
+    If no number is given, the number is min_sep, but at most `most_bands`.
+
+    As long as the bands do not exceed min_sep, more bands never increase the
+    loss. With more than min_sep bands, columns of a client's rounds overlap,
+    and the sensitivity grows.
+
+    Raises:
+      ValueError: neither `bands` nor min_sep is given, or the bands exceed the
+        rounds.
+    """
+    if 'bands' in self.parameters:
+      return base.check_few(self['bands'], self.rounds)
+    bands = self.needed('bands', self.participation.min_sep)
+    return min(bands, self.most_bands())
+
+  def most_bands(self) -> int:
+    """Returns the largest number of bands that a search tries.
+
+    The noise of so many bands fits into `memory_copies`. If past normals can be
+    drawn again from the key, a search tries up to `_REDRAWN_BANDS` bands under
+    any limit. The number is at most `rounds` and, for sampled cohorts, at most
+    min_sep.
+    """
+    limit = self.rounds
+    if self.noise and self.participation.min_sep:
+      limit = min(limit, self.participation.min_sep)
+    if self.memory_copies is None:
+      return limit
+    most = self.memory_copies + 1
+    if not self.family.memory.least(self.rounds):
+      most = max(most, _REDRAWN_BANDS)
+    return min(limit, most)
+
+  def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:
+    """Returns the strategy, column-normalised if `column_normalize` is set."""
+    if self['column_normalize']:
+      return strategies.ColumnNormalized(strategy)
+    return strategy
+
+
 def minimize(
   function: Callable[[np.ndarray], tuple[float, np.ndarray]],
   start: np.ndarray,
@@ -247,12 +337,11 @@ def minimize(
       best = Minimum(x.copy(), float(value), evaluations, False)
     return value, np.asarray(gradient, np.float64)
 
-  ended = converged = interrupted = False
+  interrupted, converged = False, not len(best.x)
   try:
-    if not len(best.x):
+    if converged:
       watched(best.x)
-      ended = converged = True
-    while not ended:
+    while not converged:
       before = best.value
       converged = scipy.optimize.minimize(
         watched,
@@ -269,24 +358,19 @@ def minimize(
           'maxiter': problem.max_evaluations,
         },
       ).success
-      ended = converged or evaluations >= problem.max_evaluations
-      if not ended and before - best.value <= max(tolerance, _NO_GAIN):
-        ended = converged = True
+      if evaluations >= problem.max_evaluations:
+        break
+      converged = converged or before - best.value <= max(tolerance, _NO_GAIN)
   except KeyboardInterrupt:
     if not np.isfinite(best.value):
       raise
-    interrupted = True
+    interrupted, converged = True, False
   if not np.isfinite(best.value):
     raise errors.value_error(
       f'start={len(best.x)} parameters: the loss or its gradient is not finite '
       'where the search starts; use another start, fewer rounds, or fewer bands'
     )
-  return dataclasses.replace(
-    best,
-    evaluations=evaluations,
-    converged=bool(converged) and not interrupted,
-    interrupted=interrupted,
-  )
+  return Minimum(best.x, best.value, evaluations, bool(converged), interrupted)
 
 
 class Loss(abc.ABC):
@@ -382,7 +466,7 @@ def search(
     problem, callback=callback and (lambda _: callback(math.exp(loss.least)))
   )
   x, evaluations, least = start, 1, _LEAST_WEIGHT
-  converged = interrupted = False
+  proved = interrupted = False
   try:
     log_e = loss.evaluate(x)[2]
     powers: Iterable[float] = _POWERS
@@ -402,9 +486,9 @@ def search(
       lower_bound = np.log(weights @ np.exp(log_e))
       # The lower bound holds only at a minimum of the loss of this stage. So
       # the decrease of the loss in this stage is added to the gap.
-      proven = loss.least - lower_bound + before - minimum.value
-      converged = converged or bool(proven <= _GAP)
-      if proven <= _MARGIN * _GAP or interrupted or evaluations >= most:
+      gap = loss.least - lower_bound + before - minimum.value
+      proved = proved or bool(gap <= _GAP)
+      if gap <= _MARGIN * _GAP or interrupted or evaluations >= most:
         break
       loss.log_weights = np.log((1 - least) * weights + least / len(weights))
       if is_last:
@@ -414,11 +498,7 @@ def search(
       raise
     interrupted = True
   return Minimum(
-    loss.best,
-    loss.least,
-    evaluations,
-    converged and not interrupted,
-    interrupted,
+    loss.best, loss.least, evaluations, proved and not interrupted, interrupted
   )
 
 

@@ -29,7 +29,6 @@ import numpy as np
 import scipy.optimize
 
 from tff_bandmf import errors, strategies
-from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 
 # Grid of u. At its ends, x is a billionth of the range from `low` or `high`.
@@ -49,7 +48,7 @@ _MIDDLE = (14, 16, 18)
 
 
 def sweep(
-  request: request_lib.Request,
+  request: solver.Request,
   build: Callable[[float], strategies.Strategy],
   low: float,
   high: float,
@@ -68,12 +67,8 @@ def sweep(
     near: x near which a search for sampled cohorts begins; None for no such x.
 
   Raises:
-    ValueError: the range is empty, or no x has a finite loss.
+    ValueError: no x has a finite loss.
   """
-  if not low < high:
-    raise errors.value_error(
-      f'low={low}: must be below high={high}; give a range'
-    )
   best: Optional[solver.Optimized] = None
   evaluations, failure = 0, None
 
@@ -108,26 +103,23 @@ def sweep(
 
   converged = False
   try:
-    precision = _PRECISION
     if request.noise is None:
+      precision = _PRECISION
       values = np.array([at(i) for i in range(len(grid))])
       left, middle, right = values[:-2], values[1:-1], values[2:]
-      minima = np.flatnonzero(
-        np.isfinite(middle) & (middle <= left) & (middle <= right)
-      )
+      valleys = np.isfinite(middle) & (middle <= left) & (middle <= right)
+      minima = np.flatnonzero(valleys).tolist()
     else:
       precision = _SAMPLED_PRECISION
-      if near is None:
-        i = best_of(_COARSE)
-      else:
-        i = best_of((int(np.abs(grid - near).argmin()), *_MIDDLE))
+      nearest = 0 if near is None else int(np.abs(grid - near).argmin())
+      i = best_of(_COARSE if near is None else (nearest, *_MIDDLE))
       for distance in _STEPS:
         i = best_of((i, i - distance, i + distance))
       # The samples of the noise may have changed since this loss was computed.
       best = None
       loss(grid[i])
       is_inside = np.isfinite(at(i)) and 0 < i < len(grid) - 1
-      minima = np.array([i - 1] if is_inside else [], np.int64)
+      minima = [i - 1] if is_inside else []
     step = _GRID[1] - _GRID[0]
     for i in minima:
       scipy.optimize.minimize_scalar(

@@ -241,14 +241,12 @@ def _best_start(rounds: int, bands: int, loss: _Loss) -> tuple[np.ndarray, int]:
 def _losses(problem: solver.Problem, bands: int) -> Iterator[_Loss]:
   """Yields functions that compute the log loss, the fastest one first."""
   h, workload = problem.workload.polynomial, problem.workload
-  closed = (
-    not problem.noise and workload.is_toeplitz and not workload.weight_decay
-  )
+  least = max(_ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / h.sum())
   if (
-    closed
+    problem.rounds >= least
     and isinstance(problem.objective, str)
-    and problem.rounds
-    >= max(_ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / h.sum())
+    and workload.is_toeplitz
+    and not (workload.weight_decay or problem.noise)
   ):
     yield _Settled(problem.rounds, problem.objective, h)
 

@@ -119,7 +119,7 @@ class Family:
     parameters: parameters of the family; at most one of them has a `sweep`.
     memory: memory that the family's noise needs.
     optimizer: 'module:function', the function that finds the best strategy for
-      a `tff_bandmf.optimize.request.Request`; '' if the parameters define C.
+      a `tff_bandmf.optimize.solver.Request`; '' if the parameters define C.
       That module is imported when a search begins, because it imports this
       module.
     passes_on: whether the family takes all parameters of other families and

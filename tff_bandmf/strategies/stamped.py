@@ -132,7 +132,7 @@ FAMILIES = (
     'SingleEpoch22',
     (_BLOCK_ROUNDS, _BLOCK_FAMILY),
     families.Memory("the block's memory", lambda rounds: 0),
-    'tff_bandmf.optimize.families:stamped',
+    'tff_bandmf.optimize.searches:stamped',
     passes_on=True,
   ),
 )
