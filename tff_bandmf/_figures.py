@@ -21,6 +21,8 @@ from matplotlib import colors, figure
 from matplotlib.axes import Axes
 
 _SIZE = (5.6, 3.6)
+# Formats the numbers beside axes; Matplotlib also passes their positions.
+_number = '{:g}'.format
 _LABEL, _TICK = 13, 12
 # If a curve has at most this many points, their values are written beside them.
 _FEW = 3
@@ -71,9 +73,7 @@ def epsilon(
   return drawing
 
 
-def accuracy(
-  curves: Mapping[str, Sequence[tuple[int, float]]],
-) -> Figure:
+def accuracy(curves: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
   """Returns a figure of validation accuracy by round.
 
   Args:
@@ -125,16 +125,15 @@ def clip(path: Sequence[tuple[int, float]]) -> Figure:
 def errors(
   families: Sequence[tuple[str, float]],
   memory: Sequence[tuple[int, float]],
-  chosen: tuple[int, float],
   name: str,
 ) -> Figure:
   """Returns a figure of errors by family, and of errors by memory.
 
   Args:
     families: pairs (family, error); the first family was chosen.
-    memory: pairs (copies of the model that the noise keeps, error); the line
-      shows the least error with at most each number of copies.
-    chosen: (copies, error) of the chosen family.
+    memory: pairs (copies of the model that the noise keeps, error), the pair of
+      the chosen family first; the line shows the least error with at most each
+      number of copies.
     name: name of the error.
   """
   # The bars need 0.25 inches each.
@@ -143,17 +142,15 @@ def errors(
   left, right = drawing.subplots(1, 2)
   style(left, name, '')
   style(right, 'copies of the model in memory', name)
-  left.barh(
-    range(len(families)),
-    [error for _, error in families],
-    color=[_BLUE, *[_GREY] * (len(families) - 1)],
-  )
-  left.set_yticks(range(len(families)), [family for family, _ in families])
+  names, sizes = zip(*families)
+  bars = left.barh(range(len(names)), sizes, color=_GREY)
+  bars[0].set_facecolor(_BLUE)
+  left.set_yticks(range(len(names)), names)
   left.invert_yaxis()
-  copies, values = zip(*sorted({*memory, chosen}))
+  copies, values = zip(*sorted(set(memory)))
   right.plot(copies, values, 'o', color=_GREY)
   right.step(copies, np.minimum.accumulate(values), where='post', color=_GREY)
-  right.plot(*chosen, 'o', color=_BLUE, label=families[0][0])
+  right.plot(*memory[0], 'o', color=_BLUE, label=names[0])
   right.locator_params(axis='x', integer=True)
   right.set_ylim(0, 1.1 * max(values) or 1)
   right.legend(frameon=False, fontsize=_TICK, loc='lower right')
@@ -161,10 +158,7 @@ def errors(
 
 
 def matrices(
-  matrix: np.ndarray,
-  inverse: np.ndarray,
-  pattern: Sequence[int],
-  title: str,
+  matrix: np.ndarray, inverse: np.ndarray, pattern: Sequence[int], title: str
 ) -> Figure:
   """Returns a figure of C, of C^-1, and of one client in the rows of C.
 
@@ -177,10 +171,7 @@ def matrices(
   drawing = Figure(figsize=(2.3 * _SIZE[0], _SIZE[1]), layout='constrained')
   panels = drawing.subplots(1, 3)
   drawing.suptitle(title, fontsize=_LABEL)
-  for axes, name, entries in (
-    (panels[0], 'C', matrix),
-    (panels[1], 'C^-1', inverse),
-  ):
+  for axes, name, entries in zip(panels, ('C', 'C^-1'), (matrix, inverse)):
     largest = np.abs(entries).max()
     image = axes.imshow(
       entries,
@@ -264,14 +255,5 @@ def style(axes: Axes, x: str, y: str) -> None:
   axes.spines[['top', 'right']].set_visible(False)
 
 
-def _number(value: float, position: object = None) -> str:
-  del position
-  return f'{value:g}'
-
-
 def _draw(axes: Axes, curve: list[dict[str, float]], **style: Any) -> None:
-  axes.plot(
-    [point['delta'] for point in curve],
-    [point['epsilon'] for point in curve],
-    **style,
-  )
+  axes.plot([p['delta'] for p in curve], [p['epsilon'] for p in curve], **style)

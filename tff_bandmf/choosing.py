@@ -121,11 +121,9 @@ class Ranking:
     with errors.importing('a plot'):
       from tff_bandmf import _figures
 
-    best = self.choices[0]
     return _figures.errors(
       [(each.name, each.ranked) for each in self.choices],
       [(each.copies, each.ranked) for each in self.choices],
-      (best.copies, best.ranked),
       'error for a clip of 1',
     )
 

@@ -394,7 +394,7 @@ class Plan(request_lib.Request):
     with errors.importing('a plot'):
       from tff_bandmf import _figures
 
-    points = []
+    points = [(self.copies, self.rmse)]
     for copies in memory_copies:
       other = attrs.evolve(self, memory_copies=copies)
       # A given mechanism may not fit in the limit.
@@ -407,7 +407,6 @@ class Plan(request_lib.Request):
         *((family, scale * rmse) for family, rmse in self.result.runners_up),
       ],
       points,
-      (self.copies, self.rmse),
       'rmse for a clip of 1',
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+from collections.abc import Iterator
+from typing import Optional
 
 import numpy as np
 
@@ -16,10 +16,13 @@ from tff_bandmf import sensitivity as sensitivity_lib
 with errors.importing('a plot'):
   from tff_bandmf import _figures
 
-# Label, x values and y values of a line.
-_Line = tuple[str, Any, Any]
 # Rounds and min_sep of the drawn matrices, small enough to show single entries.
 _PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16
+# Families of the drawn matrices, and of the compared errors.
+_PICTURED = 'banded banded-toeplitz blt banded-inverse dp-cgd tree'.split()
+_COMPARED = (
+  'identity banded-toeplitz banded-sqrt blt dp-cgd banded-inverse online-tree'
+).split()
 # Setting of [BandMF23, Table 2].
 _ROUNDS, _MIN_SEP, _DELTA = 2052, 342, 1e-6
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -34,120 +37,73 @@ def draw(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     folder: folder of the files, created if it does not exist.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  pictures = _optimized(
-    _PICTURE_ROUNDS,
-    _PICTURE_MIN_SEP,
-    (
-      strategies.Banded,
-      strategies.BandedToeplitz,
-      strategies.Blt,
-      strategies.BandedInverse,
-      strategies.DpCgd,
-      strategies.Tree,
-    ),
-  )
-  large = _optimized(
-    _ROUNDS,
-    _MIN_SEP,
-    (
-      strategies.Identity,
-      strategies.BandedToeplitz,
-      strategies.BandedSqrt,
-      strategies.Blt,
-      strategies.DpCgd,
-      strategies.BandedInverse,
-      strategies.OnlineTree,
-    ),
-  )
-  per_query = 'sensitivity * sqrt(per-query error)'
-  for name, figure in (
-    ('matrices', _matrices(pictures)),
-    (
-      'coefficients',
-      _lines('lag', 'first column of C', 'loglog', _coefficients(large)),
-    ),
-    (
-      'per_query_error',
-      _lines('round', per_query, 'semilogy', _per_query_error(large)),
-    ),
-    (
-      'rmse_by_min_sep',
-      _lines('true min_sep', 'rmse, sigma = 1', 'plot', _rmse_by_min_sep()),
-    ),
-    (
-      'rmse_by_epsilon',
-      _lines('epsilon', 'rmse', 'loglog', _rmse_by_epsilon(large)),
-    ),
-  ):
+  pictures = _optimized(_PICTURE_ROUNDS, _PICTURE_MIN_SEP, _PICTURED)
+  large = _optimized(_ROUNDS, _MIN_SEP, _COMPARED)
+  figures = {
+    'matrices': _matrices(pictures),
+    'coefficients': _coefficients(large),
+    'per_query_error': _per_query_error(large),
+    'rmse_by_min_sep': _rmse_by_min_sep(),
+    'rmse_by_epsilon': _rmse_by_epsilon(large),
+  }
+  for name, figure in figures.items():
+    for axes in figure.axes:
+      if axes.lines:
+        axes.legend(frameon=False)
     path = folder / f'{name}.png'
     figure.savefig(path, dpi=120)
     yield path
 
 
-def _optimized(rounds, min_sep, kinds) -> dict[str, strategies.Strategy]:
+def _optimized(rounds, min_sep, families) -> dict[str, strategies.Strategy]:
   schema = participation_lib.MinSep(min_sep)
   return {
-    kind.family: optimize.optimize(kind.family, rounds, schema).strategy
-    for kind in kinds
+    family: optimize.optimize(family, rounds, schema).strategy
+    for family in families
   }
 
 
 def _matrices(optimized) -> _figures.Figure:
   """Returns heat maps of C in the upper row and C^-1 in the lower row."""
-  figure = _figures.Figure(
-    figsize=(2.4 * len(optimized), 5), layout='constrained'
-  )
-  axes = figure.subplots(2, len(optimized))
-  for column, (family, strategy) in enumerate(optimized.items()):
+  size = (2.4 * len(optimized), 5)
+  figure = _figures.Figure(figsize=size, layout='constrained')
+  columns = figure.subplots(2, len(optimized)).T
+  for column, (family, strategy) in zip(columns, optimized.items()):
     matrix = strategy.matrix()
-    for row, (label, values) in enumerate(
-      (('C', matrix), ('C^-1', np.linalg.inv(matrix)))
-    ):
+    images = {'C': matrix, 'C^-1': np.linalg.inv(matrix)}
+    for axes, (label, values) in zip(column, images.items()):
       # Most entries are small, so colours show the square roots of entries.
       image = np.sign(values) * np.sqrt(np.abs(values))
-      axes[row, column].imshow(image, cmap='RdBu', vmin=-1, vmax=1)
-      axes[row, column].set_title(f'{family}: {label}', fontsize=8)
-      axes[row, column].set_xticks([])
-      axes[row, column].set_yticks([])
+      axes.imshow(image, cmap='RdBu', vmin=-1, vmax=1)
+      axes.set_title(f'{family}: {label}', fontsize=8)
+      axes.set(xticks=[], yticks=[])
   return figure
 
 
-def _lines(
-  x: str, y: str, method: str, lines: Iterable[_Line]
-) -> _figures.Figure:
-  """Returns a figure of lines.
-
-  Args:
-    x: label of the horizontal axis.
-    y: label of the vertical axis.
-    method: method of Matplotlib's axes that draws a line.
-    lines: label, x values and y values of each line.
-  """
-  figure, axes = _figures.empty(x, y)
-  for label, places, values in lines:
-    getattr(axes, method)(places, values, label=label)
-  axes.legend(frameon=False)
-  return figure
-
-
-def _coefficients(optimized) -> Iterator[_Line]:
+def _coefficients(optimized) -> _figures.Figure:
+  figure, axes = _figures.empty('lag', 'first column of C')
   for family, strategy in optimized.items():
     column = strategy.first_column()
     if column is not None:
-      yield family, np.arange(1, len(column) + 1), column
+      axes.loglog(np.arange(1, len(column) + 1), column, label=family)
+  return figure
 
 
-def _per_query_error(optimized) -> Iterator[_Line]:
+def _per_query_error(optimized) -> _figures.Figure:
+  name = 'sensitivity * sqrt(per-query error)'
+  figure, axes = _figures.empty('round', name)
   for family, strategy in optimized.items():
     errors = np.sqrt(strategy.per_query_errors())
-    yield family, np.arange(_ROUNDS), _sensitivity(strategy) * errors
+    axes.semilogy(_sensitivity(strategy) * errors, label=family)
+  return figure
 
 
-def _rmse_by_min_sep() -> Iterator[_Line]:
-  """Yields rmse by the actual min_sep [BandMF24, App H].
+def _rmse_by_min_sep() -> _figures.Figure:
+  """Returns a figure of rmse by the actual min_sep [BandMF24, App H].
 
   All strategies are optimised for one planned min_sep.
   """
+  figure, axes = _figures.empty('true min_sep', 'rmse, sigma = 1')
   rounds, k = _UNKNOWN['rounds'], _UNKNOWN['participations']
   planned = participation_lib.MinSep(_UNKNOWN['bands'], k)
   min_seps = range(100, 501, 25)
@@ -158,21 +114,21 @@ def _rmse_by_min_sep() -> Iterator[_Line]:
   ):
     strategy = optimize.optimize(family, rounds, planned, b0=b0).strategy
     root = math.sqrt(strategy.errors()[0])
-    yield (
-      family,
-      min_seps,
-      [root * _sensitivity(strategy, b, k) for b in min_seps],
-    )
+    rmse = [root * _sensitivity(strategy, b, k) for b in min_seps]
+    axes.plot(min_seps, rmse, label=family)
+  return figure
 
 
-def _rmse_by_epsilon(optimized) -> Iterator[_Line]:
+def _rmse_by_epsilon(optimized) -> _figures.Figure:
+  figure, axes = _figures.empty('epsilon', 'rmse')
   sigmas = [
     accounting.gaussian_noise_multiplier(epsilon, _DELTA)
     for epsilon in _EPSILONS
   ]
   for family, strategy in optimized.items():
     error = _sensitivity(strategy) * math.sqrt(strategy.errors()[0])
-    yield family, _EPSILONS, [sigma * error for sigma in sigmas]
+    axes.loglog(_EPSILONS, [sigma * error for sigma in sigmas], label=family)
+  return figure
 
 
 def _sensitivity(
