@@ -7,12 +7,12 @@ finished rows of a slow table.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import importlib.resources
 import json
 import math
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
@@ -95,51 +95,30 @@ def reproduce(
       raise errors.value_error(
         f'name={name}: is not a table; use one of {", ".join(TABLES)}'
       )
-  return (
-    _row(name, _published()[name], *figures)
-    for name in names
-    for figures in TABLES[name](_published()[name])
-  )
+  return (row for name in names for row in _rows(name))
 
 
-def _row(
-  name: str,
-  table: _Table,
-  row: str,
-  published: float,
-  ours: float,
-  own: Mapping[str, Any] = types.MappingProxyType({}),
-) -> Row:
-  """Returns a row of a table.
-
-  Args:
-    name: name of the table.
-    table: the table in `published.json`, with `tol`, or with `abs_tol` if
-      differences are absolute.
-    row: name of the number in the table.
-    published: number in the publication.
-    ours: number computed here.
-    own: other fields of the row.
-  """
+def _rows(name: str) -> Iterator[Row]:
+  """Yields the rows of a table; with `abs_tol`, differences are absolute."""
+  table = _published()[name]
   absolute = 'abs_tol' in table
   tolerance = table['abs_tol' if absolute else 'tol']
-  fields = {'tolerance': tolerance, 'absolute': absolute, **own}
-  return Row(name, row, published, ours, **fields)
+  shared: dict[str, Any] = {'tolerance': tolerance, 'absolute': absolute}
+  for row, published, ours, *own in TABLES[name](table):
+    fields = collections.ChainMap(*own, shared)
+    yield Row(name, row, published, ours, **fields)
 
 
 @functools.cache
 def _published() -> _files.JsonObject:
-  text = importlib.resources.read_text(
-    'tff_bandmf.reproduction', 'published.json'
-  )
-  return json.loads(text)
+  folder = importlib.resources.files('tff_bandmf.reproduction')
+  return json.loads(folder.joinpath('published.json').read_bytes())
 
 
 def _example_b1(table) -> Iterator[_Figures]:
-  optimized = _of_bands(
-    strategies.Banded.family, table['rounds'], table['bands']
-  )
-  total = table['rounds'] * optimized.loss
+  rounds = table['rounds']
+  optimized = _of_bands(strategies.Banded.family, rounds, table['bands'])
+  total = rounds * optimized.loss
   yield 'total squared error', table['total_squared_error'], total
   ours = optimized.strategy.matrix()
   published = np.array(table['strategy_matrix'])
@@ -173,10 +152,8 @@ def _amplified_sigma(table) -> Iterator[_Figures]:
 
 def _tree_and_banded_rmse(table) -> Iterator[_Figures]:
   tree = strategies.Tree(table['rounds'])
-  schema = participation_lib.FixedEpoch(
-    table['min_sep'], table['max_participations']
-  )
-  sensitivity = sensitivity_lib.sensitivity(tree, schema).value
+  limits = table['min_sep'], table['max_participations']
+  sensitivity = _sensitivity(tree, participation_lib.FixedEpoch(*limits))
   rmse = sensitivity * math.sqrt(tree.errors()[0])
   for name, published, ours, tolerance in (
     ('squared sensitivity', 'tree_sensitivity_squared', sensitivity**2, 1e-9),
@@ -190,21 +167,18 @@ def _tree_and_banded_rmse(table) -> Iterator[_Figures]:
 def _rmse(table) -> Iterator[_Figures]:
   limits = table['min_sep'], table['max_participations']
   schema = participation_lib.FixedEpoch(*limits)
+  others = {
+    'sensitivity_min_sep': participation_lib.MinSep(*limits),
+    'sensitivity_single': participation_lib.Single(),
+  }
   for row in table['rows']:
     optimized = _optimized(row, table['rounds'], schema)
     ratio = math.sqrt(optimized.loss) / table['unit']
-    # Sensitivities of C. The table has them divided by the first one.
-    under = {
-      name: sensitivity_lib.sensitivity(optimized.strategy, each).value
-      for name, each in (
-        ('fixed_epoch', schema),
-        ('min_sep', participation_lib.MinSep(*limits)),
-        ('single', participation_lib.Single()),
-      )
-    }
+    # The table has sensitivities of C, divided by the one for fixed epochs.
+    unit = _sensitivity(optimized.strategy, schema)
     ours = {'ratio': ratio}
-    for name, value in under.items():
-      ours[f'sensitivity_{name}'] = value / under['fixed_epoch']
+    for name, each in others.items():
+      ours[name] = _sensitivity(optimized.strategy, each) / unit
     ours['min_sep_ratio'] = ratio * ours['sensitivity_min_sep']
     for name, value in ours.items():
       if name in row:
@@ -272,9 +246,8 @@ def _tail_at_its_limit(table) -> Iterator[_Figures]:
 
 def _calibrated_rmse(table) -> Iterator[_Figures]:
   sigma = accounting.gaussian_noise_multiplier(table['epsilon'], table['delta'])
-  schema = participation_lib.MinSep(
-    table['min_sep'], table['max_participations']
-  )
+  limits = table['min_sep'], table['max_participations']
+  schema = participation_lib.MinSep(*limits)
   for row in table['rows']:
     objective = row.get('objective', optimize.MEAN)
     optimized = _optimized(row, table['rounds'], schema, objective=objective)
@@ -321,13 +294,9 @@ def _sampled_rmse(table) -> Iterator[_Figures]:
     for row in table['rows']:
       if 'bands_at' in row:
         row = {**row, 'bands': row['bands_at'][place]}
-      cohorts, best = min(
-        (
-          with_bands(row, bands, epsilon)
-          for bands in row.get('any_bands', [row.get('bands')])
-        ),
-        key=lambda each: each[1].loss,
-      )
+      tried = row.get('any_bands', [row.get('bands')])
+      results = [with_bands(row, bands, epsilon) for bands in tried]
+      cohorts, best = min(results, key=lambda result: result[1].loss)
       guarantee = accounting.calibrate(
         best.strategy,
         cohorts,
@@ -335,8 +304,7 @@ def _sampled_rmse(table) -> Iterator[_Figures]:
         **claim,
         samples=accounting.Samples(table['samples'], seed=table['seed']),
       )
-      error = best.strategy.errors()[0]
-      bound = guarantee.z_stddev_per_clip * math.sqrt(error)
+      bound = guarantee.z_stddev_per_clip * math.sqrt(best.strategy.errors()[0])
       yield (
         f'epsilon {epsilon}, {_label(row)}',
         row['values'][place],
@@ -351,8 +319,7 @@ def _unknown_min_sep(table) -> Iterator[_Figures]:
   for row in table['rows']:
     strategy = _optimized(row, rounds, planned).strategy
     for min_sep, published in zip(table['min_sep'], row['value']):
-      schema = participation_lib.MinSep(min_sep, k)
-      sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
+      sensitivity = _sensitivity(strategy, participation_lib.MinSep(min_sep, k))
       ours = sensitivity * math.sqrt(strategy.errors()[0])
       yield f'{_label(row)}, min_sep {min_sep}', published, ours
 
@@ -362,6 +329,12 @@ def _gboard_report(table) -> Iterator[_Figures]:
   epsilon = accounting.gaussian_epsilon(sigma, table['delta'])
   yield 'rho', table['rho'], accounting.zcdp_rho(sigma)
   yield 'epsilon', table['epsilon'], epsilon
+
+
+def _sensitivity(
+  strategy: strategies.Strategy, schema: participation_lib.Participation
+) -> float:
+  return sensitivity_lib.sensitivity(strategy, schema).value
 
 
 def _cyclic_poisson_sigma(
