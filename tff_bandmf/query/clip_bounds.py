@@ -33,7 +33,7 @@ from tff_bandmf import _checks, clipping_norm, errors
 from tff_bandmf.noise import lattice
 
 # Squares of numbers outside this range can underflow or overflow float64.
-_LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
+_CLIPS = 2.0**-300, 2.0**300
 FLOATS = ('bfloat16', 'float16', 'float32', 'float64')
 
 # Nested structure of arrays, of tensors, or of `tf.TensorSpec`.
@@ -222,19 +222,12 @@ class Bounds:
     dimensions = [0] * len(bounds)
     for spec, i in zip(specs, groups):
       dimensions[i] += _size(spec)
-    adaptive = layers is not l2_norm_clip
-    if adaptive:
-      bounds.append(l2_norm_clip.indicator)
+    adaptive = None if layers is l2_norm_clip else l2_norm_clip
+    if adaptive is not None:
+      bounds.append(adaptive.indicator)
       dimensions.append(1)
-    return cls(
-      tuple(map(float, bounds)),
-      tuple(dimensions),
-      tuple(groups),
-      clip_bits,
-      zeroing_norm,
-      zeroing_norm_order,
-      l2_norm_clip if adaptive else None,
-    )
+    parts = tuple(map(float, bounds)), tuple(dimensions), tuple(groups)
+    return cls(*parts, clip_bits, zeroing_norm, zeroing_norm_order, adaptive)
 
   @property
   def l2_norm(self) -> float:
@@ -373,22 +366,11 @@ def check_bounds(
     ValueError: a bound is out of range.
   """
   for clip in tree.flatten(clipping_norm.layers(l2_norm_clip)):
-    _checks.positive(
-      'l2_norm_clip',
-      clip,
-      'for a clip that adapts, use tff_bandmf.AdaptiveClip',
-    )
-    if not _LEAST_CLIP <= float(clip) <= _MOST_CLIP:
-      raise errors.value_error(
-        f'l2_norm_clip={clip}: must be in [2^-300, 2^300]; change the unit of '
-        'the updates'
-      )
+    remedy = 'change the unit of updates; tff_bandmf.AdaptiveClip is a clip too'
+    _checks.between('l2_norm_clip', clip, *_CLIPS, remedy)
   if zeroing_norm is not None:
-    _checks.positive(
-      'zeroing_norm',
-      zeroing_norm,
-      'it is constant, since an adaptive zeroing norm would cost privacy',
-    )
+    remedy = 'it is constant, since an adaptive zeroing norm would cost privacy'
+    _checks.positive('zeroing_norm', zeroing_norm, remedy)
   if zeroing_norm_order not in (2, math.inf):
     raise errors.value_error(
       f'zeroing_norm_order={zeroing_norm_order}: must be 2 or inf; inf '

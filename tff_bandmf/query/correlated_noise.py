@@ -221,27 +221,19 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     # clients times the clip is refused.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
     bound = tf.cast(clients, tf.int64) * self.lattice.clip_steps
-    holds = (
+    checked = _require(
       (clients >= 0)
       & (clients <= self.lattice.largest_cohort)
-      & tf.reduce_all(tf.abs(tf.cast(total, tf.int64)) <= bound)
-    )
-    checked = tf.debugging.Assert(
-      holds,
-      [
-        'a sum of clipped updates has more clients than largest_cohort, or an '
-        'entry above its number of clients times the clip; clients:',
-        tf.strings.as_string(clients),
-      ],
+      & tf.reduce_all(tf.abs(tf.cast(total, tf.int64)) <= bound),
+      'a sum of clipped updates has more clients than largest_cohort, or an '
+      'entry above its number of clients times the clip; clients:',
+      clients,
     )
     with tf.control_dependencies([checked]):
       # Count in int64: with many partial sums the client count could overflow
       # int32 and pass the check of the cohort's size.
-      return (
-        tf.identity(total),
-        tf.cast(clients, tf.int64),
-        tf.constant(0, tf.int64),
-      )
+      clients = tf.cast(clients, tf.int64)
+      return tf.identity(total), clients, tf.constant(0, tf.int64)
 
   def initial_sample_state(
     self, template: graph_clipping.Tensors = None
@@ -286,26 +278,22 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     # noise for such a round. If the round used the noise of an earlier round,
     # the difference of the two releases would have no noise. The round fails.
     # Guard: aggregator_test.test_round_past_the_last_raises.
-    in_range = tf.debugging.Assert(
+    in_range = _require(
       t < self._rounds,
-      [
-        f'the strategy supports {self._rounds} rounds and all are done; '
-        'optimise one for more rounds and account for both runs. round:',
-        tf.strings.as_string(t),
-      ],
+      f'the strategy supports {self._rounds} rounds and all are done; '
+      'optimise one for more rounds and account for both runs. round:',
+      t,
     )
     # PRIVACY: The guarantee assumes that no sum of clipped updates wraps around
     # in int32. A sum over too many clients could wrap around. A round with more
     # clients than `largest_cohort` fails before its release.
     # Guard: query_test.test_round_of_more_than_the_largest_cohort_fails.
     most = self.lattice.largest_cohort
-    in_size = tf.debugging.Assert(
+    in_size = _require(
       (clients >= 0) & (clients <= most),
-      [
-        f'a round has more clients than largest_cohort={most}; give the '
-        'aggregator a larger largest_cohort, or admit fewer clients. clients:',
-        tf.strings.as_string(clients),
-      ],
+      f'a round has more clients than largest_cohort={most}; give the '
+      'aggregator a larger largest_cohort, or admit fewer clients. clients:',
+      clients,
     )
     with tf.control_dependencies([in_range, in_size]):
       t = tf.identity(t)
@@ -381,3 +369,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       z_stddev=tf.constant(self.z_stddev, tf.float32),
       **self._source.metrics(global_state.round),
     )
+
+
+def _require(holds: tf.Tensor, rule: str, number: tf.Tensor) -> tf.Operation:
+  """Returns an operation that fails if a rule about a number does not hold."""
+  return tf.debugging.Assert(holds, [rule, tf.strings.as_string(number)])

@@ -77,13 +77,6 @@ class GraphClipping(clip_bounds.Bounds):
     sign *= tf.cast(finite & ~above, tf.int32)
     return tf.concat([clipped, [self.indicator_steps * sign]], 0)
 
-  def _runs(self) -> list[tuple[int, int]]:
-    """Returns (group, number of leaves) for successive leaves of one group."""
-    return [
-      (group, len(list(leaves)))
-      for group, leaves in itertools.groupby(self.groups)
-    ]
-
   def _vectors(
     self, record: Tensors
   ) -> tuple[list[tf.Tensor], list[tuple[int, tf.Tensor]]]:
@@ -98,10 +91,9 @@ class GraphClipping(clip_bounds.Bounds):
     """
     shape = tf.constant([-1])
     leaves = [tf.reshape(leaf, shape) for leaf in tf.nest.flatten(record)]
-    rest = iter(leaves)
+    runs = itertools.groupby(zip(self.groups, leaves), lambda pair: pair[0])
     return leaves, [
-      (group, _joined(list(itertools.islice(rest, count)), 0))
-      for group, count in self._runs()
+      (group, _joined([leaf for _, leaf in pairs], 0)) for group, pairs in runs
     ]
 
   def _fits(self, vectors: list[tf.Tensor]) -> tf.Tensor:
@@ -117,18 +109,12 @@ class GraphClipping(clip_bounds.Bounds):
       vectors: integers in float64, in steps, a vector for each series of
         leaves.
     """
-    return tf.reduce_all(
-      self._squares(vectors) <= tf.constant(self.squared_bounds, tf.float64)
-    )
-
-  def _squares(self, vectors: list[tf.Tensor]) -> tf.Tensor:
-    """Returns |q_g|^2 of every group g, [groups] float64, from integers q."""
     # `l2_loss` needs no array of squares. Its factor 1 / 2 is exact.
-    halves = [tf.nn.l2_loss(vector) for vector in vectors]
-    groups = [group for group, _ in self._runs()]
-    return 2.0 * tf.math.unsorted_segment_sum(
-      tf.stack(halves), groups, len(self.clips)
-    )
+    halves = tf.stack([tf.nn.l2_loss(vector) for vector in vectors])
+    groups = [group for group, _ in itertools.groupby(self.groups)]
+    sums = tf.math.unsorted_segment_sum(halves, groups, len(self.clips))
+    bounds = tf.constant(self.squared_bounds, tf.float64)
+    return tf.reduce_all(2.0 * sums <= bounds)
 
   def describe(
     self, record: Tensors, scale: _Scalar = 1.0
@@ -171,17 +157,11 @@ class GraphClipping(clip_bounds.Bounds):
     finite = tf.reduce_all(tf.math.is_finite(norms))
     above = tf.constant(False)
     if self.zeroing_norm is not None:
-      norm = (
-        tf.sqrt(_folded(squares[tf.newaxis])[0])
-        if self.zeroing_norm_order == 2
-        else tf.reduce_max(
-          [
-            tf.reduce_max(tf.abs(vector))
-            for _, vector in vectors
-            if vector.shape.num_elements()
-          ]
-        )
-      )
+      if self.zeroing_norm_order == 2:
+        norm = tf.sqrt(_folded(squares[tf.newaxis])[0])
+      else:
+        filled = [each for _, each in vectors if each.shape.num_elements()]
+        norm = tf.reduce_max([tf.reduce_max(tf.abs(each)) for each in filled])
       above = norm > self.zeroing_norm
     radii = scale * tf.constant(self.radii, tf.float64)
     return finite, above, tf.where(norms > radii, radii / norms, 1.0)

@@ -80,13 +80,11 @@ class NoisyMean:
     )
     l2_norm_clip, zeroing_norm, order = bounds
     # Arrays of zeros that take no memory.
-    self.like = tree.unflatten_as(
-      like,
-      [
-        np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-        for leaf in _arrays('like', like)
-      ],
-    )
+    zeros = [
+      np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+      for leaf in _arrays('like', like)
+    ]
+    self.like = tree.unflatten_as(like, zeros)
     dimension = clip_bounds.record_dimension(self.like)
     dimension += clipping_norm.indicator_count(l2_norm_clip)
     recursion, self.lattice = definition.of_run(
