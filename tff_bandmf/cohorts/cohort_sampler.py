@@ -89,11 +89,8 @@ class CohortSampler:
     for name in ('clients', 'cohort_size', 'rounds'):
       _checks.count(name, getattr(self, name), 'see the configuration')
     _checks.count('seed', self.seed, 'give an integer', least=0)
-    if self.rounds > history_lib.MAX_ROUNDS:
-      raise errors.value_error(
-        f'rounds={self.rounds}: must not exceed {history_lib.MAX_ROUNDS}; use '
-        'fewer rounds'
-      )
+    most = history_lib.MAX_ROUNDS
+    _checks.at_most('rounds', self.rounds, most, 'MAX_ROUNDS', 'use fewer')
     participation_lib.check(self.participation)
     choice, rule = self.clients, f'clients={self.clients}'
     if self.participation.evenly_spaced:
@@ -133,21 +130,18 @@ class CohortSampler:
         ) from None
 
   def _not_filled(self, where: str) -> CohortError:
-    fitting = ', or '.join(
-      f'{name} {value}' for name, value in self._demand.largest().items()
-    )
-    least = (
-      ''
-      if self.availability is None
-      else ', and less if clients are not available'
-    )
+    largest = self._demand.largest().items()
+    fitting = ', or '.join(f'{name} {value}' for name, value in largest)
+    fitting = fitting or 'nothing'
+    if self.availability is not None:
+      fitting += ', and less if clients are not available'
     min_sep = self.participation.min_sep
     apart = '' if min_sep is None else f'min_sep {min_sep} and '
     return _error(
       f'cohort_size={self.cohort_size}: cannot be filled{where} from '
       f'{self.clients} clients in {self.rounds} rounds with {apart}'
       f'{self.participation.participations(self.rounds)} participations a '
-      f'client; possible, each change alone: {fitting or "nothing"}{least}'
+      f'client; possible, each change alone: {fitting}'
     )
 
   def eligible(
