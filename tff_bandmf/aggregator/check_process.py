@@ -20,26 +20,16 @@ from tff_bandmf.tff import names as tff
 _Taint = Any
 
 # Intrinsics with arguments (function, value) that return function(value).
-_MAPS = {
-  'federated_apply',
-  'federated_map',
-  'federated_map_all_equal',
-  'sequence_map',
-}
+_MAPS = frozenset(
+  'federated_apply federated_map federated_map_all_equal sequence_map'.split()
+)
 # Intrinsics for which element i of the result depends on element i of the
 # argument only.
-_CARRIERS = {
-  'federated_broadcast',
-  'federated_max',
-  'federated_mean',
-  'federated_min',
-  'federated_sum',
-  'federated_value_at_clients',
-  'federated_value_at_server',
-  'federated_zip_at_clients',
-  'federated_zip_at_server',
-  'sequence_sum',
-}
+_CARRIERS = frozenset(
+  'federated_broadcast federated_max federated_mean federated_min '
+  'federated_sum federated_value_at_clients federated_value_at_server '
+  'federated_zip_at_clients federated_zip_at_server sequence_sum'.split()
+)
 _EVALUATIONS = {'federated_eval_at_clients', 'federated_eval_at_server'}
 
 
@@ -99,7 +89,7 @@ def check_process(
       'in each round, to which the guarantee applies; give the process one '
       'tff_bandmf.aggregator.dp_aggregator'
     )
-  state_name = next(iter(_elements(signature.result)))[0]
+  state_name = tff.elements(signature.result)[0][0]
   bypassing = [name for name in names if name.split('.')[0] == state_name]
   if bypassing:
     raise errors.value_error(
@@ -199,7 +189,7 @@ def _any(value: _Taint) -> bool:
 def _clients_hold(value_type: tff.Type) -> _Taint:
   """Returns the taint of a parameter: True for values of clients."""
   if isinstance(value_type, tff.StructType):
-    return tuple(_clients_hold(each) for _, each in _elements(value_type))
+    return tuple(_clients_hold(each) for _, each in tff.elements(value_type))
   return (
     isinstance(value_type, tff.FederatedType)
     and value_type.placement is tff.CLIENTS
@@ -213,17 +203,9 @@ def _leaves(
   if isinstance(value_type, tff.FederatedType):
     yield from _leaves(value_type.member, taint, path)
   elif isinstance(value_type, tff.StructType):
-    for i, (name, each) in enumerate(_elements(value_type)):
+    for i, (name, each) in enumerate(tff.elements(value_type)):
       yield from _leaves(
         each, taint if isinstance(taint, bool) else taint[i], (*path, name)
       )
   elif _any(taint):
     yield '.'.join(path)
-
-
-def _elements(value_type: tff.StructType) -> list[tuple[str, tff.Type]]:
-  """Returns (name, type) of each element; the index replaces a missing name."""
-  return [
-    (str(i) if name is None else name, each)
-    for i, (name, each) in enumerate(tff.elements(value_type))
-  ]

@@ -12,23 +12,31 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from typing import Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import (
-  _checks,
-  accounting,
-  clipping_norm,
-  errors,
-  noise,
-  strategies,
-)
+from tff_bandmf import _checks, accounting, clipping_norm, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
-from tff_bandmf.noise import placements
+from tff_bandmf.noise import lattice, placements
 from tff_bandmf.tff import names as tff
+
+
+class ProcessForSums(NamedTuple):
+  """A process for sums over groups of clients, and its clipping.
+
+  Attributes:
+    clip: clipping, whose method `clip` has the arguments (update, *scales).
+    scales: TFF computation from the state of the process to the tuple of
+      scales.
+    process: process of the sums.
+  """
+
+  clip: query_lib.GraphClipping
+  scales: Any
+  process: tff.templates.AggregationProcess
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -96,7 +104,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self.guarantee = guarantee
     self.l2_norm_clip = clipping_norm.norm(l2_norm_clip)
     self.noise = placement
-    self.lattice: Optional[noise.Lattice] = None
+    self.lattice: Optional[lattice.Lattice] = None
     self.z_stddev: Optional[float] = None
     self._make_query = make_query
     self._adapts = isinstance(l2_norm_clip, clipping_norm.AdaptiveClip)
@@ -135,7 +143,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         'tff.aggregators.as_weighted_aggregator(aggregator), where all weights '
         'are equal'
       )
-    return self._create(value_type, sums=False)[2]
+    return self._create(value_type, sums=False).process
 
   def federated_mean(
     self, value: tff.Value, weight: Optional[tff.Value] = None
@@ -210,12 +218,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     state = tff.federated_eval(first_state, tff.SERVER)
     return process.next(state, value).result
 
-  def create_for_sums(
-    self, value_type: tff.Type
-  ) -> tuple[
-    query_lib.GraphClipping, tff.Computation, tff.templates.AggregationProcess
-  ]:
-    """Returns a clipping, its scales, and a process for sums over clients.
+  def create_for_sums(self, value_type: tff.Type) -> ProcessForSums:
+    """Returns a process for sums over clients, with its clipping.
 
     This method is for programs that clip updates themselves and add them up in
     groups. The process takes pairs: the sum of the clipped updates of a group
@@ -232,11 +236,6 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     Args:
       value_type: type of one client's update, with float leaves.
 
-    Returns:
-      The clipping, whose method `clip` has the arguments (update, *scales); a
-      computation from the state of the process to the tuple of these scales;
-      and the process.
-
     Raises:
       TypeError: a leaf of an update is not a float.
       ValueError: this factory has created a process before; the sizes of
@@ -251,11 +250,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       )
     return self._create(value_type, sums=True)
 
-  def _create(
-    self, value_type: tff.Type, sums: bool
-  ) -> tuple[
-    query_lib.GraphClipping, tff.Computation, tff.templates.AggregationProcess
-  ]:
+  def _create(self, value_type: tff.Type, sums: bool) -> ProcessForSums:
     specs = tff.types.structure_from_tensor_type_tree(
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
     )
@@ -269,16 +264,14 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         'for every learning process'
       )
     self.query = query = self._make_query(record_specs=specs, sums=sums)
-    self.lattice = query.lattice
-    self.z_stddev = query.z_stddev
+    self.lattice, self.z_stddev = query.lattice, query.z_stddev
     record_type = value_type
     if sums:
       record_type = tff.tensorflow.computation(
         lambda: (query.initial_sample_state()[0], tf.constant(0, tf.int32))
       ).type_signature.result
-    return query.clip, *_process(
-      query, record_type, self._secure_sum, self._measure_clients
-    )
+    options = self._secure_sum, self._measure_clients
+    return ProcessForSums(query.clip, *_process(query, record_type, *options))
 
 
 def skip_round(
@@ -321,11 +314,9 @@ def _process(
   summed: tff.aggregators.UnweightedAggregationFactory
   summed = tff.aggregators.SumFactory()
   if secure_sum:
-    # Every clipped record is within these bounds, so the bounds change no
-    # record.
-    summed = tff.aggregators.SecureSumFactory(
-      query.lattice.clip_steps, -query.lattice.clip_steps
-    )
+    # Every clipped record is within this bound, so the bound changes no record.
+    bound = query.lattice.clip_steps
+    summed = tff.aggregators.SecureSumFactory(bound, -bound)
   process = tff.aggregators.DifferentiallyPrivateFactory(query, summed).create(
     record_type
   )
@@ -469,11 +460,6 @@ def dp_aggregator(
   _checks.positive(
     'clients_per_round', clients_per_round, 'it is the divisor of the mean'
   )
-  _checks.number(
-    'noise_multiplier',
-    noise_multiplier,
-    'give what accounting.calibrate returns',
-  )
   if l2_norm_clip is None or isinstance(
     l2_norm_clip, tff.templates.EstimationProcess
   ):
@@ -483,16 +469,12 @@ def dp_aggregator(
       'run; give a norm, or tff_bandmf.AdaptiveClip(0.1)'
     )
   query_lib.check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
-  if not isinstance(strategy, strategies.Strategy):
-    raise errors.type_error(
-      f'strategy={strategy}: must be a tff_bandmf.strategies.Strategy; load or '
-      'optimise one'
-    )
   # PRIVACY: The factory cannot know whether cohorts are drawn at random. If
   # they are not, an amplified epsilon would be too small. Only schemas of
   # enforced cohorts are accepted.
   # Guard: aggregator_options_test.test_sampled_cohorts_are_no_schema.
   participation_lib.check(participation)
+  guarantee = accounting.Guarantee(strategy, participation, noise_multiplier)
   if largest_cohort is None:
     largest_cohort = math.ceil(clients_per_round)
   _checks.count(
@@ -515,7 +497,6 @@ def dp_aggregator(
       f'measure_clients={measure_clients}: would reveal each client to the '
       'server, in spite of secure_sum; leave one of them out'
     )
-  guarantee = accounting.Guarantee(strategy, participation, noise_multiplier)
   make_query = functools.partial(
     query_lib.CorrelatedNoiseQuery,
     guarantee,
