@@ -13,8 +13,7 @@ from __future__ import annotations
 import importlib
 import pathlib
 import types as types_lib
-from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any
 
 from tff_bandmf import errors
 
@@ -100,8 +99,13 @@ def folder() -> pathlib.Path:
   return pathlib.Path(path).parent
 
 
-def elements(value_type: Any) -> Iterable[tuple[Optional[str], Any]]:
-  """Returns the (name, type) pairs of a `StructType`; a name can be None."""
-  if _IS_OLD:
-    return _PACKAGES[0].structure.iter_elements(value_type)
-  return value_type.items()
+def elements(kind: Any) -> list[tuple[str, Any]]:
+  """Returns the (name, type) pairs of a `StructType`.
+
+  The index of an element replaces a missing name.
+  """
+  items = _ROOT.structure.iter_elements(kind) if _IS_OLD else kind.items()
+  return [
+    (str(i) if name is None else name, each)
+    for i, (name, each) in enumerate(items)
+  ]

@@ -47,7 +47,7 @@ class Workers:
     remaining = [
       context
       for address, context in self._contexts.items()
-      if not context.link.given_up and runtime.answers(address)
+      if context.link.failure is None and runtime.answers(address)
     ]
     if not remaining:
       raise RuntimeError(

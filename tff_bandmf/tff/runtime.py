@@ -80,16 +80,13 @@ def worker(
     RuntimeError: the worker did not start.
   """
   concurrency = concurrency or os.cpu_count() or 1
+  calls = f'--max_concurrent_computation_calls={concurrency}'
   binary = tff.folder() / 'data' / 'worker_binary'
   port = portpicker.pick_unused_port()
   with contextlib.ExitStack() as stack:
     output = stack.enter_context(open(log or os.devnull, 'ab'))
     process = subprocess.Popen(  # pylint: disable=subprocess-popen-preexec-fn
-      [
-        str(binary),
-        f'--port={port}',
-        f'--max_concurrent_computation_calls={concurrency}',
-      ],
+      [str(binary), f'--port={port}', calls],
       stdin=subprocess.DEVNULL,
       stdout=output,
       stderr=output,
@@ -229,13 +226,13 @@ class _Link:
   channel: grpc.Channel
 
   def __post_init__(self):
-    self._stub = _stub(self.channel)
-    self._why: Optional[str] = None
-
-  @property
-  def given_up(self) -> bool:
-    """Whether a computation exceeded the time limit."""
-    return self._why is not None
+    # TFF's stub watches the channel for ever, and its thread prints a traceback
+    # when the channel is closed. `tff_bandmf` does not need the channel's
+    # state, so the stub gets a channel that cannot be watched.
+    self.channel.subscribe = lambda callback, try_to_connect=False: None
+    self._stub = tff.framework.RemoteExecutorGrpcStub(self.channel)
+    # The reason why the worker was given up: it exceeded the time limit.
+    self.failure: Optional[str] = None
 
   def executor(self, cardinalities) -> tff.framework.RemoteExecutor:
     """Returns an executor on the worker; raises if the worker is gone."""
@@ -260,16 +257,16 @@ class _Link:
       with self.wait_policy.waiting(self._describe, self._give_up):
         yield
     except Exception as error:
-      if self._why is not None:
-        raise RuntimeError(f'{self._why}.') from error
+      if self.failure is not None:
+        raise RuntimeError(f'{self.failure}.') from error
       refused = errors.from_assertion(error)
       if refused is None:
         raise
       raise refused from None
 
   def _check(self) -> None:
-    if self._why is not None:
-      raise RuntimeError(f'{self._why}.')
+    if self.failure is not None:
+      raise RuntimeError(f'{self.failure}.')
 
   def _describe(self) -> str:
     status = (
@@ -281,7 +278,7 @@ class _Link:
     return f'{self.name}, {status}'
 
   def _give_up(self, why: str) -> None:
-    self._why = why
+    self.failure = why
     # The worker may be stopped and never answer. `dispose` must do nothing, so
     # that cleanup does not wait for the worker.
     self._stub.dispose = self._stub.dispose_executor = lambda _: None
@@ -403,16 +400,6 @@ def _wait_for(process: subprocess.Popen, port: int, log) -> None:
     f'TFF worker: no answer on port={port} within {_START_SECONDS} s; '
     f'exit status {process.poll()}; see log={log}.'
   )
-
-
-def _stub(channel: grpc.Channel) -> tff.framework.RemoteExecutorGrpcStub:
-  """Returns a stub that does not watch the channel.
-
-  TFF's stub watches the channel for ever, and its thread prints a traceback
-  when the channel is closed. `tff_bandmf` does not need the channel's state.
-  """
-  channel.subscribe = lambda callback, try_to_connect=False: None
-  return tff.framework.RemoteExecutorGrpcStub(channel)
 
 
 def _end(process: subprocess.Popen) -> None:

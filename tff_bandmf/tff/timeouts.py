@@ -18,8 +18,6 @@ from typing import Callable, Optional
 
 from tff_bandmf import errors
 
-_NOTICE_SECONDS = 60.0
-
 
 @dataclasses.dataclass(frozen=True)
 class WaitPolicy:
@@ -36,7 +34,7 @@ class WaitPolicy:
 
   limit_seconds: Optional[float] = None
   on_slow: Callable[[str], None] = errors.notice
-  notice_seconds: float = _NOTICE_SECONDS
+  notice_seconds: float = 60.0
 
   @contextlib.contextmanager
   def waiting(
