@@ -129,11 +129,10 @@ def test_audit_follows_the_clip(runtime):
     4,
     pattern.Pattern(np.array([0, 2]), np.array([1.0, -1.0]), 1.0),
     20,
-    30,
     np.random.default_rng(0),
     lambda: None,
   )
-  expected = np.zeros((4, 30))
+  expected = np.zeros((4, 40))
   expected[0, :20], expected[2, :20] = 1.0, -1.0
   np.testing.assert_allclose(seen, expected, atol=1e-4)
 
