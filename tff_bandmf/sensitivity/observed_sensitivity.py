@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Optional
 
 import numpy as np
@@ -33,6 +33,9 @@ _AT_A_TIME = 2**22
 _WHOLE_GRAM = 4096
 # Largest number of pairs of rounds whose entries of X are read at one time.
 _PAIRS = 2**22
+
+# Function from index arrays i <= j of one shape to X[i, j].
+_Gram = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,29 +151,32 @@ def of_clients(
     ValueError: a round is past the last round of C, a client is twice in a
       round, or the sensitivity overflows.
   """
-  gram = None if strategy is None else _Gram(strategy, costs)
-  clients = participations = 0
+  gram = None if strategy is None or costs is not None else _gram(strategy)
   gaps: list[int] = []
   histogram: collections.Counter[int] = collections.Counter()
   heaviest = _Heaviest()
   for part in parts:
     rounds, starts = _by_client(*part)
-    clients += len(starts) - 1
-    participations += len(rounds)
     gaps += _least_gap(rounds, starts)
-    counts, times = np.unique(np.diff(starts), return_counts=True)
-    histogram.update(dict(zip(counts.tolist(), times.tolist())))
-    if gram is not None:
-      heaviest_client = _heaviest(gram, rounds, starts)
+    histogram.update(np.diff(starts).tolist())
+    if strategy is None or not len(rounds):
+      continue
+    if not (0 <= rounds.min() and rounds.max() < strategy.rounds):
+      raise errors.value_error(
+        f'round={int(rounds.max())}: is not among the {strategy.rounds} rounds '
+        'of the strategy; give the strategy that the run used'
+      )
+    for rows in _equally_many(rounds, starts):
+      candidate = _heaviest(gram, costs, rows)
       # PRIVACY: If the client with the largest sum were lost, the sensitivity
       # of the log would be too small. The maximum includes the clients of all
       # parts.
       # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
-      heaviest = max(heaviest, heaviest_client, key=lambda h: h.squared)
+      heaviest = max(heaviest, candidate, key=lambda h: h.squared)
   most = max(histogram, default=0)
   return Observed(
-    clients,
-    participations,
+    sum(histogram.values()),
+    sum(count * clients for count, clients in histogram.items()),
     min(gaps, default=None),
     most,
     dict(sorted(histogram.items())),
@@ -180,7 +186,7 @@ def of_clients(
     # PRIVACY: Without the table of costs of this C, a cost would be wrong. The
     # result has a cost only if the table is given.
     # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
-    None if gram is None or costs is None else int(heaviest.squared),
+    None if strategy is None or costs is None else int(heaviest.squared),
   )
 
 
@@ -228,17 +234,15 @@ def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
   Raises:
     ValueError: a round has a client twice.
   """
-  inner = np.ones(max(len(rounds) - 1, 0), bool)
-  inner[starts[1:-1] - 1] = False
-  gaps = np.diff(rounds)[inner]
-  if not len(gaps):
-    return []
-  if gaps.min() < 1:
+  between = starts[1:-1] - 1
+  gaps = np.delete(np.diff(rounds), between)
+  if np.any(gaps < 1):
+    twice = np.delete(rounds[1:], between)[gaps < 1]
     raise errors.value_error(
-      f'round={rounds[1:][inner][gaps < 1][0]}: a client is twice in a round; '
-      'give each participation once'
+      f'round={twice[0]}: a client is twice in a round; give each '
+      'participation once'
     )
-  return [int(gaps.min())]
+  return [int(gaps.min())] if len(gaps) else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,8 +268,7 @@ class _Heaviest:
   ) -> result.Sensitivity:
     if not np.isfinite(self.squared):
       raise errors.value_error(
-        f'sensitivity={self.squared}: overflows; scale C down or use fewer '
-        'rounds'
+        f'sensitivity={self.squared}: overflows; use fewer rounds'
       )
     if costs is not None:
       squared = self.squared * costs.unit * (1 + 8 * recursion.UNIT)
@@ -290,92 +293,71 @@ class _Heaviest:
     return dataclasses.replace(unrounded, value=unrounded.value * more)
 
 
-class _Gram:
-  """Entries of X = C^T C, or the costs of a `Budget`.
+def _gram(strategy: strategies.Strategy) -> _Gram:
+  """Returns entries of X; up to `_WHOLE_GRAM` rounds, all are computed now."""
+  rounds = strategy.rounds
+  if rounds <= _WHOLE_GRAM:
+    upper = np.triu_indices(rounds)
+    whole = np.zeros((rounds, rounds))
+    whole[upper] = strategy.gram_entries(*upper)
+    return lambda first, second: whole[first, second]
 
-  If there are no costs, and C has at most `_WHOLE_GRAM` rounds, all entries are
-  computed when the object is made.
-  """
-
-  def __init__(
-    self,
-    strategy: strategies.Strategy,
-    costs: Optional[participation_lib.Costs],
-  ):
-    self._strategy = strategy
-    self.costs = costs
-    self.rounds = strategy.rounds
-    self._whole: Optional[np.ndarray] = None
-    if costs is None and self.rounds <= _WHOLE_GRAM:
-      first, second = np.triu_indices(self.rounds)
-      self._whole = np.zeros((self.rounds, self.rounds))
-      self._whole[first, second] = strategy.gram_entries(first, second)
-
-  def __call__(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns X[i, j] for index arrays i <= j of the same shape."""
-    if self._whole is not None:
-      return self._whole[first, second]
+  def gram(first, second):
     pairs, where = np.unique(
-      first.ravel() * self.rounds + second.ravel(), return_inverse=True
+      first.ravel() * rounds + second.ravel(), return_inverse=True
     )
-    entries = self._strategy.gram_entries(*np.divmod(pairs, self.rounds))
+    entries = strategy.gram_entries(*np.divmod(pairs, rounds))
     return entries[where].reshape(first.shape)
 
+  return gram
 
-def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
-  """Returns the client whose rounds have the largest sum of |X|.
 
-  If `gram` has costs, the result is the client with the largest cost.
+def _equally_many(
+  rounds: np.ndarray, starts: np.ndarray
+) -> Iterator[np.ndarray]:
+  """Yields the rounds of clients that have equally many, [clients, k] integers.
 
   Args:
-    gram: entries of X, or costs.
     rounds: [m] integers, the rounds of all clients, client by client.
     starts: [clients + 1] integers, index of each client's first round, then m.
-
-  Raises:
-    ValueError: a round is not a round of C.
   """
-  if len(rounds) and not (0 <= rounds.min() and rounds.max() < gram.rounds):
-    raise errors.value_error(
-      f'round={int(rounds.max())}: is not among the {gram.rounds} rounds of '
-      'the strategy; give the strategy that the run used'
-    )
   counts = np.diff(starts)
-  best = _Heaviest()
   for count in np.unique(counts):
     firsts = starts[:-1][counts == count]
     # The rounds of one client always fit in memory.
     step = max(1, _PAIRS // int(count))
     for low in range(0, len(firsts), step):
-      rows = rounds[firsts[low : low + step, None] + np.arange(count)]
-      best = max(best, _heaviest_of(gram, rows), key=lambda h: h.squared)
-  return best
+      yield rounds[firsts[low : low + step, None] + np.arange(count)]
 
 
-def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
-  """Returns the result of `_heaviest` for clients with equally many rounds.
+def _heaviest(
+  gram: Optional[_Gram],
+  costs: Optional[participation_lib.Costs],
+  rounds: np.ndarray,
+) -> _Heaviest:
+  """Returns the client whose rounds have the largest cost or sum of |X|.
 
   Args:
-    gram: entries of X, or costs.
+    gram: result of `_gram`; None if there are costs.
+    costs: costs of patterns; None for sums of |X|.
     rounds: [clients, k] integers, the k rounds of each client, ascending.
   """
-  if gram.costs is not None:
-    cost = gram.costs.total(rounds[:, ::-1])
-    worst = int(np.argmax(cost))
-    return _Heaviest(int(cost[worst]), False, tuple(rounds[worst].tolist()))
-  total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
-  for j in range(rounds.shape[1]):
-    # PRIVACY: X[i, j] and X[j, i] are both terms of the sum. With only one of
-    # them the sensitivity would be too small. Each entry with j > i is doubled.
-    # Guard: observed_sensitivity_test.test_observed_is_brute_force.
-    entries = gram(
-      np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape), rounds[:, j:]
-    )
-    total += 2 * np.abs(entries[:, 1:]).sum(1) + entries[:, 0]
-    least = np.minimum(least, entries.min(1))
+  total, least = np.zeros((2, len(rounds)))
+  if costs is not None:
+    total = costs.total(rounds[:, ::-1])
+  elif gram is not None:
+    for j in range(rounds.shape[1]):
+      later = rounds[:, j:]
+      # PRIVACY: X[i, j] and X[j, i] are both terms of the sum. With only one of
+      # them the sensitivity would be too small. Each entry with j > i is
+      # doubled.
+      # Guard: observed_sensitivity_test.test_observed_is_brute_force.
+      entries = gram(np.broadcast_to(later[:, :1], later.shape), later)
+      total += 2 * np.abs(entries[:, 1:]).sum(1) + entries[:, 0]
+      least = np.minimum(least, entries.min(1))
   worst = int(np.argmax(total))
   return _Heaviest(
-    float(total[worst]),
+    total[worst].item(),
     bool(least[worst] < -gram_lib.ROUNDING * total[worst]),
     tuple(rounds[worst].tolist()),
   )
