@@ -575,7 +575,7 @@ def test_column_norm_that_overflows_is_refused():
   """A norm of infinity would make a column of C, and its weight, vanish."""
   toeplitz = strategies.BandedInverse(300, [1.0, -5.0])
   assert np.all(np.isfinite(toeplitz.column(300)))
-  with pytest.raises(ValueError, match='column_normalize=True: .*overflow'):
+  with pytest.raises(ValueError, match='family=.*overflow'):
     _ = strategies.ColumnNormalized(toeplitz).column_norms
 
 

@@ -213,11 +213,7 @@ def _toeplitz(
     else:
       gram = scipy.signal.correlate(column, column, method='fft')
       gram = gram[len(column) - 1 :]
-  if not np.all(np.isfinite(gram)):
-    raise errors.value_error(
-      f'family={strategy.family}: entries of C overflow; use fewer '
-      'rounds, or a C^-1 whose series has no root in the unit disc'
-    )
+  base.check_overflow(strategy.family, gram)
   return _rounded_up(gram[np.newaxis], error)
 
 

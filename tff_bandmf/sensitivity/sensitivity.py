@@ -13,13 +13,12 @@ so all bounds use |X_ij|.
 
 from __future__ import annotations
 
-import math
 from typing import Callable
 
 import numpy as np
 
-from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
+from tff_bandmf import strategies
 from tff_bandmf.sensitivity import budget, gram, result, toeplitz, tree
 from tff_bandmf.strategies import base, recursion
 
@@ -57,11 +56,7 @@ one client do not overlap (bands <= min_sep)')
   # A value that overflows is refused after the computation.
   with np.errstate(over='ignore', invalid='ignore'):
     proved = _THEOREMS[strategy.structure](strategy, participation)
-  if not math.isfinite(proved.value):
-    raise errors.value_error(
-      f'family={strategy.family}: the sensitivity overflows; scale C down or '
-      'use fewer rounds'
-    )
+  base.check_overflow(strategy.family, proved.value)
   return proved
 
 

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 import numpy as np
 import scipy
 
-from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
+from tff_bandmf import strategies
 from tff_bandmf.sensitivity import gram, patterns, result
 from tff_bandmf.strategies import base
 
@@ -231,11 +231,7 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   # could be too small. All bands of C itself are used.
   # Guard: families_test.test_sensitivity_is_safe.
   column = strategy.column(strategy.bands)
-  if not np.all(np.isfinite(column)):
-    raise errors.value_error(
-      f'family={strategy.family}: entries of C overflow; use fewer rounds, or '
-      'a C^-1 whose series has no root in the unit disc'
-    )
+  base.check_overflow(strategy.family, column)
   return column
 
 

@@ -484,6 +484,15 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
     )
 
 
+def check_overflow(family: str, values: Any) -> None:
+  """Raises ValueError unless numbers computed from entries of C are finite."""
+  if not np.all(np.isfinite(values)):
+    raise errors.value_error(
+      f'family={family}: C overflows; use fewer rounds, or a C^-1 whose series '
+      'has no root in the unit disc'
+    )
+
+
 def count_rounds(rounds: object) -> int:
   """Returns `rounds` if it is a count, and raises ValueError otherwise."""
   return _checks.count('rounds', rounds, 'give the number of rounds')

@@ -76,11 +76,7 @@ class ColumnNormalized(base.Strategy):
       # Guards: strategies_test.test_column_norm_that_overflows_is_refused and
       # random_structures_test.test_random_patterns_never_exceed_the_sensitivity
       norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds) ** 2))[::-1]
-    if not np.all(np.isfinite(norms)):
-      raise errors.value_error(
-        'column_normalize=True: column norms of C overflow; use fewer rounds, '
-        'or a C whose entries stay small'
-      )
+    base.check_overflow(self.family, norms)
     norms.flags.writeable = False
     return norms
 

@@ -21,7 +21,8 @@ import abc
 import functools
 import math
 import sys
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import numpy as np
@@ -160,8 +161,7 @@ class ToeplitzWindow(recursion_lib.Window):
     row = self._numbers['row']
     if self.keeps == recursion_lib.PAST_Z:
       return float(np.linalg.norm(row) / self.scales[0])
-    energy = _energy(np.ones(1), row, self.rounds)
-    return math.sqrt(energy) / float(self.scales[0])
+    return math.sqrt(_energy(row, self.rounds)) / float(self.scales[0])
 
 
 def _first_entries(
@@ -214,8 +214,7 @@ class RationalToeplitz(Toeplitz):
     """
 
   def column(self, terms: int) -> np.ndarray:
-    top, bottom = self.polynomials()
-    return _series(top, bottom, terms)
+    return _series(*self.polynomials(), terms)
 
   def inverse_column(self, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
@@ -413,11 +412,44 @@ def _filtered(
   return series, z[:-1]
 
 
-def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
-  """Returns the sum of the squares of the first coefficients of top / bottom.
+def _blocks(
+  top: np.ndarray, bottom: np.ndarray, rounds: int, later: float, least: int = 1
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+  """Yields (j, terms of w from w_j on, state of the filter) for each block.
+
+    w(x) = top(x) / bottom(x) (1 + later (x + x^2 + ...))
 
   Args:
     top: coefficients of a polynomial, lowest power first, float64.
+    bottom: coefficients of a polynomial, lowest power first, float64.
+    rounds: number of terms.
+    later: 1 for prefix sums of top(x) / bottom(x), else 0.
+    least: least number of terms of a block.
+
+  Raises:
+    ValueError: a term past `MAX_ROUNDS` is needed.
+  """
+  state = np.zeros(max(len(top), len(bottom)) - 1)
+  done, block = 0, _FIRST_BLOCK
+  while done < rounds:
+    if done >= base.MAX_ROUNDS:
+      raise errors.value_error(
+        f'rounds={rounds}: C^-1 has not converged after {base.MAX_ROUNDS} '
+        'rounds; use coefficients that decay faster, or fewer rounds'
+      )
+    signal = np.full(min(max(block, least), rounds - done), later)
+    if not done:
+      signal[0] = 1.0
+    w, state = _filtered(top, bottom, signal, state)
+    yield done, w, state
+    done += len(w)
+    block *= 2
+
+
+def _energy(bottom: np.ndarray, rounds: int) -> float:
+  """Returns the sum of the squares of the first coefficients of 1 / bottom.
+
+  Args:
     bottom: coefficients of a polynomial, lowest power first, float64.
     rounds: number of coefficients to add up.
 
@@ -425,21 +457,13 @@ def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
     ValueError: `rounds` exceeds `MAX_ROUNDS`, and the first `MAX_ROUNDS`
       coefficients do not vanish.
   """
-  state = np.zeros(max(len(top), len(bottom)) - 1)
-  squares, done, block = 0.0, 0, _FIRST_BLOCK
-  while done < rounds:
-    _check_done(done, rounds)
-    terms = min(block, rounds - done)
-    impulse = np.zeros(terms)
-    impulse[0] = done == 0
+  squares = 0.0
+  for _, series, state in _blocks(np.ones(1), bottom, rounds, 0.0):
     with np.errstate(over='ignore', invalid='ignore'):
-      series, state = scipy.signal.lfilter(top, bottom, impulse, zi=state)
       squares += float(series @ series)
-    done += terms
-    block *= 2
     if not np.any(np.abs(state) > _VANISHED):
       break
-  _check_finite(np.array([squares]), len(bottom))
+  _check_finite(squares, len(bottom))
   return squares
 
 
@@ -465,24 +489,16 @@ def _errors_to_the_limit(
       or the errors are not finite.
   """
   memory = max(len(top), len(bottom))
-  state = np.zeros(memory - 1)
   total = bottom.sum()
   # The limit is NaN if it does not exist; then no term counts as converged.
   limit = top.sum() / total if total > 0 else np.nan
   weighted = squares = 0.0
-  done, block = 0, _FIRST_BLOCK
-  while done < rounds:
-    _check_done(done, rounds)
-    terms = min(max(block, memory), rounds - done)
-    w, state = _filtered(top, bottom, np.ones(terms), state)
+  for start, w, _ in _blocks(top, bottom, rounds, 1.0, memory):
+    done = start + len(w)
     with np.errstate(over='ignore', invalid='ignore'):
       squared = w * w
       squares += squared.sum()
-      weighted += squared @ (
-        rounds - np.arange(done, done + terms, dtype=float)
-      )
-    done += terms
-    block *= 2
+      weighted += squared @ (rounds - np.arange(start, done, dtype=float))
     if not np.isfinite(squares):
       break
     tail = w[-memory:]
@@ -491,12 +507,12 @@ def _errors_to_the_limit(
       squares += remaining * limit**2
       weighted += remaining * (remaining + 1) / 2 * limit**2
       break
-  mean, largest = weighted / rounds, squares
-  _check_finite(np.array([mean, largest]), len(bottom))
-  return float(mean), float(largest)
+  mean = float(weighted / rounds)
+  _check_finite([mean, squares], len(bottom))
+  return mean, float(squares)
 
 
-def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
+def _check_finite(e: Any, bands: int) -> Any:
   """Returns `e`, or raises ValueError if an entry is not finite."""
   if not np.all(np.isfinite(e)):
     raise errors.value_error(
@@ -504,12 +520,3 @@ def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
       'whose series has no root in the unit disc'
     )
   return e
-
-
-def _check_done(done: int, rounds: int) -> None:
-  """Raises ValueError if the series has not converged after `MAX_ROUNDS`."""
-  if done >= base.MAX_ROUNDS:
-    raise errors.value_error(
-      f'rounds={rounds}: C^-1 has not converged after {base.MAX_ROUNDS} '
-      'rounds; use coefficients that decay faster, or fewer rounds'
-    )
