@@ -374,8 +374,7 @@ def from_dict(values: Mapping[str, _files.Json]) -> Workload:
       same = list(workload.to_dict()) == list(values)
   if not same:
     raise errors.type_error(
-      f'workload={dict(values)}: is not the result of to_dict; write it with '
-      'to_dict'
+      f'workload={dict(values)}: is not a result of to_dict; write it again'
     )
   return workload
 

@@ -113,7 +113,7 @@ def test_errors_of_toeplitz_without_limit_are_added_up(coefficients):
 
 def test_errors_of_toeplitz_that_overflow_are_refused():
   strategy = strategies.BandedToeplitz(5000, [1.0, -3.0])
-  with pytest.raises(ValueError, match='coefficients=.*bound'):
+  with pytest.raises(ValueError, match='C=.*overflow'):
     strategy.errors()
 
 
@@ -575,7 +575,7 @@ def test_column_norm_that_overflows_is_refused():
   """A norm of infinity would make a column of C, and its weight, vanish."""
   toeplitz = strategies.BandedInverse(300, [1.0, -5.0])
   assert np.all(np.isfinite(toeplitz.column(300)))
-  with pytest.raises(ValueError, match='family=.*overflow'):
+  with pytest.raises(ValueError, match='C=.*overflow'):
     _ = strategies.ColumnNormalized(toeplitz).column_norms
 
 

@@ -480,8 +480,7 @@ def from_name(
     max_participations = None
   if min_sep is None and 'min_sep' in fields:
     raise errors.value_error(
-      f'min_sep=None: participation {name} needs it; give the least r2 - r1 of '
-      'two rounds of one client'
+      f'min_sep=None: participation {name} needs it; give the least r2 - r1'
     )
   values = {
     'min_sep': min_sep,

@@ -38,7 +38,7 @@ from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram as gram_lib
 from tff_bandmf.sensitivity import result
-from tff_bandmf.strategies import base, recursion
+from tff_bandmf.strategies import base, per_query, recursion
 
 # Integer cost of one round whose column has the largest norm.
 _WHOLE = 2**30
@@ -91,9 +91,8 @@ def until(
   budget.check_horizon(rounds)
   if horizon > rounds and not strategy.goes_on:
     raise errors.value_error(
-      f'horizon={horizon}: exceeds rounds={rounds}, and the C of '
-      f'{strategy.family} is not defined for more rounds; leave the horizon '
-      'out, or use banded-toeplitz or blt'
+      f'horizon={horizon}: exceeds rounds={rounds}, and {strategy.family} is '
+      'defined for no more; leave it out, or use banded-toeplitz or blt'
     )
   return strategy.of_rounds(horizon)
 
@@ -134,8 +133,7 @@ def completed(
     return budget
   if budget.horizon not in (None, strategy.rounds):
     raise errors.value_error(
-      f'horizon={budget.horizon}: must be rounds={strategy.rounds} of C; give '
-      'a C for all rounds up to the horizon'
+      f'horizon={budget.horizon}: must be rounds={strategy.rounds}; omit it'
     )
   k = budget.reference_schema.participations(rounds or strategy.rounds)
   # PRIVACY: Rounding errors of the costs could admit a pattern above the
@@ -165,8 +163,7 @@ def completed(
     limit = math.ceil(value**2 / largest * _WHOLE) + 2 * k * k
   if limit > _LARGEST:
     raise errors.value_error(
-      f'max_participations={k}: the budget does not fit into 64 bits; use a '
-      'larger min_sep, or fewer participations'
+      f'max_participations={k}: the budget exceeds 64 bits; increase min_sep'
     )
   table.setflags(write=False)
   return attrs.evolve(
@@ -213,8 +210,7 @@ def _toeplitz(
     else:
       gram = scipy.signal.correlate(column, column, method='fft')
       gram = gram[len(column) - 1 :]
-  base.check_overflow(strategy.family, gram)
-  return _rounded_up(gram[np.newaxis], error)
+  return _rounded_up(per_query.check_finite(gram)[np.newaxis], error)
 
 
 def _banded(
@@ -233,14 +229,12 @@ def _banded(
   few = strategy.inverse_bands is None and strategy.buffers is None
   if not (few and bands < rounds):
     raise errors.value_error(
-      f'family={strategy.family}: has columns as long as the run, so the cost '
-      'of a round grows with the length of the run; use banded, '
+      f'family={strategy.family}: has columns as long as the run; use banded, '
       'banded-toeplitz, blt or banded-inverse'
     )
   if rounds * bands > _ENTRIES:
     raise errors.value_error(
-      f'bands={bands}: with rounds={rounds} there are more than {_ENTRIES} '
-      'costs; use a Toeplitz C, such as banded-toeplitz, which has fewer'
+      f'bands={bands}: need more than {_ENTRIES} costs; use banded-toeplitz'
     )
   gram = np.zeros((rounds, bands))
   for start in range(0, rounds, _ROWS):

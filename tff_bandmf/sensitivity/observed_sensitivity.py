@@ -163,8 +163,8 @@ def of_clients(
       continue
     if not (0 <= rounds.min() and rounds.max() < strategy.rounds):
       raise errors.value_error(
-        f'round={int(rounds.max())}: is not among the {strategy.rounds} rounds '
-        'of the strategy; give the strategy that the run used'
+        f'round={rounds.max()}: is not among the {strategy.rounds} rounds of '
+        'the strategy; give the strategy that the run used'
       )
     for rows in _equally_many(rounds, starts):
       candidate = _heaviest(gram, costs, rows)
@@ -239,8 +239,7 @@ def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
   if np.any(gaps < 1):
     twice = np.delete(rounds[1:], between)[gaps < 1]
     raise errors.value_error(
-      f'round={twice[0]}: a client is twice in a round; give each '
-      'participation once'
+      f'round={twice[0]}: a client is twice in a round; give the client once'
     )
   return [int(gaps.min())] if len(gaps) else []
 

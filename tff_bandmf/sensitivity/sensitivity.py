@@ -20,7 +20,7 @@ import numpy as np
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import strategies
 from tff_bandmf.sensitivity import budget, gram, result, toeplitz, tree
-from tff_bandmf.strategies import base, recursion
+from tff_bandmf.strategies import base, per_query, recursion
 
 
 def sensitivity(
@@ -56,7 +56,7 @@ one client do not overlap (bands <= min_sep)')
   # A value that overflows is refused after the computation.
   with np.errstate(over='ignore', invalid='ignore'):
     proved = _THEOREMS[strategy.structure](strategy, participation)
-  base.check_overflow(strategy.family, proved.value)
+  per_query.check_finite(proved.value)
   return proved
 
 

@@ -27,7 +27,7 @@ import scipy
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import strategies
 from tff_bandmf.sensitivity import gram, patterns, result
-from tff_bandmf.strategies import base
+from tff_bandmf.strategies import base, per_query
 
 # Largest rounds * bands for which the Gram matrix is computed; at this limit it
 # takes about 2 seconds.
@@ -231,8 +231,7 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   # could be too small. All bands of C itself are used.
   # Guard: families_test.test_sensitivity_is_safe.
   column = strategy.column(strategy.bands)
-  base.check_overflow(strategy.family, column)
-  return column
+  return per_query.check_finite(column)
 
 
 def _falls(column: np.ndarray) -> bool:

@@ -45,8 +45,7 @@ class Banded(base.Strategy):
       )
     if np.any(np.triu(rows[: rows.shape[1]], 1)):
       raise errors.value_error(
-        'rows=entries left of column 0: must be 0 where t < s; rows[t, s] is '
-        'C[t, t - s]'
+        'rows=entries with t < s: must be 0; rows[t, s] is C[t, t - s]'
       )
     base.check_entries('rows', rows, rows[:, 0])
 

@@ -440,20 +440,15 @@ class Strategy(abc.ABC):
 
 def check_rounds(rounds: int) -> None:
   """Raises ValueError if an array of n numbers is too large."""
-  if rounds > MAX_ROUNDS:
-    raise errors.value_error(
-      f'rounds={rounds}: arrays with a number for each round are made up to '
-      f'{MAX_ROUNDS} rounds; use fewer rounds'
-    )
+  _checks.at_most(
+    'rounds', rounds, MAX_ROUNDS, 'MAX_ROUNDS', 'use fewer rounds'
+  )
 
 
 def check_dense(rounds: int) -> None:
   """Raises ValueError if an n x n matrix would not fit in memory."""
-  if rounds > MAX_DENSE_ROUNDS:
-    raise errors.value_error(
-      f'rounds={rounds}: a dense matrix is made up to {MAX_DENSE_ROUNDS} '
-      'rounds; use fewer rounds, or a family of few bands or buffers'
-    )
+  remedy = 'use fewer rounds, or a family of few bands or buffers'
+  _checks.at_most('rounds', rounds, MAX_DENSE_ROUNDS, 'dense limit', remedy)
 
 
 def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
@@ -466,30 +461,18 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
   """
   if not np.all(np.isfinite(entries)):
     raise errors.value_error(
-      f'{name}=NaN or infinity: must be finite; check the file or optimise the '
-      'strategy again'
+      f'{name}=NaN or infinity: must be finite; correct the entries of C'
     )
   if not np.all(diagonal > 0):
     raise errors.value_error(
-      f'{name}={float(np.min(diagonal))}: the diagonal of C must be positive; '
-      'C must be lower-triangular and invertible'
+      f'{name}={np.min(diagonal)}: the diagonal of C must be positive; fix it'
     )
   smallest, largest = np.min(diagonal), np.max(np.abs(entries))
   if smallest < _SMALLEST_DIAGONAL or largest > _LARGEST_ENTRY:
     entry = float(smallest if largest <= _LARGEST_ENTRY else largest)
     raise errors.value_error(
-      f'{name}={entry}: the diagonal of C must be at least '
-      f'{_SMALLEST_DIAGONAL:g} and no entry above {_LARGEST_ENTRY:g}; multiply '
-      'C by a constant: the mechanism stays the same'
-    )
-
-
-def check_overflow(family: str, values: Any) -> None:
-  """Raises ValueError unless numbers computed from entries of C are finite."""
-  if not np.all(np.isfinite(values)):
-    raise errors.value_error(
-      f'family={family}: C overflows; use fewer rounds, or a C^-1 whose series '
-      'has no root in the unit disc'
+      f'{name}={entry}: the diagonal of C must be >= {_SMALLEST_DIAGONAL:g} '
+      f'and entries <= {_LARGEST_ENTRY:g}; multiply C by a constant'
     )
 
 

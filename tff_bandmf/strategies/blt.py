@@ -75,8 +75,7 @@ class Blt(toeplitz.Toeplitz):
       )
     if len(np.unique(theta)) < len(theta):
       raise errors.value_error(
-        f'theta={theta.tolist()}: must be distinct; join the buffers and add '
-        'their omega'
+        f'theta={theta.tolist()}: must be distinct; add omega of equal theta'
       )
 
   def series(self) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import _files, errors, workloads
-from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import base, per_query, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
@@ -39,9 +39,8 @@ class ColumnNormalized(base.Strategy):
   def __attrs_post_init__(self):
     if not isinstance(self.toeplitz, toeplitz.Toeplitz):
       raise errors.type_error(
-        'column_normalize=True: '
-        f'{getattr(self.toeplitz, "family", self.toeplitz)} is not Toeplitz; '
-        'leave it out'
+        f'column_normalize=True: {type(self.toeplitz).__name__} is not '
+        'Toeplitz; leave it out'
       )
 
   @property
@@ -76,7 +75,7 @@ class ColumnNormalized(base.Strategy):
       # Guards: strategies_test.test_column_norm_that_overflows_is_refused and
       # random_structures_test.test_random_patterns_never_exceed_the_sensitivity
       norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds) ** 2))[::-1]
-    base.check_overflow(self.family, norms)
+    per_query.check_finite(norms)
     norms.flags.writeable = False
     return norms
 

@@ -79,8 +79,7 @@ def custom(
   given = [name for name, values in forms.items() if values is not None]
   if len(given) != 1:
     raise errors.value_error(
-      f'custom={", ".join(given) or None}: is given by one of '
-      f'{", ".join(forms)}; give exactly one of them'
+      f'custom={given}: give exactly one of {", ".join(forms)}'
     )
   if coefficients is not None:
     return CustomToeplitz(rounds, coefficients)
@@ -91,8 +90,7 @@ def custom(
   bands = _checks.real_array('columns', columns)
   if bands.ndim != 2 or not bands.size:
     raise errors.value_error(
-      f'columns.shape={bands.shape}: must be [rounds, bands]; give the bands '
-      'of each column of C, the diagonal first'
+      f'columns.shape={bands.shape}: must be [rounds, bands]; give columns of C'
     )
   return CustomBanded(banded.rows_of_columns(bands))
 

@@ -112,9 +112,8 @@ def check_known(strategy: base.Strategy) -> None:
   # Guard: strategies_test.test_class_of_no_family_is_refused.
   if declared is None or type(inner) not in (declared.kind, *declared.forms):
     raise errors.value_error(
-      f'strategy={type(inner).__name__}: is not the class of a family, so '
-      'files of runs and plans cannot hold it; give its numbers to '
-      'strategies.custom, or declare a family (CONTRIBUTING.md)'
+      f'strategy={type(inner).__name__}: is not the class of a family, so no '
+      'file can hold it; use strategies.custom, or declare a family'
     )
 
 
@@ -182,8 +181,7 @@ def load(
   path = pathlib.Path(path)
   if path.suffix not in _PARSERS:
     raise errors.value_error(
-      f'file={path}: must end in .json, .npz or .npy; write one with bandmf '
-      'optimize --out FILE'
+      f'file={path}: must end in .json, .npz or .npy; give a strategy file'
     )
   content = _files.read(path)
   try:

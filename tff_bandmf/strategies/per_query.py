@@ -31,7 +31,7 @@ from typing import Any, Callable
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import errors, workloads
+from tff_bandmf import _checks, errors, workloads
 
 # Least number of rounds of a block: smaller products take nearly as long.
 _SHORTEST_BLOCK = 64
@@ -102,11 +102,7 @@ def of_noise(
   """
   memory = max(left_bands, right_bands) - 1
   block = min(max(memory, _SHORTEST_BLOCK), rounds)
-  if block > LONGEST_BLOCK:
-    raise errors.value_error(
-      f'rounds={rounds}: with more than {LONGEST_BLOCK} bands the errors of '
-      'this workload do not fit in memory; use fewer rounds or bands'
-    )
+  _checks.at_most('bands', block, LONGEST_BLOCK, 'LONGEST_BLOCK', 'use fewer')
   e = np.empty(rounds)
   y_cov = cross = np.zeros((block, block))
   for start in range(0, rounds, block):
@@ -137,13 +133,14 @@ def of_noise(
   return check_finite(e)
 
 
-def check_finite(e: np.ndarray) -> np.ndarray:
-  """Returns e, [rounds] float64; raises ValueError if C^-1 overflows."""
-  if not np.all(np.isfinite(e)):
+def check_finite(values: Any) -> Any:
+  """Returns numbers that follow from C; raises ValueError if one overflows."""
+  if not np.all(np.isfinite(values)):
     raise errors.value_error(
-      f'C={len(e)} rounds: C^-1 overflows; use a better conditioned C'
+      'C=NaN or infinity: C or C^-1 overflows; use fewer rounds, or a better '
+      'conditioned C, whose series has no root in the unit disc'
     )
-  return e
+  return values
 
 
 def _dense(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:

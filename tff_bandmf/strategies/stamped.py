@@ -37,8 +37,7 @@ class Stamped(base.Strategy):
   def _check_block(self, _, block: base.Strategy) -> None:
     if not isinstance(block, base.Strategy) or isinstance(block, Stamped):
       raise errors.type_error(
-        f'block={block}: must be a strategy, not a stamped one; stamp the '
-        'inner strategy'
+        f'block={block}: must be a strategy that is not stamped; give its block'
       )
 
   @property

@@ -22,14 +22,14 @@ import functools
 import math
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import numpy as np
 import scipy  # scipy.signal is imported when it is first used.
 
 from tff_bandmf import errors, workloads
-from tff_bandmf.strategies import base
+from tff_bandmf.strategies import base, per_query
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Terms of the first block of a series; each next block is twice as long.
@@ -115,7 +115,7 @@ class Toeplitz(base.Strategy):
     if workload.is_toeplitz:
       with np.errstate(over='ignore', invalid='ignore'):
         e = np.cumsum(self.weights(workload, self.rounds) ** 2)
-      return _check_finite(e, self.bands)
+      return per_query.check_finite(e)
     if self.has_few_bands or workload.inverse_bands is None:
       return super().per_query_errors(workload)
     return full_errors(self, np.ones(self.rounds), workload)
@@ -130,8 +130,7 @@ class Toeplitz(base.Strategy):
       squares = self.weights(workload, self.rounds) ** 2
       largest = squares.sum()
       mean = squares @ np.arange(self.rounds, 0, -1, float) / self.rounds
-    _check_finite(largest, self.bands)
-    return float(mean), float(largest)
+    return per_query.check_finite((float(mean), float(largest)))
 
 
 class ToeplitzWindow(recursion_lib.Window):
@@ -300,9 +299,8 @@ class BandedInverseC(RationalToeplitz):
     off = recursion_lib.UNIT * (5 * self.inverse_bands + 72) * norms
     if not off <= 0.5:
       raise errors.value_error(
-        f'inverse_coefficients={self.inverse_bands} bands: float64 cannot '
-        'compute their inverse accurately; use fewer rounds, or a series whose '
-        'inverse is small'
+        f'inverse_coefficients={self.inverse_bands} bands: their inverse is '
+        'inaccurate in float64; use fewer rounds, or a series of small inverse'
       )
     # PRIVACY: Coefficients of an inverse have rounding errors, which could make
     # the sensitivity too small. The result is a bound of these errors.
@@ -333,9 +331,8 @@ def full_errors(
   rounds = strategy.rounds
   if rounds > _MAX_QUADRATIC_ROUNDS:
     raise errors.value_error(
-      f'rounds={rounds}: {strategy.family} with column normalisation or a '
-      f'learning rate schedule is computed up to {_MAX_QUADRATIC_ROUNDS} '
-      'rounds; use fewer rounds, or a family of few bands'
+      f'rounds={rounds}: these errors of {strategy.family} are computed up to '
+      f'{_MAX_QUADRATIC_ROUNDS}; use fewer rounds, or a family of few bands'
     )
   reversed_column = strategy.inverse_column(rounds)[::-1].copy()
   total, e = np.zeros(rounds), np.zeros(rounds)
@@ -353,7 +350,7 @@ def full_errors(
     past *= decays[t]
     past += rate * row
     e[t] = past @ past
-  return _check_finite(e, strategy.bands)
+  return per_query.check_finite(e)
 
 
 def fractional_coefficients(alpha: float, terms: int) -> np.ndarray:
@@ -463,8 +460,7 @@ def _energy(bottom: np.ndarray, rounds: int) -> float:
       squares += float(series @ series)
     if not np.any(np.abs(state) > _VANISHED):
       break
-  _check_finite(squares, len(bottom))
-  return squares
+  return per_query.check_finite(squares)
 
 
 def _errors_to_the_limit(
@@ -507,16 +503,4 @@ def _errors_to_the_limit(
       squares += remaining * limit**2
       weighted += remaining * (remaining + 1) / 2 * limit**2
       break
-  mean = float(weighted / rounds)
-  _check_finite([mean, squares], len(bottom))
-  return mean, float(squares)
-
-
-def _check_finite(e: Any, bands: int) -> Any:
-  """Returns `e`, or raises ValueError if an entry is not finite."""
-  if not np.all(np.isfinite(e)):
-    raise errors.value_error(
-      f'coefficients={bands} bands: C^-1 grows without bound; use coefficients '
-      'whose series has no root in the unit disc'
-    )
-  return e
+  return per_query.check_finite((float(weighted / rounds), float(squares)))
