@@ -147,3 +147,23 @@ def real_array(name: str, values: object) -> np.ndarray:
   array = array.astype(np.float64)
   array.flags.writeable = False
   return array
+
+
+def lower_triangular(name: str, values: object) -> np.ndarray:
+  """Returns a read-only copy of a lower-triangular matrix as float64.
+
+  Raises:
+    TypeError: an entry is not a real number, or is masked.
+    ValueError: the matrix is empty or not square, or an entry above the
+      diagonal is not 0.
+  """
+  matrix = real_array(name, values)
+  if matrix.ndim != 2 or len(matrix) != matrix.shape[1] or not len(matrix):
+    raise errors.value_error(
+      f'{name}.shape={matrix.shape}: must be square; give [rounds, rounds]'
+    )
+  if np.any(np.triu(matrix, 1)):
+    raise errors.value_error(
+      f'{name}=entries above the diagonal: must be lower-triangular; give 0'
+    )
+  return matrix

@@ -78,20 +78,13 @@ def _for_rounds(name: str, values: Any) -> tuple[float, ...]:
 
 
 def _given_matrix(values: Any) -> np.ndarray:
-  matrix = _checks.real_array('matrix', values)
-  shape = matrix.shape
-  if len(shape) != 2 or shape[0] != shape[1] or not np.any(matrix):
-    raise errors.value_error(
-      f'matrix.shape={shape}: must be [rounds, rounds], and not 0; give A'
-    )
+  matrix = _checks.lower_triangular('matrix', values)
+  if not np.any(matrix) or not np.all(np.isfinite(matrix)):
+    raise errors.value_error('matrix: must be finite and not 0; give A')
   if len(matrix) > MAX_MATRIX_ROUNDS:
     raise errors.value_error(
-      f'matrix.shape={shape}: has at most {MAX_MATRIX_ROUNDS} rounds; give '
-      'learning rates, momentum and weight decay instead'
-    )
-  if np.any(np.triu(matrix, 1)) or not np.all(np.isfinite(matrix)):
-    raise errors.value_error(
-      'matrix: must be finite and lower-triangular; correct the entries'
+      f'matrix.shape={matrix.shape}: exceeds {MAX_MATRIX_ROUNDS} rounds; give '
+      'learning rates, momentum and weight decay'
     )
   return matrix
 

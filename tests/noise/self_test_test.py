@@ -24,7 +24,7 @@ def _noise(dimension, sigma, seed=0):
 def _check(y, z_steps=_Z_STEPS, row_norm=_ROW_NORM):
   y = np.asarray(y, np.int32)
   recursion = types.SimpleNamespace(
-    rounds=_ROUNDS, row_norms=np.full(_ROUNDS, row_norm), max_diagonal=1.0
+    rounds=_ROUNDS, row_norms=np.full(_ROUNDS, row_norm), scales=np.ones(1)
   )
   tape = types.SimpleNamespace(
     recursion=recursion, z_steps=z_steps, dimension=len(y)

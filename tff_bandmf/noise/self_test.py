@@ -102,7 +102,7 @@ def limits(
   the roundings of all rounds move a coordinate of y_t by at most
 
     sum_{s<=t} |C^-1[t,s]| C[s,s] / 2
-      <= sqrt(t + 1) row_norms[t] max_diagonal / 2
+      <= sqrt(t + 1) row_norms[t] max_s C[s,s] / 2
 
   The lower limit is sigma sqrt(low) minus this bound, and the upper limit is
   sigma sqrt(high) plus this bound; `interval` returns (low, high).
@@ -118,7 +118,7 @@ def limits(
   """
   recursion = tape.recursion
   low, high = np.sqrt(interval(tape.dimension, recursion.rounds))
-  moved = 0.5 * recursion.max_diagonal * np.sqrt(1.0 + t)
+  moved = 0.5 / np.min(recursion.scales) * np.sqrt(1.0 + t)
   # PRIVACY: If the limits were too wide, noise of another standard deviation
   # would pass. They are quantiles times the standard deviation of y_t.
   # Guard: self_test_test.test_noise_of_another_deviation_is_refused.

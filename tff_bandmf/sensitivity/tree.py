@@ -94,12 +94,9 @@ def decoded_sensitivity(
   sensitivity of the nodes is an upper bound.
   """
   nodes = sensitivity(strategy, participation)
-  return result.Sensitivity(
-    nodes.value,
-    result.UPPER_BOUND,
-    f'{nodes.method} for the nodes that the release is made from: '
-    f'{nodes.reason}',
-  )
+  source = f'the nodes that the release is made from: {nodes.reason}'
+  reason = f'{nodes.method} for {source}'
+  return result.Sensitivity(nodes.value, result.UPPER_BOUND, reason)
 
 
 # PRIVACY: If the tables lacked a pattern, the sensitivity would be too small.

@@ -28,7 +28,7 @@ class BandedInverse(toeplitz.BandedInverseC):
   family: ClassVar[str] = 'banded-inverse'
   inverse_coefficients: np.ndarray = attrs.field(
     converter=lambda values: base.series('inverse_coefficients', values),
-    validator=base.check_bands,
+    validator=base.check_fit,
   )
 
   @property

@@ -39,7 +39,7 @@ class BandedToeplitz(toeplitz.BandedC):
   family: ClassVar[str] = 'banded-toeplitz'
   coefficients: np.ndarray = attrs.field(
     converter=lambda values: base.series('coefficients', values),
-    validator=base.check_bands,
+    validator=base.check_fit,
   )
 
   @property

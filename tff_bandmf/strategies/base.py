@@ -427,13 +427,10 @@ class Strategy(abc.ABC):
 
   def digest(self) -> str:
     """Returns the SHA-256 of C's definition, 64 hexadecimal digits."""
-    sha = hashlib.sha256()
-    sha.update(
-      json.dumps([self.family, self.rounds, self.parameters()]).encode()
-    )
+    definition = [self.family, self.rounds, self.parameters()]
+    sha = hashlib.sha256(json.dumps(definition).encode())
     for name, array in sorted(self.arrays().items()):
-      header: _files.Json = [name, list(array.shape)]
-      sha.update(json.dumps(header).encode())
+      sha.update(json.dumps([name, list(array.shape)]).encode())
       sha.update(np.ascontiguousarray(array, '<f8').tobytes())
     return sha.hexdigest()
 
@@ -513,7 +510,7 @@ def series(name: str, values: object) -> np.ndarray:
   return array
 
 
-def check_bands(
+def check_fit(
   strategy: Strategy, field: attrs.Attribute, value: Union[int, np.ndarray]
 ) -> None:
   """Raises ValueError if a number of bands, or a series' length, exceeds n."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks, errors, workloads
+from tff_bandmf import _checks, workloads
 from tff_bandmf.strategies import base, families, per_query
 
 
@@ -29,23 +29,11 @@ class Dense(base.Strategy):
   family: ClassVar[str] = 'dense'
   rows_are_given: ClassVar[bool] = True
   values: np.ndarray = attrs.field(
-    converter=lambda values: _checks.real_array('C', values)
+    converter=lambda values: _checks.lower_triangular('C', values)
   )
 
-  @values.validator
-  def _check_values(self, _, values: np.ndarray) -> None:
-    shape = values.shape
-    if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
-      raise errors.value_error(
-        f'C.shape={shape}: must be square and not empty; give the n x n '
-        'strategy matrix'
-      )
-    if np.any(np.triu(values, 1)):
-      raise errors.value_error(
-        'C=entries above the diagonal: must be lower-triangular; C is the '
-        'factor that multiplies the data, C[t, i] = 0 for i > t'
-      )
-    base.check_entries('C', values, np.diagonal(values))
+  def __attrs_post_init__(self):
+    base.check_entries('C', self.values, np.diagonal(self.values))
 
   @property
   def rounds(self) -> int:

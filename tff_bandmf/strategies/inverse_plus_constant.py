@@ -33,16 +33,13 @@ class InversePlusConstant(toeplitz.BandedC):
   """
 
   family: ClassVar[str] = 'inverse-plus-constant'
-  bands: int = attrs.field(
-    converter=base.count_bands, validator=base.check_bands
-  )
+  bands: int = attrs.field(converter=base.count_bands, validator=base.check_fit)
   constant: float = attrs.field(converter=lambda x: _CONSTANT.check(x))
 
   @property
   def coefficients(self) -> np.ndarray:
-    return (1 / np.arange(1, self.bands + 1) + self.constant) / (
-      1 + self.constant
-    )
+    j = np.arange(self.bands)
+    return (1 / (j + 1) + self.constant) / (1 + self.constant)
 
 
 FAMILIES = (

@@ -174,11 +174,6 @@ class Recursion(abc.ABC):
     """max_t scale_t; 1 / min_t C[t, t]."""
     return float(np.max(self.scales))
 
-  @property
-  def max_diagonal(self) -> float:
-    """max_t C[t, t]."""
-    return float(1 / np.min(self.scales))
-
   @functools.cached_property
   def rho(self) -> float:
     """max_t |row t of C^-1|_2 / scale_t, at least 1."""

@@ -89,9 +89,7 @@ class BandedFractional(toeplitz.BandedC):
   """
 
   family: ClassVar[str] = 'banded-fractional'
-  bands: int = attrs.field(
-    converter=base.count_bands, validator=base.check_bands
-  )
+  bands: int = attrs.field(converter=base.count_bands, validator=base.check_fit)
   alpha: float = attrs.field(converter=lambda x: _ALPHA.check(x))
 
   @property
@@ -127,7 +125,7 @@ class BandedInverseFractional(toeplitz.BandedInverseC):
 
   family: ClassVar[str] = 'banded-inverse-fractional'
   inverse_bands: int = attrs.field(
-    converter=base.count_bands, validator=base.check_bands
+    converter=base.count_bands, validator=base.check_fit
   )
   alpha: float = attrs.field(converter=lambda x: _ALPHA.check(x))
 

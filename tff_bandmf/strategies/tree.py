@@ -39,9 +39,6 @@ class _OfNodes(base.Strategy):
     @property
     def arity(self) -> int: ...
 
-    @property
-    def _dense(self) -> dense.Dense: ...
-
   @property
   def bands(self) -> int:
     return self.sizes[-1]
@@ -62,6 +59,10 @@ class _OfNodes(base.Strategy):
       node = first // size
       common += (node == second // size) & ((node + 1) * size <= self.rounds)
     return common
+
+  @functools.cached_property
+  def _dense(self) -> dense.Dense:
+    return dense.Dense(dense.lower_factor(self.gram()))
 
   def matrix(self) -> np.ndarray:
     return self._dense.matrix()
@@ -107,10 +108,6 @@ class Tree(_OfNodes):
 
   def __attrs_post_init__(self):
     base.check_dense(self.rounds)
-
-  @functools.cached_property
-  def _dense(self) -> dense.Dense:
-    return dense.Dense(dense.lower_factor(self.gram()))
 
 
 @attrs.frozen(slots=False)
