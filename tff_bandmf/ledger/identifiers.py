@@ -59,7 +59,7 @@ class Identifiers:
     return 'Identifiers(<secret>)'
 
   @classmethod
-  def load(cls, path: pathlib.Path, create: bool) -> Identifiers:
+  def load(cls, path: pathlib.Path, create: bool = False) -> Identifiers:
     """Returns the hash function whose key is in a file.
 
     Args:
