@@ -230,7 +230,7 @@ def train_all(
   from simulations import training
   from tff_bandmf import report
   from tff_bandmf.run_files import folder
-  from tff_bandmf.tff import remote_workers, runtime, timeouts
+  from tff_bandmf.tff import remote_workers, runtime
 
   if not resume:
     for _, directory in runs.values():
@@ -241,7 +241,7 @@ def train_all(
   _say('checking that all cohorts can be filled')
   for config, _ in runs.values():
     training.check_cohorts(config, corpus)
-  wait_policy = timeouts.WaitPolicy(round_timeout)
+  wait_policy = runtime.WaitPolicy(round_timeout)
   with (
     runtime.local_runtime(wait_policy=wait_policy),
     contextlib.ExitStack() as stack,

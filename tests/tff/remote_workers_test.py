@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bandmf.tff import remote_workers, timeouts
+from tff_bandmf.tff import remote_workers
 from tff_bandmf.tff import runtime as runtime_lib
 
 
@@ -113,7 +113,7 @@ def _stopped(process):
 
 def test_worker_that_is_stopped_is_named_and_then_left_out(runtime):
   said = []
-  wait_policy = timeouts.WaitPolicy(on_slow=said.append)
+  wait_policy = runtime_lib.WaitPolicy(on_slow=said.append)
   with (
     runtime_lib.worker(1) as (first, _),
     runtime_lib.worker(1) as (second, victim),
@@ -125,7 +125,7 @@ def test_worker_that_is_stopped_is_named_and_then_left_out(runtime):
       assert not said
       # A worker that runs may take seconds where many processes run.
       link = workers._contexts[f'localhost:{second}'].link
-      link.wait_policy = timeouts.WaitPolicy(
+      link.wait_policy = runtime_lib.WaitPolicy(
         4.0, said.append, notice_seconds=1.0
       )
       with _stopped(victim):

@@ -18,7 +18,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bandmf.tff import runtime as runtime_lib
-from tff_bandmf.tff import timeouts
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Seconds that no test waits.
@@ -97,7 +96,7 @@ def _be_impatient():
 
 def test_worker_that_is_stopped_is_named_and_ends_the_computation(fresh):
   said = []
-  wait_policy = timeouts.WaitPolicy(on_slow=said.append)
+  wait_policy = runtime_lib.WaitPolicy(on_slow=said.append)
   with mock.patch.object(runtime_lib, '_PROBE_SECONDS', 1.0):
     with runtime_lib.local_runtime(concurrency=1, wait_policy=wait_policy):
       (worker,) = [each for each in _workers() if each not in fresh]
@@ -145,7 +144,7 @@ def test_busy_worker_is_not_taken_for_a_stopped_one(fresh):
     (worker,) = [each for each in _workers() if each not in fresh]
     worker.kill()
 
-  wait_policy = timeouts.WaitPolicy(None, on_slow, notice_seconds=0.5)
+  wait_policy = runtime_lib.WaitPolicy(None, on_slow, notice_seconds=0.5)
 
   @tff.tensorflow.computation
   def busy():

@@ -14,7 +14,7 @@ from typing import Any
 
 from tff_bandmf import errors
 from tff_bandmf.tff import names as tff
-from tff_bandmf.tff import runtime, timeouts
+from tff_bandmf.tff import runtime
 
 
 class Workers:
@@ -83,7 +83,7 @@ def _run(context, computation, shared, share):
 @contextlib.contextmanager
 def connected(
   addresses: Sequence[str],
-  wait_policy: timeouts.WaitPolicy = timeouts.WAIT_FOREVER,
+  wait_policy: runtime.WaitPolicy = runtime.WAIT_FOREVER,
 ) -> Iterator[Workers]:
   """Yields the workers at some addresses, for a `with` block.
 

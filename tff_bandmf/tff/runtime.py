@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import weakref
 from collections.abc import Coroutine, Iterator
@@ -25,7 +26,6 @@ from typing import Any, Callable, Optional, Union
 
 from tff_bandmf import errors
 from tff_bandmf.tff import names as tff
-from tff_bandmf.tff import timeouts
 
 try:
   # TFF installs grpc and portpicker.
@@ -50,6 +50,74 @@ _PROBE_SECONDS = 10.0
 
 # Contexts of the `local_runtime` blocks that are open in this process.
 _OPEN: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+@dataclasses.dataclass(frozen=True)
+class WaitPolicy:
+  """Time limits for one computation of a worker.
+
+  A worker whose process was stopped, or whose machine swaps, sends nothing and
+  keeps its connection open. A program that waits for the worker's result would
+  wait for ever, without a message. A `WaitPolicy` writes a message after a
+  minute. It can set a limit: a longer wait ends with an error.
+
+    WaitPolicy(limit_seconds=600)   # message after 1 minute, error after 10
+
+  Attributes:
+    limit_seconds: longest time without a result, in seconds, > 0. A longer wait
+      ends with an error. If None, there is no limit.
+    on_slow: function of one line of text, which names the worker. The default
+      writes the line to standard error.
+    notice_seconds: time without a result, in seconds, > 0; then `on_slow` is
+      called. If `limit_seconds` is not larger, `on_slow` is never called.
+  """
+
+  limit_seconds: Optional[float] = None
+  on_slow: Callable[[str], None] = errors.notice
+  notice_seconds: float = 60.0
+
+  @contextlib.contextmanager
+  def waiting(
+    self, describe: Callable[[], str], give_up: Callable[[str], None]
+  ) -> Iterator[None]:
+    """Applies the time limits to a `with` block that waits for a worker.
+
+    Args:
+      describe: function that returns the name and the state of the worker.
+      give_up: function that is called in another thread when the limit is
+        exceeded, with one line of explanation. It must make the block end.
+    """
+    over = threading.Event()
+    watched = over, describe, give_up
+    threading.Thread(target=self._watch, args=watched, daemon=True).start()
+    try:
+      yield
+    finally:
+      over.set()
+
+  def _watch(self, over: threading.Event, describe, give_up) -> None:
+    limit = self.limit_seconds
+    notice = self.notice_seconds
+    if limit is None or notice < limit:
+      if over.wait(notice):
+        return
+      line = describe()
+      if over.is_set():
+        return
+      self.on_slow(f'No result for {notice:.0f} s: {line}.')
+      limit = None if limit is None else limit - notice
+    if limit is None or over.wait(limit):
+      return
+    line = describe()
+    if not over.is_set():
+      give_up(
+        f'{line}: no result within {self.limit_seconds:g} s, the limit of a '
+        'computation; look at the process, or raise the limit'
+      )
+
+
+# The policy without a limit; it writes a line to standard error after a minute.
+WAIT_FOREVER = WaitPolicy()
 
 
 def _die_with_parent() -> None:
@@ -104,7 +172,7 @@ def local_runtime(
   concurrency: Optional[int] = None,
   log: Optional[Union[str, os.PathLike]] = None,
   program: bool = False,
-  wait_policy: timeouts.WaitPolicy = timeouts.WAIT_FOREVER,
+  wait_policy: WaitPolicy = WAIT_FOREVER,
 ) -> Iterator[None]:
   """Sets TFF's execution context to a new worker, for a `with` block.
 
@@ -221,7 +289,7 @@ class _Link:
 
   address: str
   check_worker: Callable[[], None]
-  wait_policy: timeouts.WaitPolicy
+  wait_policy: WaitPolicy
   name: str
   channel: grpc.Channel
 
@@ -326,7 +394,7 @@ class _AsyncContext(tff.framework.AsyncExecutionContext):
 def execution_context(
   address: str,
   check: Callable[[], None],
-  wait_policy: timeouts.WaitPolicy,
+  wait_policy: WaitPolicy,
   name: str,
   asynchronous: bool = False,
 ) -> Iterator[Union[SyncContext, _AsyncContext]]:
