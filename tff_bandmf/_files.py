@@ -187,30 +187,28 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       file, or users other than its owner can use it.
     OSError: the file cannot be read. The message names the file.
   """
-  with naming(path, 'read'):
+  with naming(path, 'read'), contextlib.ExitStack() as stack:
     try:
       handle = os.open(path, _READ)
     except OSError as error:
       if error.errno != errno.ELOOP:
         raise
       raise _not_a_file(path, name) from None
-    try:
-      status = os.fstat(handle)
-      if not stat.S_ISREG(status.st_mode):
-        raise _not_a_file(path, name)
-      # PRIVACY: A user who reads the key of a run can subtract the noise, or
-      # find clients in the ledger. A secret file to which users other than its
-      # owner have access is refused.
-      # Guard: files_test.test_secret_that_others_can_use_is_refused.
-      mode = stat.S_IMODE(status.st_mode)
-      if mode & 0o077:
-        raise errors.value_error(
-          f'{name}={path}: has mode {mode:04o}, so others can use it; chmod '
-          '600 the file if nobody else read it, or start a new run'
-        )
-      content = os.read(handle, size + 1)
-    finally:
-      os.close(handle)
+    stack.callback(os.close, handle)
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+      raise _not_a_file(path, name)
+    # PRIVACY: A user who reads the key of a run can subtract the noise, or find
+    # clients in the ledger. A secret file to which users other than its owner
+    # have access is refused.
+    # Guard: files_test.test_secret_that_others_can_use_is_refused.
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+      raise errors.value_error(
+        f'{name}={path}: has mode {mode:04o}, so others can use it; chmod 600 '
+        'the file if nobody else read it, or start a new run'
+      )
+    content = os.read(handle, size + 1)
   if len(content) != size:
     raise errors.value_error(
       f'{name}={path}: must be {size} bytes, and is {status.st_size}; restore '
@@ -222,14 +220,12 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
 def lock(path: pathlib.Path) -> Optional[int]:
   """Locks a file and returns its descriptor; None if the lock is taken."""
   handle = os.open(path, _LOCK, 0o600)
-  try:
+  with contextlib.suppress(BlockingIOError, FileNotFoundError):
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     # If the last holder of the lock removed the file, another process can lock
     # a new file of the same name, so this lock would exclude nobody.
     if os.path.samestat(os.fstat(handle), path.stat()):
       return handle
-  except (BlockingIOError, FileNotFoundError):
-    pass
   os.close(handle)
   return None
 
@@ -469,8 +465,7 @@ def code_digest(root: pathlib.Path = _PACKAGE) -> str:
 
 def _fill(path: pathlib.Path, contents) -> None:
   with open(path, 'wb') as file:
-    for content in contents:
-      file.write(content)
+    file.writelines(contents)
 
 
 # PRIVACY: If a second process replaced the secret of a first process, noise of

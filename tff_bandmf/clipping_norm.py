@@ -214,10 +214,7 @@ def from_options(
 def to_json(l2_norm_clip: Clip) -> _files.Json:
   """Returns a clip as JSON: a number, a list of numbers, or an object."""
   if isinstance(l2_norm_clip, AdaptiveClip):
-    return {
-      **dataclasses.asdict(l2_norm_clip),
-      'initial': to_json(l2_norm_clip.initial),
-    }
+    return {**vars(l2_norm_clip), 'initial': to_json(l2_norm_clip.initial)}
   return list(l2_norm_clip) if isinstance(l2_norm_clip, tuple) else l2_norm_clip
 
 

@@ -126,25 +126,20 @@ def from_assertion(error: Exception) -> Optional[ValueError]:
   ValueError('too many: 3')
   """
   text = str(error)
-  operation = _NOT_IN_A_WORKER.search(text)
-  if operation is not None:
+  if operation := _NOT_IN_A_WORKER.search(text):
     return value_error(
       f'operation={operation[1]}: cannot run in the worker of TFF, which has '
-      'no Python and only the operations of TensorFlow itself; for data from '
-      'tf.data.Dataset.from_generator, tf.py_function or another package give '
-      'the list of its batches, list(dataset)'
+      'only TensorFlow, without Python; for data from from_generator, '
+      'py_function or another package give the batches, list(dataset)'
     )
-  kind = _NO_SEQUENCE.search(text)
-  if kind is not None:
+  if kind := _NO_SEQUENCE.search(text):
     return value_error(
       f'data={kind[1]}: cannot be data of a client, whose type is {kind[2]}; '
       'give a tf.data.Dataset or a list of batches'
     )
-  graph = _IN_A_GRAPH.search(text)
-  if graph is not None:
+  if graph := _IN_A_GRAPH.search(text):
     return ValueError(_BRACKETS.sub(r'\1', graph[1]))
-  eager = _EAGER.search(text)
-  if eager is not None:
+  if eager := _EAGER.search(text):
     lines = (_BYTES.sub(r'\2', line) for line in eager[1].splitlines())
     return ValueError(' '.join(lines))
   return None
