@@ -160,15 +160,12 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
   [3, 1]
   """
   # Each character of a text would count as a client.
-  if isinstance(clients, (str, bytes)) or not np.iterable(clients):
+  if isinstance(clients, (str, bytes)) or (
+    not np.iterable(clients) or getattr(clients, 'ndim', 1) > 1
+  ):
     raise errors.type_error(
-      f'clients={clients!r}: must be a list or an array of names; write '
-      '[name] for one client'
-    )
-  if isinstance(clients, np.ndarray) and clients.ndim > 1:
-    raise errors.type_error(
-      f'clients=array of shape {clients.shape}: must have one dimension; give '
-      'clients.ravel()'
+      f'clients={clients!r}: must be a list or an array of names, of one '
+      'dimension; write [name] for one client'
     )
   if np.ma.is_masked(clients):
     raise errors.value_error(
