@@ -146,14 +146,12 @@ class _Columns(needed_noise.Model):
     log_ratio = kappa * (mean @ y) - kappa**2 * (mean @ mean) / 2
     if a:
       shift = gains - a * a / 2 * squares - a * kappa * (matrix.T @ mean)
-      tilted, tilted_posterior = search.log_mean(
-        a * products[:, above] + shift[:, None]
-      )
+      tilts = a * products[:, above] + shift[:, None]
+      tilted, tilted_posterior = search.log_mean(tilts)
       log_ratio += tilted - log_weight
-    values, by_loss = needed_noise.weighted(
-      loss, log_ratio, sign, margins[above]
+    estimate, values, by_loss = needed_noise.estimate(
+      loss, log_ratio, sign, margins
     )
-    estimate = needed_noise.Estimate.from_samples(values, margins)
     if not gradient:
       return estimate
     bands = self._columns.bands

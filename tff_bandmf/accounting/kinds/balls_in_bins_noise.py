@@ -34,10 +34,10 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     super().__init__(rounds, epsilon, delta, width=bins)
     self._bins = bins
     rng = np.random.default_rng(self.seed)
-    self._normals = rng.standard_normal((self._count, bins), np.float32)
+    self.normals = rng.standard_normal((self._count, bins), np.float32)
     # The permutation makes the first samples cover all bins.
-    self._uniforms = rng.permutation(np.arange(self._count) + 0.5)
-    self._uniforms /= self._count
+    self.uniforms = rng.permutation(np.arange(self._count) + 0.5)
+    self.uniforms /= self._count
 
   def to_dict(self):
     return {**super().to_dict(), 'bins': self._bins}
@@ -91,15 +91,14 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     return sums.T @ sums, pullback
 
   def _model(self, variable):
-    return _Gram(variable, self.epsilon, self._normals, self._uniforms)
+    return _Gram(self, variable)
 
 
 class _Gram(needed_noise.Model):
   """Estimates of delta for one G."""
 
-  def __init__(self, gram, epsilon, normals, uniforms):
-    self._gram, self._epsilon = gram, epsilon
-    self._normals, self._uniforms = normals, uniforms
+  def __init__(self, search: BallsInBinsNoise, gram: np.ndarray):
+    self._search, self._gram = search, gram
     self._factor = np.linalg.cholesky(gram)
     self._factor32 = np.asfortranarray(self._factor, np.float32)
 
@@ -111,13 +110,13 @@ class _Gram(needed_noise.Model):
     # a changed C.
     weights = 1 / len(gains) + scipy.special.softmax(scale * gains)
     ends = np.cumsum(weights)
-    drawn = np.searchsorted(ends / ends[-1], self._uniforms[:count])
+    drawn = np.searchsorted(ends / ends[-1], self._search.uniforms[:count])
     return dataclasses.replace(proposal, law=(weights / 2, drawn))
 
   def _sampled(self, log_noise, proposal, count, gradient):
     a, kappa, sign = proposal.factor, proposal.shift, proposal.sign
     weights, drawn = proposal.law
-    normals, drawn = self._normals[:count], drawn[:count]
+    normals, drawn = self._search.normals[:count], drawn[:count]
     scale = math.exp(-log_noise)
     scaled = scale**2 * self._gram
     bins = len(scaled)
@@ -127,7 +126,7 @@ class _Gram(needed_noise.Model):
     if a:
       x += (a * scaled).astype(np.float32)[drawn]
     loss, posterior = _log_mean(x - np.float32(squares / 2), 1 / bins)
-    margins = sign * loss - self._epsilon
+    margins = sign * loss - self._search.epsilon
     above = np.flatnonzero(margins > 0)
     x, loss = x[above], loss[above]
     # ln R / Q is `log_ratio`.
@@ -137,10 +136,9 @@ class _Gram(needed_noise.Model):
       moved = np.float32(a * a / 2 * squares + a * kappa * mean)
       tilted, tilted_posterior = _log_mean(np.float32(a) * x - moved, weights)
       log_ratio += tilted
-    values, by_loss = needed_noise.weighted(
-      loss, log_ratio, sign, margins[above]
+    estimate, values, by_loss = needed_noise.estimate(
+      loss, log_ratio, sign, margins
     )
-    estimate = needed_noise.Estimate.from_samples(values, margins)
     if not gradient:
       return estimate
     by_losses = by_loss[:, None] * posterior()[above]

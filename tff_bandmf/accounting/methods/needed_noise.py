@@ -115,24 +115,6 @@ class Estimate:
   noise: float
   gradient: Optional[np.ndarray] = None
 
-  @classmethod
-  def from_samples(cls, values: np.ndarray, margins: np.ndarray) -> Estimate:
-    """Returns the estimate of samples, without its gradient.
-
-    Args:
-      values: values above 0.
-      margins: [count] float64, L - epsilon or -L - epsilon of all samples.
-    """
-    count = len(margins)
-    delta = float(values.sum()) / count
-    square = float(values @ values) / count
-    return cls(
-      delta,
-      len(values) / count,
-      float(np.median(margins)),
-      square / delta**2 if delta > _TINY else math.inf,
-    )
-
 
 class Model(abc.ABC):
   """Estimates of delta for one C."""
@@ -205,9 +187,8 @@ class NeededNoise(abc.ABC):
     self._slope = _SLOPE
     # log s - log |C| of the last call; before the first call, this difference
     # without amplification. At a much smaller s the proposals would be bad.
-    self._log_ratio = math.log(
-      gaussian.gaussian_noise_multiplier(epsilon, delta)
-    )
+    noise = gaussian.gaussian_noise_multiplier(epsilon, delta)
+    self._log_ratio = math.log(noise)
 
   @abc.abstractmethod
   def _of_strategy(self, strategy: strategies.Strategy) -> np.ndarray:
@@ -309,12 +290,12 @@ class NeededNoise(abc.ABC):
     log_scale = self._log_scale(variable)
     start = log_scale + self._log_ratio
     if self._pair:
-      log_noise, _ = self._root(model, self._pair, start, _PILOTS)
+      log_noise, _ = self._root(model, start, _PILOTS)
     if not self._pair or not self._suits(model, log_noise):
       # If proposals do not suit C, `log_noise` is wrong too.
-      self._pair, log_noise = self._begin(model, start)
-      log_noise, _ = self._root(model, self._pair, log_noise, _PILOTS)
-    log_noise, largest = self._root(model, self._pair, log_noise, self._count)
+      log_noise = self._begin(model, start)
+      log_noise, _ = self._root(model, log_noise, _PILOTS)
+    log_noise, largest = self._root(model, log_noise, self._count)
     self._log_ratio = log_noise - log_scale
     return log_noise, largest
 
@@ -325,10 +306,8 @@ class NeededNoise(abc.ABC):
     fraction = model.estimate(log_noise, remove, _PILOTS).fraction
     return low <= fraction <= high
 
-  def _begin(
-    self, model: Model, log_noise: float
-  ) -> tuple[list[Proposal], float]:
-    """Returns the proposals for C, and a log s near the result.
+  def _begin(self, model: Model, log_noise: float) -> float:
+    """Makes the proposals for C, and returns a log s near the result.
 
     Args:
       model: estimates of delta for C.
@@ -366,13 +345,13 @@ class NeededNoise(abc.ABC):
       zip(removes, estimates),
       key=lambda pair: pair[1].noise if pair[1].delta >= least else math.inf,
     )
-    pair = [
+    self._pair = [
       model.with_law(log_noise, each, self._count) for each in (remove, add)
     ]
-    return pair, log_noise
+    return log_noise
 
   def _root(
-    self, model: Model, pair: list[Proposal], start: float, count: int
+    self, model: Model, start: float, count: int
   ) -> tuple[float, Proposal]:
     """Returns log s at which the largest delta of the proposals is the target.
 
@@ -382,7 +361,6 @@ class NeededNoise(abc.ABC):
 
     Args:
       model: estimates of delta for C.
-      pair: proposals of both directions.
       start: start of the search for log s.
       count: number of samples.
 
@@ -396,7 +374,7 @@ class NeededNoise(abc.ABC):
         for each in near
       ]
 
-    near = pair
+    near = self._pair
     log_noise, slope = start, self._slope
     values = excesses(start)
     precision = _ROUGH if count == _PILOTS else _PRECISION
@@ -418,21 +396,33 @@ class NeededNoise(abc.ABC):
     return log_noise, near[int(np.argmax(values))]
 
 
-def weighted(
+def estimate(
   loss: np.ndarray, log_ratio: np.ndarray, sign: int, margins: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the weighted values of samples, and their derivatives by L.
+) -> tuple[Estimate, np.ndarray, np.ndarray]:
+  """Returns the estimate of delta, without its gradient, from samples.
 
   Args:
-    loss: L.
-    log_ratio: ln R / Q.
+    loss: L of the samples with a margin above 0.
+    log_ratio: ln R / Q of these samples.
     sign: 1 for the direction remove, -1 for add.
-    margins: L - epsilon or -L - epsilon, above 0.
+    margins: [count] float64, L - epsilon or -L - epsilon of all samples.
+
+  Returns:
+    The estimate, the weighted values that are above 0, and their derivatives
+    by L.
   """
   log_weights = loss - log_ratio if sign > 0 else -log_ratio
   weights = np.exp(np.minimum(log_weights, _LARGEST_LOG_WEIGHT))
-  rest = weights * np.exp(-margins)
-  return weights - rest, weights if sign > 0 else -rest
+  rest = weights * np.exp(-margins[margins > 0])
+  values, count = weights - rest, len(margins)
+  delta = float(values.sum()) / count
+  square = float(values @ values) / count
+  noise = square / delta**2 if delta > _TINY else math.inf
+  return (
+    Estimate(delta, len(values) / count, float(np.median(margins)), noise),
+    values,
+    weights if sign > 0 else -rest,
+  )
 
 
 def _tuned(model: Model, log_noise: float, proposal: Proposal) -> Proposal:
