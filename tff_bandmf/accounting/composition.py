@@ -208,9 +208,7 @@ def compose(
       continue
     part: Any = getattr(run, 'guarantee', run)
     if not isinstance(part, Composition):
-      _checks.instance(
-        'runs', part, guarantee.Guarantee, 'give runs, plans or guarantees'
-      )
+      _checks.instance('runs', part, guarantee.Guarantee, 'give runs or plans')
       part = Composition((part,), (None,))
     # PRIVACY: If the releases of a composition in `runs` were lost, the joint
     # epsilon would be too small. These releases are added to the others.
@@ -223,13 +221,8 @@ def compose(
       # have the same run ID, strategy, noise multiplier, cohorts and unit.
       # Guard:
       # composition_test.test_named_run_counts_once_and_others_each_time.
-      same = (
-        run_id,
-        each.strategy.digest(),
-        each.noise_multiplier,
-        each.cohorts,
-        each.clients_per_unit,
-      )
+      settings = each.noise_multiplier, each.cohorts, each.clients_per_unit
+      same = run_id, each.strategy.digest(), *settings
       pairs[len(pairs) if run_id is None else same] = run_id, each
   guarantees = tuple(each for _, each in pairs.values())
   if not guarantees:

@@ -23,6 +23,10 @@ SAMPLES = monte_carlo.Samples()
 _SAME = 1e-12
 
 
+def _clients_per_unit(value: int) -> int:
+  return _checks.count('clients_per_unit', value, 'devices of a person')
+
+
 # The class has no slots: `functools.cached_property` needs a `__dict__`.
 @attrs.frozen(slots=False)
 class Guarantee:
@@ -59,11 +63,7 @@ class Guarantee:
   noise_multiplier: float = attrs.field()
   samples: monte_carlo.Samples = attrs.field(default=SAMPLES, kw_only=True)
   clients_per_unit: int = attrs.field(
-    default=1,
-    kw_only=True,
-    converter=lambda value: _checks.count(
-      'clients_per_unit', value, 'such as the devices of a person'
-    ),
+    default=1, kw_only=True, converter=_clients_per_unit
   )
 
   @noise_multiplier.validator
@@ -141,9 +141,8 @@ class Guarantee:
     """
     gaussian.check_delta(delta)
     if delta not in self._claims:
-      self._claims[delta] = self.accountant.claim(
-        self.noise_multiplier, delta, self.samples
-      )
+      noise = self.noise_multiplier
+      self._claims[delta] = self.accountant.claim(noise, delta, self.samples)
     return self._claims[delta]
 
   def claim_at(self, epsilon: float) -> monte_carlo.Bound:
@@ -188,9 +187,8 @@ class Guarantee:
     Guard: report_test.test_closer_participation_leads_and_raises_epsilon.
     """
     other = attrs.evolve(self, cohorts=cohorts)
-    return attrs.evolve(
-      other, noise_multiplier=self.z_stddev_per_clip / other.sensitivity.value
-    )
+    noise = self.z_stddev_per_clip / other.sensitivity.value
+    return attrs.evolve(other, noise_multiplier=noise)
 
   def for_first_rounds(self, rounds: int) -> Guarantee:
     """Returns the guarantee of the same noise for the first rounds of a run.
@@ -236,9 +234,7 @@ class Guarantee:
     Raises:
       ValueError: `delta` is out of range.
     """
-    if not self.noise_multiplier:
-      return float('inf')
-    return self.claim(delta).epsilon
+    return self.claim(delta).epsilon if self.noise_multiplier else math.inf
 
   def proved_epsilon(self, delta: Optional[float]) -> Optional[float]:
     """Returns epsilon at `delta`; None if none is proved or `delta` is None."""
@@ -251,9 +247,7 @@ class Guarantee:
     Raises:
       ValueError: `epsilon` is out of range.
     """
-    if not self.noise_multiplier:
-      return 1.0
-    return self.claim_at(epsilon).total
+    return self.claim_at(epsilon).total if self.noise_multiplier else 1.0
 
   def for_observed(self, observed: sensitivity_lib.Observed) -> Guarantee:
     """Returns the guarantee of the same noise for the rounds in a log.
@@ -296,14 +290,13 @@ class Guarantee:
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the guarantee under their JSON keys."""
+    rounds, schema = self.strategy.rounds, self.cohorts.schema
     return {
       'family': self.strategy.family,
-      'rounds': self.strategy.rounds,
+      'rounds': rounds,
       'bands': self.strategy.bands,
       **self.cohorts.to_dict(),
-      'participations': self.cohorts.schema.participations(
-        self.strategy.rounds
-      ),
+      'participations': schema.participations(rounds),
       'sensitivity': self.sensitivity.value,
       'sensitivity_method': self.sensitivity.method,
       'sensitivity_reason': self.sensitivity.reason,
@@ -355,9 +348,7 @@ def calibrate(
   guarantee = Guarantee(
     strategy, cohorts, 1.0, samples=samples, clients_per_unit=clients_per_unit
   )
-  noise_multiplier, claim = guarantee.accountant.calibrate(
-    epsilon, delta, samples
-  )
-  guarantee = attrs.evolve(guarantee, noise_multiplier=noise_multiplier)
+  noise, claim = guarantee.accountant.calibrate(epsilon, delta, samples)
+  guarantee = attrs.evolve(guarantee, noise_multiplier=noise)
   guarantee._claims[delta] = claim
   return guarantee

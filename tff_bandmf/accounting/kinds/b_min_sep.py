@@ -194,9 +194,8 @@ class BMinSepMixture(importance.Mixture):
     logs = np.zeros((rounds + self._b, *log_gains.shape[1:]))
     gains = log_gains + self._log_in
     for i in range(rounds - 1, -1, -1):
-      logs[i] = np.logaddexp(
-        self._log_out + logs[i + 1], gains[i] + logs[i + self._b]
-      )
+      out = self._log_out + logs[i + 1]
+      logs[i] = np.logaddexp(out, gains[i] + logs[i + self._b])
     return logs
 
   def _log_mean_of(self, logs: np.ndarray) -> np.ndarray:
@@ -305,9 +304,8 @@ class BMinSepMixture(importance.Mixture):
     survived = np.concatenate([[0.0], np.cumsum(-np.minimum(out, 0.0))])
     who, when = np.arange(count), np.zeros(count, np.int64)
     if len(self._starts) > 1:
-      first = self._starts * np.exp(
-        logs[: len(self._starts)] - self._log_mean_of(logs)
-      )
+      ratios = logs[: len(self._starts)] - self._log_mean_of(logs)
+      first = self._starts * np.exp(ratios)
       when = rng.choice(len(first), size=count, p=first / first.sum())
     pairs = []
     while len(who):

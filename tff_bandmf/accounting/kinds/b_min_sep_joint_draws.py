@@ -210,7 +210,7 @@ class Copies:
     state, at = np.divmod(drawn, self._starts)
     who = np.arange(count)
     size = len(self._eligible)
-    entries = []
+    entries = [np.zeros((3, 0), np.int64)]
     while True:
       inside = at < self._rounds
       who, at, state = who[inside], at[inside], state[inside]
@@ -236,9 +236,7 @@ class Copies:
       entries.append(np.stack([joined, at, who]))
       passed, state = np.divmod(self._after[joined, state], size)
       at = at + passed
-    joined, rows, who = np.concatenate(
-      entries or [np.zeros((3, 0), np.int64)], axis=1
-    )
+    joined, rows, who = np.concatenate(entries, axis=1)
     return scipy.sparse.csr_matrix(
       (joined.astype(float), (rows, who)), shape=(self._rounds, count)
     )

@@ -69,10 +69,8 @@ class BallsInBins(sampled_cohorts.Sampled):
     )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    mixture_of = functools.partial(
-      balls_in_bins.BallsInBinsMixture,
-      balls_in_bins.bin_gram(strategy, self.bins),
-    )
+    gram = balls_in_bins.bin_gram(strategy, self.bins)
+    mixture_of = functools.partial(balls_in_bins.BallsInBinsMixture, gram)
     return accountants.MonteCarlo(
       strategy, self.schema, mixture_of, self.samples
     )

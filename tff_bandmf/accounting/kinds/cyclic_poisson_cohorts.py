@@ -67,8 +67,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   flags: ClassVar[Mapping[str, str]] = {'sampling_prob': 'sampling_prob'}
   follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
   sampling_prob: Optional[float] = attrs.field(
-    default=None,
-    converter=attrs.converters.optional(samplers.check_prob),
+    default=None, converter=attrs.converters.optional(samplers.check_prob)
   )
   groups: Optional[int] = attrs.field(
     default=None, converter=attrs.converters.optional(_groups)
@@ -106,9 +105,10 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     >>> CyclicPoisson.of_population(2052, 6, groups=9).sampling_prob
     0.02631578947368421
     """
-    return CyclicPoisson(
-      population=population, clients_per_round=clients_per_round
-    ).for_bands(groups)
+    cohorts = CyclicPoisson(
+      groups=groups, population=population, clients_per_round=clients_per_round
+    )
+    return cohorts.for_bands(groups)
 
   @property
   def schema(self) -> participation_lib.Participation:

@@ -51,9 +51,7 @@ def needed_noise(
   the schema of the cohorts.
   """
   kind = sampled(cohorts)
-  if kind is None:
-    return None
-  return kind.needed_noise(rounds, epsilon, delta)
+  return kind.needed_noise(rounds, epsilon, delta) if kind else None
 
 
 def accountant(
@@ -85,9 +83,8 @@ def accountant(
   if isinstance(cohorts, sampled_cohorts.Sampled):
     if clients_per_unit > 1:
       raise errors.value_error(
-        f'clients_per_unit={clients_per_unit}: no guarantee is proved if '
-        'cohorts are sampled and a unit has several clients; enforce a schema '
-        'such as min-sep'
+        f'clients_per_unit={clients_per_unit}: no guarantee is proved for '
+        'sampled cohorts; enforce a schema such as min-sep'
       )
     return cohorts.accountant(strategy)
   if isinstance(cohorts, logged_cohorts.Logged):
@@ -141,12 +138,8 @@ def from_flags(
     needed = name in kind.flags
     follows = name in kind.follows and population is not None
     if (value is not None) != needed and not (value is None and follows):
-      rule = (
-        f'{kind.name} needs it; give {name}'
-        if needed
-        else f'{kind.name} takes no {name}; leave it out'
-      )
-      raise errors.value_error(f'{name}={value}: {rule}')
+      rule = f'needs it; give {name}' if needed else f'takes no {name}; omit it'
+      raise errors.value_error(f'{name}={value}: {kind.name} {rule}')
     if needed:
       fields[kind.flags[name]] = value
   return kind(**fields, population=population)

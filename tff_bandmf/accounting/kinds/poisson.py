@@ -53,12 +53,10 @@ class Mechanism(abc.ABC):
   """A mechanism of a composition.
 
   Attributes:
-    sampling_prob: probability that a client is in a round.
     compositions: number of times that the mechanism runs.
     span: least width of grid intervals for its privacy losses, >= 0.
   """
 
-  sampling_prob: float = 1.0
   compositions: int = 1
   span: float = 0.0
 
@@ -132,14 +130,12 @@ class Poisson(accountants.Exact):
     self.sampling_prob = sampling_prob
     self.compositions = compositions
 
-  def epsilon(self, noise_multiplier, delta):
-    part = Part(noise_multiplier, self.sampling_prob, self.compositions)
+  def epsilon(self, noise, delta):
+    part = Part(noise, self.sampling_prob, self.compositions)
     return composed_epsilon((part,), delta)
 
-  def delta(self, noise_multiplier, epsilon):
-    return poisson_delta(
-      noise_multiplier, self.sampling_prob, self.compositions, epsilon
-    )
+  def delta(self, noise, epsilon):
+    return poisson_delta(noise, self.sampling_prob, self.compositions, epsilon)
 
   def noise_multiplier(self, epsilon, delta):
     return poisson_noise_multiplier(
@@ -264,9 +260,8 @@ def poisson_noise_multiplier(
   """
   _check(Part(1.0, sampling_prob, compositions))
   # Sampled clients never need more noise than clients in all T rounds.
-  unamplified = gaussian.gaussian_noise_multiplier(epsilon, delta) * math.sqrt(
-    compositions
-  )
+  unamplified = gaussian.gaussian_noise_multiplier(epsilon, delta)
+  unamplified *= math.sqrt(compositions)
   if sampling_prob == 1:
     return unamplified
   if sampling_prob * compositions <= delta:
@@ -292,15 +287,12 @@ def poisson_noise_multiplier(
 
 
 def _solve(
-  epsilon_of: Callable[[float], float],
-  epsilon: float,
-  sigma: float,
-  width: float,
+  curve: Callable[[float], float], epsilon: float, sigma: float, width: float
 ) -> float:
-  """Returns a sigma with (1 - width) epsilon <= epsilon_of(sigma) <= epsilon.
+  """Returns a sigma with (1 - width) epsilon <= curve(sigma) <= epsilon.
 
   Args:
-    epsilon_of: decreasing function from sigma to epsilon.
+    curve: decreasing function from sigma to epsilon.
     epsilon: target epsilon, > 0.
     sigma: start of the search.
     width: largest relative distance of the result below the target.
@@ -313,7 +305,7 @@ def _solve(
   previous: Optional[tuple[float, float]] = None
   aim = math.log(epsilon) - width / 2
   for _ in range(40):
-    reached = epsilon_of(math.exp(x))
+    reached = curve(math.exp(x))
     # PRIVACY: The secant method may suggest a sigma that is too small, so that
     # its epsilon exceeds the target. A sigma is returned only if its epsilon
     # was computed and is at most the target.
@@ -326,10 +318,7 @@ def _solve(
     previous = x, y
     x += max(-0.4, min(0.4, (aim - y) / slope))
   raise RuntimeError(
-    errors.invalid(
-      f'epsilon={epsilon}: no noise multiplier was found for it; use another '
-      'epsilon'
-    )
+    errors.invalid(f'epsilon={epsilon}: no noise reaches it; use another one')
   )
 
 

@@ -65,8 +65,7 @@ class Release:
       )
     if self.delta >= 1 or (self.delta and self.epsilon is None):
       raise errors.value_error(
-        f'delta={self.delta}: must be below 1 and belongs to an epsilon; give '
-        'both, or neither'
+        f'delta={self.delta}: must be below 1 and have an epsilon; give both'
       )
     # PRIVACY: A release without noise has no guarantee, and neither has a
     # composition with it. Such a release is refused.

@@ -201,9 +201,8 @@ class BMinSep(Sampler):
     for start in range(0, self._population, _PIECE):
       part = slice(start, min(start + _PIECE, self._population))
       words = self._words(0, start, part.stop - start)
-      self._from[part] = np.where(
-        words <= most, words // np.uint64(each) + 1, 0
-      )
+      dealt = words // np.uint64(each) + 1
+      self._from[part] = np.where(words <= most, dealt, 0)
 
   def cohort(self, round_index: int) -> np.ndarray:
     if round_index < self._last:

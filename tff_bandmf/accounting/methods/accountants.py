@@ -340,9 +340,8 @@ class MonteCarlo(Accountant):
     mixture = self.mixture(noise_multiplier)
     bound = monte_carlo.delta_bound(mixture, exact, options)
     unamplified = _unamplified(noise_multiplier, exact)
-    bound = _of_program(
-      bound if bound.total < unamplified.total else unamplified, growth
-    )
+    bound = min(unamplified, bound, key=lambda each: each.total)
+    bound = _of_program(bound, growth)
     # For the laws P and P' of the run on two neighbours,
     # P <= e^growth P' + delta <= e^epsilon P' + (e^growth - e^epsilon) + delta.
     # PRIVACY: Rounding errors move the means of the noise. If epsilon is less
@@ -392,9 +391,8 @@ class MonteCarlo(Accountant):
       # returned; the next search has a lower `least_noise`.
       # Guard: accounting_cohorts_test.test_calibrated_noise_has_its_own_growth.
       if noise >= least_noise:
-        return noise, dataclasses.replace(
-          _of_program(bound, growth), epsilon=epsilon
-        )
+        claim = _of_program(bound, growth)
+        return noise, dataclasses.replace(claim, epsilon=epsilon)
       least_noise = noise / 2
     raise errors.value_error(
       f'epsilon={epsilon}: is not reached within the rounding errors of C, '

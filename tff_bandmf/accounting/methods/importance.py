@@ -221,11 +221,8 @@ def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
   def log_bound(tilt):
     return log_weight(tilt) + _log_g(tilt.excess)
 
-  one = Tilt(
-    1,
-    _least_bound(
-      lambda excess: log_weight(Tilt(1, excess)), epsilon, mixture.mean_square
-    ),
+  excess = _least_bound(
+    lambda k: log_weight(Tilt(1, k)), epsilon, mixture.mean_square
   )
   several, following = Tilt(1, 0.0), Tilt(2, 1.0)
   while several.copies == 1 or log_bound(following) < log_bound(several):
@@ -236,7 +233,7 @@ def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
       several.with_copies(min(more, _MOST_COPIES)),
       key=log_bound,
     )
-  best = min(one, several, key=log_bound)
+  best = min(Tilt(1, excess), several, key=log_bound)
   tilts = [best]
   if best.copies <= 2:
     tilts = [Tilt(best.copies, factor * best.excess) for factor in _FACTORS]
@@ -318,8 +315,7 @@ def _least_bound(
   # The derivative of the sum is at least -slope + curvature k / 2 - 1 / k,
   # which is positive from `most` on.
   most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
-  return float(
-    scipy.optimize.minimize_scalar(
-      lambda k: log_weight(k) + _log_g(k), bounds=(0.0, most), method='bounded'
-    ).x
+  minimum = scipy.optimize.minimize_scalar(
+    lambda k: log_weight(k) + _log_g(k), bounds=(0.0, most), method='bounded'
   )
+  return float(minimum.x)

@@ -268,9 +268,8 @@ def delta_bound(
     count = samples
     if mean + 2 * math.sqrt(_FEWER) * margin < most:
       count = -(-samples // _FEWER)
-      eta = min(
-        _LARGEST_ETA / direction.bound, math.sqrt(_FEWER) * direction.eta
-      )
+      largest = _LARGEST_ETA / direction.bound
+      eta = min(largest, math.sqrt(_FEWER) * direction.eta)
       direction = dataclasses.replace(direction, eta=eta)
     average = _average(direction, count, final)
     estimate = max(estimate, average.mean)
@@ -307,10 +306,8 @@ def plans(
     expected bound of delta.
   """
   plans: list[tuple[importance.Direction, float, float]] = []
-  for candidates in (
-    importance.removes(mixture, epsilon),
-    [importance.add(mixture, epsilon)],
-  ):
+  removes = importance.removes(mixture, epsilon)
+  for candidates in (removes, [importance.add(mixture, epsilon)]):
     least = max((mean + margin for _, mean, margin in plans), default=0.0)
     if candidates[0].bound <= max(least, math.exp(-log_term)):
       plans.append((candidates[0], 0.0, candidates[0].bound))

@@ -39,12 +39,10 @@ def _log_excess(
 
   @functools.cache
   def log_excess(log_x, pilots=_FEW):
+    mixture, epsilon = problem(math.exp(log_x))
+    rng = np.random.default_rng(seed)
     plans = monte_carlo.plans(
-      *problem(math.exp(log_x)),
-      options.samples,
-      log_term,
-      np.random.default_rng(seed),
-      pilots,
+      mixture, epsilon, options.samples, log_term, rng, pilots
     )
     upper = max(mean + margin for _, mean, margin in plans)
     return math.log((upper + failure) / delta)
@@ -128,12 +126,9 @@ def least(
     # PRIVACY: Each attempt may confirm a wrong x with its failure probability.
     # So each attempt gets an equal share of the whole failure probability.
     # Guard: monte_carlo_test.test_attempts_share_the_failure_probability.
-    bound = monte_carlo.delta_bound(
-      *problem(math.exp(log_x)),
-      dataclasses.replace(
-        options, seed=seed, tries=options.tries * monte_carlo.ATTEMPTS
-      ),
-    )
+    tries = options.tries * monte_carlo.ATTEMPTS
+    attempt = dataclasses.replace(options, seed=seed, tries=tries)
+    bound = monte_carlo.delta_bound(*problem(math.exp(log_x)), attempt)
     # PRIVACY: The average of the samples can be below delta by chance. Only the
     # bound with its failure probability confirms x.
     # Guard: monte_carlo_test.test_attempts_share_the_failure_probability.
