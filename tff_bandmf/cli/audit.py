@@ -23,8 +23,7 @@ from tff_bandmf.cli import commands, options, output
 @options.participation
 @options.numbers(
   epsilon='Claimed epsilon. The noise multiplier is computed from it.',
-  noise_multiplier='Standard deviation of z / (clip * sensitivity), instead of '
-  '--epsilon.',
+  noise_multiplier='Stddev of z / (clip * sensitivity), instead of --epsilon.',
   delta='Claimed delta, in (0, 1).',
 )
 @options.integers(
@@ -50,8 +49,7 @@ from tff_bandmf.cli import commands, options, output
   '--noise-multiplier.',
 )
 @options.integers(
-  clients_per_round='Stated number of clients of a round, and divisor of the '
-  'mean.'
+  clients_per_round='Stated clients of a round, and divisor of the mean.'
 )
 @options.integers(
   rounds='Largest number of rounds of a run of --aggregator.', default=128
@@ -69,7 +67,7 @@ from tff_bandmf.cli import commands, options, output
 def audit(
   file, who, epsilon, noise_multiplier, delta, aggregator, stated, **trials
 ):
-  """Shows lower bounds on epsilon from runs of the aggregator with canaries.
+  """Shows lower bounds on epsilon from runs with canaries.
 
   FILE is a strategy file or a .npy file of the matrix C. A canary is a client
   that takes part as often as the schema allows, or not at all. An attacker

@@ -18,15 +18,12 @@ BEGAN, AS_JSON = f'{__name__}.began', f'{__name__}.as_json'
 # Maps a command to the first sentence of its help.
 COMMANDS = {
   'account': 'Shows rho and epsilon of a run with given noise.',
-  'audit': 'Shows lower bounds on epsilon from runs of the aggregator with '
-  'canaries.',
-  'calibrate': 'Shows the least noise that meets (epsilon, delta) for a whole '
-  'run.',
+  'audit': 'Shows lower bounds on epsilon from runs with canaries.',
+  'calibrate': 'Shows the least noise that meets (epsilon, delta) for a run.',
   'choose': 'Ranks the families that fit in memory by their error at epsilon.',
   'compose': 'Shows the joint guarantee of several runs on the same clients.',
   'evaluate': 'Shows the errors and the sensitivity of a strategy.',
-  'noise-server': 'Writes the noise of a run to files, ahead of the rounds '
-  'that read them.',
+  'noise-server': 'Writes the noise of a run to files, ahead of its rounds.',
   'observe': 'Shows the sensitivity and the epsilon of the rounds in a log.',
   'optimize': 'Optimises (or builds) a strategy.',
   'plan': 'Plans a run: its mechanism, noise, guarantee and error.',

@@ -55,8 +55,7 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   required=True,
 )
 @options.integers(
-  largest_cohort='Largest number of clients of a round, the same as in '
-  'training.',
+  largest_cohort='Largest number of clients of a round, as in training.',
   required=True,
 )
 @options.switches(
@@ -96,8 +95,7 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 @options.typed(
   click.Choice(stream.BACKENDS),
   default=stream.NUMPY,
-  backend='Library that computes the noise: numpy on the host, or jax on '
-  'devices.',
+  backend='Library that computes the noise: numpy on the host, jax on devices.',
 )
 @click.option(
   '--device',
@@ -109,7 +107,7 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
 @options.memory_copies('any number')
 @options.as_json
 def noise_server(file, parameters, key_file, directory, shard, **flags):
-  """Writes the noise of a run to files, ahead of the rounds that read them.
+  """Writes the noise of a run to files, ahead of its rounds.
 
   FILE is a strategy file. Give the --directory of every shard to
   `dp_aggregator(noise=placements.Served(...))`. The command prints a
@@ -126,16 +124,14 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
     # refuses a folder with another `z_steps` (the standard deviation of z in
     # lattice steps) than training has.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
-    defined = definition.Definition(
+    lattice = noise.Lattice.from_noise(
       recursion,
-      noise.Lattice.from_noise(
-        recursion,
-        flags['z_stddev_per_clip'],
-        largest_cohort=flags['largest_cohort'],
-        dimension=parameters,
-        secure_sum=flags['secure_sum'],
-      ),
+      flags['z_stddev_per_clip'],
+      largest_cohort=flags['largest_cohort'],
+      dimension=parameters,
+      secure_sum=flags['secure_sum'],
     )
+    defined = definition.Definition(recursion, lattice)
     if directory is not None:
       # A server that continues takes the numbers of its earlier rounds.
       path = pathlib.Path(directory) / tape_folder.DEFINITION
@@ -150,11 +146,8 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
     key = noise.Key.load_or_create(key_file)
     tape_id = stream.identify(key, recursion, parameters, z_steps)
     index, shards = shard
-    folder = (
-      _files.memory() / f'tff_bandmf-server-{tape_id}-{index}-{shards}'
-      if directory is None
-      else pathlib.Path(directory)
-    )
+    name = f'tff_bandmf-server-{tape_id}-{index}-{shards}'
+    folder = pathlib.Path(directory or _files.memory() / name)
     coordinates = stream.shard(parameters, index - 1, shards)
     use = key_use.KeyUse(pathlib.Path(key_file), tape_id, coordinates, folder)
     with contextlib.closing(use):
@@ -163,18 +156,14 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
         use.record()
         defined.in_file(folder / tape_folder.DEFINITION, make=True)
 
+      memory = stream.Memory(flags['max_memory_bytes'], flags['memory_copies'])
+      device = flags['devices'], flags['backend']
+      rows = stream.Stream(
+        recursion, z_steps, parameters, key, memory, coordinates, *device
+      )
       tape = tape_lib.Tape(
         folder,
-        stream.Stream(
-          recursion,
-          z_steps,
-          parameters,
-          key,
-          stream.Memory(flags['max_memory_bytes'], flags['memory_copies']),
-          coordinates,
-          flags['devices'],
-          flags['backend'],
-        ),
+        rows,
         start_round=flags['start_round'],
         ahead_bytes=flags['ahead_bytes'],
         resume=True,
@@ -186,13 +175,11 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
         before_noise=begin,
       )
       with contextlib.closing(tape):
-        output.show(
-          {
-            'directory': str(tape.directory),
-            'start_round': tape.start_round,
-            **msgspec.structs.asdict(tape.description),
-          }
-        )
+        place = {
+          'directory': str(tape.directory),
+          'start_round': tape.start_round,
+        }
+        output.show({**place, **msgspec.structs.asdict(tape.description)})
         _wait(tape, stop)
 
 

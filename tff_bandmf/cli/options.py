@@ -113,8 +113,7 @@ family = typed(FAMILY, family='Family of the strategy.', required=True)
 objective = typed(
   click.Choice((workloads.MEAN, workloads.MAX, workloads.LAST)),
   default='mean',
-  objective='Error to minimise: the mean or the largest error of the rounds, '
-  'or the error of the last one.',
+  objective='Error of the rounds to minimise: the mean, largest or last one.',
 )
 epsilon = numbers(
   epsilon='epsilon of the (epsilon, delta) guarantee of the whole run.',
@@ -337,12 +336,10 @@ participation = together(
     'file]',
   ),
   integers(
-    min_sep='Least r2 - r1 for two rounds r1 < r2 of one client. For '
-    '--participation budget, this number is not enforced: it defines the '
-    'budget.',
-    max_participations='Largest number of rounds of one client. For '
-    '--participation budget, this number is not enforced: it defines the '
-    'budget.',
+    min_sep='Least r2 - r1 for two rounds r1 < r2 of one client. With '
+    '--participation budget, it is not enforced: it defines the budget.',
+    max_participations='Largest number of rounds of one client. With '
+    '--participation budget, it is not enforced: it defines the budget.',
     apart='For --participation budget: least r2 - r1 for two rounds r1 < r2 of '
     'one client. The budget is the cost of --max-participations rounds that '
     'are --min-sep apart.  [default: 1]',
@@ -371,14 +368,12 @@ l2_norm_clip = together(
     'whose norm is below the clip.',
   ),
   numbers(
-    clip_rate='Learning rate of the logarithm of an adaptive clip.  [default: '
-    '0.2]',
+    clip_rate='Learning rate of the log of an adaptive clip.  [default: 0.2]',
     clip_fraction_weight='Weight of the coordinate that indicates whether an '
     'update is below an adaptive clip.  [default: 0.28]',
   ),
   integers(
-    clip_until='Last round in which an adaptive clip changes.  [default: the '
-    'last round of the run]'
+    clip_until='Last round that changes an adaptive clip.  [default: the last]'
   ),
   combined(
     ('l2_norm_clip', *_ADAPTIVE_CLIP),

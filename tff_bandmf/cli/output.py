@@ -173,20 +173,22 @@ def show_result(values: _files.JsonObject) -> None:
   show({**values, 'seconds': time.perf_counter() - began})
 
 
-def show(values: _files.JsonObject) -> None:
-  """Prints values by name on standard output.
+def show(values: _files.JsonObject, summary: Optional[str] = None) -> None:
+  """Prints values as JSON, or a text on them, on standard output.
 
-  A table leaves out values that are None or empty dictionaries; JSON has all.
+  Args:
+    values: values by name.
+    summary: the text; None for a table, which leaves out values that are None
+      or empty dictionaries.
   """
-  if as_json():
-    click.echo(json.dumps(values, allow_nan=False))
-    return
-  rows = [
-    (name, text(value))
-    for name, value in values.items()
-    if value is not None and value != {}
-  ]
-  click.echo(tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True))
+  if summary is None:
+    rows = [
+      (name, text(value))
+      for name, value in values.items()
+      if value is not None and value != {}
+    ]
+    summary = tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True)
+  click.echo(json.dumps(values, allow_nan=False) if as_json() else summary)
 
 
 def table(rows: Sequence[_files.JsonObject]) -> str:

@@ -50,8 +50,7 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
 )
 @options.rounds
 @options.integers(
-  clients_per_round='Expected number of clients of a round; the sum of a round '
-  'is divided by it.',
+  clients_per_round='Expected clients of a round, the divisor of its sum.',
   required=True,
 )
 @options.integers(
@@ -85,8 +84,7 @@ def _read(ctx: click.Context, param: click.Parameter, path: Optional[str]):
 )
 @options.l2_norm_clip
 @options.numbers(
-  zeroing_norm='Largest absolute value of the coordinates of an update; an '
-  'update beyond it becomes zero.'
+  zeroing_norm='Updates with a coordinate of larger magnitude become zero.'
 )
 @options.workload
 @options.objective

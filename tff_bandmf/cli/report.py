@@ -114,10 +114,7 @@ def report(
         f'what_if={what_if}: is about the noise of one run; give one RUN_DIR'
       )
     numbers = report_lib.what_if(run_dirs[0], **what_if)
-    if output.as_json():
-      output.show(numbers)
-    else:
-      click.echo(numbers['summary'])
+    output.show(numbers, numbers['summary'])
     return
   if run_dirs:
     sources = [report_lib.of_run(run) for run in run_dirs]
@@ -133,30 +130,25 @@ def report(
   broken = report_lib.BROKEN * any(source.claim.violated for source in sources)
   if kinds['public']:
     published = report_lib.publish(sources, notes if run_dirs else None)
-    line = f'{broken}epsilon {published.content["epsilon"]}'
+    content = published.content
+    line = f'{broken}epsilon {content["epsilon"]}'
     texts = {}
     if kinds['registry']:
-      entry = report_lib.registry_record(
-        published.content, sources[-1].run.data
-      )
+      entry = report_lib.registry_record(content, sources[-1].run.data)
       line += f'; a record of tier {entry["tier"]}'
       texts[report_lib.REGISTRY_FILE] = report_lib.to_yaml(entry)
     if kinds['card']:
-      texts[report_lib.CARD_FILE] = report_lib.card(published.content)
+      texts[report_lib.CARD_FILE] = report_lib.card(content)
     written, name = published.write(folder), report_lib.PUBLIC_FILE
     for file, text in texts.items():
       _files.write(folder / file, text.encode())
   else:
     written = report_lib.from_source(sources[0]).write(folder)
     line, name = written['summary'], report_lib.MARKDOWN_FILE
-  if output.as_json():
-    output.show(written)
-  else:
-    # A reader could take the claim so far for the claim of the whole run.
-    if not all(source.completed for source in sources):
-      click.echo('\n'.join(written['warnings']))
-    click.echo(line)
-    click.echo(str(folder / name))
+  # A reader could take the claim so far for the claim of the whole run.
+  completed = all(source.completed for source in sources)
+  warnings = [] if completed else written['warnings']
+  output.show(written, '\n'.join([*warnings, line, str(folder / name)]))
   if broken:
     raise output.did_not_hold(
       'violated=True: clients took part more often, or in closer rounds, than '
@@ -164,11 +156,7 @@ def report(
     )
 
 
-def _check(
-  run_dirs: tuple[str, ...],
-  elsewhere: dict[str, object],
-  kinds: dict[str, bool],
-) -> None:
+def _check(run_dirs: tuple, elsewhere: dict, kinds: dict) -> None:
   """Raises ValueError if the arguments do not go together.
 
   A report is on runs or on a plan, not both. Only a public report may have
@@ -182,12 +170,11 @@ def _check(
       f'run_dir={run_dirs[1]}: is one too many, since only a public report '
       'covers several runs; give --public'
     )
-  if not run_dirs:
-    if elsewhere['plan'] is None:
-      raise errors.value_error(
-        'plan=None: a report needs a run or a plan; give RUN_DIR, or --plan '
-        'FILE [--log FILE]'
-      )
+  if not run_dirs and elsewhere['plan'] is None:
+    raise errors.value_error(
+      'plan=None: a report needs a run or a plan; give RUN_DIR, or --plan FILE '
+      '[--log FILE]'
+    )
   for name, value in elsewhere.items() if run_dirs else ():
     if value is not None and not (public and name == 'note'):
       raise errors.value_error(

@@ -11,6 +11,7 @@ from tff_bandmf import reproduction
 from tff_bandmf.cli import options, output
 
 _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {:<4} {}'
+_HEAD = ('table', 'row', 'published', 'ours', 'difference', 'pass', 'bound')
 
 
 @click.command()
@@ -35,32 +36,24 @@ def reproduce(names, plot_folder, slow):
   tolerance of the row.
   """
   rows = reproduction.reproduce(names or None, slow)
-  as_json = output.as_json()
-  if not as_json:
-    click.echo(
-      _FORMAT.format(
-        'table', 'row', 'published', 'ours', 'difference', 'pass', 'bound'
-      )
-    )
+  if not output.as_json():
+    click.echo(_FORMAT.format(*_HEAD))
   count = failed = 0
   started = time.perf_counter()
   for row in rows:
     count += 1
     failed += not row.passed
-    if as_json:
-      output.show({**row.to_dict(), 'seconds': time.perf_counter() - started})
-    else:
-      click.echo(
-        _FORMAT.format(
-          row.table,
-          row.row,
-          f'{row.published:.7g}',
-          f'{row.ours:.7g}',
-          f'{row.difference:+.1e}',
-          'yes' if row.passed else 'NO',
-          '-' if row.bound is None else f'{row.bound:.7g}',
-        )
-      )
+    line = _FORMAT.format(
+      row.table,
+      row.row,
+      f'{row.published:.7g}',
+      f'{row.ours:.7g}',
+      f'{row.difference:+.1e}',
+      'yes' if row.passed else 'NO',
+      '-' if row.bound is None else f'{row.bound:.7g}',
+    )
+    seconds = time.perf_counter() - started
+    output.show({**row.to_dict(), 'seconds': seconds}, line)
     started = time.perf_counter()
   if plot_folder is not None:
     # `plots` imports matplotlib, which is slow: import it only when needed.

@@ -143,7 +143,7 @@ def account(file, who, noise_multiplier, z_stddev, **flags):
 @options.clip
 @_cohorts_and_output
 def calibrate(file, who, epsilon, delta, **flags):
-  """Shows the least noise that meets (epsilon, delta) for a whole run.
+  """Shows the least noise that meets (epsilon, delta) for a run.
 
   FILE is a strategy file or a .npy file of the matrix C.
   """

@@ -18,17 +18,12 @@ def verify(path):
   NumPy and no other part of the library. Exit status 1: a claim does not hold.
   """
   steps: list[str] = []
-  as_json = output.as_json()
-  say = steps.append if as_json else click.echo
+  say = steps.append if output.as_json() else click.echo
   try:
     result = verify_lib.verify(path, say)
   except AssertionError as error:
-    if as_json:
-      output.show({'verified': False, 'reason': str(error), 'steps': steps})
-    else:
-      click.echo(f'DOES NOT HOLD: {error}')
+    failed = {'verified': False, 'reason': str(error), 'steps': steps}
+    output.show(failed, f'DOES NOT HOLD: {error}')
     raise output.did_not_hold() from None
-  if as_json:
-    output.show({'verified': True, **result, 'steps': steps})
-  else:
-    click.echo(verify_lib.verdict(result))
+  verified = {'verified': True, **result, 'steps': steps}
+  output.show(verified, verify_lib.verdict(result))
