@@ -176,7 +176,7 @@ def test_ledger_of_an_earlier_moment_does_not_hold(runs, tmp_path):
 def test_row_of_metrics_that_was_changed_does_not_hold(runs, tmp_path):
   shutil.copytree(runs / 'first', tmp_path / 'run')
   path = tmp_path / 'run' / 'metrics.csv'
-  path.write_text(path.read_text().replace('3,6', '3,7'))
+  path.write_text(path.read_text().replace('\n3,6', '\n3,7'))
   with pytest.raises(AssertionError, match='row 3'):
     verify_lib.verify(tmp_path / 'run')
 
@@ -847,7 +847,7 @@ def test_row_of_metrics_without_an_event_does_not_hold(runs, tmp_path):
 def test_other_cohort_size_than_in_the_ledger_does_not_hold(runs, tmp_path):
   _without_report(runs, tmp_path / 'run')
   path = tmp_path / 'run' / 'metrics.csv'
-  path.write_text(path.read_text().replace('3,6', '3,7'))
+  path.write_text(path.read_text().replace('\n3,6', '\n3,7'))
   doctored_runs.rechained(tmp_path / 'run')
   with pytest.raises(AssertionError, match='clients'):
     verify_lib.verify(tmp_path / 'run')
