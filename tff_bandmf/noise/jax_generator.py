@@ -62,9 +62,10 @@ _PARTS = np.array(
 # Relative error of the approximation, without rounding errors, in units of
 # 2^-53.
 _FORMULA_ERROR = 1.7
-# A public key for tests of devices. In row 171, z of coordinate 34,860 is NaN.
+# A public key for tests of devices, and the first row, the first group and the
+# shape of the z that they compute. In row 171, z of coordinate 34,860 is NaN.
 _KNOWN = key_lib.Key(bytes(range(32)))
-_KNOWN_ROW, _KNOWN_GROUP, _KNOWN_SHAPE = 170, 4352, (2, 4096)
+_ROW, _GROUP, _SHAPE = 170, 4352, (2, 4096)
 
 
 def precise() -> contextlib.AbstractContextManager:
@@ -105,12 +106,7 @@ def words(key: Array, rows: Array, groups: Array) -> jax.Array:
     x = list(state)
     for a, b, c, d in _QUARTERS:
       # The quarter round [RFC 8439, 2.1].
-      for i, j, k, bits in (
-        (a, b, d, 16),
-        (c, d, b, 12),
-        (a, b, d, 8),
-        (c, d, b, 7),
-      ):
+      for (i, j, k), bits in zip(2 * ((a, b, d), (c, d, b)), (16, 12, 8, 7)):
         x[i] += x[j]
         x[k] = _rotated(x[k] ^ x[i], bits)
     return tuple(x)
@@ -181,25 +177,16 @@ def is_exact(device: jax.Device) -> bool:
   )
   with precise(), jax.default_device(device):
     inverted = np.asarray(jax.jit(lambda u: inverse(u, jnp))(u))
-    values = np.asarray(
-      jax.jit(normals, static_argnums=3)(
-        key_words(_KNOWN),
-        np.int64(_KNOWN_ROW),
-        np.int64(_KNOWN_GROUP),
-        _KNOWN_SHAPE,
-      )
-    )
+    on_device = jax.jit(normals, static_argnums=3)
+    values = np.asarray(on_device(key_words(_KNOWN), _ROW, _GROUP, _SHAPE))
   # A long double has 64 bits of mantissa instead of 53, so the rounding errors
   # of `expected` are small.
   expected = inverse(u.astype(np.longdouble), np)
   formula = _FORMULA_ERROR * 2.0**-53 * np.abs(inverted)
   error = np.abs(inverted - expected) + formula
-  on_host = generator_lib.Generator(_KNOWN).rows(
-    _KNOWN_ROW,
-    _KNOWN_SHAPE[0],
-    generator_lib.GROUP * _KNOWN_GROUP,
-    _KNOWN_SHAPE[1],
-  )
+  on_host = np.empty(_SHAPE)
+  start = generator_lib.GROUP * _GROUP
+  generator_lib.Generator(_KNOWN).fill(on_host, _ROW, start)
   # PRIVACY: If a driver or a compiler reduces precision, errors can exceed
   # their bound, a wrong rounding would not be noticed, and epsilon could be too
   # small. In this case the result is False, and the caller refuses the device.
