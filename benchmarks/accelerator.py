@@ -134,7 +134,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
       began = time.perf_counter()
       with jax_generator.precise():
         drawn = collections.deque(
-          (maker.draw(i, block) for i in range(len(maker._layout.chunks))),
+          (maker.draw(i, block) for i in range(len(maker.chunks))),
           len(devices),
         )
       for each in drawn:
@@ -171,7 +171,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
 def _bytes(output: noise.Stream) -> tuple[float, int]:
   """Returns `bytes` of the module docstring, and the size of the past."""
   recursion, m = output.recursion, output.block_rounds
-  rows, size = output._memory_rows, 4 if recursion.keeps == 'y' else 8
+  rows, size = output.memory_rows, 4 if recursion.keeps == 'y' else 8
   changed = rows if recursion.keeps == 'buffers' else m
   coordinates = len(output.coordinates)
   y = 0 if rows and recursion.keeps == 'y' else 4 * m

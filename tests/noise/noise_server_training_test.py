@@ -6,7 +6,7 @@ import tensorflow_federated as tff
 
 from tff_bandmf import aggregator, noise, participation, strategies
 from tff_bandmf.noise import placements
-from tff_bandmf.noise.producer import stream
+from tff_bandmf.noise.producer import block_makers, stream
 from tff_bandmf.noise.tape import writer as tape_lib
 
 _ROUNDS = 12
@@ -17,7 +17,7 @@ _STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.8 ** np.arange(4))
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-  monkeypatch.setattr(stream, '_CHUNK', 16)
+  monkeypatch.setattr(block_makers, '_CHUNK', 16)
   monkeypatch.setattr(stream, '_GRID', 16)
 
 

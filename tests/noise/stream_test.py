@@ -12,7 +12,12 @@ import threadpoolctl
 
 from tff_bandmf import noise, strategies
 from tff_bandmf.noise import generator
-from tff_bandmf.noise.producer import blocks, past_noise, stream
+from tff_bandmf.noise.producer import (
+  block_makers,
+  blocks,
+  past_noise,
+  stream,
+)
 
 _ROUNDS = 40
 _DIMENSION = 52
@@ -117,7 +122,7 @@ def test_noise_is_that_of_the_recursion(name):
 def test_blocks_and_chunks_change_no_bit(monkeypatch, name, block_rounds):
   expected = _streamed(_FAMILIES[name])
   monkeypatch.setattr(stream, '_block_rounds', lambda memory: block_rounds)
-  monkeypatch.setattr(stream, '_CHUNK', 16)
+  monkeypatch.setattr(block_makers, '_CHUNK', 16)
   assert np.array_equal(_streamed(_FAMILIES[name]), expected)
 
 
@@ -126,7 +131,7 @@ def test_blocks_and_chunks_change_no_bit(monkeypatch, name, block_rounds):
 @pytest.mark.parametrize('shards', [2, 4])
 @pytest.mark.deep(but=('[2-',))
 def test_any_sharding_gives_the_same_bits(monkeypatch, name, shards):
-  monkeypatch.setattr(stream, '_CHUNK', 8)
+  monkeypatch.setattr(block_makers, '_CHUNK', 8)
   monkeypatch.setattr(stream, '_GRID', 16)
   whole = _streamed(_FAMILIES[name])
   parts = [
@@ -141,7 +146,7 @@ def test_any_sharding_gives_the_same_bits(monkeypatch, name, shards):
 )
 def test_past_on_disk_gives_the_same_bits(monkeypatch, tmp_path, name):
   monkeypatch.setattr(past_noise.tempfile, 'tempdir', str(tmp_path))
-  monkeypatch.setattr(stream, '_CHUNK', 16)
+  monkeypatch.setattr(block_makers, '_CHUNK', 16)
   strategy = _FAMILIES[name]
   assert np.array_equal(
     _streamed(strategy, memory=stream.Memory(max_bytes=1)), _streamed(strategy)

@@ -11,50 +11,20 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
-import functools
 from collections.abc import Iterator
-from typing import Optional
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tff_bandmf import _blas
-from tff_bandmf.noise import exact
 from tff_bandmf.noise.producer import blocks, past_noise
 from tff_bandmf.strategies import recursion as recursion_lib
 
+if TYPE_CHECKING:
+  from tff_bandmf.noise.producer import stream as stream_lib
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """The sizes of a maker's memory and of its chunks.
-
-  Attributes:
-    keeps: content of the memory: `recursion.PAST_Y`, `PAST_Z` or `BUFFERS`.
-    memory_rows: number of rows of the memory, >= 0; a multiple of
-      `block_rounds` for a window.
-    block_rounds: maximum number of rounds of a block, > 0.
-    coordinates: the coordinates of y that the maker computes.
-    chunk: number of coordinates of a chunk, > 0; the last chunk may have fewer.
-  """
-
-  keeps: str
-  memory_rows: int
-  block_rounds: int
-  coordinates: range
-  chunk: int
-
-  @functools.cached_property
-  def chunks(self) -> list[range]:
-    """Coordinates of each chunk."""
-    return [
-      self.coordinates[start : start + self.chunk]
-      for start in range(0, len(self.coordinates), self.chunk)
-    ]
-
-  @property
-  def dtype(self) -> type:
-    """Type of the memory's elements: integers if the memory holds past y."""
-    return np.int32 if self.keeps == recursion_lib.PAST_Y else np.float64
+# Number of coordinates of a chunk on the host: z and y of a block fit in cache.
+_CHUNK = 1 << 14
 
 
 class Maker(contextlib.AbstractContextManager):
@@ -62,17 +32,27 @@ class Maker(contextlib.AbstractContextManager):
 
   A block reads the whole ring of a window once and writes only its own rounds.
   The memory is zero at first, and is freed at the end of the `with` block.
+
+  Attributes:
+    chunks: coordinates of each chunk.
   """
 
-  def __init__(self, layout: Layout, rounding: exact.Rounding):
+  def __init__(self, stream: stream_lib.Stream, chunk: int):
     """Initializes the parts that all makers have.
 
     Args:
-      layout: sizes of the memory and of the chunks.
-      rounding: decides y if float64 cannot; has the normals of the key.
+      stream: the stream whose blocks the maker computes.
+      chunk: number of coordinates of a chunk, > 0; the last chunk may have
+        fewer.
     """
-    self._layout = layout
-    self._rounding = rounding
+    self._stream = stream
+    self.chunks = [
+      stream.coordinates[start : start + chunk]
+      for start in range(0, len(stream.coordinates), chunk)
+    ]
+    # The memory holds integers if it holds past y.
+    past_y = stream.recursion.keeps == recursion_lib.PAST_Y
+    self._dtype: type = np.int32 if past_y else np.float64
 
   @abc.abstractmethod
   def advance(self, block: blocks.Block) -> Iterator[None]:
@@ -88,52 +68,41 @@ class Maker(contextlib.AbstractContextManager):
 
   def copy_row(self, r: int, y: np.ndarray) -> None:
     """Copies y of round r of the latest block into `y`, [coordinates] int32."""
-    for i, chunk in enumerate(self._layout.chunks):
-      start = chunk.start - self._layout.coordinates.start
+    for i, chunk in enumerate(self.chunks):
+      start = chunk.start - self._stream.coordinates.start
       y[start : start + len(chunk)] = self._row(i, r)
 
 
 class Host(Maker):
   """A maker that computes in float64 on the host."""
 
-  def __init__(
-    self,
-    layout: Layout,
-    rounding: exact.Rounding,
-    max_memory_bytes: Optional[int],
-  ):
-    """Allocates the memory of the layout, and arrays for y of a block.
+  def __init__(self, stream: stream_lib.Stream):
+    """Allocates the memory of the stream, and arrays for y of a block.
 
     Args:
-      layout: sizes of the memory and of the chunks.
-      rounding: decides y if float64 cannot; has the normals of the key.
-      max_memory_bytes: maximum number of bytes of past noise in memory, > 0,
-        see `past_noise.Chunks`; None means no limit. If past noise does not
-        contain y of the latest block, this y may take as many bytes again.
+      stream: the stream whose blocks the maker computes. If past noise has at
+        most `stream.max_memory_bytes` and does not contain y of the latest
+        block, this y may take as many bytes again.
 
     Raises:
       OSError: the disk has too little space for past noise.
       ValueError: the host has too little free memory for past noise.
     """
-    super().__init__(layout, rounding)
+    super().__init__(stream, _CHUNK)
     self._work = blocks.Workspace()
-    # If the memory is a ring of past y, a block writes its y to the ring.
-    self._in_ring = (
-      layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0
-    )
     # Rows of the output arrays that hold y of the latest block.
     self._latest = slice(0)
-
-    sizes = list(map(len, layout.chunks))
-
-    def chunks(rows, dtype):
-      return past_noise.Chunks(rows, sizes, dtype, max_memory_bytes)
-
-    self._memory = chunks(layout.memory_rows, layout.dtype)
+    rows, most = stream.memory_rows, stream.max_memory_bytes
+    sizes = list(map(len, self.chunks))
+    self._memory = past_noise.Chunks(rows, sizes, self._dtype, most)
     # `blocks.Chunk.bounds` of each chunk.
-    self._bounds = np.zeros((len(sizes), layout.memory_rows))
+    self._bounds = np.zeros((len(sizes), rows))
+    # If the memory is a ring of past y, a block writes its y to the ring.
+    self._in_ring = self._dtype is np.int32 and rows > 0
     self._out = (
-      self._memory if self._in_ring else chunks(layout.block_rounds, np.int32)
+      self._memory
+      if self._in_ring
+      else past_noise.Chunks(stream.block_rounds, sizes, np.int32, most)
     )
 
   def __exit__(self, *exc_info) -> None:
@@ -143,35 +112,20 @@ class Host(Maker):
   def advance(self, block: blocks.Block) -> Iterator[None]:
     first = block.row if self._in_ring else 0
     self._latest = slice(first, first + block.rounds)
+    rounding = self._stream.rounding
     with _blas.one_thread():
-      for i, coordinates in enumerate(self._layout.chunks):
-        z = self._draw(coordinates, block)
+      for i, coordinates in enumerate(self.chunks):
+        first = block.first - block.earlier
+        z = self._work.array('z', (len(block.noise_scale), len(coordinates)))
+        rounding.generator.fill(z, first, coordinates.start)
+        z *= block.noise_scale[:, np.newaxis]
         # Get the arrays of one chunk at a time: an array in a file is mapped
         # into memory as long as this method holds it.
         chunk = blocks.Chunk(
-          coordinates,
-          self._memory[i],
-          self._bounds[i],
-          self._rounding,
-          self._work,
+          coordinates, self._memory[i], self._bounds[i], rounding, self._work
         )
-        block.advance(z, self._rows(i), chunk)
+        block.advance(z, self._out[i][self._latest], chunk)
         yield
 
-  def _draw(self, coordinates: range, block: blocks.Block) -> np.ndarray:
-    """Returns noise_scale * Z of a block for one chunk, [earlier + m, count].
-
-    Rows of earlier rounds are not multiplied by `noise_scale`.
-    """
-    rows = block.earlier + block.rounds
-    z = self._work.array('z', (rows, len(coordinates)))
-    first = block.first - block.earlier
-    self._rounding.generator.fill(z, first, coordinates.start)
-    z[block.earlier :] *= block.noise_scale[:, np.newaxis]
-    return z
-
-  def _rows(self, i: int) -> np.ndarray:
-    return self._out[i][self._latest]
-
   def _row(self, i: int, r: int) -> np.ndarray:
-    return self._rows(i)[r]
+    return self._out[i][self._latest][r]

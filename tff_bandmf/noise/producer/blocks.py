@@ -59,6 +59,7 @@ EXACT = 2.0**52
 _MORE = 1 + 2.0**-20
 # Number, or scalar of a library for devices.
 _Scalar = Any
+_Scalars = Sequence[_Scalar]
 
 
 class Workspace:
@@ -143,10 +144,10 @@ class Chunk(NamedTuple):
 
 def _largest(row: np.ndarray) -> float:
   """Returns the maximum of |row|; NaN counts as 0."""
-  largest = max(row.max(initial=0.0), -row.min(initial=0.0))
-  if np.isnan(largest):
-    return float(np.nanmax(np.abs(row), initial=0.0))
-  return float(largest)
+  # Unlike `max`, `fmax` and `fmin` pass over NaN.
+  return float(
+    max(np.fmax.reduce(row, initial=0.0), -np.fmin.reduce(row, initial=0.0))
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +156,9 @@ class Block(abc.ABC):
 
   Attributes:
     first: first round of the block, >= 0.
-    noise_scale: [m] float64, factor by which the caller of `advance` multiplies
-      Z: the standard deviation of the product in lattice steps; 1 in a
-      `PastZBlock`, which scales Z itself.
+    noise_scale: [earlier + m] float64, factors by which the caller of `advance`
+      multiplies the rows of Z: the standard deviation of the product in lattice
+      steps; 1 in a `PastZBlock`, which scales Z itself.
     row: row of a window's ring that the block writes first; 0 for buffers.
     earlier: number of rounds before `first` whose normals `advance` takes too.
   """
@@ -170,7 +171,7 @@ class Block(abc.ABC):
   @property
   def rounds(self) -> int:
     """m, number of rounds of the block."""
-    return len(self.noise_scale)
+    return len(self.noise_scale) - self.earlier
 
   @abc.abstractmethod
   def advance(self, z: np.ndarray, output: np.ndarray, chunk: Chunk) -> None:
@@ -224,21 +225,13 @@ def for_rounds(
   # Guard: stream_test.test_noise_is_that_of_the_recursion.
   near = near + np.diag(scale)
   sizes = z_steps * (np.abs(before).sum(1) + np.abs(near).sum(1))
-  most = generator_lib.MOST_DEVIATIONS
-  sums = (terms + 5) * recursion_lib.UNIT * most
+  sums = (terms + 5) * recursion_lib.UNIT * generator_lib.MOST_DEVIATIONS
   errors = _MORE * sizes * (generator_lib.ERROR + sums)
+  most = sizes * (generator_lib.MOST_DEVIATIONS + 1)
   earlier = 0 if ring_rows else min(terms, first)
   near = np.hstack([before[:, :earlier][:, ::-1], near])
-  return PastZBlock(
-    first,
-    np.ones(m),
-    row,
-    earlier,
-    z_steps * far,
-    z_steps * near,
-    errors,
-    sizes * (most + 1),
-  )
+  scale, far, near = np.ones(earlier + m), z_steps * far, z_steps * near
+  return PastZBlock(first, scale, row, earlier, far, near, errors, most)
 
 
 def past_y_error(noise_scale: _Scalar, size: _Scalar, terms: int) -> _Scalar:
@@ -303,17 +296,13 @@ class PastYBlock(Block):
             mean[r] += self.near[r, start:r] @ y[start:r]
           z[r] += mean[r]
           sizes[r] += weights[r, :r] @ largest[:r]
+        error = past_y_error(self.noise_scale[r], sizes[r], self.terms)
+        decide = functools.partial(self._decide, r, y, chunk)
         # PRIVACY: Released sums contain the rounded y. If later rounds were
         # computed from y before rounding, the noise would not be C^-1 z, and
         # epsilon would not hold. They are computed from the rounded y.
         # Guard: stream_test.test_noise_is_that_of_the_recursion.
-        largest[r] = chunk.round(
-          z[r],
-          y[r],
-          past_y_error(self.noise_scale[r], sizes[r], self.terms),
-          functools.partial(self._decide, r, y, chunk),
-          most[r],
-        )
+        largest[r] = chunk.round(z[r], y[r], error, decide, most[r])
       output[start:stop] = y[start:stop]
     if len(chunk.bounds):
       chunk.bounds[self.row : self.row + self.rounds] = largest
@@ -324,24 +313,22 @@ class PastYBlock(Block):
   def _decide(
     self, r: int, y: np.ndarray, chunk: Chunk, column: int, coordinate: int
   ) -> int:
-    """Returns y of round r of the block for a column in doubt."""
-    past = self._past(r, y[:, column], chunk.memory[:, column])
-    return chunk.rounding.decide(self.first + r, coordinate, past)
-
-  def _past(self, r: int, y: np.ndarray, ring: np.ndarray) -> list[int]:
-    """Returns the past y of round r of the block, the latest first.
+    """Returns y of round r of the block for a column in doubt.
 
     Args:
       r: number of rounds of the block that are done.
-      y: [m] y of the block's rounds of one coordinate.
-      ring: [rows of the ring] y of earlier rounds.
+      y: [m, count] y of the block's rounds.
+      chunk: the coordinates, with y of earlier rounds.
+      column: column in doubt.
+      coordinate: coordinate of the column.
     """
+    past = y[:r, column][::-1].tolist()
     earlier = min(self.terms, self.first + r) - r
-    rows = (self.row - np.arange(1, earlier + 1)) % max(len(ring), 1)
-    past = y[:r][::-1].tolist()
     if earlier > 0:
-      past += ring[rows].tolist()
-    return list(map(int, past))
+      rows = (self.row - np.arange(1, earlier + 1)) % len(chunk.memory)
+      past += chunk.memory[rows, column].tolist()
+    past = list(map(int, past))
+    return chunk.rounding.decide(self.first + r, coordinate, past)
 
   def _mean_of_past(self, chunk: Chunk) -> np.ndarray:
     """Returns far S, [m, count] float64."""
@@ -423,19 +410,13 @@ class BufferBlock(Block):
         buffers = memory[:, column].tolist()
         return chunk.rounding.decide_of(t, coordinate, buffers, errors)
 
-      largest = chunk.round(
-        z[r],
-        y[r],
-        buffer_error(self.noise_scale[r], step.weights, sizes, errors),
-        decide,
-      )
-      if len(step.mixed):
-        mixed = step.mix @ memory
+      error = buffer_error(self.noise_scale[r], step.weights, sizes, errors)
+      largest = chunk.round(z[r], y[r], error, decide)
+      mixed = step.mix @ memory
       memory[step.decayed] *= step.decay
       for buffer in step.fed:
         memory[buffer] += step.gain[buffer] * y[r]
-      if len(step.mixed):
-        memory[step.mixed] += mixed
+      memory[step.mixed] += mixed
       sizes, errors = buffer_bounds(
         step.weights, sizes, errors, largest, self.is_exact
       )
@@ -454,16 +435,13 @@ class Weights(NamedTuple):
     gain: weights of y in the buffers.
   """
 
-  readout: Sequence[_Scalar]
+  readout: _Scalars
   update: Sequence[Sequence[tuple[int, _Scalar]]]
-  gain: Sequence[_Scalar]
+  gain: _Scalars
 
 
 def buffer_error(
-  noise_scale: _Scalar,
-  weights: Weights,
-  sizes: Sequence[_Scalar],
-  errors: Sequence[_Scalar],
+  noise_scale: _Scalar, weights: Weights, sizes: _Scalars, errors: _Scalars
 ) -> _Scalar:
   """Returns e of a round with d buffers, without the part `error_of_y`.
 
@@ -476,22 +454,20 @@ def buffer_error(
     errors: bounds E_i of the errors of S_i.
   """
   unit = recursion_lib.UNIT * (len(sizes) + 6)
-  return _MORE * (
-    generator_lib.ERROR * noise_scale
-    + sum(
-      weight * (error + unit * size)
-      for weight, size, error in zip(weights.readout, sizes, errors)
-    )
+  sums = sum(
+    weight * (error + unit * size)
+    for weight, size, error in zip(weights.readout, sizes, errors)
   )
+  return _MORE * (generator_lib.ERROR * noise_scale + sums)
 
 
 def buffer_bounds(
   weights: Weights,
-  sizes: Sequence[_Scalar],
-  errors: Sequence[_Scalar],
+  sizes: _Scalars,
+  errors: _Scalars,
   largest: _Scalar,
   is_exact: bool,
-) -> tuple[list[_Scalar], Sequence[_Scalar]]:
+) -> tuple[list[_Scalar], _Scalars]:
   """Returns bounds of the buffers and of their errors after a round.
 
     |S_i|' = sum_j u_ij |S_j| + g_i |y|
@@ -548,11 +524,6 @@ class _Step:
     self.mix = others[self.mixed]
     self.fed = np.flatnonzero(step.gain)
     self.gain = step.gain
-    self.weights = Weights(
-      np.abs(step.readout).tolist(),
-      [
-        [(int(j), float(abs(row[j]))) for j in np.flatnonzero(row)]
-        for row in step.update
-      ],
-      np.abs(step.gain).tolist(),
-    )
+    readout, update, gain = (np.abs(each).tolist() for each in step[1:])
+    pairs = [[pair for pair in enumerate(row) if pair[1]] for row in update]
+    self.weights = Weights(readout, pairs, gain)

@@ -11,20 +11,22 @@ columns of the block anew. Mostly both results agree.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tff_bandmf import errors
-from tff_bandmf.noise import exact, jax_generator
 from tff_bandmf.noise import generator as generator_lib
+from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import block_makers, blocks
 from tff_bandmf.strategies import recursion as recursion_lib
+
+if TYPE_CHECKING:
+  from tff_bandmf.noise.producer import stream as stream_lib
 
 # Number of rounds of a group. A block is computed group by group: one matrix
 # product adds the weighted rows of all earlier groups to the rounds of a group.
@@ -71,35 +73,28 @@ class Devices(block_makers.Maker):
   host.
   """
 
-  def __init__(
-    self,
-    layout: block_makers.Layout,
-    rounding: exact.Rounding,
-    devices: Sequence[jax.Device],
-  ):
+  def __init__(self, stream: stream_lib.Stream):
     """Checks the devices and copies the key to them.
 
     Args:
-      layout: sizes of the memory and of the blocks. `layout.chunk` is ignored;
-        the size of a chunk depends on the kind of device.
-      rounding: decides y if float64 cannot; has the normals of the key.
-      devices: devices of JAX, all of one kind, at least one.
+      stream: the stream whose blocks the maker computes; its devices are of one
+        kind.
 
     Raises:
       RuntimeError: a device fails the tests of `check`.
     """
-    size = _width(devices[0].platform, layout.memory_rows, layout.block_rounds)
-    super().__init__(dataclasses.replace(layout, chunk=size), rounding)
-    for device in devices:
+    rows, self._devices = stream.memory_rows, stream.devices
+    platform = self._devices[0].platform
+    super().__init__(stream, _width(platform, rows, stream.block_rounds))
+    for device in self._devices:
       check(device)
-    words = jax_generator.key_words(rounding.generator.key)
-    self._keys = [jax.device_put(words, device) for device in devices]
-    self._devices = devices
-    count = len(self._layout.chunks)
+    words = jax_generator.key_words(stream.rounding.generator.key)
+    self._keys = [jax.device_put(words, device) for device in self._devices]
+    count = len(self.chunks)
     # Memory of each chunk: None until the first block is computed, then [memory
     # rows, count].
     self._memories: list[Optional[jax.Array]] = [None] * count
-    self._bounds = [np.zeros(layout.memory_rows)] * count
+    self._bounds = [np.zeros(rows)] * count
     # y of each chunk of the latest block, [m, count] int32. None if y is in the
     # memory, in the rows from `_first_row` on.
     self._y: list[Optional[jax.Array]] = []
@@ -111,9 +106,7 @@ class Devices(block_makers.Maker):
 
   def advance(self, block: blocks.Block) -> Iterator[None]:
     # `_start` returns at once; each device computes its chunks one by one.
-    results = [
-      self._start(i, block, _FEW) for i in range(len(self._layout.chunks))
-    ]
+    results = [self._start(i, block, _FEW) for i in range(len(self.chunks))]
     self._first_row = block.row
     self._y = [None] * len(results)
     for i, result in enumerate(results):
@@ -122,11 +115,16 @@ class Devices(block_makers.Maker):
         self._memories[i] = result.memory
         result = self._start(i, block, 1 << number.bit_length())
       self._memories[i], self._y[i] = result.memory, result.y
-      before, self._bounds[i] = self._bounds[i], np.array(result.bounds)
       if not float(result.largest) <= blocks.LARGEST:
         raise OverflowError('noise: a value left its range')
-      if number:
-        self._settle(i, block, result, number, before)
+      # PRIVACY: The bounds of a device do not count columns that are NaN on the
+      # device. If later rounds used only these bounds, the bounds of errors
+      # could be too small, and a wrong rounding would not be noticed. The
+      # bounds also count the columns that the host computed.
+      # Guard: exact_noise_test.test_bounds_on_devices_count_each_column.
+      self._bounds[i] = np.maximum(
+        np.asarray(result.bounds), self._settle(i, block, result)
+      )
       yield
 
   def _start(self, i: int, block: blocks.Block, few: int) -> _Result:
@@ -137,7 +135,7 @@ class Devices(block_makers.Maker):
       block: the block.
       few: number of columns in doubt that the result has room for.
     """
-    layout, device = self._layout, self._devices[i % len(self._devices)]
+    device = self._devices[i % len(self._devices)]
     # `precise` makes JAX compute in 64 bits. The setting ends before `advance`
     # yields, because the caller may then use JAX for other computations.
     with jax_generator.precise(), jax.default_device(device):
@@ -146,51 +144,50 @@ class Devices(block_makers.Maker):
       if memory is None:
         # Later memories are committed to the device. If the zeros were not, JAX
         # would compile a second program.
-        memory = jax.device_put(
-          jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype), device
-        )
+        shape = self._stream.memory_rows, z.shape[1]
+        memory = jax.device_put(jnp.zeros(shape, self._dtype), device)
       self._memories[i] = None  # The program overwrites it.
       program, weights = _program(block)
       return _advanced(
-        memory, z, weights, self._bounds[i], block.row, program=program, few=few
+        memory, z, weights, self._bounds[i], block.row, program, few
       )
 
   def _settle(
-    self,
-    i: int,
-    block: blocks.Block,
-    result: _Result,
-    number: int,
-    bounds: np.ndarray,
-  ) -> None:
+    self, i: int, block: blocks.Block, result: _Result
+  ) -> Union[float, np.ndarray]:
     """Computes the columns in doubt anew, and corrects y and the memory.
 
     Args:
       i: index of the chunk.
       block: the block.
       result: the block as the device computed it.
-      number: number of columns in doubt.
-      bounds: `blocks.Chunk.bounds` before the block.
+
+    Returns:
+      `blocks.Chunk.bounds` of the corrected columns after the block; 0 if no
+      column is corrected.
     """
-    columns = np.asarray(result.columns)[:number]
-    chunk_coordinates = self._layout.chunks[i]
+    columns = np.asarray(result.columns)
     # Columns beyond the coordinates of the chunk are padding.
-    columns = columns[columns < len(chunk_coordinates)]
+    columns = columns[columns < len(self.chunks[i])]
     if not len(columns):
-      return
-    coordinates = [chunk_coordinates[column] for column in columns]
+      return 0.0
+    coordinates = [self.chunks[i][column] for column in columns]
     rounded = np.asarray(result.rounded)[:, : len(columns)]
     memory = np.array(result.before)[:, : len(columns)]
+    bounds, rounding = self._bounds[i].copy(), self._stream.rounding
     chunk = blocks.Chunk(
-      coordinates, memory, bounds.copy(), self._rounding, blocks.Workspace()
+      coordinates, memory, bounds, rounding, blocks.Workspace()
     )
     y = np.empty(rounded.shape, np.int32)
     if result.y is None:
       y = memory[block.row : block.row + block.rounds]
-    block.advance(self._columns(block, coordinates), y, chunk)
+    normal = rounding.generator.normal
+    rows = range(block.first - block.earlier, block.first + block.rounds)
+    z = np.array([[normal(t, each) for each in coordinates] for t in rows])
+    block.advance(z * block.noise_scale[:, np.newaxis], y, chunk)
     wrong = (y != rounded).any(0)
     if not wrong.any():
-      return
+      return 0.0
     where = columns[wrong]
     with jax_generator.precise():
       if len(memory):
@@ -202,25 +199,7 @@ class Devices(block_makers.Maker):
         self._memories[i] = result.memory.at[:, where].set(memory[:, wrong])
       if result.y is not None:
         self._y[i] = result.y.at[:, where].set(y[:, wrong])
-    # PRIVACY: The bounds of a device do not count columns that are NaN on the
-    # device. If later rounds used only these bounds, the bounds of errors could
-    # be too small, and a wrong rounding would not be noticed. The bounds also
-    # count the columns that the host computed.
-    # Guard: exact_noise_test.test_bounds_on_devices_count_each_column.
-    self._bounds[i] = np.maximum(self._bounds[i], chunk.bounds)
-
-  def _columns(
-    self, block: blocks.Block, coordinates: Sequence[int]
-  ) -> np.ndarray:
-    """Returns noise_scale * Z of single coordinates, as the host computes it.
-
-    The result is [earlier + m, len(coordinates)] float64.
-    """
-    rows = range(block.first - block.earlier, block.first + block.rounds)
-    normal = self._rounding.generator.normal
-    z = np.array([[normal(t, each) for each in coordinates] for t in rows])
-    z[block.earlier :] *= block.noise_scale[:, np.newaxis]
-    return z
+    return chunk.bounds
 
   def draw(self, i: int, block: blocks.Block) -> jax.Array:
     """Returns noise_scale * Z of a chunk; the device may still be computing it.
@@ -234,12 +213,12 @@ class Devices(block_makers.Maker):
     Returns:
       [earlier + m, count] float64, on the device of the chunk.
     """
-    chunk, group = self._layout.chunks[i], generator_lib.GROUP
+    chunk, group = self.chunks[i], generator_lib.GROUP
     return _draw(
       self._keys[i % len(self._devices)],
       np.int64(block.first - block.earlier),
       np.int64(chunk.start // group),
-      np.concatenate([np.ones(block.earlier), block.noise_scale]),
+      block.noise_scale,
       -(-len(chunk) // group) * group,
     )
 
@@ -247,7 +226,7 @@ class Devices(block_makers.Maker):
     rows: Any = self._y[i]
     if rows is None:
       rows, r = self._memories[i], self._first_row + r
-    return np.asarray(_pick(rows, r))[: len(self._layout.chunks[i])]
+    return np.asarray(_pick(rows, r))[: len(self.chunks[i])]
 
 
 # PRIVACY: JAX may store compiled programs and their constants on disk, where
@@ -274,10 +253,8 @@ def _program(block: blocks.Block) -> tuple[tuple[Any, int], Any]:
   return (_buffers, block.is_exact), (block.noise_scale, *steps)
 
 
-@functools.partial(
-  jax.jit, donate_argnums=0, static_argnames=('program', 'few')
-)
-def _advanced(memory, z, weights, bounds, row, *, program, few):
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=(5, 6))
+def _advanced(memory, z, weights, bounds, row, program, few):
   """Returns the `_Result` of a block.
 
   Args:
@@ -403,11 +380,9 @@ def _buffers(memory, z, weights, bounds, _, is_exact):
   errors_: Sequence[Any] = list(bounds)
   most = jnp.zeros(())
   for r in range(len(z)):
-    weights = blocks.Weights(
-      list(jnp.abs(readout[r])),
-      [list(enumerate(row)) for row in jnp.abs(update[r])],
-      list(jnp.abs(gain[r])),
-    )
+    reads, mixes, gains = (list(jnp.abs(w[r])) for w in (readout, update, gain))
+    pairs = [list(enumerate(row)) for row in mixes]
+    weights = blocks.Weights(reads, pairs, gains)
     v = z[r] + _product(readout[r : r + 1], memory)[0]
     error = blocks.buffer_error(noise_scale[r], weights, sizes, errors_)
     rows.append(_rounded(v, error))
@@ -494,11 +469,8 @@ def check(device: jax.Device) -> None:
   # The host's product has 64 bits of mantissa, so its own errors are
   # negligible.
   expected = weights.astype(np.longdouble) @ rows.astype(np.longdouble)
-  allowed = (
-    (len(rows) + 1)
-    * recursion_lib.UNIT
-    * (np.abs(weights) @ np.abs(rows.astype(float)))
-  )
+  sizes = np.abs(weights) @ np.abs(rows.astype(float))
+  allowed = (len(rows) + 1) * recursion_lib.UNIT * sizes
   # PRIVACY: If a library computes float64 products from numbers with fewer
   # bits, or in a way without the classical bound, wrong roundings are not
   # noticed, and epsilon does not hold. The same happens if a compiler assumes
@@ -513,8 +485,7 @@ def check(device: jax.Device) -> None:
     raise RuntimeError(
       errors.invalid(
         f'device={device}: does not compute the noise as exactly as the '
-        'guarantee assumes; use another device or version of JAX, or '
-        "backend='numpy'"
+        'guarantee assumes; use another device or JAX, or backend=numpy'
       )
     )
 
@@ -543,7 +514,6 @@ def known(names: Sequence[str]) -> tuple[jax.Device, ...]:
   # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(
-      f'devices={" ".join(names or by_name)}: are of several kinds; use '
-      'devices of one kind'
+      f'devices={" ".join(names or by_name)}: have several kinds; use one kind'
     )
   return chosen

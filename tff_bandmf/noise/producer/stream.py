@@ -32,8 +32,6 @@ from tff_bandmf.strategies import recursion as recursion_lib
 # A shard, the range of coordinates of one stream, begins at a multiple of this
 # number.
 _GRID = 1 << 16
-# Number of coordinates of a chunk on the host: z and y of a block fit in cache.
-_CHUNK = 1 << 14
 # Possible numbers of rounds of a block; `_block_rounds` chooses one. According
 # to `benchmarks.bench producer`, shorter blocks read a long window too often,
 # and longer blocks do not fit in cache.
@@ -84,6 +82,12 @@ class Stream:
     block_rounds: number of rounds of a block, > 0; the last block may have
       fewer.
     coordinates: the coordinates of y that the stream computes.
+    memory_rows: number of rows of past noise, >= 0; a multiple of
+      `block_rounds` for a window, whose memory is a ring: row u % memory_rows
+      holds round u.
+    max_memory_bytes: `Memory.max_bytes`.
+    rounding: decides y if float64 cannot; has the normals of the key.
+    devices: devices of the backend; () on the host.
   """
 
   def __init__(
@@ -121,11 +125,7 @@ class Stream:
       ImportError: the backend is not installed.
     """
     if memory.max_bytes is not None:
-      _checks.count(
-        'max_memory_bytes',
-        memory.max_bytes,
-        'leave it out to keep all in memory',
-      )
+      _checks.count('max_memory_bytes', memory.max_bytes, 'None: no limit')
     self.recursion = recursion
     self.dimension = _checks.count(
       'dimension', dimension, 'the model has no parameters'
@@ -133,22 +133,23 @@ class Stream:
     self.z_steps = _checks.positive(
       'z_steps', z_steps, 'a run without noise needs no stream'
     )
-    self.coordinates = (
-      range(dimension)
-      if coordinates is None
-      else _checked(coordinates, dimension)
-    )
-    self._memory_copies = _checked_copies(recursion, memory.copies)
-    self.block_rounds = min(
-      recursion.rounds, _block_rounds(self._memory_copies)
-    )
+    self.coordinates = _checked(coordinates, self.dimension)
+    rows = _checked_copies(recursion, memory.copies)
+    self.block_rounds = m = min(recursion.rounds, _block_rounds(rows))
+    is_ring = recursion.keeps != recursion_lib.BUFFERS
+    self.memory_rows = -(-rows // m) * m if is_ring else rows
+    self.max_memory_bytes = memory.max_bytes
     self.identifier = identify(key, recursion, dimension, self.z_steps)
-    self._rounding = exact.Rounding(
+    self.rounding = exact.Rounding(
       recursion, self.z_steps, generator_lib.Generator(key)
     )
-    self._max_memory_bytes = memory.max_bytes
     self._backend = backend
-    self._devices = _known(backend, devices)
+    if backend == NUMPY and devices:
+      raise errors.value_error(
+        f'devices={" ".join(devices)}: need a backend, and {NUMPY} works on '
+        f'the host; use backend={JAX!r}'
+      )
+    self.devices = () if backend == NUMPY else _module(backend).known(devices)
 
   def rows(self) -> Iterator[Optional[np.ndarray]]:
     """Yields y_t, [len(coordinates)] int32 in lattice steps, for t = 0, 1, ...
@@ -166,40 +167,22 @@ class Stream:
     y = np.empty(len(self.coordinates), np.int32)
     with self._maker() as maker:
       for block in self._blocks():
-        for _ in maker.advance(block):
-          yield None
+        yield from maker.advance(block)
         for r in range(block.rounds):
           maker.copy_row(r, y)
           yield y
 
-  @property
-  def _memory_rows(self) -> int:
-    memory, m = self._memory_copies, self.block_rounds
-    if self.recursion.keeps == recursion_lib.BUFFERS:
-      return memory
-    # The memory is a ring: row u % memory_rows holds round u.
-    return -(-memory // m) * m
-
   def _blocks(self) -> Iterator[blocks.Block]:
     recursion, m = self.recursion, self.block_rounds
     for first in range(0, recursion.rounds, m):
-      rounds = range(first, min(first + m, recursion.rounds))
-      yield blocks.for_rounds(
-        recursion, self.z_steps, rounds, self._memory_rows
-      )
+      rounds = range(recursion.rounds)[first : first + m]
+      yield blocks.for_rounds(recursion, self.z_steps, rounds, self.memory_rows)
 
   def _maker(self) -> block_makers.Maker:
     """Returns the object that computes blocks with the backend."""
-    layout = block_makers.Layout(
-      self.recursion.keeps,
-      self._memory_rows,
-      self.block_rounds,
-      self.coordinates,
-      _CHUNK if self._backend == NUMPY else _GRID,
-    )
     if self._backend == NUMPY:
-      return block_makers.Host(layout, self._rounding, self._max_memory_bytes)
-    return _module(self._backend).Devices(layout, self._rounding, self._devices)
+      return block_makers.Host(self)
+    return _module(self._backend).Devices(self)
 
 
 def _checked_copies(
@@ -218,18 +201,6 @@ def _checked_copies(
       'model; allow as many, or use a C whose inverse has few bands'
     )
   return 0
-
-
-def _known(backend: str, names: Sequence[str]) -> tuple[Any, ...]:
-  """Returns the devices of a backend."""
-  if backend != NUMPY:
-    return _module(backend).known(names)
-  if names:
-    raise errors.value_error(
-      f'devices={" ".join(names)}: need a backend, and {NUMPY} works on the '
-      f'host; use backend={JAX!r}'
-    )
-  return ()
 
 
 def _module(backend: str) -> Any:
@@ -310,8 +281,7 @@ def shard(dimension: int, index: int, shards: int) -> range:
   _checks.count('shards', shards, 'give 1 if one server makes all')
   if not 0 <= index < shards:
     raise errors.value_error(
-      f'shard={index}: must be in [0, shards={shards}); number the shards from '
-      '0'
+      f'shard={index}: must be in [0, shards={shards}); give 0 to the first'
     )
   pieces = -(-dimension // _GRID)
   if shards > pieces:
@@ -319,28 +289,23 @@ def shard(dimension: int, index: int, shards: int) -> range:
       f'shards={shards}: {dimension} coordinates have {pieces} pieces of '
       f'{_GRID}; use at most {pieces}'
     )
-  edges = [
-    min(dimension, _GRID * (-(-pieces * i // shards)))
-    for i in (index, index + 1)
-  ]
-  return range(*edges)
+  edges = [_GRID * (-(-pieces * i // shards)) for i in (index, index + 1)]
+  return range(dimension)[slice(*edges)]
 
 
-def _checked(coordinates: range, dimension: int) -> range:
-  """Returns the coordinates if they are whole pieces; see `shard`.
+def _checked(coordinates: Optional[range], dimension: int) -> range:
+  """Returns the coordinates if they are whole pieces; None means all.
 
   Raises:
     ValueError: the coordinates begin or end within a piece, have a step other
       than 1, or are not in [0, dimension).
   """
-  on_grid = not coordinates.start % _GRID and (
-    not coordinates.stop % _GRID or coordinates.stop == dimension
-  )
-  if not (
-    on_grid
-    and coordinates.step == 1
-    and 0 <= coordinates.start < coordinates.stop <= dimension
-  ):
+  if coordinates is None:
+    return range(dimension)
+  start, stop = coordinates.start, coordinates.stop
+  on_grid = not start % _GRID and (stop == dimension or not stop % _GRID)
+  in_range = coordinates == range(dimension)[start:stop]
+  if not (coordinates and on_grid and in_range):
     raise errors.value_error(
       f'coordinates={coordinates}: must be whole pieces of {_GRID} in [0, '
       f'dimension={dimension}); use stream.shard'
