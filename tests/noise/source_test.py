@@ -31,7 +31,7 @@ _STRATEGIES = {
 
 
 def _source(strategy, dimension, directory):
-  return source_lib.from_placement(
+  return source_lib.NoiseSource(
     placements.Tape(directory / 'tape', _KEY),
     strategy.recursion(),
     _Z_STEPS,
@@ -77,7 +77,9 @@ def test_noise_is_added_to_the_sum(tmp_path):
 
 
 def test_no_noise_adds_nothing():
-  source = source_lib.NoiseSource(3, 5)
+  source = source_lib.NoiseSource(
+    placements.Served('folder', 5), _STRATEGIES['narrow'].recursion(), 0.0, 3
+  )
   assert source.start_round == 5
   total = tf.constant([1, -2, 3])
   released, state = source.release(
@@ -98,7 +100,7 @@ def test_placement_without_a_source_is_refused():
 
   recursion = _STRATEGIES['narrow'].recursion()
   with pytest.raises(TypeError, match='noise=Elsewhere: .*source'):
-    source_lib.from_placement(Elsewhere(), recursion, _Z_STEPS, 9)
+    source_lib.NoiseSource(Elsewhere(), recursion, _Z_STEPS, 9)
 
 
 def test_tape_state_names_the_tape_and_holds_no_noise(tmp_path):

@@ -309,7 +309,7 @@ def temporary(tmp_path, monkeypatch):
   disk, memory = tmp_path / 'disk', tmp_path / 'memory'
   disk.mkdir()
   memory.mkdir()
-  monkeypatch.setattr(tape_folder, '_MEMORY', memory)
+  monkeypatch.setattr(_files, 'MEMORY', memory)
   monkeypatch.setattr(tape_folder.tempfile, 'tempdir', str(disk))
   return disk, memory
 
@@ -339,11 +339,11 @@ def test_temporary_tapes_of_killed_processes_are_removed(temporary):
 _KILLED_STARTS = """
 import itertools, os, pathlib, signal, sys, tempfile
 import numpy as np
-from tff_bandmf import noise, strategies
+from tff_bandmf import _files, noise, strategies
 from tff_bandmf.noise.producer import stream
-from tff_bandmf.noise.tape import folder, writer
+from tff_bandmf.noise.tape import writer
 
-folder._MEMORY = memory = pathlib.Path(sys.argv[1])
+_files.MEMORY = memory = pathlib.Path(sys.argv[1])
 tempfile.tempdir = sys.argv[2]
 recursion = strategies.BandedToeplitz(4, np.ones(1)).recursion()
 

@@ -315,13 +315,17 @@ def test_position_of_another_run_is_refused_in_a_graph(tmp_path):
   from tff_bandmf.noise import graph_released_sums
 
   mine, other = (released_sums.Position(tmp_path, run) for run in (1, 2))
-  graph = graph_released_sums.GraphPosition(mine)
   other.open(3, 1, 5)
   with pytest.raises(tf.errors.InvalidArgumentError, match='no round of this'):
-    graph.round_index(tf.constant(0, tf.int64))
+    graph_released_sums.open_round(mine, tf.constant(0, tf.int64))
   mine.open(3, 1, 5)
-  assert graph.round_index(tf.constant(0, tf.int64)).numpy() == 3
-  assert graph.round_index(tf.constant(-1, tf.int64)).numpy() == -1
+  assert (
+    graph_released_sums.open_round(mine, tf.constant(0, tf.int64)).numpy() == 3
+  )
+  assert (
+    graph_released_sums.open_round(mine, tf.constant(-1, tf.int64)).numpy()
+    == -1
+  )
 
 
 def test_second_sum_of_a_round_is_refused(tmp_path):
@@ -341,17 +345,16 @@ def test_second_sum_of_a_round_is_refused_in_a_graph(tmp_path):
   from tff_bandmf.noise import graph_released_sums
 
   mine = released_sums.Position(pathlib.Path(tmp_path), 1)
-  graph = graph_released_sums.GraphPosition(mine)
   now = tf.constant(3, tf.int64)
   counts = tf.constant([4, 1])
   mine.open(3, 1, 5)
   mine.mark(_SUMS[0], (4, 1), 3)
   mine.open(3, 2, 5)
   released = tf.constant([1, 2], tf.int32)
-  passed = graph.mark(released, _SUMS[0], counts, now)
+  passed = graph_released_sums.mark(mine, released, _SUMS[0], counts, now)
   np.testing.assert_array_equal(passed, released)
   with pytest.raises(tf.errors.InvalidArgumentError, match='another sum'):
-    graph.mark(released + 1, _SUMS[1], counts, now)
+    graph_released_sums.mark(mine, released + 1, _SUMS[1], counts, now)
   _has_met_two_sums(mine)
 
 

@@ -179,8 +179,6 @@ class Rounding:
     for t in range(rounds):
       ideal = ideals.send(column[-1] if column else None)  # type: ignore
       y = self._in_float64(t, i, ideal)
-      if y is None:
-        y = self._decided(t, i, ideal, 1)
       column.append(self.decide(t, i, column[::-1]) if y is None else y)
     return column
 

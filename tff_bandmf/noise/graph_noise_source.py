@@ -8,20 +8,18 @@
 | y, y_t  | noise z_steps C^-1 Z, rounded; row t is for round t           |
 
 S_t and y_t are in steps of `lattice`. A placement is the user's choice of
-where y_t comes from, and `from_placement` returns its source, which reads y_t
-from a tape: files that a producer writes before the round.
+where y_t comes from. Its source reads y_t from a tape: files that a producer
+writes before the round.
 """
 
 from __future__ import annotations
 
 import collections
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 
-from tff_bandmf import errors
 from tff_bandmf.noise import graph_released_sums, placements
-from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import graph_reader, open_tape
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -52,26 +50,36 @@ class NoiseSource:
 
   def __init__(
     self,
+    placement: placements.Placement,
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
     dimension: int,
-    start_round: int = 0,
-    tape: Optional[tape_folder.ReadableTape] = None,
   ):
-    """Initializes the source; its method `close` also closes the tape.
+    """Opens the tape of a placement, or starts its producer.
 
     Args:
+      placement: the user's choice of where y_t comes from.
+      recursion: recursion that computes y from z, for the strategy matrix C.
+      z_steps: standard deviation of z in lattice steps, >= 0; 0 means no noise.
       dimension: d, number of coordinates of y_t, > 0.
-      start_round: the first round of a run that `begin` creates, >= 0.
-      tape: the tape from which the rounds read y_t; None for no noise.
+
+    Raises:
+      TypeError: `placement` is of an unknown kind, and z_steps > 0.
+      ValueError: a value is out of range; another source of this process uses
+        the key; the folder of a tape cannot be used; or a folder of a
+        noise-server does not fit this run or has another reader.
+      ImportError: the backend of a tape is not installed.
+      OSError: a folder or a file of a tape cannot be made.
     """
-    self.placement = 'tape' if tape else 'none'
+    self.placement = 'tape' if z_steps else 'none'
     self.dimension = dimension
-    self.start_round = start_round
-    self._tape = tape
-    self._position = (
-      graph_released_sums.GraphPosition(tape.position)
-      if tape and tape.position
+    self.start_round = placement.start_round
+    self._tape = (
+      open_tape.open_tape(placement, recursion, z_steps, dimension)
+      if z_steps
       else None
     )
+    self._position = self._tape.position if self._tape else None
 
   def initial_state(self) -> State:
     """Returns the state of a run that has not begun, nested tensors."""
@@ -101,7 +109,7 @@ class NoiseSource:
     """
     if self._position is None:
       return stated
-    return self._position.round_index(stated)
+    return graph_released_sums.open_round(self._position, stated)
 
   def release(
     self,
@@ -136,7 +144,9 @@ class NoiseSource:
     if self._tape is None:
       return total, state
     if self._position is not None:
-      checked = self._position.check_updates(counts[0], round_index)
+      checked = graph_released_sums.check_updates(
+        self._position, counts[0], round_index
+      )
       with tf.control_dependencies([checked]):
         total = tf.identity(total)
     released, released_sum = graph_reader.release(
@@ -147,8 +157,8 @@ class NoiseSource:
       run=state['run'],
     )
     if self._position is not None:
-      released = self._position.mark(
-        released, released_sum, counts, round_index
+      released = graph_released_sums.mark(
+        self._position, released, released_sum, counts, round_index
       )
     return released, state
 
@@ -176,36 +186,3 @@ class NoiseSource:
     """Closes the tape, if there is one."""
     if self._tape is not None:
       self._tape.close()
-
-
-def from_placement(
-  placement: placements.Placement,
-  recursion: recursion_lib.Recursion,
-  z_steps: float,
-  dimension: int,
-) -> NoiseSource:
-  """Returns the source of a placement; starts the producer of a tape.
-
-  Args:
-    placement: the user's choice of where y_t comes from.
-    recursion: recursion that computes y from z, for the strategy matrix C.
-    z_steps: standard deviation of z in lattice steps, >= 0; 0 means no noise.
-    dimension: d, number of coordinates of y_t, > 0.
-
-  Raises:
-    TypeError: `placement` is of an unknown kind, and z_steps > 0.
-    ValueError: a value is out of range; another source of this process uses the
-      key; the folder of a tape cannot be used; or a folder of a noise-server
-      does not fit this run or has another reader.
-    ImportError: the backend of a tape is not installed.
-    OSError: a folder or a file of a tape cannot be made.
-  """
-  if not z_steps:
-    return NoiseSource(dimension, placement.start_round)
-  if not isinstance(placement, (placements.Tape, placements.Served)):
-    raise errors.type_error(
-      f'noise={type(placement).__name__}: has no source; use a placement of '
-      'noise.placements'
-    )
-  tape = open_tape.open_tape(placement, recursion, z_steps, dimension)
-  return NoiseSource(dimension, tape.start_round, tape)

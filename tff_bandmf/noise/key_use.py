@@ -19,7 +19,6 @@ import pathlib
 import struct
 import threading
 from collections.abc import Iterator
-from typing import Optional
 
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
@@ -29,7 +28,7 @@ from tff_bandmf.noise import key as key_lib
 _LINES = 2**62
 
 # Fingerprints of the keys whose noise is on an open tape of this process.
-_reserved: set[Optional[int]] = set()
+_reserved: set[int] = set()
 _reserving = threading.Lock()
 
 
@@ -62,8 +61,8 @@ def reserve(key: key_lib.Key) -> int:
   return fingerprint
 
 
-def free(fingerprint: Optional[int]) -> None:
-  """Frees the key with a fingerprint for another tape; None frees no key."""
+def free(fingerprint: int) -> None:
+  """Frees the key with a fingerprint for another tape."""
   _reserved.discard(fingerprint)
 
 

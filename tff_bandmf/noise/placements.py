@@ -1,6 +1,6 @@
 """Placements: values that choose where the noise of a run comes from.
 
-`graph_noise_source.from_placement` makes the `NoiseSource` of a placement.
+`open_tape.open_tape` opens the tape of a placement.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional, Union
+from typing import Optional, Union
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise import released_sums
 from tff_bandmf.noise.tape import folder as tape_folder
-
-if TYPE_CHECKING:
-  from tff_bandmf.noise import released_sums
 
 
 class Placement:
@@ -28,6 +26,11 @@ class Placement:
   """
 
   start_round: int = 0
+
+  def __post_init__(self):
+    _checks.count(
+      'start_round', self.start_round, 'give the round of the state', least=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Tape(Placement):
   position: Optional[released_sums.Position] = None
 
   def __post_init__(self):
-    _check_start(self.start_round)
+    super().__post_init__()
     if self.max_memory_bytes is not None:
       _checks.count('max_memory_bytes', self.max_memory_bytes, 'None: no limit')
     if self.key is not None and not isinstance(self.key, key_lib.Key):
@@ -128,18 +131,5 @@ class Served(Placement):
     return self.paths[0] / tape_folder.DEFINITION
 
   def __post_init__(self):
-    _check_start(self.start_round)
-    _checks.positive(
-      'notice_seconds',
-      self.notice_seconds,
-      'give the seconds after which a late server is named',
-    )
-
-
-def _check_start(start_round: int) -> None:
-  _checks.count(
-    'start_round',
-    start_round,
-    'give the round of the state from which the run resumes',
-    least=0,
-  )
+    super().__post_init__()
+    _checks.positive('notice_seconds', self.notice_seconds, 'give seconds')

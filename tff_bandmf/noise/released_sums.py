@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tff_bandmf import _files, errors
 
@@ -63,8 +63,7 @@ class Position:
     Statement: an aggregation that begins between this call and the next `open`
     or `close` adds the noise of round `round_index` and of no other round, to
     a sum of at most `clients` updates. Source: `check` and `mark` here, and all
-    methods of `graph_released_sums.GraphPosition`, read the file that this call
-    writes.
+    functions of `graph_released_sums`, read the file that this call writes.
 
     Args:
       round_index: round to open, >= 0.
@@ -100,13 +99,7 @@ class Position:
 
   def released(self, round_index: int) -> set[tuple[int, bytes]]:
     """Returns (attempt, fingerprint) of each mark of a round."""
-    names = [
-      path.name.split('-') for path in self.marks.glob(f'{round_index:08d}-*')
-    ]
-    return {
-      (int(attempt), f'{high}-{low}'.encode())
-      for _, attempt, high, low in names
-    }
+    return {(attempt, name) for attempt, name, _ in self._marks(round_index)}
 
   def updates(self, round_index: int) -> dict[int, tuple[int, int]]:
     """Returns {attempt: (updates, all-zero updates)} of a round's sums.
@@ -114,12 +107,20 @@ class Position:
     If the mark of an attempt or its content was lost, the attempt is missing.
     """
     counts = {}
-    for path in sorted(self.marks.glob(f'{round_index:08d}-*')):
+    for attempt, _, path in self._marks(round_index):
       content = path.read_text().split()
       if content:
         updates, zero = map(int, content)
-        counts[int(path.name.split('-')[1])] = updates, zero
+        counts[attempt] = updates, zero
     return counts
+
+  def _marks(
+    self, round_index: int
+  ) -> Iterator[tuple[int, bytes, pathlib.Path]]:
+    """Yields (attempt, fingerprint, path) of each mark of a round, in order."""
+    for path in sorted(self.marks.glob(f'{round_index:08d}-*')):
+      _, attempt, fingerprint = path.name.split('-', 2)
+      yield int(attempt), fingerprint.encode(), path
 
   def forget(self, below: int) -> None:
     """Removes the marks of all rounds before the round `below`."""
@@ -202,11 +203,8 @@ class Position:
 
   def _numbers(self) -> tuple[int, ...]:
     """Returns (run, round, attempt, clients) from the file `position`."""
-    return tuple(map(int, self._file.read_text().split()))
-
-  @property
-  def _file(self) -> pathlib.Path:
-    return self.directory / 'position'
+    path = self.directory / 'position'
+    return tuple(map(int, path.read_text().split()))
 
   @property
   def marks(self) -> pathlib.Path:
@@ -217,4 +215,5 @@ class Position:
     content = f'{self.run} {round_index} {attempt} {clients}'.encode()
     # The file is not synced. A power cut can restore an older position, but a
     # program that starts again calls `close` before its first round.
-    _files.write(self._file, content, mode=0o600, durable=False)
+    path = self.directory / 'position'
+    _files.write(path, content, mode=0o600, durable=False)

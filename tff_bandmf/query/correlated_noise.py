@@ -139,7 +139,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     ]
     self._clients_per_round = clients_per_round
     self._rounds = guarantee.strategy.rounds
-    self._source = source_lib.from_placement(
+    self._source = source_lib.NoiseSource(
       noise_from, recursion, self.lattice.z_steps, dimension
     )
     self._sums = sums

@@ -63,9 +63,9 @@ class Chunks:
       # so the space is checked here.
       if size > _available_bytes():
         raise errors.value_error(
-          f'memory={_available_bytes() / 1000000000.0:.1f} GB: is free, but '
-          f'past noise takes {size / 1000000000.0:.1f} GB; use a mechanism '
-          'that keeps fewer copies of the model, or max_memory_bytes'
+          f'memory={_available_bytes() / 1e9:.1f} GB: is free, but past noise '
+          f'takes {size / 1e9:.1f} GB; use a mechanism that keeps fewer copies '
+          'of the model, or max_memory_bytes'
         )
       self._arrays = [np.zeros((rows, count), dtype) for count in sizes]
       return
@@ -81,13 +81,9 @@ class Chunks:
   def __getitem__(self, i: int) -> np.ndarray:
     if self._file is None:
       return self._arrays[i]
-    return np.memmap(
-      self._file,
-      self._dtype,
-      'r+',
-      self._dtype.itemsize * self._rows * sum(self._sizes[:i]),
-      (self._rows, self._sizes[i]),
-    )
+    offset = self._dtype.itemsize * self._rows * sum(self._sizes[:i])
+    shape = self._rows, self._sizes[i]
+    return np.memmap(self._file, self._dtype, 'r+', offset, shape)
 
   def close(self) -> None:
     """Frees the memory and the file."""

@@ -64,13 +64,9 @@ def frame(count: int) -> tuple[np.ndarray, np.ndarray]:
   """
   prefixes = _prefixes(_packed_size(count))
   starts = len(_GZIP) + np.arange(len(prefixes)) * (_PREFIX + _BLOCK)
-  positions = np.concatenate(
-    [
-      np.arange(len(_GZIP)),
-      (starts[:, np.newaxis] + np.arange(_PREFIX)).ravel(),
-    ]
-  )
-  return positions.astype(np.int32), np.concatenate([_GZIP, prefixes.ravel()])
+  of_blocks = np.add.outer(starts, range(_PREFIX)).ravel()
+  positions = np.r_[: len(_GZIP), of_blocks].astype(np.int32)
+  return positions, np.r_[_GZIP, prefixes.ravel()]
 
 
 def contents(
@@ -85,8 +81,7 @@ def contents(
     y: [count] int32, coordinates `first` to `first + count - 1` of y_t, in
       lattice steps.
   """
-  header = [MAGIC, VERSION, tape_id, round_index, first, len(y)]
-  packed = np.array(header, '<i8').tobytes()
+  packed = _header(tape_id, round_index, first, len(y))
   packed += np.ascontiguousarray(y, '<i4').data
   view = memoryview(packed)
   pieces: list[Union[bytes, memoryview]] = [_GZIP.tobytes()]
@@ -125,15 +120,14 @@ def unpack(
     packed = zlib.decompress(content, 31, _packed_size(count))
   except zlib.error:
     raise ValueError(DAMAGED) from None
-  header = [MAGIC, VERSION, tape_id, round_index, first, count]
-  expected = np.array(header, '<i8')
+  header = _header(tape_id, round_index, first, count)
   # PRIVACY: If a round used the noise of another round or tape, the noise would
   # cancel in a difference of releases. The header must name this tape and this
   # round.
   # Guard: tape_release_test.test_file_of_another_round_is_refused.
-  if packed[: expected.nbytes] != expected.tobytes():
+  if not packed.startswith(header):
     raise ValueError(OTHER)
-  return np.frombuffer(packed, '<i4', offset=expected.nbytes)
+  return np.frombuffer(packed, '<i4', offset=len(header))
 
 
 def is_whole(path: pathlib.Path, tape_id: int, first: int, count: int) -> bool:
@@ -152,6 +146,11 @@ def is_whole(path: pathlib.Path, tape_id: int, first: int, count: int) -> bool:
   return True
 
 
+def _header(tape_id: int, round_index: int, first: int, count: int) -> bytes:
+  words = [MAGIC, VERSION, tape_id, round_index, first, count]
+  return np.array(words, '<i8').tobytes()
+
+
 def _packed_size(count: int) -> int:
   return 8 * HEADER_WORDS + 4 * count
 
@@ -159,9 +158,7 @@ def _packed_size(count: int) -> int:
 def _prefixes(packed_size: int) -> np.ndarray:
   """Returns the headers of all stored blocks, [blocks, 5] uint8."""
   starts = np.arange(0, packed_size, _BLOCK)
-  lengths = np.minimum(_BLOCK, packed_size - starts).astype('<u2')
-  prefixes = np.empty((len(starts), _PREFIX), np.uint8)
-  prefixes[:, 0] = starts + _BLOCK >= packed_size
-  prefixes[:, 1:3] = lengths.view(np.uint8).reshape(-1, 2)
-  prefixes[:, 3:] = ~prefixes[:, 1:3]
-  return prefixes
+  is_last = starts + _BLOCK >= packed_size
+  lengths = np.minimum(_BLOCK, packed_size - starts)
+  words = np.column_stack([lengths, ~lengths]).astype('<u2').view(np.uint8)
+  return np.column_stack([is_last, words])

@@ -48,16 +48,14 @@ import socket
 import stat
 import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import msgspec
 
 from tff_bandmf import _files, errors
+from tff_bandmf.noise import released_sums
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.strategies import recursion as recursion_lib
-
-if TYPE_CHECKING:
-  from tff_bandmf.noise import released_sums
 
 # Seconds for which a round waits for its noise.
 TIMEOUT_SECONDS = 600.0
@@ -66,17 +64,17 @@ POLL_SECONDS = 0.02
 
 DESCRIPTION = 'tape.json'
 DEFINITION = 'definition.npz'
-_FORMAT = 'tff_bandmf.tape'
-_READER = 'reader'
+# First entries of `tape.json`.
+_HEADER = {'version': tape_file.VERSION, 'format': 'tff_bandmf.tape'}
 _PREFIX = 'tff_bandmf-tape-'
-_MEMORY = _files.MEMORY
 _FILE = re.compile(
-  r'lock|(failed|tape\.json|definition\.npz|\d{8,}\.(noise|reached))'
+  r'lock|reader|(failed|tape\.json|definition\.npz|\d{8,}\.(noise|reached))'
   r'(\.\w+\.part)?'
   r'|\d{8,}-\d+-\d+-\d+\.reached'
 )
+_MARK = re.compile(r'(\d+)(?:-((\d+)-\d+-\d+))?\.reached')
 # Files that stay in the folder when a noise-server ends.
-_KEPT = re.compile(r'lock|tape\.json|definition\.npz|.*\.reached')
+KEPT = r'lock|reader|tape\.json|definition\.npz|.*\.reached'
 # The reasons for which a reader refuses a round.
 BEHIND = (
   'the producer ended or fell behind; is its process alive, and is there room '
@@ -100,7 +98,7 @@ OTHER_SUM = (
   'with the next round'
 )
 # Characters that `tf.io.matching_files` interprets as a pattern.
-_GLOB = frozenset('*?[]\\')
+_GLOB = '*?[]\\'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +145,7 @@ class ReadableTape(abc.ABC):
     """Closes the tape; a second call does nothing."""
 
 
-class Description(
-  msgspec.Struct,
-  frozen=True,
-  forbid_unknown_fields=True,
-  tag_field='format',
-  tag=_FORMAT,
-):
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """The content of `tape.json`: which noise a folder holds.
 
   The file is a JSON object with these fields, a `format`, and the `version` of
@@ -189,28 +181,22 @@ class Description(
     """
     path = directory / DESCRIPTION
     try:
-      content = _files.read_json(path)
-      if content.pop('version') != tape_file.VERSION:
+      content = {**_files.read_json(path)}
+      if {name: content.pop(name, None) for name in _HEADER} != _HEADER:
         raise ValueError('another version')
       return msgspec.convert(content, cls)
     except FileNotFoundError:
       return None
-    except (
-      AttributeError,
-      KeyError,
-      TypeError,
-      ValueError,
-      msgspec.ValidationError,
-    ) as error:
+    except (TypeError, ValueError, msgspec.ValidationError) as error:
       raise errors.value_error(
-        f'file={path}: is not {_FORMAT} of version {tape_file.VERSION}; use '
-        'one version of tff_bandmf for the server and for training, a new '
+        f'file={path}: is not tff_bandmf.tape of version {tape_file.VERSION}; '
+        'use one version of tff_bandmf for the server and for training, a new '
         'folder and a new key'
       ) from error
 
   def write(self, directory: pathlib.Path) -> None:
     """Writes the file, whole or not at all."""
-    content = {'version': tape_file.VERSION, **msgspec.to_builtins(self)}
+    content = {**_HEADER, **msgspec.to_builtins(self)}
     _files.write_json(directory / DESCRIPTION, content, mode=0o600)
 
   def difference(self, other: Description) -> str:
@@ -230,11 +216,19 @@ def noise_path(directory: pathlib.Path, round_index: int) -> pathlib.Path:
   return directory / f'{round_index:08d}.noise'
 
 
-def marks(directory: pathlib.Path) -> list[int]:
-  """Returns the rounds of all marks in a folder."""
-  return [
-    _marked(name) for name in os.listdir(directory) if name.endswith('.reached')
-  ]
+def marks(directory: pathlib.Path) -> list[tuple[int, str, str]]:
+  """Returns (round, owner, run ID) of all marks in a folder.
+
+  The owner consists of the run ID and the fingerprint of the marked release. If
+  a mark names no run, its owner and its run ID are ''.
+  """
+  matches = filter(None, map(_MARK.fullmatch, os.listdir(directory)))
+  return [(int(each[1]), each[2] or '', each[3] or '') for each in matches]
+
+
+def highest_mark(directory: pathlib.Path, default: int = 0) -> int:
+  """Returns the highest round of the marks; `default` if there are no marks."""
+  return max((t for t, _, _ in marks(directory)), default=default)
 
 
 def next_round(directory: pathlib.Path) -> int:
@@ -245,11 +239,7 @@ def next_round(directory: pathlib.Path) -> int:
   """
   # A mark with a run ID gives the mark's own round to that run. A mark without
   # a run ID concerns only earlier rounds.
-  return max(
-    _marked(name) + ('-' in name)
-    for name in os.listdir(directory)
-    if name.endswith('.reached')
-  )
+  return max(t + bool(run) for t, _, run in marks(directory))
 
 
 def mark(directory: pathlib.Path, round_index: int) -> None:
@@ -265,13 +255,8 @@ def remove_marks(directory: pathlib.Path, below: int) -> None:
     below: round in [0, highest mark].
   """
   for path in directory.glob('*.reached'):
-    if _marked(path.name) < below:
+    if int(re.split('[-.]', path.name)[0]) < below:
       path.unlink(missing_ok=True)
-
-
-def _marked(name: str) -> int:
-  """Parses the round from a mark's file name (with or without a run ID)."""
-  return int(re.split('[-.]', name)[0])
 
 
 def prepare(directory: pathlib.Path) -> int:
@@ -291,22 +276,13 @@ def prepare(directory: pathlib.Path) -> int:
   # noise, even if root writes the noise. Another user's folder is refused.
   # Guard: fuzz_secrets_test.test_folder_of_another_user_is_refused.
   if {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
-    raise _refused(directory, 'belongs to another user', 'choose another path')
-  if not all(
-    _FILE.fullmatch(path.name) or path.name == _READER
-    for path in directory.iterdir()
-  ):
-    raise _refused(
-      directory,
-      'holds files that belong to no tape',
-      'give the tape a directory of its own',
-    )
+    raise _refused(directory, 'belongs to another user')
+  if not all(map(_FILE.fullmatch, os.listdir(directory))):
+    raise _refused(directory, 'holds files that belong to no tape')
   directory.chmod(0o700)
   lock = _files.lock(directory / 'lock')
   if lock is None:
-    raise _refused(
-      directory, 'has a live producer', 'give every run a directory of its own'
-    )
+    raise _refused(directory, 'has a live producer')
   _sign(lock)
   return lock
 
@@ -327,18 +303,16 @@ def producer(directory: pathlib.Path) -> str:
     return 'a process that left no name'
 
 
-def _refused(directory: pathlib.Path, rule: str, remedy: str) -> ValueError:
-  return errors.value_error(f'tape directory={directory}: {rule}; {remedy}')
+def _refused(directory: pathlib.Path, rule: str) -> ValueError:
+  return errors.value_error(
+    f'tape directory={directory}: {rule}; give the tape another directory'
+  )
 
 
 def check_name(directory: pathlib.Path) -> None:
   """Raises ValueError if TensorFlow cannot list a folder with this name."""
-  if _GLOB.intersection(str(directory)):
-    raise _refused(
-      directory,
-      f'must not contain any of {"".join(sorted(_GLOB))}',
-      'choose another path',
-    )
+  if set(_GLOB).intersection(str(directory)):
+    raise _refused(directory, f'must not contain any of {_GLOB}')
 
 
 def check_start(start_round: int, rounds: int) -> None:
@@ -350,37 +324,21 @@ def check_start(start_round: int, rounds: int) -> None:
     )
 
 
-def lock_reader(directory: pathlib.Path) -> int:
-  """Locks a folder against other readers; returns the lock's descriptor.
-
-  Raises:
-    ValueError: another reader has the lock.
-  """
-  lock = _files.lock(directory / _READER)
-  if lock is None:
-    raise errors.value_error(
-      f'noise_server={directory}: is read by another run; a tape serves one '
-      'run: start a server for every run'
-    )
-  return lock
-
-
-def wipe(directory: pathlib.Path, keep: bool = False) -> None:
-  """Overwrites and removes the files of a tape, but not `lock` and `reader`.
+def wipe(directory: pathlib.Path, kept: str = 'lock|reader') -> None:
+  """Overwrites and removes files of a tape.
 
   Args:
     directory: folder of the tape.
-    keep: whether the files of a stopped noise-server stay.
+    kept: pattern for the names of the files that stay.
   """
-  for path in _tape_files(directory):
-    if path.name != 'lock' and not (keep and _KEPT.fullmatch(path.name)):
-      _files.wipe(path)
+  for name in os.listdir(directory):
+    if _FILE.fullmatch(name) and not re.fullmatch(kept, name):
+      _files.wipe(directory / name)
 
 
 def remove(directory: pathlib.Path) -> None:
   """Removes all files of a tape, and the folder if nothing else is in it."""
-  for path in [*_tape_files(directory), directory / _READER]:
-    _files.wipe(path)
+  wipe(directory, kept='')
   with contextlib.suppress(OSError):
     directory.rmdir()
 
@@ -395,13 +353,13 @@ def temporary(size: int) -> tuple[pathlib.Path, int]:
     size: bytes that the tape needs, > 0.
   """
   parent = pathlib.Path(tempfile.gettempdir())
-  for folder in {parent, _MEMORY}:
+  for folder in {parent, _files.MEMORY}:
     for directory in folder.glob(f'{_PREFIX}*'):
       _remove_abandoned(directory)
   with contextlib.suppress(OSError):
     # Use at most half of the free shared memory; other processes need some.
-    if shutil.disk_usage(_MEMORY).free > 2 * size:
-      parent = _MEMORY
+    if shutil.disk_usage(_files.MEMORY).free > 2 * size:
+      parent = _files.MEMORY
   check_name(parent)
   while True:
     directory = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -421,12 +379,5 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
     if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode):
       lock = _files.lock(directory / 'lock')
       if lock is not None:
-        try:
+        with open(lock):
           remove(directory)
-        finally:
-          os.close(lock)
-
-
-def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a folder whose names are those of a tape's files."""
-  return [path for path in directory.iterdir() if _FILE.fullmatch(path.name)]

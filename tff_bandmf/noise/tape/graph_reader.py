@@ -66,8 +66,8 @@ def release(
   Raises:
     tf.errors.InvalidArgumentError: when the graph runs, if a check fails.
   """
-  folders = [_Folder(shard, tape_id, round_index, run) for shard in tape.shards]
-  y = tf.concat([folder.y(timeout_seconds) for folder in folders], 0)
+  folders = [_Folder(shard, round_index, run) for shard in tape.shards]
+  y = tf.concat([folder.y(tape_id, timeout_seconds) for folder in folders], 0)
   y = self_test.graph_check(y, tape, round_index)
   released = total + y
   # PRIVACY: The difference of two releases with the same y_t has no noise. The
@@ -115,10 +115,8 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
     hashed = tf.fingerprint(tf.reshape(words, shape), method)
     if rows == 1:
       low, high = tf.unstack(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.uint32))
-      low = tf.bitwise.bitwise_xor(
-        low, tf.constant(released.shape[0], tf.uint32)
-      )
-      return tf.cast(tf.stack([high, low]), tf.int64)
+      root = tf.stack([high, low ^ released.shape[0]])
+      return tf.cast(root, tf.int64)
     words = tf.bitcast(tf.reshape(hashed, [2 * rows, 4]), tf.int32)
 
 
@@ -147,14 +145,9 @@ class _Folder:
   """One folder of a tape, as the graph of one round uses it."""
 
   def __init__(
-    self,
-    shard: tape_folder.Shard,
-    tape_id: tf.Tensor,
-    round_index: tf.Tensor,
-    run: tf.Tensor,
+    self, shard: tape_folder.Shard, round_index: tf.Tensor, run: tf.Tensor
   ):
     self._shard = shard
-    self._tape_id = tape_id
     self._round_index = round_index
     self._run = tf.strings.as_string(run)
     self._name = digits(round_index, 8)
@@ -167,10 +160,11 @@ class _Folder:
       self._path(self._file_name, round_index),
     ]
 
-  def y(self, timeout_seconds: float) -> tf.Tensor:
+  def y(self, tape_id: tf.Tensor, timeout_seconds: float) -> tf.Tensor:
     """Waits until y_t of this folder is on disk; returns it, [count] int32.
 
     Args:
+      tape_id: ID of the noise, scalar int64.
       timeout_seconds: seconds to wait for the file, > 0.
     """
     most = math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)
@@ -183,63 +177,45 @@ class _Folder:
 
     with tf.control_dependencies(self.unused(self._round_index)):
       start = tf.constant(0, tf.int64) * self._round_index
-    polls = tf.while_loop(behind, lambda polls: [_sleep(polls) + 1], [start])
-    with tf.control_dependencies(polls):
-      exists = self._check(
-        self._exists(self._file_name, polls[0]), tape_folder.BEHIND
-      )
-    with tf.control_dependencies([exists]):
-      contents = tf.io.read_file(self._path(self._file_name, self._round_index))
-    return self._unpacked(contents)
+    (polls,) = tf.while_loop(behind, lambda polls: [_sleep(polls) + 1], [start])
+    exists = self._exists(self._file_name, polls)
+    polls = self._checked(polls, exists, tape_folder.BEHIND)
+    contents = tf.io.read_file(self._path(self._file_name, polls))
+    return self._unpacked(contents, tape_id)
 
-  def _unpacked(self, contents: tf.Tensor) -> tf.Tensor:
+  def _unpacked(self, contents: tf.Tensor, tape_id: tf.Tensor) -> tf.Tensor:
     """Returns y_t from the bytes of a file of this tape, shard and round."""
     count = self._shard.count
     size = tape_file.size(count)
     # `tf.equal` instead of `==`: in the graphs that TFF traces, `==` compares
     # the identity of objects.
-    sized = self._check(
-      tf.equal(tf.strings.length(contents), size), tape_file.SIZE
-    )
-    with tf.control_dependencies([sized]):
-      unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
+    sized = tf.equal(tf.strings.length(contents), size)
+    contents = self._checked(contents, sized, tape_file.SIZE)
+    unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
     positions, values = tape_file.frame(count)
     # PRIVACY: Epsilon holds only for undamaged noise, and zlib is sure to check
     # the CRC only if the gzip frame is intact. A damaged frame could lead to
     # wrong noise. So the frame is compared byte by byte before zlib reads it.
     # Guard: tape_release_test.test_damaged_file_is_refused.
-    framed = self._check(
-      tf.reduce_all(tf.equal(tf.gather(unpacked, positions), values)),
-      tape_file.DAMAGED,
+    framed = tf.reduce_all(tf.equal(tf.gather(unpacked, positions), values))
+    contents = self._checked(contents, framed, tape_file.DAMAGED)
+    # If zlib fails, TensorFlow's error message names this operation but no
+    # cause. So the name states the cause.
+    packed = tf.io.decode_compressed(
+      contents, 'GZIP', name='noise_tape_the_file_is_damaged'
     )
-    with tf.control_dependencies([framed]):
-      # If zlib fails, TensorFlow's error message names this operation but no
-      # cause. So the name states the cause.
-      packed = tf.io.decode_compressed(
-        contents, 'GZIP', name='noise_tape_the_file_is_damaged'
-      )
-    words = 2 * tape_file.HEADER_WORDS
-    header, y = tf.split(
-      tf.ensure_shape(tf.io.decode_raw(packed, tf.int32), [words + count]),
-      [words, count],
-    )
-    own = (self._tape_id, self._round_index, self._shard.first, count)
-    expected = (tape_file.MAGIC, tape_file.VERSION, *own)
-    genuine = self._check(
-      tf.reduce_all(
-        tf.equal(
-          # PRIVACY: If a round used the noise of another round or tape, the
-          # noise would cancel in a difference of releases. The header must name
-          # this tape and this round.
-          # Guard: tape_release_test.test_file_of_another_round_is_refused.
-          tf.bitcast(tf.reshape(header, [-1, 2]), tf.int64),
-          tf.stack([tf.cast(word, tf.int64) for word in expected]),
-        )
-      ),
-      tape_file.OTHER,
-    )
-    with tf.control_dependencies([genuine]):
-      return tf.identity(y)
+    sizes = [2 * tape_file.HEADER_WORDS, count]
+    packed = tf.ensure_shape(tf.io.decode_raw(packed, tf.int32), [sum(sizes)])
+    header, y = tf.split(packed, sizes)
+    own = (tape_id, self._round_index, self._shard.first, count)
+    words = (tape_file.MAGIC, tape_file.VERSION, *own)
+    expected = tf.stack([tf.cast(word, tf.int64) for word in words])
+    # PRIVACY: If a round used the noise of another round or tape, the noise
+    # would cancel in a difference of releases. The header must name this tape
+    # and this round.
+    # Guard: tape_release_test.test_file_of_another_round_is_refused.
+    same = tf.equal(tf.bitcast(tf.reshape(header, [-1, 2]), tf.int64), expected)
+    return self._checked(y, tf.reduce_all(same), tape_file.OTHER)
 
   def unused(
     self, after: tf.Tensor, owner: Optional[tf.Tensor] = None
@@ -252,9 +228,9 @@ class _Folder:
         given, a check also fails if another sum of the round has a mark.
     """
     numbers, runs, owners = self._marks(after)
-    known = self._check(tf.size(numbers) > 0, tape_folder.NOT_THERE)
-    with tf.control_dependencies([known]):
-      reached = tf.reduce_max(numbers)
+    known = tf.size(numbers) > 0
+    numbers = self._checked(numbers, known, tape_folder.NOT_THERE)
+    reached = tf.reduce_max(numbers)
     # PRIVACY: A round before the highest mark may have released a sum, and no
     # second sum may get its noise. The round is refused.
     # Guard: tape_release_test.test_highest_mark_counts_whatever_the_order.
@@ -306,6 +282,13 @@ class _Folder:
 
   def _exists(self, file_name, after: tf.Tensor) -> tf.Tensor:
     return tf.size(tf.io.matching_files(self._path(file_name, after))) > 0
+
+  def _checked(
+    self, value: tf.Tensor, condition: tf.Tensor, message: str
+  ) -> tf.Tensor:
+    """Returns `value`; the graph fails unless the condition holds."""
+    with tf.control_dependencies([self._check(condition, message)]):
+      return tf.identity(value)
 
   def _check(self, condition: tf.Tensor, message: str) -> tf.Operation:
     return tf.debugging.Assert(

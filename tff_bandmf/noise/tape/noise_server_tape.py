@@ -8,13 +8,14 @@ round t. `tape.folder` defines the files of the folder, such as marks.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import pathlib
 import threading
+from collections.abc import Iterator
 from typing import Optional
 
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 from tff_bandmf.noise import placements
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
@@ -87,7 +88,13 @@ class ServedTape(tape_folder.ReadableTape):
     self._thread: Optional[threading.Thread] = None
     try:
       for shard in self.shards:
-        self._locks.append(tape_folder.lock_reader(shard.directory))
+        lock = _files.lock(shard.directory / 'reader')
+        if lock is None:
+          raise errors.value_error(
+            f'noise_server={shard.directory}: is read by another run; a tape '
+            'serves one run: start a server for every run'
+          )
+        self._locks.append(lock)
       for shard in self.shards:
         tape_folder.mark(shard.directory, start_round)
       # PRIVACY: On a network file system, a host's list of a folder can lack
@@ -96,7 +103,7 @@ class ServedTape(tape_folder.ReadableTape):
       # So the folder is listed after this process has written its mark.
       # Guard: late_folder_test.test_reader_does_not_open_with_an_old_view.
       for shard in self.shards:
-        reached = max(tape_folder.marks(shard.directory))
+        reached = tape_folder.highest_mark(shard.directory)
         if reached > start_round:
           raise errors.value_error(
             f'start_round={start_round}: rounds below {reached} were used in '
@@ -139,8 +146,8 @@ class ServedTape(tape_folder.ReadableTape):
         f'noise_server={folders}: hold noise of several keys; start all shards '
         'with one key file'
       )
-    ends = itertools.accumulate((each.count for each in self.shards), initial=0)
-    if [*(each.first for each in self.shards), self.dimension] != list(ends):
+    ends = [each.first + each.count for each in self.shards]
+    if [*(each.first for each in self.shards), self.dimension] != [0, *ends]:
       texts = [
         f'{each.directory}: {each.first}+{each.count}' for each in self.shards
       ]
@@ -159,33 +166,29 @@ class ServedTape(tape_folder.ReadableTape):
 
   def _watch(self, notice_seconds: float) -> None:
     """Prints a line for each server that is late with the next round."""
-    rounds: list[Optional[int]] = [None] * len(self.shards)
-    looks = [0] * len(self.shards)
+    # Number of further checks in a row that found the same noise missing.
+    looks: dict[tuple[pathlib.Path, int], int] = {}
     while not self._closed.wait(notice_seconds / _LOOKS):
-      for i, shard in enumerate(self.shards):
-        t = _missing(shard.directory, self.recursion.rounds)
-        looks[i] = looks[i] + 1 if t is not None and t == rounds[i] else 0
-        rounds[i] = t
-        if looks[i] == _LOOKS:
+      looks = {each: looks.get(each, -1) + 1 for each in self._missing()}
+      for (directory, t), count in looks.items():
+        if count == _LOOKS:
           errors.notice(
             f'No noise of round {t} for {notice_seconds:.0f} s: noise-server '
-            f'of {shard.directory} ({tape_folder.producer(shard.directory)}) '
-            'is late, stopped or gone; see whether the server runs, continue '
-            'it (kill -CONT) or give its command again.'
+            f'of {directory} ({tape_folder.producer(directory)}) is late, '
+            'stopped or gone; see whether the server runs, continue it (kill '
+            '-CONT) or give its command again.'
           )
 
+  def _missing(self) -> Iterator[tuple[pathlib.Path, int]]:
+    """Yields (folder, next round) of each shard without noise of that round.
 
-def _missing(directory: pathlib.Path, rounds: int) -> Optional[int]:
-  """Returns the next round if its noise is missing.
-
-  The result is None if the noise is on the tape, if no round is left, or if the
-  folder cannot be read.
-  """
-  try:
-    t = tape_folder.next_round(directory)
-  except (OSError, ValueError):
-    # The next release fails, and its message says that the tape is missing.
-    return None
-  if t == rounds or tape_folder.noise_path(directory, t).exists():
-    return None
-  return t
+    A folder is passed over if no round is left, or if it cannot be read.
+    """
+    for directory in (shard.directory for shard in self.shards):
+      # On an error the next release fails, and its message says that the tape
+      # is missing.
+      with contextlib.suppress(OSError, ValueError):
+        t = tape_folder.next_round(directory)
+        is_there = tape_folder.noise_path(directory, t).exists()
+        if t < self.recursion.rounds and not is_there:
+          yield directory, t

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Union
 
+from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import key_use, placements
 from tff_bandmf.noise.producer import stream
@@ -14,7 +14,7 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 
 def open_tape(
-  placement: Union[placements.Tape, placements.Served],
+  placement: placements.Placement,
   recursion: recursion_lib.Recursion,
   z_steps: float,
   dimension: int,
@@ -32,6 +32,7 @@ def open_tape(
     dimension: d, number of coordinates of y_t, > 0.
 
   Raises:
+    TypeError: `placement` is of an unknown kind.
     ValueError: a value is out of range; another open tape of this process has
       the key; the folder of a tape cannot be used, see `writer.Tape`; or the
       folder of a noise-server has another reader or does not hold this noise.
@@ -42,25 +43,31 @@ def open_tape(
     return noise_server_tape.ServedTape(
       placement, recursion, z_steps, dimension
     )
+  if not isinstance(placement, placements.Tape):
+    raise errors.type_error(
+      f'noise={type(placement).__name__}: has no source; use a placement of '
+      'noise.placements'
+    )
   key = placement.key or key_lib.Key.from_entropy()
-  reserved = key_use.reserve(key)
+  rows = stream.Stream(
+    recursion,
+    z_steps,
+    dimension,
+    key,
+    stream.Memory(placement.max_memory_bytes, placement.memory_copies),
+    devices=placement.devices,
+    backend=placement.backend,
+  )
+  free = functools.partial(key_use.free, key_use.reserve(key))
   try:
     tape = writer.Tape(
       placement.directory,
-      stream.Stream(
-        recursion,
-        z_steps,
-        dimension,
-        key,
-        stream.Memory(placement.max_memory_bytes, placement.memory_copies),
-        devices=placement.devices,
-        backend=placement.backend,
-      ),
+      rows,
       start_round=placement.start_round,
-      after_close=functools.partial(key_use.free, reserved),
+      after_close=free,
     )
   except BaseException:
-    key_use.free(reserved)
+    free()
     raise
   tape.position = placement.position
   return tape

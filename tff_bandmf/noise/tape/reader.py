@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import pathlib
-import re
 import time
-from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -18,8 +16,6 @@ from tff_bandmf import errors
 from tff_bandmf.noise import fingerprint, self_test
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
-
-_MARK = re.compile(r'(\d+)(?:-((\d+)-\d+-\d+))?\.reached')
 
 
 def release(
@@ -92,21 +88,6 @@ def release(
   return released_sum
 
 
-class _Mark(NamedTuple):
-  """A mark of a folder.
-
-  Attributes:
-    round: round of the mark, >= 0.
-    owner: run ID and fingerprint of the marked release, or None if the mark
-      names no run.
-    run: run ID, or None if the mark names no run.
-  """
-
-  round: int
-  owner: Optional[str]
-  run: Optional[str]
-
-
 class _Folder:
   """One folder of a tape, as one round uses it."""
 
@@ -141,45 +122,40 @@ class _Folder:
     except ValueError as error:
       raise self._refused(str(error)) from None
 
-  def check_unused(self, owner: Optional[str] = None) -> None:
+  def check_unused(self, owner: str = '') -> None:
     """Raises ValueError unless this run may still release the round.
 
     Args:
       owner: run ID and fingerprint of the sum to release. If given, the call
         also raises if another sum of the round has a mark.
     """
-    marks = self._marks()
+    try:
+      marks = tape_folder.marks(self._directory)
+    except FileNotFoundError:
+      marks = []
     if not marks:
       raise self._refused(tape_folder.NOT_THERE)
     # PRIVACY: A round before the highest mark may have released a sum, and no
     # second sum may get its noise. The round is refused.
     # Guard: tape_release_test.test_highest_mark_counts_whatever_the_order.
-    if max(mark.round for mark in marks) > self._round:
+    if max(marks)[0] > self._round:
       raise self._refused(tape_folder.REMOVED)
-    here = [mark for mark in marks if mark.round == self._round and mark.run]
+    here = [(run, other) for t, other, run in marks if t == self._round and run]
     # PRIVACY: If two runs read the same y_t, the difference of their releases
     # has no noise. A round that another run has marked is refused to this run.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
-    if any(mark.run != self._run for mark in here):
+    if any(run != self._run for run, _ in here):
       raise self._refused(tape_folder.OTHER_RUN)
     # PRIVACY: If two sums got the same noise, the difference of the releases
     # would have none. A mark of another sum is refused.
     # Guard: tape_release_test.test_round_releases_one_sum.
-    if owner is not None and any(mark.owner != owner for mark in here):
+    if owner and any(other != owner for _, other in here):
       raise self._refused(tape_folder.OTHER_SUM)
 
   def mark(self, owner: str) -> None:
     """Writes the mark of a sum; from then on, earlier rounds are refused."""
     name = f'{self._round:08d}-{owner}.reached'
     (self._directory / name).touch(mode=0o600)
-
-  def _marks(self) -> list[_Mark]:
-    try:
-      names = [path.name for path in self._directory.iterdir()]
-    except FileNotFoundError:
-      return []
-    matches = filter(None, map(_MARK.fullmatch, names))
-    return [_Mark(int(each[1]), each[2], each[3]) for each in matches]
 
   def _refused(self, message: str) -> ValueError:
     path = tape_folder.noise_path(self._directory, self._round)

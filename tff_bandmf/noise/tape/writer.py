@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import itertools
 import os
 import pathlib
 import threading
@@ -26,8 +27,6 @@ from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
 
-# Default for the maximum number of bytes of files that no round has read.
-_AHEAD_BYTES = 512 * 2**20
 # Errors of a full disk. The producer waits, since space may become free.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -65,7 +64,7 @@ class Tape(tape_folder.ReadableTape):
     noise_stream: stream.Stream,
     *,
     start_round: int = 0,
-    ahead_bytes: int = _AHEAD_BYTES,
+    ahead_bytes: int = 512 * 2**20,
     resume: bool = False,
     before_noise: Callable[[], None] = lambda: None,
     after_close: Callable[[], None] = lambda: None,
@@ -131,7 +130,6 @@ class Tape(tape_folder.ReadableTape):
         4 * count * min(self._ahead, rounds)
       )
     self.shards = [tape_folder.Shard(self.directory, first, count)]
-    self._resume = resume
     self._after_close = after_close
     self._stop = threading.Event()
     self._closed = False
@@ -160,13 +158,13 @@ class Tape(tape_folder.ReadableTape):
       return
     self._stop.set()
     self._thread.join()
-    if self.directory.is_dir() and self._resume:
+    if self.directory.is_dir() and self.description.served:
       # PRIVACY: If no mark stayed, a noise-server with the same key could start
       # again at round 0 in this folder, and two sums could get the same noise.
       # The description and the highest mark stay in the folder.
       # Guard: noise_server_test.test_server_that_was_stopped_continues.
       self._remove_read_rounds()
-      tape_folder.wipe(self.directory, keep=True)
+      tape_folder.wipe(self.directory, tape_folder.KEPT)
     elif self.directory.is_dir():
       tape_folder.remove(self.directory)
     os.close(self._lock)
@@ -192,7 +190,7 @@ class Tape(tape_folder.ReadableTape):
       ValueError: the folder holds another tape that must not be removed, or has
         a mark above `start_round` although `resume` is not set.
     """
-    directory = self.directory
+    directory, resume = self.directory, self.description.served
     description = tape_folder.Description.read(directory)
     if description is None and tape_folder.marks(directory):
       raise errors.value_error(
@@ -201,9 +199,7 @@ class Tape(tape_folder.ReadableTape):
       )
     if description != self.description:
       if description is not None and (
-        self._resume
-        or description.served
-        or description.tape_id == self.tape_id
+        resume or description.served or description.tape_id == self.tape_id
       ):
         raise errors.value_error(
           f'directory={directory}: holds another tape, '
@@ -212,13 +208,13 @@ class Tape(tape_folder.ReadableTape):
         )
       tape_folder.wipe(directory)
       self.description.write(directory)
-    reached = max(tape_folder.marks(directory), default=0)
+    reached = tape_folder.highest_mark(directory)
     # PRIVACY: Rounds below the highest mark may have been released. If the tape
     # wrote the noise of such a round again, a second sum could get this noise.
     # A start below the mark is refused; with `resume`, the tape starts at the
     # mark.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
-    if start_round < reached and not self._resume:
+    if start_round < reached and not resume:
       raise errors.value_error(
         f'start_round={start_round}: rounds below {reached} were used in '
         f'{directory}; resume from the state of round {reached}, or start anew '
@@ -250,7 +246,7 @@ class Tape(tape_folder.ReadableTape):
         _files.write(
           self.directory / 'failed', type(error).__name__.encode(), mode=0o600
         )
-      if not self._resume:
+      if not self.description.served:
         raise
 
   def _produce(self) -> None:
@@ -259,32 +255,18 @@ class Tape(tape_folder.ReadableTape):
     After the last round, the method removes files of read rounds until the tape
     is closed.
     """
-    t = 0
-    for y in self._stream.rows():
-      if self._stop.is_set():
-        return
-      if y is None:
-        continue
+    parts = itertools.takewhile(
+      lambda _: not self._stop.is_set(), self._stream.rows()
+    )
+    for t, y in enumerate(y for y in parts if y is not None):
       if t >= self.start_round:
-        if not self._wait_for_room(t):
-          return
-        # The reader may skip rounds; a skipped round is not written.
-        if t >= self.reached:
-          self._write(t, y)
-      t += 1
+        self._write(t, y)
     while not self._stop.wait(tape_folder.POLL_SECONDS):
       self._remove_read_rounds()
 
-  def _wait_for_room(self, round_index: int) -> bool:
-    """Waits for room for a round; returns False if the tape is closed first."""
-    while round_index >= self._remove_read_rounds() + self._ahead:
-      if self._stop.wait(tape_folder.POLL_SECONDS):
-        return False
-    return not self._stop.is_set()
-
   def _remove_read_rounds(self) -> int:
     """Returns the highest marked round; removes all files of earlier rounds."""
-    reached = max(tape_folder.marks(self.directory), default=self.reached)
+    reached = tape_folder.highest_mark(self.directory, self.reached)
     while self.reached < reached:
       _files.wipe(tape_folder.noise_path(self.directory, self.reached))
       self.reached += 1
@@ -292,21 +274,26 @@ class Tape(tape_folder.ReadableTape):
     return self.reached
 
   def _write(self, round_index: int, values: np.ndarray) -> None:
-    """Writes y_t unless its file exists; waits while the disk is full.
+    """Writes y_t unless its file exists; waits while there is no room.
 
-    If the tape is closed while the method waits, y_t is not written.
+    There is no room if too many rounds are unread, or if the disk is full. If
+    the tape is closed while the method waits, y_t is not written.
     """
+    while round_index >= self._remove_read_rounds() + self._ahead:
+      if self._stop.wait(tape_folder.POLL_SECONDS):
+        return
+    # The reader may skip rounds; a skipped round is not written.
+    if round_index < self.reached:
+      return
     path = tape_folder.noise_path(self.directory, round_index)
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values
     )
-    # If a file disappears after this call wrote it, the file is not written
-    # again.
-    exists = path.exists()
-    while not exists:
+    while not path.exists():
       try:
         _files.write(path, *contents, mode=0o600)
-        exists = True
+        # If the file disappears, it is not written again.
+        break
       except OSError as error:
         if error.errno not in _FULL:
           raise
