@@ -87,7 +87,7 @@ class _Server:
       *arguments,
     ]
     self.process = None
-    self.shards = [tape_folder.Shard(self.directory, 0, _DIMENSION)]
+    self.shards = [tape_folder.Shard(0, _DIMENSION, self.directory)]
 
   def start(self):
     self._out.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ def release(tape, t, total=None, tape_id=None, timeout=60.0, run=RUN):
     timeout: seconds to wait for the noise.
     run: id of the run.
   """
-  dimension = sum(shard.count for shard in tape.shards)
+  dimension = sum(shard.size for shard in tape.shards)
   total = np.array(np.zeros(dimension) if total is None else total, np.int32)
   seen = types.SimpleNamespace(
     shards=tape.shards,
@@ -77,7 +77,7 @@ def release_in_a_graph(
 
   from tff_bandmf.noise.tape import graph_reader
 
-  dimension = sum(shard.count for shard in tape.shards)
+  dimension = sum(shard.size for shard in tape.shards)
   total = np.zeros(dimension) if total is None else total
   released, _ = graph_reader.release(
     tape,

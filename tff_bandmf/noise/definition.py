@@ -60,27 +60,25 @@ class Definition(NamedTuple):
     """
     if path is None or not (make or path.exists()):
       return self
-    numbers = self.recursion.numbers()
-    size = np.float64(self.lattice.z_steps)
-    scalars = (_FORMAT, self.recursion.strategy_digest, self.lattice.clip_bits)
+    z_steps = np.array(self.lattice.z_steps)
+    numbers = {'z_steps': z_steps, **self.recursion.numbers()}
+    bits = str(self.lattice.clip_bits)
+    definition = [_FORMAT, self.recursion.strategy_digest, bits]
     if not path.exists():
       content = io.BytesIO()
-      np.savez(
-        content, definition=list(map(str, scalars)), z_steps=size, **numbers
-      )
+      np.savez(content, definition=definition, **numbers)
       _files.write(path, content.getvalue(), mode=0o600)
       return self
     try:
       with np.load(io.BytesIO(_files.read(path)), allow_pickle=False) as stored:
         held = dict(stored)
-      same = held.pop('definition').tolist() == list(map(str, scalars))
-      size_held = held.pop('z_steps')
+      same = held.pop('definition').tolist() == definition
+      same &= held.keys() == numbers.keys()
     except (EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
       raise errors.value_error(
         f'file={path}: is not {_FORMAT}; restore it, or start a new run with a '
         'new key'
       ) from error
-    same &= _is_close('z_steps', size_held, size) and set(held) == set(numbers)
     # PRIVACY: If the numbers in the file were not the numbers of the claim, y
     # would be the noise of another C. The numbers must agree.
     # Guard: definition_test.test_numbers_that_differ_are_refused.
@@ -94,8 +92,9 @@ class Definition(NamedTuple):
         f'file={path}: defines another noise; give the plan with which the run '
         'began, or start a new run with a new key'
       )
+    z_steps = held.pop('z_steps')
     self.recursion.use(held)
-    lattice = dataclasses.replace(self.lattice, z_steps=float(size_held))
+    lattice = dataclasses.replace(self.lattice, z_steps=float(z_steps))
     return self._replace(lattice=lattice)
 
   def noise(
@@ -146,11 +145,8 @@ def of_run(
   )
 
 
-def _is_close(
-  name: str, held: np.ndarray, computed: np.typing.ArrayLike
-) -> bool:
+def _is_close(name: str, held: np.ndarray, computed: np.ndarray) -> bool:
   """Returns whether the numbers agree up to rounding errors."""
-  computed = np.asarray(computed)
   if held.dtype != np.float64 or held.shape != computed.shape:
     return False
   units: Any = _TOLERANCE

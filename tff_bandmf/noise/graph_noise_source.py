@@ -177,9 +177,8 @@ class NoiseSource:
       noise_checked=tf.constant(self._tape is not None),
     )
     if self._tape is not None:
-      metrics['rounds_ahead'] = graph_reader.rounds_ahead(
-        self._tape.shards, round_index
-      )
+      ahead = graph_reader.rounds_ahead(self._tape, round_index)
+      metrics['rounds_ahead'] = ahead
     return metrics
 
   def close(self) -> None:

@@ -64,10 +64,9 @@ class Key:
         f'noise_seed={type(seed).__name__}: must be an integer; leave it out '
         'to draw a key from the operating system'
       )
+    text, person = str(int(seed)).encode(), b'tff_bandmf seed'
     return cls(
-      hashlib.blake2b(
-        str(int(seed)).encode(), digest_size=_BYTES, person=b'tff_bandmf seed'
-      ).digest()
+      hashlib.blake2b(text, digest_size=_BYTES, person=person).digest()
     )
 
   @classmethod

@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 
-# Offset of a byte beyond all coordinates. A process locks this byte before it
-# reads or writes the lines.
-_LINES = 2**62
+# A byte beyond all coordinates. A process locks this byte before it reads or
+# writes the lines.
+_LINES = range(2**62, 2**62 + 1)
 
 # Fingerprints of the keys whose noise is on an open tape of this process.
 _reserved: set[int] = set()
@@ -121,9 +121,7 @@ class KeyUse:
     )
     try:
       try:
-        self._lock(
-          fcntl.F_OFD_SETLK, fcntl.F_WRLCK, coordinates.start, len(coordinates)
-        )
+        self._lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, coordinates)
       except (BlockingIOError, PermissionError):
         raise errors.value_error(
           f'key file={key_file}: another noise-server makes coordinates in '
@@ -176,10 +174,8 @@ class KeyUse:
     for line in lines:
       try:
         tape_id, first, count, directory = line.split(' ', 3)
-        apart = (
-          int(first) >= self._coordinates.stop
-          or int(first) + int(count) <= self._coordinates.start
-        )
+        start, own = int(first), self._coordinates
+        apart = start >= own.stop or start + int(count) <= own.start
         same = int(tape_id) == self._tape_id
       except ValueError:
         raise errors.value_error(
@@ -196,7 +192,7 @@ class KeyUse:
   @contextlib.contextmanager
   def _lines(self) -> Iterator[list[str]]:
     """Yields the lines; no other process can write them in the `with` block."""
-    self._lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _LINES, 1)
+    self._lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _LINES)
     try:
       content = os.pread(self._handle, os.fstat(self._handle).st_size, 0)
       lines = os.fsdecode(content).splitlines()
@@ -205,13 +201,11 @@ class KeyUse:
         lines.append('')
       yield lines
     finally:
-      self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _LINES, 1)
+      self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _LINES)
 
-  def _lock(self, command: int, kind: int, start: int, count: int) -> None:
+  def _lock(self, command: int, kind: int, places: range) -> None:
     # Linux's `struct flock`. The lock belongs to the open file instead of the
     # process.
-    fcntl.fcntl(
-      self._handle,
-      command,
-      struct.pack('hhqqi4x', kind, os.SEEK_SET, start, count, 0),
-    )
+    where = os.SEEK_SET, places.start, len(places)
+    lock = struct.pack('hhqqi4x', kind, *where, 0)
+    fcntl.fcntl(self._handle, command, lock)

@@ -130,9 +130,8 @@ class Lattice:
     # Guard: lattice_test.test_sums_and_noise_stay_in_32_bits.
     most = min(MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
-      most = min(
-        most, _bits(1 / (_LEAST_STEP * recursion.max_scale * z_stddev_per_clip))
-      )
+      least_step = _LEAST_STEP * recursion.max_scale * z_stddev_per_clip
+      most = min(most, _bits(1 / least_step))
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if most < least:
       raise errors.value_error(

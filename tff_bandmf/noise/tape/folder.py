@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import os
 import pathlib
 import re
@@ -48,7 +47,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Sequence
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import msgspec
 
@@ -72,7 +71,8 @@ _FILE = re.compile(
   r'(\.\w+\.part)?'
   r'|\d{8,}-\d+-\d+-\d+\.reached'
 )
-_MARK = re.compile(r'(\d+)(?:-((\d+)-\d+-\d+))?\.reached')
+# Name of a mark: its round, its owner and its run ID; see `marks`.
+MARK = r'(\d+)(?:-((\d+)-\d+-\d+))?\.reached'
 # Files that stay in the folder when a noise-server ends.
 KEPT = r'lock|reader|tape\.json|definition\.npz|.*\.reached'
 # The reasons for which a reader refuses a round.
@@ -101,19 +101,18 @@ OTHER_SUM = (
 _GLOB = '*?[]\\'
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
   """A range of the coordinates of y_t, and the folder of its files.
 
   Attributes:
-    directory: folder of the shard.
     first: first coordinate, >= 0.
-    count: number of coordinates, > 0.
+    size: number of coordinates, > 0.
+    directory: folder of the shard.
   """
 
-  directory: pathlib.Path
   first: int
-  count: int
+  size: int
+  directory: pathlib.Path
 
 
 class ReadableTape(abc.ABC):
@@ -222,8 +221,10 @@ def marks(directory: pathlib.Path) -> list[tuple[int, str, str]]:
   The owner consists of the run ID and the fingerprint of the marked release. If
   a mark names no run, its owner and its run ID are ''.
   """
-  matches = filter(None, map(_MARK.fullmatch, os.listdir(directory)))
-  return [(int(each[1]), each[2] or '', each[3] or '') for each in matches]
+  names = [re.fullmatch(MARK, name) for name in os.listdir(directory)]
+  return [
+    (int(name[1]), name[2] or '', name[3] or '') for name in names if name
+  ]
 
 
 def highest_mark(directory: pathlib.Path, default: int = 0) -> int:

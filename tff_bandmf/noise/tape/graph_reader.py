@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Sequence
 from typing import Optional
 
 import tensorflow as tf
@@ -120,23 +119,21 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
     words = tf.bitcast(tf.reshape(hashed, [2 * rows, 4]), tf.int32)
 
 
-def rounds_ahead(
-  shards: Sequence[tape_folder.Shard], round_index: tf.Tensor
-) -> tf.Tensor:
-  """Returns the number of rounds on the tape from `round_index` on.
+def rounds_ahead(tape: tape_folder.ReadableTape, t: tf.Tensor) -> tf.Tensor:
+  """Returns the number of rounds on the tape from round t on.
 
   Args:
-    shards: the shards of the tape.
-    round_index: scalar int64.
+    tape: the tape.
+    t: scalar int64.
 
   Returns:
     Scalar int32, the number of noise files in the folder that has the fewest.
   """
   ready = []
-  for shard in shards:
-    files = tf.io.matching_files(path(shard.directory, '*.noise', round_index))
+  for shard in tape.shards:
+    files = tf.io.matching_files(path(shard.directory, '*.noise', t))
     numbers = tf.strings.regex_replace(files, r'.*/(\d+)\.noise', r'\1')
-    later = tf.strings.to_number(numbers, tf.int64) >= round_index
+    later = tf.strings.to_number(numbers, tf.int64) >= t
     ready.append(tf.math.count_nonzero(later, dtype=tf.int32))
   return tf.reduce_min(ready)
 
@@ -185,7 +182,7 @@ class _Folder:
 
   def _unpacked(self, contents: tf.Tensor, tape_id: tf.Tensor) -> tf.Tensor:
     """Returns y_t from the bytes of a file of this tape, shard and round."""
-    count = self._shard.count
+    count = self._shard.size
     size = tape_file.size(count)
     # `tf.equal` instead of `==`: in the graphs that TFF traces, `==` compares
     # the identity of objects.
@@ -227,7 +224,12 @@ class _Folder:
       owner: run ID and fingerprint of the sum to release, scalar string. If
         given, a check also fails if another sum of the round has a mark.
     """
-    numbers, runs, owners = self._marks(after)
+    paths = tf.io.matching_files(self._path('*.reached', after))
+    numbers, owners, runs = (
+      tf.strings.regex_replace(paths, '.*/' + tape_folder.MARK, part)
+      for part in (r'\1', r'\2', r'\3')
+    )
+    numbers = tf.strings.to_number(numbers, tf.int64)
     known = tf.size(numbers) > 0
     numbers = self._checked(numbers, known, tape_folder.NOT_THERE)
     reached = tf.reduce_max(numbers)
@@ -254,28 +256,6 @@ class _Folder:
     """Writes the mark of a sum; from then on, earlier rounds are refused."""
     name = tf.strings.join([self._name, '-', owner, '.reached'])
     return tf.io.write_file(self._path(name, self._round_index), '')
-
-  def _marks(self, after: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns (rounds, runs, owners) of the marks of the folder.
-
-    If a mark names no run, its run and its owner are ''.
-
-    Args:
-      after: a tensor. The folder is listed after the tensor is computed.
-
-    Returns:
-      rounds: [marks] int64.
-      runs: [marks] strings, run IDs.
-      owners: [marks] strings, run ID and fingerprint of each released sum.
-    """
-    paths = tf.io.matching_files(self._path('*.reached', after))
-    numbers, runs, owners = (
-      tf.strings.regex_replace(
-        paths, r'.*/(\d+)(?:-((\d+)-\d+-\d+))?\.reached', part
-      )
-      for part in (r'\1', r'\3', r'\2')
-    )
-    return tf.strings.to_number(numbers, tf.int64), runs, owners
 
   def _path(self, file_name, after: tf.Tensor) -> tf.Tensor:
     return path(self._shard.directory, file_name, after)

@@ -13,7 +13,6 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterator
-from typing import Optional
 
 from tff_bandmf import _files, errors
 from tff_bandmf.noise import placements
@@ -63,29 +62,20 @@ class ServedTape(tape_folder.ReadableTape):
     tape_folder.check_start(start_round, recursion.rounds)
     self.dimension, self.z_steps = dimension, z_steps
     self.recursion = recursion
-    descriptions = {}
-    for folder in placement.paths:
-      path = folder.absolute()
-      tape_folder.check_name(path)
-      description = tape_folder.Description.read(path)
-      if description is None or not description.served:
-        raise errors.value_error(
-          f'noise_server={path}: is not the folder of a noise-server; start '
-          'bandmf noise-server with this --directory first'
-        )
-      descriptions[path] = description
+    descriptions = dict(map(self._described, placement.paths))
     self.shards = sorted(
-      (
-        tape_folder.Shard(path, each.first, each.count)
-        for path, each in descriptions.items()
-      ),
-      key=lambda shard: shard.first,
+      tape_folder.Shard(each.first, each.count, path)
+      for path, each in descriptions.items()
     )
-    self._check(descriptions)
-    self.tape_id = descriptions[self.shards[0].directory].tape_id
+    tape_ids = {each.tape_id for each in descriptions.values()}
+    self._check_shards(tape_ids)
+    self.tape_id = tape_ids.pop()
     self._locks: list[int] = []
     self._closed = threading.Event()
-    self._thread: Optional[threading.Thread] = None
+    self._notice_seconds = placement.notice_seconds
+    self._thread = threading.Thread(
+      target=self._watch, name='tff_bandmf late servers', daemon=True
+    )
     try:
       for shard in self.shards:
         lock = _files.lock(shard.directory / 'reader')
@@ -97,12 +87,12 @@ class ServedTape(tape_folder.ReadableTape):
         self._locks.append(lock)
       for shard in self.shards:
         tape_folder.mark(shard.directory, start_round)
-      # PRIVACY: On a network file system, a host's list of a folder can lack
-      # the newest marks of another host, so used noise could get into a second
-      # sum. A host that has created a file in a folder sees all earlier files.
-      # So the folder is listed after this process has written its mark.
-      # Guard: late_folder_test.test_reader_does_not_open_with_an_old_view.
-      for shard in self.shards:
+        # PRIVACY: On a network file system, a host's list of a folder can lack
+        # the newest marks of another host, so used noise could get into a
+        # second sum. A host that has created a file in a folder sees all
+        # earlier files. So the folder is listed after this process has written
+        # its mark.
+        # Guard: late_folder_test.test_reader_does_not_open_with_an_old_view.
         reached = tape_folder.highest_mark(shard.directory)
         if reached > start_round:
           raise errors.value_error(
@@ -112,45 +102,48 @@ class ServedTape(tape_folder.ReadableTape):
     except BaseException:
       self.close()
       raise
-    self._thread = threading.Thread(
-      target=self._watch,
-      args=(placement.notice_seconds,),
-      name='tff_bandmf late servers',
-      daemon=True,
-    )
     self._thread.start()
 
-  def _check(
-    self, descriptions: dict[pathlib.Path, tape_folder.Description]
-  ) -> None:
-    """Raises ValueError if the folders are not the shards of this noise."""
-    for path, each in descriptions.items():
-      for name, expected, actual in (
-        ('strategy', self.recursion.digest, each.strategy),
-        ('rounds', self.recursion.rounds, each.rounds),
-        ('parameters', self.dimension, each.dimension),
-        ('z_steps', self.z_steps, each.z_steps),
-      ):
-        if actual != expected:
-          raise errors.value_error(
-            f'{name}={expected}: the noise in {path} has {actual}; start the '
-            'server and the training with the same values'
-          )
+  def _described(
+    self, folder: pathlib.Path
+  ) -> tuple[pathlib.Path, tape_folder.Description]:
+    """Returns the absolute path of a folder of this noise, and its content."""
+    path = folder.absolute()
+    tape_folder.check_name(path)
+    content = tape_folder.Description.read(path)
+    if content is None or not content.served:
+      raise errors.value_error(
+        f'noise_server={path}: is not the folder of a noise-server; start '
+        'bandmf noise-server with this --directory first'
+      )
+    for name, expected, actual in (
+      ('strategy', self.recursion.digest, content.strategy),
+      ('rounds', self.recursion.rounds, content.rounds),
+      ('parameters', self.dimension, content.dimension),
+      ('z_steps', self.z_steps, content.z_steps),
+    ):
+      if actual != expected:
+        raise errors.value_error(
+          f'{name}={expected}: the noise in {path} has {actual}; start the '
+          'server and the training with the same values'
+        )
+    return path, content
+
+  def _check_shards(self, tape_ids: set[int]) -> None:
+    """Raises ValueError if the folders are not all shards of one noise."""
     # PRIVACY: All shards of a run have one key. A shard with a different key
     # may belong to a second run, and the difference of the two runs' releases
     # would have no noise in this shard. Shards of two keys are refused.
     # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
-    if len({each.tape_id for each in descriptions.values()}) > 1:
+    if len(tape_ids) > 1:
       folders = [str(shard.directory) for shard in self.shards]
       raise errors.value_error(
         f'noise_server={folders}: hold noise of several keys; start all shards '
         'with one key file'
       )
-    ends = [each.first + each.count for each in self.shards]
-    if [*(each.first for each in self.shards), self.dimension] != [0, *ends]:
-      texts = [
-        f'{each.directory}: {each.first}+{each.count}' for each in self.shards
-      ]
+    ends = [first + count for first, count, _ in self.shards]
+    if [*(first for first, _, _ in self.shards), self.dimension] != [0, *ends]:
+      texts = [f'{path}: {first}+{count}' for first, count, path in self.shards]
       raise errors.value_error(
         f'noise_server={texts}: must be shards of {self.dimension} '
         'coordinates, each once; give the folders of all shards'
@@ -159,24 +152,24 @@ class ServedTape(tape_folder.ReadableTape):
   def close(self) -> None:
     """Frees the folders for another reader; a second call does nothing."""
     self._closed.set()
-    if self._thread is not None:
+    if self._thread.is_alive():
       self._thread.join()
     while self._locks:
       os.close(self._locks.pop())
 
-  def _watch(self, notice_seconds: float) -> None:
+  def _watch(self) -> None:
     """Prints a line for each server that is late with the next round."""
     # Number of further checks in a row that found the same noise missing.
     looks: dict[tuple[pathlib.Path, int], int] = {}
-    while not self._closed.wait(notice_seconds / _LOOKS):
+    while not self._closed.wait(self._notice_seconds / _LOOKS):
       looks = {each: looks.get(each, -1) + 1 for each in self._missing()}
       for (directory, t), count in looks.items():
         if count == _LOOKS:
           errors.notice(
-            f'No noise of round {t} for {notice_seconds:.0f} s: noise-server '
-            f'of {directory} ({tape_folder.producer(directory)}) is late, '
-            'stopped or gone; see whether the server runs, continue it (kill '
-            '-CONT) or give its command again.'
+            f'No noise of round {t} for {self._notice_seconds:.0f} s: '
+            f'noise-server of {directory} ({tape_folder.producer(directory)}) '
+            'is late, stopped or gone; see whether the server runs, continue '
+            'it (kill -CONT) or give its command again.'
           )
 
   def _missing(self) -> Iterator[tuple[pathlib.Path, int]]:
@@ -184,7 +177,7 @@ class ServedTape(tape_folder.ReadableTape):
 
     A folder is passed over if no round is left, or if it cannot be read.
     """
-    for directory in (shard.directory for shard in self.shards):
+    for _, _, directory in self.shards:
       # On an error the next release fails, and its message says that the tape
       # is missing.
       with contextlib.suppress(OSError, ValueError):

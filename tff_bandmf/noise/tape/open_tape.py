@@ -49,22 +49,16 @@ def open_tape(
       'noise.placements'
     )
   key = placement.key or key_lib.Key.from_entropy()
+  memory = stream.Memory(placement.max_memory_bytes, placement.memory_copies)
+  devices, backend = placement.devices, placement.backend
   rows = stream.Stream(
-    recursion,
-    z_steps,
-    dimension,
-    key,
-    stream.Memory(placement.max_memory_bytes, placement.memory_copies),
-    devices=placement.devices,
-    backend=placement.backend,
+    recursion, z_steps, dimension, key, memory, None, devices, backend
   )
+  start = placement.start_round
   free = functools.partial(key_use.free, key_use.reserve(key))
   try:
     tape = writer.Tape(
-      placement.directory,
-      rows,
-      start_round=placement.start_round,
-      after_close=free,
+      placement.directory, rows, start_round=start, after_close=free
     )
   except BaseException:
     free()

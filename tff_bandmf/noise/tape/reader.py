@@ -7,7 +7,6 @@ marks. `tape.folder` defines marks. S_t and y_t are in steps of `noise.lattice`.
 from __future__ import annotations
 
 import math
-import pathlib
 import time
 
 import numpy as np
@@ -53,13 +52,8 @@ def release(
   Raises:
     ValueError: a check fails.
   """
-  folders = [
-    _Folder(shard.directory, round_index, str(run)) for shard in tape.shards
-  ]
-  parts = [
-    folder.y(tape.tape_id, shard, timeout_seconds)
-    for folder, shard in zip(folders, tape.shards)
-  ]
+  folders = [_Folder(shard, round_index, str(run)) for shard in tape.shards]
+  parts = [folder.y(tape.tape_id, timeout_seconds) for folder in folders]
   self_test.check(parts, tape, round_index)
   ends = np.cumsum([len(part) for part in parts])
   for piece, part in zip(np.split(total, ends[:-1]), parts):
@@ -91,19 +85,16 @@ def release(
 class _Folder:
   """One folder of a tape, as one round uses it."""
 
-  def __init__(self, directory: pathlib.Path, round_index: int, run: str):
-    self._directory = directory
+  def __init__(self, shard: tape_folder.Shard, round_index: int, run: str):
+    self._first, self._count, self._directory = shard
     self._round = round_index
     self._run = run
 
-  def y(
-    self, tape_id: int, shard: tape_folder.Shard, timeout_seconds: float
-  ) -> np.ndarray:
+  def y(self, tape_id: int, timeout_seconds: float) -> np.ndarray:
     """Waits until y_t of this folder is on disk; returns it, [count] int32.
 
     Args:
       tape_id: ID of the noise.
-      shard: the shard of this folder.
       timeout_seconds: seconds to wait for the file, > 0.
     """
     self.check_unused()
@@ -115,7 +106,7 @@ class _Folder:
       time.sleep(tape_folder.POLL_SECONDS)
     try:
       return tape_file.unpack(
-        path.read_bytes(), tape_id, self._round, shard.first, shard.count
+        path.read_bytes(), tape_id, self._round, self._first, self._count
       )
     except FileNotFoundError:
       raise self._refused(tape_folder.BEHIND) from None

@@ -99,11 +99,11 @@ class Tape(tape_folder.ReadableTape):
         although `resume` is not set.
       OSError: a folder or a file cannot be made.
     """
-    self.dimension, self.z_steps = noise_stream.dimension, noise_stream.z_steps
-    self.recursion = noise_stream.recursion
-    rounds = self.recursion.rounds
+    self._stream, self.recursion = noise_stream, noise_stream.recursion
+    digest, rounds = self.recursion.digest, self.recursion.rounds
     tape_folder.check_start(start_round, rounds)
-    self._stream = noise_stream
+    dimension = self.dimension = noise_stream.dimension
+    z_steps = self.z_steps = noise_stream.z_steps
     first, count = noise_stream.coordinates.start, len(noise_stream.coordinates)
     if count > tape_file.LARGEST_COUNT:
       raise errors.value_error(
@@ -112,24 +112,16 @@ class Tape(tape_folder.ReadableTape):
       )
     self.tape_id = noise_stream.identifier
     self.description = tape_folder.Description(
-      self.tape_id,
-      noise_stream.recursion.digest,
-      rounds,
-      self.dimension,
-      first,
-      count,
-      self.z_steps,
-      resume,
+      self.tape_id, digest, rounds, dimension, first, count, z_steps, resume
     )
     self._ahead = max(2, ahead_bytes // (4 * count))
     if directory:
       self.directory = pathlib.Path(directory).absolute()
       self._lock = tape_folder.prepare(self.directory)
     else:
-      self.directory, self._lock = tape_folder.temporary(
-        4 * count * min(self._ahead, rounds)
-      )
-    self.shards = [tape_folder.Shard(self.directory, first, count)]
+      size = 4 * count * min(self._ahead, rounds)
+      self.directory, self._lock = tape_folder.temporary(size)
+    self.shards = [tape_folder.Shard(first, count, self.directory)]
     self._after_close = after_close
     self._stop = threading.Event()
     self._closed = False
@@ -226,11 +218,10 @@ class Tape(tape_folder.ReadableTape):
     # files of rounds below the highest mark are overwritten and removed.
     # Guard:
     # noise_server_test.test_killed_server_continues_from_the_highest_mark.
-    shard = self.shards[0]
+    first, count, _ = self.shards[0]
     for path in directory.glob('*.noise'):
-      if int(path.stem) < start or not tape_file.is_whole(
-        path, self.tape_id, shard.first, shard.count
-      ):
+      is_whole = tape_file.is_whole(path, self.tape_id, first, count)
+      if int(path.stem) < start or not is_whole:
         _files.wipe(path)
     for path in [*directory.glob('*.noise.*.part'), directory / 'failed']:
       _files.wipe(path)
