@@ -82,10 +82,14 @@ def release_in_a_graph(
   released, _ = graph_reader.release(
     tape,
     tf.constant(total, tf.int32),
-    tape_id=tf.constant(tape.tape_id if tape_id is None else tape_id, tf.int64),
-    round_index=tf.constant(t, tf.int64),
-    run=tf.constant(run, tf.int64),
-    timeout_seconds=timeout,
+    {
+      'tape_id': tf.constant(
+        tape.tape_id if tape_id is None else tape_id, tf.int64
+      ),
+      'run': tf.constant(run, tf.int64),
+    },
+    tf.constant(t, tf.int64),
+    timeout,
   )
   return released.numpy()
 

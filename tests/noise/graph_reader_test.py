@@ -23,10 +23,11 @@ def _reader(tape):
 
   @tf.function
   def read(t, total):
-    released, _ = graph_reader.release(
-      tape, total, tape_id=tf.constant(tape.tape_id, tf.int64),
-      round_index=t, run=tf.constant(tapes.RUN, tf.int64),
-      timeout_seconds=60.0)  # fmt: skip
+    state = {
+      'tape_id': tf.constant(tape.tape_id, tf.int64),
+      'run': tf.constant(tapes.RUN, tf.int64),
+    }
+    released, _ = graph_reader.release(tape, total, state, t, 60.0)
     return released
 
   return read

@@ -150,11 +150,7 @@ class NoiseSource:
       with tf.control_dependencies([checked]):
         total = tf.identity(total)
     released, released_sum = graph_reader.release(
-      self._tape,
-      total,
-      tape_id=state['tape_id'],
-      round_index=round_index,
-      run=state['run'],
+      self._tape, total, state, round_index
     )
     if self._position is not None:
       released = graph_released_sums.mark(

@@ -65,9 +65,8 @@ class Key:
         'to draw a key from the operating system'
       )
     text, person = str(int(seed)).encode(), b'tff_bandmf seed'
-    return cls(
-      hashlib.blake2b(text, digest_size=_BYTES, person=person).digest()
-    )
+    digest = hashlib.blake2b(text, digest_size=_BYTES, person=person)
+    return cls(digest.digest())
 
   @classmethod
   def load_or_create(cls, path: Union[str, os.PathLike]) -> Key:
@@ -81,9 +80,8 @@ class Key:
         file, or users other than its owner can use it.
       OSError: the file cannot be read or written.
     """
-    return cls(
-      _files.load_or_create_secret(pathlib.Path(path), _BYTES, 'key file')
-    )
+    path = pathlib.Path(path)
+    return cls(_files.load_or_create_secret(path, _BYTES, 'key file'))
 
   def identify(self, subject: bytes) -> int:
     """Returns a 63-bit one-way fingerprint of the key and a subject.

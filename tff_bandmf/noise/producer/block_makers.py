@@ -12,19 +12,42 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Optional, Protocol
 
 import numpy as np
 
 from tff_bandmf import _blas
+from tff_bandmf.noise import exact
 from tff_bandmf.noise.producer import blocks, past_noise
 from tff_bandmf.strategies import recursion as recursion_lib
 
-if TYPE_CHECKING:
-  from tff_bandmf.noise.producer import stream as stream_lib
-
 # Number of coordinates of a chunk on the host: z and y of a block fit in cache.
 _CHUNK = 1 << 14
+
+
+class Settings(Protocol):
+  """The attributes of a `stream.Stream` that makers read.
+
+  Attributes:
+    recursion: recursion that computes y from z, for the strategy matrix C.
+    rounding: decides y if float64 cannot; has the normals of the key.
+    coordinates: the coordinates of y to compute.
+    block_rounds: maximum number of rounds of a block, > 0.
+    memory_rows: number of rows of past noise, >= 0; a multiple of
+      `block_rounds` for a window, whose memory is a ring: row u % memory_rows
+      holds round u.
+    max_memory_bytes: maximum number of bytes of past noise in memory, > 0, see
+      `past_noise.Chunks`; None means no limit.
+    devices: devices of the backend, all of one kind; () on the host.
+  """
+
+  recursion: recursion_lib.Recursion
+  rounding: exact.Rounding
+  coordinates: range
+  block_rounds: int
+  memory_rows: int
+  max_memory_bytes: Optional[int]
+  devices: Any
 
 
 class Maker(contextlib.AbstractContextManager):
@@ -37,7 +60,7 @@ class Maker(contextlib.AbstractContextManager):
     chunks: coordinates of each chunk.
   """
 
-  def __init__(self, stream: stream_lib.Stream, chunk: int):
+  def __init__(self, stream: Settings, chunk: int):
     """Initializes the parts that all makers have.
 
     Args:
@@ -76,7 +99,7 @@ class Maker(contextlib.AbstractContextManager):
 class Host(Maker):
   """A maker that computes in float64 on the host."""
 
-  def __init__(self, stream: stream_lib.Stream):
+  def __init__(self, stream: Settings):
     """Allocates the memory of the stream, and arrays for y of a block.
 
     Args:

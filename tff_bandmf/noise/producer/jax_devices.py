@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import block_makers, blocks
 from tff_bandmf.strategies import recursion as recursion_lib
-
-if TYPE_CHECKING:
-  from tff_bandmf.noise.producer import stream as stream_lib
 
 # Number of rounds of a group. A block is computed group by group: one matrix
 # product adds the weighted rows of all earlier groups to the rounds of a group.
@@ -73,12 +70,11 @@ class Devices(block_makers.Maker):
   host.
   """
 
-  def __init__(self, stream: stream_lib.Stream):
+  def __init__(self, stream: block_makers.Settings):
     """Checks the devices and copies the key to them.
 
     Args:
-      stream: the stream whose blocks the maker computes; its devices are of one
-        kind.
+      stream: the stream whose blocks the maker computes.
 
     Raises:
       RuntimeError: a device fails the tests of `check`.

@@ -82,12 +82,8 @@ class Stream:
     block_rounds: number of rounds of a block, > 0; the last block may have
       fewer.
     coordinates: the coordinates of y that the stream computes.
-    memory_rows: number of rows of past noise, >= 0; a multiple of
-      `block_rounds` for a window, whose memory is a ring: row u % memory_rows
-      holds round u.
-    max_memory_bytes: `Memory.max_bytes`.
-    rounding: decides y if float64 cannot; has the normals of the key.
-    devices: devices of the backend; () on the host.
+    rounding, memory_rows, max_memory_bytes, devices: see
+      `block_makers.Settings`.
   """
 
   def __init__(
@@ -144,12 +140,14 @@ class Stream:
       recursion, self.z_steps, generator_lib.Generator(key)
     )
     self._backend = backend
-    if backend == NUMPY and devices:
+    self.devices: Any = ()
+    if backend != NUMPY:
+      self.devices = _module(backend).known(devices)
+    elif devices:
       raise errors.value_error(
         f'devices={" ".join(devices)}: need a backend, and {NUMPY} works on '
         f'the host; use backend={JAX!r}'
       )
-    self.devices = () if backend == NUMPY else _module(backend).known(devices)
 
   def rows(self) -> Iterator[Optional[np.ndarray]]:
     """Yields y_t, [len(coordinates)] int32 in lattice steps, for t = 0, 1, ...
@@ -275,10 +273,9 @@ def shard(dimension: int, index: int, shards: int) -> range:
 
   Raises:
     ValueError: a value is out of range, or a shard would be empty.
-    TypeError: `dimension` or `shards` is not an integer.
+    TypeError: `dimension` is not an integer.
   """
   _checks.count('dimension', dimension, 'the model has no parameters')
-  _checks.count('shards', shards, 'give 1 if one server makes all')
   if not 0 <= index < shards:
     raise errors.value_error(
       f'shard={index}: must be in [0, shards={shards}); give 0 to the first'

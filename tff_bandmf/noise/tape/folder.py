@@ -325,21 +325,21 @@ def check_start(start_round: int, rounds: int) -> None:
     )
 
 
-def wipe(directory: pathlib.Path, kept: str = 'lock|reader') -> None:
+def wipe(directory: pathlib.Path, except_for: str = 'lock|reader') -> None:
   """Overwrites and removes files of a tape.
 
   Args:
     directory: folder of the tape.
-    kept: pattern for the names of the files that stay.
+    except_for: pattern for the names of the files that stay.
   """
   for name in os.listdir(directory):
-    if _FILE.fullmatch(name) and not re.fullmatch(kept, name):
+    if _FILE.fullmatch(name) and not re.fullmatch(except_for, name):
       _files.wipe(directory / name)
 
 
 def remove(directory: pathlib.Path) -> None:
   """Removes all files of a tape, and the folder if nothing else is in it."""
-  wipe(directory, kept='')
+  wipe(directory, except_for='')
   with contextlib.suppress(OSError):
     directory.rmdir()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Optional
 
 import tensorflow as tf
@@ -22,10 +23,8 @@ from tff_bandmf.noise.tape import folder as tape_folder
 def release(
   tape: tape_folder.ReadableTape,
   total: tf.Tensor,
-  *,
-  tape_id: tf.Tensor,
+  state: Mapping[str, tf.Tensor],
   round_index: tf.Tensor,
-  run: tf.Tensor,
   timeout_seconds: float = tape_folder.TIMEOUT_SECONDS,
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns S_t + y_t and the fingerprint of S_t + y_t, and never y_t alone.
@@ -50,11 +49,10 @@ def release(
   Args:
     tape: the tape that holds y_t.
     total: [coordinates of all shards] int32, S_t, in lattice steps.
-    tape_id: scalar int64, ID of the noise of this run. A file with another ID
-      is refused.
+    state: two scalars int64: `tape_id`, the ID of the noise of this run, and
+      `run` >= 0, the ID of the run. A file with another `tape_id` is refused.
+      After the sum is returned, no other run can read the round.
     round_index: scalar int64, t.
-    run: scalar int64, >= 0, ID of the run. After the sum is returned, no other
-      run can read the round.
     timeout_seconds: seconds to wait for the producers, > 0. Only the pauses
       between two polls of the folder count.
 
@@ -65,6 +63,7 @@ def release(
   Raises:
     tf.errors.InvalidArgumentError: when the graph runs, if a check fails.
   """
+  tape_id, run = state['tape_id'], tf.strings.as_string(state['run'])
   folders = [_Folder(shard, round_index, run) for shard in tape.shards]
   y = tf.concat([folder.y(tape_id, timeout_seconds) for folder in folders], 0)
   y = self_test.graph_check(y, tape, round_index)
@@ -79,7 +78,7 @@ def release(
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = tf.unstack(fingerprint(released))
   released_sum = tf.strings.join([digits(high, 10), digits(low, 10)], '-')
-  owner = tf.strings.join([tf.strings.as_string(run), released_sum], '-')
+  owner = tf.strings.join([run, released_sum], '-')
   checks = [each for folder in folders for each in folder.unused(high, owner)]
   with tf.control_dependencies(checks):
     marked = [folder.mark(owner) for folder in folders]
@@ -146,7 +145,7 @@ class _Folder:
   ):
     self._shard = shard
     self._round_index = round_index
-    self._run = tf.strings.as_string(run)
+    self._run = run
     self._name = digits(round_index, 8)
     self._file_name = tf.strings.join([self._name, '.noise'])
     # Only strings are printed: with other tensors, `Assert` would build a
@@ -168,14 +167,12 @@ class _Folder:
 
     # Count polls instead of seconds, because the host's clock can be set.
     def behind(polls):
-      return (polls < most) & ~(
-        self._exists(self._file_name, polls) | self._exists('failed', polls)
-      )
+      return (polls < most) & ~self._exists([self._file_name, 'failed'], polls)
 
     with tf.control_dependencies(self.unused(self._round_index)):
       start = tf.constant(0, tf.int64) * self._round_index
     (polls,) = tf.while_loop(behind, lambda polls: [_sleep(polls) + 1], [start])
-    exists = self._exists(self._file_name, polls)
+    exists = self._exists([self._file_name], polls)
     polls = self._checked(polls, exists, tape_folder.BEHIND)
     contents = tf.io.read_file(self._path(self._file_name, polls))
     return self._unpacked(contents, tape_id)
@@ -260,8 +257,9 @@ class _Folder:
   def _path(self, file_name, after: tf.Tensor) -> tf.Tensor:
     return path(self._shard.directory, file_name, after)
 
-  def _exists(self, file_name, after: tf.Tensor) -> tf.Tensor:
-    return tf.size(tf.io.matching_files(self._path(file_name, after))) > 0
+  def _exists(self, file_names, after: tf.Tensor) -> tf.Tensor:
+    """Returns whether one of the files exists after `after` is computed."""
+    return tf.size(tf.io.matching_files(self._path(file_names, after))) > 0
 
   def _checked(
     self, value: tf.Tensor, condition: tf.Tensor, message: str
@@ -285,7 +283,7 @@ def path(directory: pathlib.Path, file_name, after: tf.Tensor) -> tf.Tensor:
 
   Args:
     directory: folder of the file.
-    file_name: string or scalar string tensor, a name or a pattern.
+    file_name: string or string tensor, names or patterns.
     after: a tensor whose value is not known before the graph runs. Operations
       on the path run after the tensor is computed.
   """

@@ -228,8 +228,20 @@ class Tape(tape_folder.ReadableTape):
     return start
 
   def _run(self) -> None:
+    """Writes the rounds from `start_round` on, and waits for the reader.
+
+    After the last round, the method removes files of read rounds until the tape
+    is closed.
+    """
     try:
-      self._produce()
+      parts = itertools.takewhile(
+        lambda _: not self._stop.is_set(), self._stream.rows()
+      )
+      for t, y in enumerate(y for y in parts if y is not None):
+        if t >= self.start_round:
+          self._write(t, y)
+      while not self._stop.wait(tape_folder.POLL_SECONDS):
+        self._remove_read_rounds()
     except BaseException as error:  # pylint: disable=broad-except
       self.error = error
       with contextlib.suppress(OSError):
@@ -239,21 +251,6 @@ class Tape(tape_folder.ReadableTape):
         )
       if not self.description.served:
         raise
-
-  def _produce(self) -> None:
-    """Writes the rounds from `start_round` on, and waits for the reader.
-
-    After the last round, the method removes files of read rounds until the tape
-    is closed.
-    """
-    parts = itertools.takewhile(
-      lambda _: not self._stop.is_set(), self._stream.rows()
-    )
-    for t, y in enumerate(y for y in parts if y is not None):
-      if t >= self.start_round:
-        self._write(t, y)
-    while not self._stop.wait(tape_folder.POLL_SECONDS):
-      self._remove_read_rounds()
 
   def _remove_read_rounds(self) -> int:
     """Returns the highest marked round; removes all files of earlier rounds."""
