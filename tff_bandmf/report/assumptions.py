@@ -8,18 +8,16 @@ from tff_bandmf.report import document, inputs, sentences
 from tff_bandmf.run_files import run_json
 
 _UNCHECKED = 'not checked here'
+_SIGNED = (
+  "the ledger's chain: it has a digest of this setting for every started round"
+)
 
 
 def rows(source: inputs.Source) -> Iterator[document.Assumption]:
   """Yields the assumptions, each with its enforcer and its check."""
   claim, run, elsewhere = source.claim, source.run, source.elsewhere
   enforced = (claim.enforced or {}).get('by', sentences.NOT_STATED)
-  signed = (
-    "the ledger's chain: it has a digest of this setting for every started "
-    'round'
-    if claim.files_match_ledger
-    else _UNCHECKED
-  )
+  signed = _SIGNED if claim.files_match_ledger else _UNCHECKED
   measured = (
     'not checked: the ledger has no standard deviation'
     if claim.observed.z_stddev is None
@@ -72,20 +70,18 @@ def rows(source: inputs.Source) -> Iterator[document.Assumption]:
       'the ledger, which states for every round whether the sum has one update '
       'of each client',
     )
-  if not claim.without_evidence:
-    yield (
-      _row(
-        'The log has every participation, and one name for each client.',
-        'the keeper of the log',
-      )
-      if elsewhere
-      else _row(
-        'The ledger has every cohort that was used: each cohort is written '
-        'before its round.',
-        trainer,
-        f'this report compared the ledger with {run_json.METRICS_FILE} and '
-        f'{run_json.RESULT_FILE}',
-      )
+  if not elsewhere:
+    yield _row(
+      'The ledger has every cohort that was used: each cohort is written '
+      'before its round.',
+      trainer,
+      f'this report compared the ledger with {run_json.METRICS_FILE} and '
+      f'{run_json.RESULT_FILE}',
+    )
+  elif not claim.without_evidence:
+    yield _row(
+      'The log has every participation, and one name for each client.',
+      'the keeper of the log',
     )
   yield _row(
     'No round was released for two cohorts.',
@@ -170,8 +166,6 @@ def rows(source: inputs.Source) -> Iterator[document.Assumption]:
 def _row(
   assumption: str, enforced_by: str, checked: str = _UNCHECKED
 ) -> document.Assumption:
-  return {
-    'assumption': assumption,
-    'enforced_by': enforced_by,
-    'checked': checked,
-  }
+  return document.Assumption(
+    assumption=assumption, enforced_by=enforced_by, checked=checked
+  )

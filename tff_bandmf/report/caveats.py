@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
-from tff_bandmf import _files, participation
-from tff_bandmf import ledger as ledger_lib
+from tff_bandmf import _files
+from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import inputs, sentences
 from tff_bandmf.run_files import run_json
 
@@ -65,18 +65,19 @@ _OTHER_CODE = (
 _NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
 
-def warnings(source: inputs.Source) -> list[tuple[str, str]]:
-  """Returns pairs of warnings, worst first.
+def warnings(source: inputs.Source, public: bool = False) -> list[str]:
+  """Returns the warnings of the report of a run, worst first.
 
-  The first text of a pair is for the report of the run, the second text for the
-  public report. A report leaves an empty text out.
+  Args:
+    source: input of the report.
+    public: whether the report is public.
   """
   claim, run = source.claim, source.run
   completed, elsewhere = source.completed, source.elsewhere
   seen = claim.observed
   code = _files.code_digest()
   runs = [claim, *(before for _, before in source.before.values())]
-  planned, rounds = claim.planned.cohorts.schema, claim.plan.rounds
+  rounds = claim.plan.rounds
   population = run.population or seen.clients
   nothing = not claim.unamplified.noise_multiplier
   broken = '' if nothing else sentences.BROKEN
@@ -94,28 +95,22 @@ def warnings(source: inputs.Source) -> list[tuple[str, str]]:
     if claim.most_rounds < claim.unamplified.strategy.rounds
     else 'since no smaller number was fixed before round 0'
   )
-  rows = (
+  # A row is a condition and its warning. If the public report has another text,
+  # the row has this text too. A report leaves an empty text out.
+  rows: tuple[tuple[Any, ...], ...] = (
     # PRIVACY: a reader could take the epsilon of a simulation for the epsilon
     # of a deployment. The first warning says that the run is a simulation.
     # Guard: report_pages_test.test_simulated_run_leads_with_it.
-    (claim.plan.simulated is not None, _SIMULATED, _SIMULATED),
+    (claim.plan.simulated is not None, _SIMULATED),
     (
       claim.violated,
-      broken
-      + 'The participation schema was not kept. '
-      + (
-        f'Planned: '
-        f'{_participation(planned.min_sep, planned.participations(rounds))}. '
-        f'Observed: {_participation(seen.min_sep, seen.max_participations)}.'
-        if claim.budget is None
-        else _over_budget(claim.budget, seen)
-      )
-      + ' The claim below is for the observed participation.',
+      f'{broken}The participation schema was not kept. {_compared(claim)} The '
+      'claim below is for the observed participation.',
       broken
       + 'Clients took part more often, or closer together, than was planned. '
       'The claim below is for the observed participation.',
     ),
-    (elsewhere, away, away),
+    (elsewhere, away),
     (
       not seen.finished,
       '' if elsewhere else _NOTHING_RELEASED,
@@ -124,12 +119,12 @@ def warnings(source: inputs.Source) -> list[tuple[str, str]]:
     # PRIVACY: a process may let raw updates bypass the aggregator and change
     # the model. The report warns of an unchecked process before the claim.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
-    (claim.process_unknown and not elsewhere, _PROCESS, _PROCESS),
+    (claim.process_unknown and not elsewhere, _PROCESS),
     (run_json.ALL_ZERO in run.not_covered, _NOISE_ALONE, ''),
     # The public report has this warning here; the report of a run has the same
     # warning further down.
     (nothing, '', _NO_NOISE),
-    (claim.plan.sampled is not None and bool(seen.incomplete), _CUT, _CUT),
+    (claim.plan.sampled is not None and bool(seen.incomplete), _CUT),
     (
       claim.plan.sampled is not None
       and claim.amplified is None
@@ -142,7 +137,6 @@ def warnings(source: inputs.Source) -> list[tuple[str, str]]:
       claim.amplified is not None
       and seen.drawn is None
       and (completed or claim.rounds == rounds),
-      _NOT_COMPARED,
       _NOT_COMPARED,
     ),
     (nothing, _NO_NOISE, ''),
@@ -197,22 +191,29 @@ def warnings(source: inputs.Source) -> list[tuple[str, str]]:
       # after_test.test_rounds_to_come_count_in_every_composition.
       source.composes and any(each.may_grow for each in runs),
       _WHOLE_RUNS,
-      _WHOLE_RUNS,
     ),
   )
-  return [(text, public) for holds, text, public in rows if holds]
+  texts = (texts[-1 if public else 0] for holds, *texts in rows if holds)
+  return [text for text in texts if text]
+
+
+def _compared(claim: claim_lib.Claim) -> str:
+  """Returns a text that compares the rounds of clients with the plan."""
+  schema, seen = claim.planned.cohorts.schema, claim.observed
+  if claim.budget is None:
+    most = schema.participations(claim.plan.rounds)
+    return (
+      f'Planned: {_participation(schema.min_sep, most)}. Observed: '
+      f'{_participation(seen.min_sep, seen.max_participations)}.'
+    )
+  cost = (seen.log.cost or 0) / claim.budget.known_costs.limit
+  return (
+    'Planned: the rounds of a client cost at most its budget, and are at least '
+    f'{claim.budget.apart} apart. Observed: a cost of {cost:.6g} budgets, and '
+    f'rounds {seen.min_sep} apart.'
+  )
 
 
 def _participation(min_sep: Optional[int], participations: int) -> str:
   apart = '' if min_sep is None else f'min_sep {min_sep}, '
   return f'{apart}participations {participations}'
-
-
-def _over_budget(budget: participation.Budget, seen: ledger_lib.Counts) -> str:
-  """Returns a text that compares the rounds of clients with their budget."""
-  cost = (seen.log.cost or 0) / budget.known_costs.limit
-  return (
-    'Planned: the rounds of a client cost at most its budget, and are at least '
-    f'{budget.apart} apart. Observed: a cost of {cost:.6g} budgets, and rounds '
-    f'{seen.min_sep} apart.'
-  )

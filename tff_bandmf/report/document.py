@@ -14,17 +14,9 @@ import decimal
 import inspect
 import json
 import re
+import typing
 from collections.abc import Mapping
-from typing import (
-  Annotated,
-  Any,
-  Literal,
-  Optional,
-  TypedDict,
-  TypeVar,
-  cast,
-  get_type_hints,
-)
+from typing import Annotated, Any, Literal, Optional, TypedDict, TypeVar
 
 import msgspec
 
@@ -787,13 +779,13 @@ def select(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
     values: maps names of fields, and perhaps other names, to values.
   """
   fields = {}
-  for name, hint in get_type_hints(kind, include_extras=True).items():
+  for name, hint in typing.get_type_hints(kind, include_extras=True).items():
     if name in values:
       fields[name] = value = values[name]
       for meta in getattr(hint, '__metadata__', ()):
         if meta.extra:
           fields[name] = three(value, **meta.extra)
-  return cast(_Kind, fields)
+  return typing.cast(_Kind, fields)
 
 
 def with_digest(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
@@ -811,7 +803,7 @@ def with_digest(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
   Raises:
     ValueError: a field is missing, has a wrong type, or is out of its range.
   """
-  content = cast(dict[str, Any], select(kind, values))
+  content = typing.cast(dict[str, Any], select(kind, values))
   content['content_sha256'] = _files.json_digest(content).hex()
   try:
     msgspec.json.decode(json.dumps(content, allow_nan=False), type=kind)
@@ -819,7 +811,7 @@ def with_digest(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
     raise errors.value_error(
       f'report={kind.__name__}: {error}; restore the files of the run'
     ) from error
-  return cast(_Kind, content)
+  return typing.cast(_Kind, content)
 
 
 def json_schema(name: str = 'report') -> _files.JsonObject:

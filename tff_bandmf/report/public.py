@@ -14,7 +14,7 @@ import decimal
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import attrs
 
@@ -86,11 +86,10 @@ def publish(
   curve = []
   if not several and not last.claim.amplified:
     curve = report_lib.epsilon_curve(last.claim.unamplified, delta)
-  accuracies = {
-    row['name']: source.accuracy for row, source in zip(rows, sources)
-  }
   figures = pages.figures(
-    accuracies, curve if epsilon else [], (epsilon or 0.0, delta)
+    {row['name']: each.accuracy for row, each in zip(rows, sources)},
+    curve if epsilon else [],
+    (epsilon or 0.0, delta),
   )
   run, runs = last.run, report_lib.all_runs(sources)
   # PRIVACY: if clients broke the plan, the claim follows from their actual
@@ -138,12 +137,8 @@ def publish(
     + sentences.PUBLIC_AMPLIFIED * bool(last.claim.amplified),
     'assumptions': _assumptions(sources),
     'told': [
-      *(
-        [_DISCLOSURE]
-        if any(row['observed_epsilon'] is not None for row in rows)
-        else []
-      ),
-      *(['Accuracy on validation clients.'] if 'accuracy' in figures else []),
+      *[_DISCLOSURE] * any(row['observed_epsilon'] is not None for row in rows),
+      *['Accuracy on validation clients.'] * ('accuracy' in figures),
     ],
   }
   return Public(document.with_digest(document.Public, content), figures)
@@ -210,30 +205,24 @@ def _warnings(sources: Sequence[inputs.Source]) -> list[str]:
   by_text: dict[str, list[str]] = {}
   for source in sources:
     name = source.run.title or source.name
-    for _, text in caveats.warnings(source):
-      if text:
-        by_text.setdefault(text, []).append(name)
+    for text in caveats.warnings(source, public=True):
+      by_text.setdefault(text, []).append(name)
   return [
     text if len(sources) == 1 else f'{", ".join(names)}: {text}'
     for text, names in by_text.items()
   ]
 
 
-def _assumptions(
-  sources: Sequence[inputs.Source],
-) -> list[document.Assumption]:
+def _assumptions(sources: Sequence[inputs.Source]) -> list[dict[str, str]]:
   """Returns the assumptions of all runs, each once."""
-  merged: dict[str, list[document.Assumption]] = {}
+  merged: dict[str, list[Any]] = {}
   for source in sources:
     for row in assumptions.rows(source):
       merged.setdefault(row['assumption'], []).append(row)
   return [
     {
-      'assumption': assumption,
-      'enforced_by': '; '.join(
-        dict.fromkeys(row['enforced_by'] for row in rows)
-      ),
-      'checked': '; '.join(dict.fromkeys(row['checked'] for row in rows)),
+      name: '; '.join(dict.fromkeys(row[name] for row in rows))
+      for name in rows[0]
     }
-    for assumption, rows in merged.items()
+    for rows in merged.values()
   ]

@@ -91,14 +91,16 @@ def registry_record(content: document.Public, data: str) -> _files.JsonObject:
       **content['data_accesses'],
     }
   )
-  sections = fields(content, data)
-  unknown = {
-    name: (tier, note)
-    for section in sections.values()
-    for name, (tier, note, value) in section.items()
-    if value is None
-  }
-  first = [note or '' for tier, note in unknown.values() if tier == 1]
+  deployment: dict[str, _files.JsonObject] = {}
+  unknown: dict[str, tuple[int, str]] = {}
+  for title, section in fields(content, data).items():
+    deployment[title] = {}
+    for name, (tier, note, value) in section.items():
+      if value is None:
+        unknown[name] = tier, note or ''
+      else:
+        deployment[title][name] = value
+  first = [note for tier, note in unknown.values() if tier == 1]
   if first:
     raise errors.value_error(
       f'{", ".join(first)}=None: is not stated, and a record of the registry '
@@ -106,14 +108,6 @@ def registry_record(content: document.Public, data: str) -> _files.JsonObject:
       'NAME=TEXT'
     )
   _check(content)
-  deployment = {
-    title: {
-      name: value
-      for name, (_, _, value) in section.items()
-      if value is not None
-    }
-    for title, section in sections.items()
-  }
   administrative = deployment['administrative']
   if unknown:
     administrative['notes'] += f' This record lacks {", ".join(unknown)}.'

@@ -111,7 +111,7 @@ def from_source(source: inputs.Source) -> Report:
     **numbers,
     'format': 'tff_bandmf.report',
     'summary': _summary(numbers, source, together),
-    'warnings': [text for text, _ in caveats.warnings(source) if text],
+    'warnings': caveats.warnings(source),
     'simulated': claim.plan.simulated is not None,
     'enforced': claim.enforced,
     'together': together,

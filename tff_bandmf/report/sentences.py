@@ -161,14 +161,13 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
   if numbers['epsilon'] is None:
     return None
   epsilon, delta, rho = (numbers[name] for name in ('epsilon', 'delta', 'rho'))
-  alpha = 0.01
+  # The exponential function of a larger number overflows.
+  alpha, capped = 0.01, min(epsilon, 700.0)
   member = min(
-    math.exp(min(epsilon, 700.0)) * alpha + delta,
+    math.exp(capped) * alpha + delta,
     1 - math.exp(-epsilon) * (1 - delta - alpha),
   )
-  variation = (math.expm1(min(epsilon, 700.0)) + 2 * delta) / (
-    math.exp(min(epsilon, 700.0)) + 1
-  )
+  variation = (math.expm1(capped) + 2 * delta) / (math.exp(capped) + 1)
   if rho is not None:
     mu = math.sqrt(2 * rho)
     member = min(member, scipy.special.ndtr(scipy.special.ndtri(alpha) + mu))
@@ -302,14 +301,11 @@ def formal(
       f'at most {count(claim.most_rounds, "round")}, a number that may depend '
       'on what was released before,'
     )
-  together = (
-    ''
-    if schema.min_sep is None
-    else f', any two of them at least {schema.min_sep} rounds apart'
-  )
-  conditions = f'each client contributes to at most {most}{together}'
+  conditions = f'each client contributes to at most {most}'
   if isinstance(schema, participation.Budget):
     conditions = _by_budget(schema)
+  elif schema.min_sep is not None:
+    conditions += f', any two of them at least {schema.min_sep} rounds apart'
   exact = ''
   if claim.amplified is not None and claim.plan.sampled is not None:
     unamplified = guarantee['sampling']['epsilon_unamplified']
