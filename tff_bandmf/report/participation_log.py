@@ -16,6 +16,7 @@ import gzip
 import hashlib
 import os
 import pathlib
+import re
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, Optional, Union
@@ -42,10 +43,7 @@ _PARQUET = ('.parquet', '.pq')
 _GZIP = '.gz'
 _GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _ENDINGS = (*_CSV, *(f'{ending}{_GZIP}' for ending in _CSV), *_PARQUET)
-_TEXTS = (
-  *('string', 'large_string', 'string_view'),
-  *('binary', 'large_binary', 'binary_view'),
-)
+_TEXT = re.compile('(large_)?(string|binary)(_view)?')
 _LONGEST_HEADER = 2**20
 # First bytes of files in other formats than CSV, with the format and the
 # remedy.
@@ -127,12 +125,9 @@ class ParticipationLog:
         'columns'
       )
     self._register = names.Register()
-    # Maps the first row of a file to the file.
-    self._files: dict[int, _File] = {}
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
     kinds: dict[str, _File] = {}
     for file, start, batch in self._batches():
-      self._files[file.start] = file
       rounds.append(self._rounds(file, start, batch.column(0)))
       hashes, kind = self._hashes(file, start, batch.column(1))
       clients.append(hashes)
@@ -158,21 +153,20 @@ class ParticipationLog:
       )
     self.rounds = 1 + int(self._rounds_of_rows.max(initial=-1))
     self._ordered = bool(np.all(np.diff(self._rounds_of_rows) >= 0))
-    self.alike = self._register.alike(self._clients_of_rows, self._client)
+    self.alike = self._register.alike(
+      self._clients_of_rows, lambda row: self._read(row)[1]
+    )
 
-  def _client(self, row: int) -> str:
-    """Returns the name of the client of a row; reads the log again."""
-    for _, start, batch in self._batches():
+  def _read(self, row: int) -> tuple[str, str]:
+    """Returns the place and the client of a row; reads the log again."""
+    for file, start, batch in self._batches():
       if row < start + len(batch):
         name = batch.column(1)[row - start].as_py()
-        return name.decode() if isinstance(name, bytes) else str(name)
+        client = name.decode() if isinstance(name, bytes) else str(name)
+        return file.where(row), client
     raise errors.value_error(
       f'log={self.path}: changed while it was read; write it first'
     )
-
-  def _where(self, row: int) -> str:
-    start = max(start for start in self._files if start <= row)
-    return self._files[start].where(row)
 
   def sha256(self) -> str:
     """Returns the SHA-256 of the log, in hexadecimal.
@@ -207,7 +201,7 @@ class ParticipationLog:
       row = int(np.argmax(late))
       raise errors.value_error(
         f'round={self._rounds_of_rows[row]}: is not among the '
-        f'{strategy.rounds} rounds of the strategy, in {self._where(row)}; '
+        f'{strategy.rounds} rounds of the strategy, in {self._read(row)[0]}; '
         'give the strategy that the run used'
       )
     try:
@@ -220,11 +214,11 @@ class ParticipationLog:
       if not same.any():
         raise
       # The order is stable, so the first row of the pair comes first.
-      first, second = order[int(np.argmax(same)) :][:2].tolist()
+      pair = order[int(np.argmax(same)) :][:2].tolist()
+      (first, client), (second, _) = map(self._read, pair)
       raise errors.value_error(
-        f'round={rounds[second]}: a client is twice in a round, '
-        f'{self._client(second)!r}, in {self._where(first)} and in '
-        f'{self._where(second)}; give each participation once'
+        f'round={rounds[pair[0]]}: a client is twice in a round, {client!r}, '
+        f'in {first} and in {second}; give each participation once'
       ) from error
 
   def parts(
@@ -318,16 +312,15 @@ class ParticipationLog:
           f'missing name; {names.REMEDY}'
         )
       return self._register.integers(values), 'integers'
-    if str(column.type) not in _TEXTS:
+    if not _TEXT.fullmatch(str(column.type)):
       raise errors.value_error(
         f'log={file.path}: {name} has type {column.type}; give strings or '
         'integers'
       )
     column = column.cast(pa.large_binary())
-    if not len(column):
-      return np.empty(0, np.uint64), 'strings'
+    # An empty column may lack its buffers.
     _, offsets, content = column.buffers()
-    bounds = np.frombuffer(offsets, np.int64)
+    bounds = np.frombuffer(offsets or bytes(8), np.int64)
     bounds = bounds[column.offset : column.offset + len(column) + 1]
     texts = names.Column(np.frombuffer(content or b'', np.uint8), bounds)
     # PRIVACY: the names 'a', '"a"' and 'a' with a blank or a NUL may mean one
