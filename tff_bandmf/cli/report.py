@@ -105,7 +105,7 @@ def report(
   """
   # Imported here, since matplotlib is slow to import.
   from tff_bandmf import report as report_lib
-  from tff_bandmf.report import participation_log
+  from tff_bandmf.report import participation_log, registry_and_card
 
   _check(run_dirs, {'plan': plan, 'log': log, 'note': notes or None}, kinds)
   if what_if is not None:
@@ -136,9 +136,9 @@ def report(
     if kinds['registry']:
       entry = report_lib.registry_record(content, sources[-1].run.data)
       line += f'; a record of tier {entry["tier"]}'
-      texts[report_lib.REGISTRY_FILE] = report_lib.to_yaml(entry)
+      texts[registry_and_card.REGISTRY_FILE] = report_lib.to_yaml(entry)
     if kinds['card']:
-      texts[report_lib.CARD_FILE] = report_lib.card(content)
+      texts[registry_and_card.CARD_FILE] = report_lib.card(content)
     written, name = published.write(folder), report_lib.PUBLIC_FILE
     for file, text in texts.items():
       _files.write(folder / file, text.encode())

@@ -5,13 +5,7 @@ from tff_bandmf.report.document import json_schema
 from tff_bandmf.report.inputs import Source, of_plan, of_run
 from tff_bandmf.report.public import HTML_FILE as PUBLIC_FILE
 from tff_bandmf.report.public import Public, publish
-from tff_bandmf.report.registry_and_card import (
-  CARD_FILE,
-  REGISTRY_FILE,
-  card,
-  registry_record,
-  to_yaml,
-)
+from tff_bandmf.report.registry_and_card import card, registry_record, to_yaml
 from tff_bandmf.report.report import (
   HTML_FILE,
   JSON_FILE,

@@ -75,7 +75,6 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
   claim, run = source.claim, source.run
   completed, elsewhere = source.completed, source.elsewhere
   seen = claim.observed
-  code = _files.code_digest()
   runs = [claim, *(before for _, before in source.before.values())]
   rounds = claim.plan.rounds
   population = run.population or seen.clients
@@ -90,6 +89,7 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
     )
   away = _STATED if claim.without_evidence else _ELSEWHERE
   over = seen.rounds >= rounds and not seen.open
+  end = 'ended early' if completed else 'has not ended'
   covered = f'{sentences.count(claim.most_rounds, "round")}, ' + (
     'a number that was fixed before round 0'
     if claim.most_rounds < claim.unamplified.strategy.rounds
@@ -111,11 +111,7 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
       'The claim below is for the observed participation.',
     ),
     (elsewhere, away),
-    (
-      not seen.finished,
-      '' if elsewhere else _NOTHING_RELEASED,
-      _NOTHING_RELEASED,
-    ),
+    (not seen.finished, _NOTHING_RELEASED),
     # PRIVACY: a process may let raw updates bypass the aggregator and change
     # the model. The report warns of an unchecked process before the claim.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
@@ -141,16 +137,10 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
     ),
     (nothing, _NO_NOISE, ''),
     (
-      not completed and not over,
-      f'This run has not ended: {started} started. The claim is for {covered}.',
-      'Training has not ended. The claim is for the rounds that were fixed '
-      'before the first round.',
-    ),
-    (
-      completed and seen.rounds < rounds and claim.budget is None,
-      f'This run ended early: {started} started. The claim is for {covered}.',
-      'Training ended early. The claim is for the rounds that were fixed '
-      'before the first round.',
+      seen.rounds < rounds and claim.budget is None if completed else not over,
+      f'This run {end}: {started} started. The claim is for {covered}.',
+      f'Training {end}. The claim is for the rounds that were fixed before the '
+      'first round.',
     ),
     (
       not completed and over,
@@ -181,7 +171,7 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
       'The ledger has no measurement of the noise that was added.',
       '',
     ),
-    ((run.code_sha256 or code) != code, _OTHER_CODE, ''),
+    (run.code_sha256 not in (None, _files.code_digest()), _OTHER_CODE, ''),
     (
       # PRIVACY: An earlier run that goes on will add to the privacy loss. The
       # warning says that its remaining planned rounds count.

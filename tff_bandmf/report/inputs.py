@@ -280,26 +280,20 @@ def _side_releases(
   # without noise. So they are left out only if the clip is adaptive.
   # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
   with_noise = metrics_lib.RELEASED if claim.adaptive_clip else ()
-  table += [
-    (
-      f'{run_json.METRICS_FILE}, {column}',
-      _COLUMNS.get(column, 'a column that this report does not know'),
-    )
-    for column in columns
-    if column not in ('round', *metrics_lib.PLANNED, *with_noise)
-  ]
+  for column in columns:
+    if column not in ('round', *metrics_lib.PLANNED, *with_noise):
+      what = _COLUMNS.get(column, 'a column that this report does not know')
+      table.append((f'{run_json.METRICS_FILE}, {column}', what))
   if claim.observed.ended is not None:
     table.append((run_json.RESULT_FILE, 'measured results of the last model'))
+  ledger, hashes = run_json.LEDGER_FILE, 'hashes of the clients of each round'
   if run.population is not None:
-    table.append(
-      (run_json.LEDGER_FILE, 'exact number of clients that may be drawn')
-    )
-  hashes = 'hashes of the clients of each round'
+    table.append((ledger, 'exact number of clients that may be drawn'))
   has_key = (directory / run_json.LEDGER_KEY).exists()
   hashes += (
     '; keep the ledger secret' if has_key else ', under a key that is destroyed'
   )
-  table.append((run_json.LEDGER_FILE, hashes))
+  table.append((ledger, hashes))
   if claim.amplified is None:
     table.append(('this report', _COUNTS))
   return _stated(table, 'stated by the run', run)

@@ -103,9 +103,8 @@ def registry_record(content: document.Public, data: str) -> _files.JsonObject:
   first = [note for tier, note in unknown.values() if tier == 1]
   if first:
     raise errors.value_error(
-      f'{", ".join(first)}=None: is not stated, and a record of the registry '
-      'needs it; give it by run.note(NAME=TEXT), or bandmf report --note '
-      'NAME=TEXT'
+      f'{", ".join(first)}=None: is not stated, and the registry needs it; use '
+      'run.note(NAME=TEXT), or bandmf report --note NAME=TEXT'
     )
   _check(content)
   administrative = deployment['administrative']
