@@ -83,12 +83,11 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
   started = f'{seen.rounds} of {sentences.count(rounds, "round")} ' + (
     'was' if seen.rounds == 1 else 'were'
   )
-  if seen.rounds > rounds:
-    started = (
-      f'{seen.rounds} rounds, {seen.rounds - rounds} past the plan, were'
-    )
+  past = seen.rounds - rounds
+  if past > 0:
+    started = f'{seen.rounds} rounds, {past} past the plan, were'
   away = _STATED if claim.without_evidence else _ELSEWHERE
-  over = seen.rounds >= rounds and not seen.open
+  over = past >= 0 and not seen.open
   end = 'ended early' if completed else 'has not ended'
   covered = f'{sentences.count(claim.most_rounds, "round")}, ' + (
     'a number that was fixed before round 0'
@@ -137,14 +136,14 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
     ),
     (nothing, _NO_NOISE, ''),
     (
-      seen.rounds < rounds and claim.budget is None if completed else not over,
+      past < 0 and claim.budget is None if completed else not over,
       f'This run {end}: {started} started. The claim is for {covered}.',
       f'Training {end}. The claim is for the rounds that were fixed before the '
       'first round.',
     ),
     (
       not completed and over,
-      f'{started} started. ' * (seen.rounds > rounds) + _NOBODY_ENDED,
+      f'{started} started. ' * (past > 0) + _NOBODY_ENDED,
       _NOBODY_ENDED_PUBLIC,
     ),
     # PRIVACY: exact counts of clients and rounds have no noise, and would

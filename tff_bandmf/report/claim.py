@@ -351,9 +351,7 @@ def from_evidence(
   # this line drops the amplified claim.
   # Guards: report_sampling_test.test_other_cohorts_are_not_amplified and
   # test_cut_cohort_has_no_amplified_claim.
-  holds = (
-    not violated and observed.drawn is not False and not observed.incomplete
-  )
+  holds = not (violated or observed.drawn is False or observed.incomplete)
   most_rounds = _most_rounds(observed, rounds)
   if not violated:
     unamplified = planned.for_first_rounds(most_rounds)

@@ -96,8 +96,7 @@ def verified_ledger(
       # does not cover all of them. Such a ledger is refused.
       # Guard: run_rounds_test.test_run_of_any_ids_is_reported.
       observed.clients <= run.population,
-      f'clients={observed.clients}: must not exceed {run.population}, the '
-      'population',
+      f'clients={observed.clients}: are more than population={run.population}',
     )
   _check_noise(observed, plan.z_stddev)
   # PRIVACY: a file that was edited after a round could claim another noise or
@@ -119,12 +118,10 @@ def verified_ledger(
     'so two different sums may have the same noise',
   )
   attempts = observed.attempts
-  if observed.ended is not None:
-    _require(
-      not observed.open,
-      f'round={min(observed.open, default=None)}: was started and neither '
-      'finished nor burnt, but the run has ended',
-    )
+  _require(
+    observed.ended is None or not observed.open,
+    f'round={min(observed.open, default=None)}: is open, but the run has ended',
+  )
   folder.check_releases(directory, attempts)
   _check_checkpoints(directory, attempts)
   exports.check(directory, plan, observed.ended)
@@ -146,12 +143,10 @@ def verified_ledger(
 def _check_noise(observed: ledger_lib.Counts, z_stddev: float) -> None:
   measured = observed.z_stddev
   if measured is not None:
-    rounds = (
-      'a round had less' if measured < z_stddev else 'all rounds had more'
-    )
+    words = 'a round had less' if measured < z_stddev else 'all rounds had more'
     _require(
       abs(measured - z_stddev) <= _TOLERANCE * z_stddev,
-      f'z_stddev={measured}: {rounds} noise than the claim, {z_stddev}',
+      f'z_stddev={measured}: {words} noise than the claim, {z_stddev}',
     )
   # PRIVACY: one release without its noise exposes its clients. The noise of
   # every finished round must have been verified.

@@ -213,9 +213,8 @@ def of_plan(
   # Guard: elsewhere_test.test_sampled_cohorts_are_refused.
   if not plan.cohorts.is_enforced:
     raise errors.value_error(
-      f'cohorts={type(plan.cohorts).__name__}: are sampled, and a log does not '
-      'show how cohorts were drawn; for the guarantee without amplification, '
-      'use bandmf observe'
+      f'cohorts={type(plan.cohorts).__name__}: a log does not show how cohorts '
+      'were drawn; use bandmf observe, for a guarantee without amplification'
     )
   if plan.delta is None:
     raise errors.value_error(

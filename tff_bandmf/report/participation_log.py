@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 ROUND = 'round'
 CLIENT = 'client'
-# Number of participations in a part that `parts` yields; about 150 MB.
-_PART_SIZE = 2**22
 _MOST_ROUNDS = 2**31
 # Size of a batch: bytes of CSV, or rows of Parquet.
 _BATCH_BYTES = 2**24
@@ -121,8 +119,7 @@ class ParticipationLog:
     self._columns = {ROUND: round_column, CLIENT: client_column}
     if round_column == client_column:
       raise errors.value_error(
-        f'client_column={client_column}: is the column of rounds; name two '
-        'columns'
+        f'client_column={client_column}: is the column of rounds; name two'
       )
     self._register = names.Register()
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
@@ -148,8 +145,7 @@ class ParticipationLog:
     if self.participations and self._rounds_of_rows.min() > 0:
       raise errors.value_error(
         f'log={self.path}: the values of {round_column} begin at '
-        f'{self._rounds_of_rows.min()}; give a whole log, and number its '
-        'rounds from 0'
+        f'{self._rounds_of_rows.min()}; give a whole log, with rounds from 0'
       )
     self.rounds = 1 + int(self._rounds_of_rows.max(initial=-1))
     self._ordered = bool(np.all(np.diff(self._rounds_of_rows) >= 0))
@@ -176,9 +172,8 @@ class ParticipationLog:
     """
     if not self.path.is_dir():
       return _files.sha256(self.path)
-    lines = (
-      f'{_files.sha256(each)}  {each.name}\n' for each in _paths(self.path)
-    )
+    files = _paths(self.path)
+    lines = [f'{_files.sha256(each)}  {each.name}\n' for each in files]
     return hashlib.sha256(''.join(lines).encode()).hexdigest()
 
   def observed(
@@ -221,16 +216,15 @@ class ParticipationLog:
         f'in {first} and in {second}; give each participation once'
       ) from error
 
-  def parts(
-    self, size: int = _PART_SIZE
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  def parts(self, size: int = 2**22) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the log in parts; all rows of a client are in the same part.
 
     A part is a pair of [m] int64 arrays, the rounds in ascending order and
     their clients.
 
     Args:
-      size: approximate number of participations in a part, >= 1.
+      size: approximate number of participations in a part, >= 1; by default,
+        a part takes about 150 MB.
     """
     count = max(1, -(-self.participations // size))
     # Hashes are uniform, so equal ranges have similar numbers of rows.
@@ -369,7 +363,7 @@ class ParticipationLog:
 
     opened = parquet.ParquetFile(file.path, page_checksum_verification=True)
     with opened:
-      columns = self._choose(f'log={file.path}', opened.schema_arrow.names)
+      columns = self._choose(f'log={file.path}', opened.schema_arrow.names, '')
       for batch in opened.iter_batches(_BATCH_ROWS, columns=columns):
         yield batch.select(columns)
 
@@ -401,15 +395,13 @@ class ParticipationLog:
       with csv.open_csv(stream, read, parse, convert) as reader:
         yield from reader
 
-  def _choose(
-    self, where: str, columns: list[str], header: str = ''
-  ) -> list[str]:
+  def _choose(self, where: str, columns: list[str], header: str) -> list[str]:
     """Returns the names of the columns of rounds and of clients.
 
     Args:
       where: words for the place of the header.
       columns: names of all columns.
-      header: the line with the names, in CSV.
+      header: the line with the names; '' for Parquet.
 
     Raises:
       ValueError: a column is missing, or occurs twice.
@@ -426,18 +418,17 @@ class ParticipationLog:
         )
       if wanted in columns:
         continue
+      option = f'--{column}-column'
       fault = (
         f'the columns {columns}, none of which is {wanted!r}; name the columns '
-        f'in it, or give --{column}-column'
+        f'in it, or give {option}'
       )
       for separator, words in _SEPARATORS.items():
         split = map(_unquoted, header.split(separator))
         if any(_is_same(each, wanted) for each in split):
           fault = f'{words} between its columns: {header!r}; write commas'
       if same:
-        fault = (
-          f'{same[0]!r}, not {wanted!r}; rename it, or give --{column}-column'
-        )
+        fault = f'{same[0]!r}, not {wanted!r}; rename it, or give {option}'
       raise errors.value_error(f'{where} has {fault}')
     return list(self._columns.values())
 
@@ -446,23 +437,20 @@ class ParticipationLog:
     if file.kind in _CSV and not isinstance(error, _GZIP_ERRORS):
       name = self._columns[ROUND]
       cells = [_unquoted(cell) for cell in _header(file).split(',')]
+      place = cells.index(name)
       with file.open() as lines:
         next(lines)
         for number, line in enumerate(lines, 2):
           row = line.decode('utf-8', 'backslashreplace').strip('\r\n')
+          values, fault = row.split(','), ''
           if row.encode() != line.strip(b'\r\n'):
-            return f'line {number} is not UTF-8: {row!r}'
-          values = row.split(',')
-          if len(values) != len(cells):
-            return (
-              f'line {number} has {len(values)} cells, not {len(cells)}: '
-              f'{row!r}'
-            )
-          value = values[cells.index(name)]
-          if not _is_integer(value):
-            return (
-              f'line {number} has {name}={value!r}, which must be an integer'
-            )
+            fault = f'is not UTF-8: {row!r}'
+          elif len(values) != len(cells):
+            fault = f'has {len(values)} cells, not {len(cells)}: {row!r}'
+          elif not _is_integer(values[place]):
+            fault = f'has {name}={values[place]!r}, which must be an integer'
+          if fault:
+            return f'line {number} {fault}'
     return ' '.join(str(error).split())
 
 

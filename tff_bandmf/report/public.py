@@ -97,14 +97,11 @@ def publish(
   # public page then has no exact numbers, and no claim is recomputed.
   # Guard: public_test.test_exact_numbers_of_what_clients_did_are_not_public.
   broken = any(claim.violated for _, claim in runs)
+  clients = max(source.claim.unamplified.clients_per_unit for source in sources)
   earlier = [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
   names = [*(row['name'] for row in rows), *earlier]
   content = {
-    **sentences.common(
-      last.claim,
-      run,
-      max(source.claim.unamplified.clients_per_unit for source in sources),
-    ),
+    **sentences.common(last.claim, run, clients),
     **(dict.fromkeys(_OF_ONE_RUN) if len(sources) > 1 else {}),
     'format': 'tff_bandmf.public_report',
     'title': run.title if run.title and len(sources) == 1 else _TITLE,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
 from typing import Optional
 
 import yaml
@@ -119,11 +118,9 @@ def registry_record(content: document.Public, data: str) -> _files.JsonObject:
   }
 
 
-def to_yaml(tree: Mapping[str, _files.Json]) -> str:
+def to_yaml(tree: _files.JsonObject) -> str:
   """Returns the text of a record's file."""
-  return yaml.dump(
-    dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True
-  )
+  return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def card(content: document.Public) -> str:
@@ -186,15 +183,13 @@ def fields(
     f'{sentences.ACCESSES[name]}: {text}' for name, text in accesses.items()
   )
   models = [content['model'], *(row['model'] for row in content['runs'])]
-  hidden = [
-    text.rstrip('.') for text in (*content['not_covered'], *content['told'])
-  ]
+  hidden = [*content['not_covered'], *content['told']]
   composed = content['accounting']
   if content['together']:
     composition = content['together']['composition']
     composed += f' Runs on the same clients together: {composition}.'
   mechanisms = '; '.join(map(_mechanism, content['runs']))
-  unprotected = '; '.join(hidden) or 'None is named.'
+  unprotected = '; '.join(text.rstrip('.') for text in hidden)
   # PRIVACY: training outside this library may have used floating-point
   # noise that leaks data, and a record that describes safe arithmetic would
   # be false. The record of such training says that nobody checked it.
@@ -215,7 +210,7 @@ def fields(
     'dp_variant': {
       'variant_name': (2, None, 'Approximate DP'),
       'data_domain': (3, 'data', _stated(data)),
-      'unprotected_quantities': (3, None, unprotected),
+      'unprotected_quantities': (3, None, unprotected or 'None is named.'),
     },
     'privacy_loss': {
       'privacy_unit': (2, 'unit_of_privacy', content['unit']),

@@ -102,9 +102,7 @@ def from_source(source: inputs.Source) -> Report:
   figures = {f'{name}.png': figure for name, figure in figures.items()}
   together = composed([source], claim.delta) if source.composes else None
   alone = dataclasses.replace(source, releases=())
-  of_runs = (
-    composed([alone], claim.delta) if together and source.before else None
-  )
+  joint = composed([alone], claim.delta) if together and source.before else None
   content = {
     **sentences.common(claim, run, claim.unamplified.clients_per_unit),
     **vars(source),
@@ -124,7 +122,7 @@ def from_source(source: inputs.Source) -> Report:
     ],
     'epsilon_curve': curve,
     'check': browser_check.of_runs(
-      all_runs([source])[: None if of_runs else 1], 1, of_runs
+      all_runs([source])[: None if joint else 1], 1, joint
     ),
     'accounting': sentences.AMPLIFIED
     if claim.amplified
@@ -169,9 +167,7 @@ def composed(
     for run_id, (name, _) in source.before.items():
       names.setdefault(run_id, name)
   parts = [source.guarantee for source in sources]
-  if not all(
-    each.noise_multiplier for part in parts for each in part.guarantees
-  ):
+  if not all(run.noise_multiplier for each in parts for run in each.guarantees):
     return None
   together = accounting.compose(parts)
   runs = [names[run_id] for run_id in together.run_ids]
@@ -355,10 +351,9 @@ def _summary(
   rounds = sentences.count(numbers['observed']['rounds'], 'round')
   clients = sentences.count(numbers['clients_per_round'], 'client')
   text = (
-    f'({pages.number(numbers["epsilon"])}, {numbers["delta"]})-'
-    f'differential privacy for {source.run.unit_of_privacy}, '
-    f'{numbers["adjacency"]} adjacency, {rounds} of {clients}, '
-    f'{numbers["family"]} noise.'
+    f'({pages.number(numbers["epsilon"])}, {numbers["delta"]})-differential '
+    f'privacy for {source.run.unit_of_privacy}, {numbers["adjacency"]} '
+    f'adjacency, {rounds} of {clients}, {numbers["family"]} noise.'
   )
   if numbers['amplification'] != 'none':
     other = numbers['sampling']['epsilon_unamplified']

@@ -98,13 +98,11 @@ def count(number: int, noun: str) -> str:
   return f'{number} {noun}{"s" * (number != 1)}'
 
 
-def epsilon_text(
-  epsilon: Optional[float], number: Callable[[float], str]
-) -> str:
+def epsilon_text(epsilon: Optional[float], text: Callable[[float], str]) -> str:
   """Returns the words for an epsilon; None is an epsilon without a proof."""
   if epsilon is None:
     return 'no epsilon is proved'
-  return f'epsilon is {number(epsilon)}'
+  return f'epsilon is {text(epsilon)}'
 
 
 def common(
@@ -320,16 +318,15 @@ def formal(
   # report. If nobody checked the process, the statement itself says so first.
   # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
   leads += UNCHECKED * claim.process_unknown
+  clients = count(claim.unamplified.clients_per_unit, 'client')
   return (
     f'{leads}Let M map a data set of clients to the releases of {started} of '
-    f"this run ({run.released}). Let D and D' be neighbours: D' is D "
-    'with every contribution of one unit of privacy '
-    f'({run.unit_of_privacy}) set to zero. If a unit has at most '
-    f'{count(claim.unamplified.clients_per_unit, "client")}, {conditions}, and '
-    "the assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
-    "delta, also with D and D' exchanged, for every set S of outputs, with "
-    f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
-    f'the program with its rounding{". " + exact if exact else "; "}but for an '
-    f'event of probability 4e-39 it is a mechanism that is '
-    f'{guarantee["rho"]!r}-zCDP.'
+    f"this run ({run.released}). Let D and D' be neighbours: D' is D with "
+    f'every contribution of one unit of privacy ({run.unit_of_privacy}) set to '
+    f'zero. If a unit has at most {clients}, {conditions}, and the assumptions '
+    "hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + delta, also with D "
+    "and D' exchanged, for every set S of outputs, with epsilon = "
+    f'{guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is the program '
+    f'with its rounding{". " + exact if exact else "; "}but for an event of '
+    f'probability 4e-39 it is a mechanism that is {guarantee["rho"]!r}-zCDP.'
   )
