@@ -59,9 +59,9 @@ from tff_bandmf.cli import commands, options, output
   default=2**30,
 )
 @options.combined(
-  ('l2_norm_clip', 'z_stddev', 'clients_per_round', 'rounds', 'draws'),
   'stated',
   dict,
+  ('l2_norm_clip', 'z_stddev', 'clients_per_round', 'rounds', 'draws'),
 )
 @options.as_json
 def audit(

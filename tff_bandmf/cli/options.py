@@ -295,14 +295,15 @@ COMBINED: dict[str, tuple[str, ...]] = {}
 
 
 def combined(
-  names: Iterable[str], name: str, make: Callable[..., Any]
+  name: str, make: Callable[..., Any], names: Iterable[str], *options: Callable
 ) -> Callable[[Callable], Callable]:
   """Returns a decorator that combines several flags into one value.
 
   Args:
-    names: names of the flags; the command may lack some of them.
     name: name of the value.
     make: function that takes the flags by name and returns the value.
+    names: names of the flags; the command may lack some of them.
+    *options: options that the decorator adds to the command.
   """
   flags = COMBINED[name] = tuple(names)
 
@@ -314,10 +315,13 @@ def combined(
 
     return wrapped
 
-  return add
+  return together(*options, add)
 
 
-log_columns = together(
+log_columns = combined(
+  'columns',
+  dict,
+  ('round_column', 'client_column'),
   *(
     click.option(
       f'--{column}-column',
@@ -326,9 +330,11 @@ log_columns = together(
     )
     for column in ('round', 'client')
   ),
-  combined(('round_column', 'client_column'), 'columns', dict),
 )
-participation = together(
+participation = combined(
+  'who',
+  Participants,
+  [field.name for field in dataclasses.fields(Participants)],
   typed(
     click.Choice(participation_lib.NAMES),
     participation='Participation schema.  [default: min-sep if --min-sep is '
@@ -347,15 +353,14 @@ participation = together(
     'run may be extended.  [default: 10 times --rounds for a Toeplitz C, else '
     '--rounds]',
   ),
-  combined(
-    [field.name for field in dataclasses.fields(Participants)],
-    'who',
-    Participants,
-  ),
 )
-
-
-l2_norm_clip = together(
+l2_norm_clip = combined(
+  'l2_norm_clip',
+  lambda l2_norm_clip, **flags: clipping_norm.from_options(
+    l2_norm_clip,
+    **{name.removeprefix('clip_'): value for name, value in flags.items()},
+  ),
+  ('l2_norm_clip', *_ADAPTIVE_CLIP),
   typed(
     _Clip(),
     required=True,
@@ -375,16 +380,11 @@ l2_norm_clip = together(
   integers(
     clip_until='Last round that changes an adaptive clip.  [default: the last]'
   ),
-  combined(
-    ('l2_norm_clip', *_ADAPTIVE_CLIP),
-    'l2_norm_clip',
-    lambda l2_norm_clip, **flags: clipping_norm.from_options(
-      l2_norm_clip,
-      **{name.removeprefix('clip_'): value for name, value in flags.items()},
-    ),
-  ),
 )
-workload = together(
+workload = combined(
+  'workload',
+  lambda workload, **given: workloads.from_name(workload, **given),
+  ('workload', *workloads.PARAMETERS),
   typed(
     click.Choice(('prefix', 'momentum')),
     default='prefix',
@@ -392,11 +392,6 @@ workload = together(
     'models of SGD with momentum and learning rates.',
   ),
   typed(NUMBER_OR_ZERO, **workloads.PARAMETERS),
-  combined(
-    ('workload', *workloads.PARAMETERS),
-    'workload',
-    lambda workload, **given: workloads.from_name(workload, **given),
-  ),
 )
 
 
@@ -419,15 +414,13 @@ def _parameter(parameter: strategies.Parameter) -> Callable:
 
 # The library refuses a parameter that a family does not take, and chooses the
 # value of a missing parameter.
-parameters = together(
+parameters = combined(
+  'parameters',
+  lambda **given: {
+    name: value for name, value in given.items() if value is not None
+  },
+  strategies.PARAMETERS,
   *map(_parameter, strategies.PARAMETERS.values()),
-  combined(
-    strategies.PARAMETERS,
-    'parameters',
-    lambda **given: {
-      name: value for name, value in given.items() if value is not None
-    },
-  ),
 )
 
 
