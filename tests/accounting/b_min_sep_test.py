@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
-from tff_bandmf.accounting.kinds import b_min_sep, banded_columns
+from tff_bandmf.accounting.kinds import b_min_sep
 from tff_bandmf.accounting.methods import importance
 
 _SAMPLES = 40_000
@@ -91,7 +91,7 @@ def _samples(seed, count=_SAMPLES, failure_probability=1e-6):
 def test_ratios_that_all_but_vanish_are_done_again(vanishing):
   """They grow again in earlier rounds, and what was lost would grow too."""
   mixture = b_min_sep.BMinSepMixture(
-    banded_columns.Columns(strategies.columns_of_rows(np.ones((3100, 1)))),
+    b_min_sep.Columns(strategies.columns_of_rows(np.ones((3100, 1)))),
     1.0,
     b_min_sep.Law(1, 0.3),
   )
@@ -105,7 +105,7 @@ def test_ratios_that_all_but_vanish_are_done_again(vanishing):
 def test_long_gaps_do_not_lose_later_rounds():
   """(1 - p)^30 would be 0, but a round of a large gain is 32 rounds later."""
   mixture = b_min_sep.BMinSepMixture(
-    banded_columns.Columns(strategies.columns_of_rows(np.ones((900, 1)))),
+    b_min_sep.Columns(strategies.columns_of_rows(np.ones((900, 1)))),
     1.0,
     b_min_sep.Law(900, 1 - 1e-15),
   )

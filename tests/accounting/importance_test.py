@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import strategies
-from tff_bandmf.accounting.kinds import b_min_sep, balls_in_bins, banded_columns
+from tff_bandmf.accounting.kinds import b_min_sep, balls_in_bins
 from tff_bandmf.accounting.methods import importance
 
 _STDDEV = 1.4
@@ -44,7 +44,7 @@ def _b_min_sep(rounds, min_sep, bands, prob=0.3, warm=True):
   patterns, odds = _patterns(rounds, min_sep, prob, firsts if warm else [1.0])
   return (
     b_min_sep.BMinSepMixture(
-      banded_columns.Columns(
+      b_min_sep.Columns(
         strategies.columns_of_rows(strategy.band_rows(0, rounds))
       ),
       _STDDEV,
@@ -212,7 +212,7 @@ def test_two_copies_bound_what_chance_hides():
   rounds = 300
   strategy = strategies.BandedToeplitz(rounds, [1.0, 0.5])
   mixture = b_min_sep.BMinSepMixture(
-    banded_columns.Columns(
+    b_min_sep.Columns(
       strategies.columns_of_rows(strategy.band_rows(0, rounds))
     ),
     0.6,
@@ -233,7 +233,7 @@ def test_several_copies_bound_what_few_bands_hide():
   """A client takes part in 8 of 512 rounds on average."""
   strategy = strategies.BandedSqrt(512, 4)
   mixture = b_min_sep.BMinSepMixture(
-    banded_columns.Columns(
+    b_min_sep.Columns(
       strategies.columns_of_rows(strategy.band_rows(0, 512))
     ),
     2.5,
@@ -250,7 +250,7 @@ def test_several_copies_bound_what_few_bands_hide():
 @pytest.mark.parametrize('wait', [None, 0.0, 0.3])
 def test_pairs_beyond_the_range_of_float64_are_not_used(wait):
   mixture = b_min_sep.BMinSepMixture(
-    banded_columns.Columns(strategies.columns_of_rows(np.ones((3000, 1)))),
+    b_min_sep.Columns(strategies.columns_of_rows(np.ones((3000, 1)))),
     0.05,
     b_min_sep.Law(2, 0.5, wait),
   )

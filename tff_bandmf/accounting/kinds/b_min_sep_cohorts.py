@@ -14,7 +14,6 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import (
   b_min_sep,
   b_min_sep_noise,
-  banded_columns,
   sampled_cohorts,
   samplers,
 )
@@ -165,9 +164,9 @@ class BMinSep(sampled_cohorts.Sampled):
     return b_min_sep_noise.BMinSepNoise(rounds, epsilon, delta, self._law)
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    entries = banded_columns.nonnegative(strategy, self.min_sep)
+    entries = b_min_sep.nonnegative_columns(strategy, self.min_sep)
     mixture_of = functools.partial(
-      b_min_sep.BMinSepMixture, banded_columns.Columns(entries), law=self._law
+      b_min_sep.BMinSepMixture, b_min_sep.Columns(entries), law=self._law
     )
     return accountants.MonteCarlo(
       strategy, self.schema, mixture_of, self.samples

@@ -23,7 +23,7 @@ import math
 import numpy as np
 
 from tff_bandmf import _checks
-from tff_bandmf.accounting.kinds import b_min_sep, banded_columns
+from tff_bandmf.accounting.kinds import b_min_sep
 from tff_bandmf.accounting.methods import needed_noise
 
 # Number of columns in one block of products.
@@ -50,7 +50,7 @@ class BMinSepNoise(needed_noise.NeededNoise):
     return {**super().to_dict(), **self.law._asdict()}
 
   def _of_strategy(self, strategy):
-    return banded_columns.nonnegative(strategy, self.law.min_sep)
+    return b_min_sep.nonnegative_columns(strategy, self.law.min_sep)
 
   def _log_scale(self, variable):
     largest = np.einsum('ij,ij->i', variable, variable).max()
@@ -112,7 +112,7 @@ class _Columns(needed_noise.Model):
 
   def __init__(self, search: BMinSepNoise, variable: np.ndarray):
     self._search, self._variable = search, variable
-    self._columns = banded_columns.Columns(variable)
+    self._columns = b_min_sep.Columns(variable)
 
   def with_law(self, log_noise, proposal, count):
     a, search = proposal.factor, self._search

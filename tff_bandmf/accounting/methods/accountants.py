@@ -324,7 +324,7 @@ class MonteCarlo(Accountant):
         lambda epsilon: (mixture, epsilon), start, exact, options
       )
       if amplified is None:
-        self._notice_no_amplification(mixture, options.samples)
+        _notice_unamplified(mixture, options.samples)
       else:
         # PRIVACY: An epsilon from pilot samples has no proof. The bound comes
         # from new samples.
@@ -383,7 +383,7 @@ class MonteCarlo(Accountant):
         problem = self._problem(exact)
         least = search.least(problem, noise, ideal, seeded, near)
       if least is None:
-        self._notice_no_amplification(self.mixture(noise), options.samples)
+        _notice_unamplified(self.mixture(noise), options.samples)
         least = noise, _unamplified(noise, exact)
       noise, bound = least
       # PRIVACY: If the noise is below `least_noise`, its growth is larger than
@@ -417,21 +417,6 @@ class MonteCarlo(Accountant):
       confirmation = monte_carlo.delta_bound(mixture, exact, options)
     return _of_program(confirmation, growth)
 
-  def _notice_no_amplification(
-    self, mixture: importance.Mixture, samples: int
-  ) -> None:
-    """Writes a notice that the claim is not amplified.
-
-    If the means of P are equal, P is Gaussian, sampling cannot amplify, and no
-    notice is written. The means are equal if the mean of their squares is the
-    square of their mean.
-    """
-    if mixture.mean_square > mixture.square_mean * (1 + _EQUAL):
-      errors.notice(
-        f'samples={samples}: do not prove that sampling amplifies, so epsilon '
-        'and noise are those without amplification; use more samples'
-      )
-
 
 def check_nonnegative(smallest: float) -> None:
   """Raises ValueError if C has a negative entry.
@@ -455,6 +440,20 @@ def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
   """Returns delta at `epsilon` of the run without amplification."""
   delta = gaussian.gaussian_delta(noise_multiplier, epsilon)
   return monte_carlo.Bound.certain(epsilon, delta)
+
+
+def _notice_unamplified(mixture: importance.Mixture, samples: int) -> None:
+  """Writes a notice that the claim is not amplified.
+
+  If the means of P are equal, P is Gaussian, sampling cannot amplify, and no
+  notice is written. The means are equal if the mean of their squares is the
+  square of their mean.
+  """
+  if mixture.mean_square > mixture.square_mean * (1 + _EQUAL):
+    errors.notice(
+      f'samples={samples}: do not prove that sampling amplifies, so epsilon '
+      'and noise are those without amplification; use more samples'
+    )
 
 
 def _of_program(bound: monte_carlo.Bound, growth: float) -> monte_carlo.Bound:

@@ -289,22 +289,17 @@ class NeededNoise(abc.ABC):
     """
     log_scale = self._log_scale(variable)
     start = log_scale + self._log_ratio
+    fraction = 0.0
     if self._pair:
       log_noise, _ = self._root(model, start, _PILOTS)
-    if not self._pair or not self._suits(model, log_noise):
-      # If proposals do not suit C, `log_noise` is wrong too.
+      fraction = model.estimate(log_noise, self._pair[0], _PILOTS).fraction
+    if not _FRACTIONS[0] <= fraction <= _FRACTIONS[1]:
+      # The proposals do not suit C, so `log_noise` is wrong too.
       log_noise = self._begin(model, start)
       log_noise, _ = self._root(model, log_noise, _PILOTS)
     log_noise, largest = self._root(model, log_noise, self._count)
     self._log_ratio = log_noise - log_scale
     return log_noise, largest
-
-  def _suits(self, model: Model, log_noise: float) -> bool:
-    """Returns whether the proposal of remove suits C."""
-    low, high = _FRACTIONS
-    remove, _ = self._pair
-    fraction = model.estimate(log_noise, remove, _PILOTS).fraction
-    return low <= fraction <= high
 
   def _begin(self, model: Model, log_noise: float) -> float:
     """Makes the proposals for C, and returns a log s near the result.
@@ -369,10 +364,8 @@ class NeededNoise(abc.ABC):
     """
 
     def excesses(log_noise):
-      return [
-        self._log_excess(model.estimate(log_noise, each, count))
-        for each in near
-      ]
+      estimates = (model.estimate(log_noise, each, count) for each in near)
+      return [self._log_excess(each) for each in estimates]
 
     near = self._pair
     log_noise, slope = start, self._slope
@@ -433,9 +426,8 @@ def _tuned(model: Model, log_noise: float, proposal: Proposal) -> Proposal:
   """
 
   def at(factor, shift):
-    proposed = dataclasses.replace(
-      proposal, factor=factor, shift=proposal.sign * shift
-    )
+    signed = proposal.sign * shift
+    proposed = dataclasses.replace(proposal, factor=factor, shift=signed)
     return model.with_law(log_noise, proposed, _PILOTS)
 
   @functools.cache
