@@ -233,9 +233,7 @@ def test_several_copies_bound_what_few_bands_hide():
   """A client takes part in 8 of 512 rounds on average."""
   strategy = strategies.BandedSqrt(512, 4)
   mixture = b_min_sep.BMinSepMixture(
-    b_min_sep.Columns(
-      strategies.columns_of_rows(strategy.band_rows(0, 512))
-    ),
+    b_min_sep.Columns(strategies.columns_of_rows(strategy.band_rows(0, 512))),
     2.5,
     b_min_sep.Law(4, 1 / 61),
   )

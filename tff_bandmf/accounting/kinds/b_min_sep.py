@@ -226,20 +226,17 @@ class Columns:
     return products
 
 
-def nonnegative_columns(
-  strategy: strategies.Strategy, min_sep: int
-) -> np.ndarray:
+def nonnegative_columns(strategy: strategies.Strategy, b: int) -> np.ndarray:
   """Returns the entries of the columns of a C >= 0, [n, bands] float64.
 
   Raises:
-    ValueError: C has more bands than `min_sep`, or a negative entry.
+    ValueError: C has more than b bands, or a negative entry.
   """
-  # PRIVACY: If C had more bands than `min_sep`, columns of a client's rounds
-  # could have non-zero entries in the same row. The likelihood ratio would
-  # not be a product over rounds, and delta could be too low. Such a C is
-  # refused.
+  # PRIVACY: If C had more than b bands, columns of a client's rounds could have
+  # non-zero entries in the same row. The likelihood ratio would not be a
+  # product over rounds, and delta could be too low. Such a C is refused.
   # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
-  _checks.at_most('bands', strategy.bands, min_sep, 'min_sep', 'use fewer')
+  _checks.at_most('bands', strategy.bands, b, 'min_sep', 'use fewer')
   rows = strategy.band_rows(0, strategy.rounds)
   accountants.check_nonnegative(np.min(rows))
   return strategies.columns_of_rows(rows)
