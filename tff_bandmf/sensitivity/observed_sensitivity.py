@@ -25,7 +25,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram as gram_lib
 from tff_bandmf.sensitivity import result
 from tff_bandmf.sensitivity import sensitivity as sensitivity_lib
-from tff_bandmf.strategies import recursion
+from tff_bandmf.strategies import per_query, recursion
 
 # Largest number of participations in memory at one time, about 150 MB.
 _AT_A_TIME = 2**22
@@ -82,17 +82,15 @@ class Observed:
       schema: participation schema.
       rounds: number of rounds of the run.
     """
+    if self.min_sep is not None and self.min_sep < schema.separation(rounds):
+      return False
     if isinstance(schema, participation_lib.Budget):
       # PRIVACY: If the costs of a log were not computed, a client may have
       # exceeded the budget unnoticed, and a claim for the budget could be
       # false. The result is False for such a log.
       # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
-      if self.cost is None or self.cost > schema.known_costs.limit:
-        return False
-      return self.min_sep is None or self.min_sep >= schema.apart
-    return self.max_participations <= schema.participations(rounds) and (
-      self.min_sep is None or self.min_sep >= schema.separation(rounds)
-    )
+      return self.cost is not None and self.cost <= schema.known_costs.limit
+    return self.max_participations <= schema.participations(rounds)
 
 
 def observed(
@@ -121,16 +119,10 @@ def observed(
     ValueError: a round is not a round of C, a client is twice in a round, or
       the sensitivity overflows.
   """
-  parts = -(-participations // at_a_time)
-  edges = [-(2**63) + part * 2**64 // max(parts, 1) for part in range(parts)]
-  return of_clients(
-    (
-      _part(cohorts(), low, high)
-      for low, high in zip(edges, [*edges[1:], None])
-    ),
-    strategy,
-    costs,
-  )
+  count = -(-participations // at_a_time)
+  edges = [-(2**63) + part * 2**64 // count for part in range(count)]
+  parts = (_part(cohorts(), *ends) for ends in zip(edges, [*edges[1:], None]))
+  return of_clients(parts, strategy, costs)
 
 
 def of_clients(
@@ -265,12 +257,9 @@ class _Heaviest:
     most: int,
     costs: Optional[participation_lib.Costs],
   ) -> result.Sensitivity:
-    if not np.isfinite(self.squared):
-      raise errors.value_error(
-        f'sensitivity={self.squared}: overflows; use fewer rounds'
-      )
+    squared = per_query.check_finite(self.squared)
     if costs is not None:
-      squared = self.squared * costs.unit * (1 + 8 * recursion.UNIT)
+      squared = squared * costs.unit * (1 + 8 * recursion.UNIT)
       unrounded = result.bound(squared, 'cost of the rounds of a client')
     # PRIVACY: If X_ij is negative, opposite contributions of a client in rounds
     # i and j increase the squared sensitivity, and a sum of X would be too
@@ -279,12 +268,10 @@ class _Heaviest:
     # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
     elif self.signed:
       unrounded = result.bound(
-        self.squared, 'sum of |X| over the rounds of a client'
+        squared, 'sum of |X| over the rounds of a client'
       )
     else:
-      unrounded = result.exact(
-        self.squared, 'sum of X over the rounds of a client'
-      )
+      unrounded = result.exact(squared, 'sum of X over the rounds of a client')
     # PRIVACY: C and `squared` have rounding errors, so the root of `squared`
     # may be smaller than the sensitivity. A bound of the errors increases it.
     # Guard: observed_sensitivity_test.test_observed_is_rounded_up.

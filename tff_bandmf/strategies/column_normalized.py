@@ -95,9 +95,7 @@ class ColumnNormalized(base.Strategy):
     return self.toeplitz.buffered(rounds, self.column_norms)
 
   def _recursion(self) -> recursion_lib.Recursion:
-    return self.buffered(self.rounds) or toeplitz.NormalizedWindow(
-      self, self.toeplitz, self.column_norms
-    )
+    return self.buffered(self.rounds) or toeplitz.NormalizedWindow(self)
 
   def column_error(self, participations: int) -> float:
     return self.toeplitz.column_error(participations)

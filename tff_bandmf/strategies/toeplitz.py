@@ -22,7 +22,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import numpy as np
@@ -175,18 +175,11 @@ def _first_entries(
 class NormalizedWindow(recursion_lib.Window):
   """A window of a Toeplitz C whose columns are divided by their norms."""
 
-  def __init__(
-    self, strategy: base.Strategy, undivided: Toeplitz, norms: np.ndarray
-  ):
-    """Makes the window.
-
-    Args:
-      strategy: the strategy with divided columns.
-      undivided: the Toeplitz C.
-      norms: [n] float64, the divisors of the columns.
-    """
+  def __init__(self, strategy: Any):
+    """Makes the window of a strategy `ColumnNormalized`."""
     super().__init__(strategy, strategy.rounds)
-    self._numbers = {'row': _first_entries(self, undivided), 'norms': norms}
+    row = _first_entries(self, strategy.toeplitz)
+    self._numbers = {'row': row, 'norms': strategy.column_norms}
 
   def rows(self, start: int, stop: int) -> np.ndarray:
     row, norms = self._numbers['row'], self._numbers['norms']

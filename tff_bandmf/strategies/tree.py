@@ -222,16 +222,12 @@ class TreeBuffers(recursion_lib.Buffers):
     scales = np.empty(self.phases)
     readout = np.zeros((self.phases, self.memory))
     self._numbers = {'readout': readout, 'scales': scales}
-    for height in range(self.phases):
-      own = np.zeros(height + 1)
-      own[0] = 1.0
-      siblings = np.zeros(height)
-      for h in range(height):
-        ratio = variances[h + 1] / (2 * variances[h])
-        own *= ratio
-        own[h + 1] = variances[h + 1]
-        siblings[h] = 1.0
-        siblings *= ratio
+    own, siblings = np.ones(1), np.zeros(0)
+    for height, variance in enumerate(variances):
+      if height:
+        ratio = variance / (2 * variances[height - 1])
+        own = np.append(own * ratio, variance)
+        siblings = np.append(siblings, 1.0) * ratio
       scales[height] = np.linalg.norm(own)
       readout[height, :height] = siblings - 1.0
 
@@ -248,14 +244,11 @@ class TreeBuffers(recursion_lib.Buffers):
     return self._numbers['scales']
 
   def step(self, phase: int) -> recursion_lib.Step:
-    update = np.zeros((self.memory, self.memory))
-    gain = np.zeros(self.memory)
+    heights = np.arange(self.memory)
+    gain = (heights == phase).astype(float)
     # S_h is reset for h < `phase`, and does not change for h > `phase`.
-    above = np.arange(phase + 1, self.memory)
-    update[above, above] = 1.0
-    if phase < self.memory:
-      update[phase, :phase] = 1.0
-      gain[phase] = 1.0
+    update = np.diag(heights > phase).astype(float)
+    update[heights == phase, :phase] = 1.0
     readout = self._numbers['readout'][phase]
     return recursion_lib.Step(float(self.scales[phase]), readout, update, gain)
 
