@@ -237,10 +237,10 @@ class CorrelatedNoise(strategies.Strategy):
     train_config = train_config or app.ConfigRecord()
     evaluate_config = evaluate_config or app.ConfigRecord()
     result = strategies.Result()
+    plan, until = self._private_plan, self._until
     last = rounds_lib.number_of_rounds(
-      self._private_plan, num_rounds, self._until, 'num_rounds'
+      plan, num_rounds, until, plan.rounds, 'num_rounds'
     )
-    last = last or self._plan.rounds
     self._check_switch()
     self._check_number()
     first = _to_numpy(initial_arrays)

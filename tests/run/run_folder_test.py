@@ -142,7 +142,7 @@ def _restore(directory, backup):
 
 
 @pytest.mark.slow
-def test_folder_that_was_restored_lacks_the_head_that_was_noted(tmp_path):
+def test_folder_that_was_restored_lacks_the_noted_head(tmp_path):
   """Nothing in a folder that was restored in place says that it was."""
   plan, directory = _plan(), tmp_path / 'run'
   with run.Run(directory, plan) as mine:

@@ -130,7 +130,7 @@ def test_mark_of_another_sum_than_the_ledgers_burns_a_round(tmp_path):
   with run.Run(tmp_path, small_run.small_plan()) as mine:
     shutil.rmtree(marks)
     attempts = mine._journal.ledger.attempts(0)
-    position = mine._journal._position
+    position = mine._journal.position
     assert not journal._is_burnt(attempts, position.released(0))
     marks.mkdir()
     (marks / '00000000-2-0000000000-0000000001').touch()

@@ -233,7 +233,7 @@ def test_more_updates_than_clients_are_refused(opened):
       ValueError, match='must not exceed the 1 clients of the round'
     ):
       opened.release([np.full(3, value) for value in values], np.zeros(3))
-    assert not opened._journal._position.released(0)
+    assert not opened._journal.position.released(0)
 
 
 def test_more_updates_than_clients_are_refused_with_tff(tmp_path, runtime):
@@ -244,7 +244,7 @@ def test_more_updates_than_clients_are_refused_with_tff(tmp_path, runtime):
     with mine.round(cohort=['a']) as opened:
       with pytest.raises(Exception, match='more updates than the round has'):
         process.next(state, [small_run.update_of(0, 0)] * 2)
-      assert not mine._journal._position.released(0)
+      assert not mine._journal.position.released(0)
       # Nothing was released, so the right sum may be.
       opened.finish(process.next(state, [small_run.update_of(0, 0)]))
       assert (opened.updates, opened.without_effect) == (1, 1)
@@ -279,7 +279,7 @@ def test_round_that_ends_among_its_updates_releases_nothing(tmp_path):
         first.finish(mean)
         with mine.round(cohort=['b']) as second:
           second.finish(second.release([], mean))
-        assert not mine._journal._position.released(0)
+        assert not mine._journal.position.released(0)
         yield np.zeros(3)
 
       with pytest.raises(ValueError, match='no round of this run is open'):

@@ -1,6 +1,6 @@
 """The population of a run, and the sampler that draws the run's cohorts.
 
-`cohort_source` returns the sampler, an object with the method
+The sampler is a `cohorts.CohortSampler` or a `SampledCohorts`, with the method
 
   sample(round_index, history) -> [m] int64 indices in the population, ascending
 
@@ -15,28 +15,19 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import operator
-import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional, Protocol, SupportsIndex, Union
 
 import numpy as np
 
-from tff_bandmf import (
-  _checks,
-  _files,
-  accounting,
-  cohorts,
-  errors,
-  participation,
-)
-from tff_bandmf import ledger as ledger_lib
+from tff_bandmf import _checks, _files, cohorts, errors, participation
 from tff_bandmf.cohorts import names as names_lib
 from tff_bandmf.noise import generator
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import journal as journal_lib
+from tff_bandmf.run import rounds as rounds_lib
+from tff_bandmf.run_files import run_json
 
 # Number of clients whose rounds `_cost_of` has in memory at a time.
 _AT_A_TIME = 2**18
@@ -52,23 +43,6 @@ class HasClientIds(Protocol):
 
 # A number of clients, a list of indices or IDs, or an object with `client_ids`.
 Clients = Union[int, Sequence[Union[int, str]], np.ndarray, HasClientIds]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cohort:
-  """The cohort that was drawn for a round.
-
-  Attributes:
-    round: index of the round, integer >= 0.
-    indices: [m] int64, indices of the clients in the population, ascending.
-    ids: [m] IDs of the clients, in the order of `indices`.
-    data: function that returns the data of the cohort.
-  """
-
-  round: int
-  indices: np.ndarray
-  ids: np.ndarray
-  data: Callable[[], Any]
 
 
 class CohortSource(Protocol):
@@ -134,19 +108,25 @@ class SampledCohorts:
   """
 
   def __init__(
-    self, rule: accounting.Sampled, key: key_lib.Key, ids: np.ndarray
+    self, journal: journal_lib.Journal, key: key_lib.Key, ids: np.ndarray
   ):
     """Initializes the sampler.
 
+    The first start of the run writes a fingerprint of all clients, made with
+    the key. A later start compares the fingerprint with its own clients.
+
     Args:
-      rule: the plan's rule for sampling, with its parameters, such as
+      journal: journal of a run whose plan has a rule for sampling, such as
         `CyclicPoisson`.
       key: sampling key.
       ids: [N] IDs of the clients in the population, ascending.
 
     Raises:
-      ValueError: N is not the size of the plan's population.
+      ValueError: N is not the size of the plan's population; the run began with
+        other clients; or the last cohort in the ledger was not sampled.
     """
+    rule = journal.plan.sampled
+    assert rule is not None
     # PRIVACY: If the population has another size than in the plan, the sampled
     # cohorts do not have the distribution that the accounting assumes, and the
     # claim could be false. A population of another size is refused.
@@ -157,11 +137,31 @@ class SampledCohorts:
         'the plan, from which cohorts are drawn; give those clients, or make '
         'another plan'
       )
-    self._rule, self._key, self._ids = rule, key, ids
-    self._sampler = self._new_sampler()
-
-  def _new_sampler(self) -> accounting.Sampler:
-    return self._rule.sampler(generator.Generator(self._key).words)
+    self._ledger, self._ids = journal.ledger, ids
+    self._sampler = rule.sampler(generator.Generator(key).words)
+    path = journal.directory / run_json.POPULATION
+    fingerprint = key.identify(ids.dtype.str.encode() + ids.tobytes())
+    if not self._ledger.attempts(0):
+      _files.write_json(path, f'{fingerprint:016x}', mode=0o600)
+    # PRIVACY: Cohorts are sampled positions in the list of clients. A position
+    # that no cohort had yet is in a later cohort with a larger probability. In
+    # balls in bins, the last bin certainly has this position. A client that got
+    # the position after a restart would take part with a larger probability
+    # than the accounting assumes, and delta would be too small. A list that
+    # differs from the list of the first start is refused.
+    # Guard: run_sampling_test.test_client_in_the_place_of_another_is_refused.
+    elif not path.exists() or _files.read_json(path) != f'{fingerprint:016x}':
+      raise errors.value_error(
+        f'clients={len(ids)}: are not the clients from whom the run draws its '
+        'cohorts; resume with the clients that the run started with. Name '
+        'clients that left, too: an update that does not come is zero'
+      )
+    last = journal.next - 1
+    if last >= 0 and not self.as_drawn([last]):
+      raise errors.value_error(
+        f'round={last}: has another cohort in the ledger than the sampling key '
+        'gives; resume with the files and the code that the run started with'
+      )
 
   def sample(self, round_index: int, history: cohorts.AnyHistory) -> np.ndarray:
     """Returns the cohort of a round: int64 indices in `ids`, ascending.
@@ -173,89 +173,16 @@ class SampledCohorts:
     del history
     return self._sampler.cohort(round_index)
 
-  def check_population(self, path: pathlib.Path, first_start: bool) -> None:
-    """Raises ValueError if the run began with other clients.
-
-    Args:
-      path: file with a fingerprint of all clients, made with the sampling key.
-      first_start: True if no round has started yet. Then this method writes the
-        file and compares nothing.
-    """
-    ids = self._ids.dtype.str.encode() + self._ids.tobytes()
-    fingerprint = f'{self._key.identify(ids):016x}'
-    if first_start:
-      _files.write_json(path, fingerprint, mode=0o600)
-    # PRIVACY: Cohorts are sampled positions in the list of clients. A position
-    # that no cohort had yet is in a later cohort with a larger probability. In
-    # balls in bins, the last bin certainly has this position. A client that got
-    # the position after a restart would take part with a larger probability
-    # than the accounting assumes, and delta would be too small. A list that
-    # differs from the list of the first start is refused.
-    # Guard: run_sampling_test.test_client_in_the_place_of_another_is_refused.
-    elif not path.exists() or _files.read_json(path) != fingerprint:
-      raise errors.value_error(
-        f'clients={len(self._ids)}: are not the clients from whom the run '
-        'draws its cohorts; resume with the clients that the run started with. '
-        'Name clients that left, too: an update that does not come is zero'
-      )
-
-  def check_last(self, ledger: ledger_lib.Ledger, rounds: int) -> None:
-    """Raises ValueError if the last cohort in the ledger was not sampled.
-
-    Args:
-      ledger: ledger of the run.
-      rounds: number of rounds that are over, >= 0. The cohort of the last of
-        these rounds is sampled again and compared with the ledger.
-    """
-    last = rounds - 1
-    if rounds and not ledger.same_cohort(
-      last, self._ids[self._sampler.cohort(last)]
-    ):
-      raise errors.value_error(
-        f'round={last}: has another cohort in the ledger than the sampling key '
-        'gives; resume with the files and the code that the run started with'
-      )
-
-  def as_drawn(self, ledger: ledger_lib.Ledger, rounds: int) -> bool:
-    """Returns whether the ledger has exactly the cohorts that the key gives."""
-    sampler = self._new_sampler()
+  def as_drawn(self, rounds: Iterable[int]) -> bool:
+    """Returns whether the ledger has the cohorts that the key gives."""
     # PRIVACY: The amplified guarantee does not hold if a cohort was chosen
-    # instead of sampled. This method samples all cohorts again and compares
+    # instead of sampled. This method samples the cohorts again and compares
     # them with the ledger. If one differs, the report claims no amplification.
     # Guard: run_sampling_test.test_cohort_that_differs_voids_the_claim.
     return all(
-      ledger.same_cohort(t, self._ids[sampler.cohort(t)]) for t in range(rounds)
+      self._ledger.same_cohort(t, self._ids[self._sampler.cohort(t)])
+      for t in rounds
     )
-
-
-def cohort_source(
-  plan: plan_lib.Plan,
-  key: Optional[key_lib.Key],
-  ids: np.ndarray,
-  seed: int,
-  rounds: int,
-) -> CohortSource:
-  """Returns the sampler of the cohorts of a plan.
-
-  Args:
-    plan: plan of the run.
-    key: secret key by which cohorts are sampled; None if the run enforces a
-      schema instead.
-    ids: [N] IDs of the population, ascending.
-    seed: seed by which the cohorts of an enforced schema are drawn; the
-      guarantee does not depend on the seed.
-    rounds: number of rounds of the run.
-
-  Raises:
-    ValueError: the population is too small to fill the cohort of every round,
-      or has another size than the plan's population.
-  """
-  if key is not None and plan.sampled is not None:
-    return SampledCohorts(plan.sampled, key, ids)
-  plan.check_population(len(ids))
-  return cohorts.CohortSampler(
-    len(ids), plan.clients_per_round, rounds, plan.schema, seed
-  )
 
 
 class Cohorts:
@@ -275,7 +202,6 @@ class Cohorts:
     ids: np.ndarray,
     rounds: int,
     prepare: Optional[Callable[[int, np.ndarray], Any]],
-    schema: participation.Participation,
   ):
     """Initializes the object without drawing a cohort.
 
@@ -287,19 +213,20 @@ class Cohorts:
       prepare: function of (index of a round, IDs of its cohort) that returns
         the data of the cohort. A second thread calls the function one round
         ahead. If None, no data is prepared.
-      schema: participation schema of the plan.
     """
-    self._schema = schema
-    # Total cost of the rounds of all clients, see `participation.Costs`; None
-    # if the schema is not a `Budget`.
-    self._cost: Optional[int] = None
     self._journal, self._source, self._ids = journal, source, ids
     self._rounds, self._prepare = rounds, prepare
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     # The rounds below `_next` in which each client took part.
-    self._history = cohorts.empty_history(0, schema)
+    self._history = cohorts.empty_history(0, journal.plan.schema)
     self._next = -1
-    self._cohort: Optional[_Cohort] = None
+    # Total cost of the rounds of all clients, see `participation.Costs`; 0 if
+    # the schema is not a `Budget`.
+    self._cost = 0
+    # The last round whose cohort was drawn; None after its start. Its clients
+    # are `_indices` in the population.
+    self._round: Optional[rounds_lib.Round] = None
+    self._indices = np.empty(0, np.int64)
 
   def __enter__(self) -> Cohorts:
     return self
@@ -307,8 +234,8 @@ class Cohorts:
   def __exit__(self, *exc_info) -> None:
     self._thread.shutdown()
 
-  def draw(self, t: int) -> tuple[np.ndarray, Callable[[], Any]]:
-    """Returns the cohort of round t (IDs), and a function that gives its data.
+  def draw(self, t: int) -> rounds_lib.Round:
+    """Returns round t with its cohort and its data.
 
     Raises:
       ValueError: a client of an earlier round is missing from the population,
@@ -318,11 +245,8 @@ class Cohorts:
     # PRIVACY: If a round used the cohort of another round, the ledger would
     # have clients that did not take part. Each round draws its own cohort.
     # Guard: run_rounds_test.test_rounds_of_every_way_are_remembered.
-    if self._cohort is None or self._cohort.round != t:
-      self._cohort = self._draw(t)
-    return self._cohort.ids, self._cohort.data
-
-  def _draw(self, t: int) -> _Cohort:
+    if self._round is not None and self._round.index == t:
+      return self._round
     # PRIVACY: the history in memory may lack the rounds of earlier processes,
     # and rounds whose clients checked in (`Run.round`), since `started` adds
     # only the cohorts that this object drew. The clients of these rounds could
@@ -331,35 +255,31 @@ class Cohorts:
     # Guards: run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:
-      self._history = self._journal.history(self._ids, t, self._schema)
+      self._history = self._journal.history(self._ids, t)
       self._next = t
       self._cost = self._cost_of(np.arange(len(self._ids)))
-    indices = self._source.sample(t, self._history)
-    ids = self._ids[indices]
-    if self._prepare is None:
-      return _Cohort(t, indices, ids, lambda: None)
-    data = self._thread.submit(self._prepare, t, ids).result
-    return _Cohort(t, indices, ids, data)
+    self._indices = self._source.sample(t, self._history)
+    ids = self._ids[self._indices]
+    data = self._prepare and self._thread.submit(self._prepare, t, ids).result
+    self._round = rounds_lib.Round(t, ids, self._journal, data=data)
+    return self._round
 
   def started(self) -> None:
     """Adds the drawn cohort to the history; call it after `Journal.start`.
 
     If there is a function `prepare`, the next cohort is drawn here.
     """
-    cohort = self._cohort
-    assert cohort is not None
-    cost_before = self._cost_of(cohort.indices)
+    self._cost -= self._cost_of(self._indices)
     # PRIVACY: A client of a burnt round may have been in a sum. The round
     # counts in the history as soon as it starts.
     # Guard: run_rounds_test.test_burnt_rounds_are_remembered.
-    self._history.record(cohort.round, cohort.indices)
-    if self._cost is not None and cost_before is not None:
-      self._cost += (self._cost_of(cohort.indices) or 0) - cost_before
-    self._next, self._cohort = cohort.round + 1, None
+    self._history.record(self._next, self._indices)
+    self._cost += self._cost_of(self._indices)
+    self._next, self._round = self._next + 1, None
     if self._prepare is not None and self._next < self._rounds:
       # If no cohort can be drawn, `draw` tries again and raises the error.
       with contextlib.suppress(cohorts.CohortError):
-        self._cohort = self._draw(self._next)
+        self.draw(self._next)
 
   @property
   def budget_left(self) -> Optional[float]:
@@ -367,21 +287,22 @@ class Cohorts:
 
     The share is computed without noise, so only the operator may see it.
     """
-    if self._cost is None or not isinstance(self._schema, participation.Budget):
+    schema = self._journal.plan.schema
+    if not isinstance(schema, participation.Budget):
       return None
-    return 1 - self._cost / (self._schema.known_costs.limit * len(self._ids))
+    return 1 - self._cost / (schema.known_costs.limit * len(self._ids))
 
-  def _cost_of(self, indices: np.ndarray) -> Optional[int]:
-    """Returns the total cost of the clients' rounds; None without a `Budget`.
+  def _cost_of(self, indices: np.ndarray) -> int:
+    """Returns the total cost of the clients' rounds; 0 without a `Budget`.
 
     Args:
       indices: [m] indices of the clients in the population.
     """
-    if not isinstance(self._schema, participation.Budget):
-      return None
-    costs, total = self._schema.known_costs, 0
+    schema, total = self._journal.plan.schema, 0
+    if not isinstance(schema, participation.Budget):
+      return 0
     for start in range(0, len(indices), _AT_A_TIME):
       history = self._history.for_clients(indices[start : start + _AT_A_TIME])
       assert history.rounds is not None
-      total += int(costs.total(history.rounds).sum())
+      total += int(schema.known_costs.total(history.rounds).sum())
     return total

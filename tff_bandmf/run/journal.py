@@ -22,11 +22,18 @@ import attrs
 import numpy as np
 import tree
 
-from tff_bandmf import _files, cohorts, errors, participation
+from tff_bandmf import (
+  _files,
+  clipping_norm,
+  cohorts,
+  errors,
+  participation,
+)
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.ledger import chain, counts
 from tff_bandmf.plan import plan as plan_lib
-from tff_bandmf.run import measurements as measurements_lib
+from tff_bandmf.run import measurements
+from tff_bandmf.run import noise_adder as noise_adder_lib
 from tff_bandmf.run_files import checkpoints, exports, metrics, run_json
 
 if TYPE_CHECKING:
@@ -82,6 +89,11 @@ class Journal:
   run_replay_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
+    plan: plan that the folder holds.
+    noise_adder: adds the noise of the run. After the end of the run, the noise
+      adder has a new random key, which no round uses.
+    position: the open round in files, and the fingerprint of each released sum.
+    ended: whether the run has ended.
     next: index of the open round or, between rounds, of the next round, integer
       >= 0. Only `burn` and `finish` change it.
     open_round: the open round; None between rounds.
@@ -97,12 +109,13 @@ class Journal:
   def __init__(
     self,
     directory: pathlib.Path,
+    plan: plan_lib.Plan,
     details: run_json.RunDetails,
     ledger: ledger_lib.Ledger,
     attempts: ledger_lib.Attempts,
     position: released_sums.Position,
     columns: Sequence[str],
-    measurements: measurements_lib.Measurements,
+    noise_adder: noise_adder_lib.NoiseAdder,
   ):
     """Initializes the journal at the latest checkpoint in the folder.
 
@@ -111,38 +124,50 @@ class Journal:
 
     Args:
       directory: folder of the run; this process has its lock.
+      plan: plan of the run.
       details: details of the run.
       ledger: open ledger of the run.
       attempts: attempts at each round in the ledger.
       position: files that state the open round of the run, and the fingerprint
         of each released sum.
-      columns: names of the columns of the rows of metrics.
-      measurements: measures each round, for its row.
+      columns: names of the columns of metrics that the program adds.
+      noise_adder: adds the noise of the run.
     """
+    self.plan, self.noise_adder, self.position = plan, noise_adder, position
     self._ledger = ledger
-    self._measurements = measurements
+    self._measurements = measurements.Measurements(plan)
     self.observe: Callable[[int, Mapping[str, float]], None] = lambda *_: None
     self.closed = False
     self.open_round: Optional[StartedRound] = None
-    self._directory = directory
+    self.directory = directory
     self._details = details
     self._enforced = details.enforced_digest(directory)
-    self._position = position
     self._checkpoints = checkpoints.Checkpoints(
       directory / run_json.CHECKPOINTS
     )
     latest = self._checkpoints.latest()
-    ended = counts.ended(attempts) is not None
-    self.next = ledger.next_round() if ended else latest
+    self.ended = counts.ended(attempts) is not None
+    self.next = ledger.next_round() if self.ended else latest
     self._first = self.next
     self._has_state = not latest
     self._states = _States()
-    self._rows: Optional[metrics.Metrics] = None
-    if ended:
+    adapts = clipping_norm.indicator_count(plan.l2_norm_clip)
+    self._released = metrics.RELEASED * adapts
+    if self.ended:
       metrics.check(directory, attempts)
     else:
-      self._rows = metrics.Metrics(directory, attempts, columns, latest)
-    self._released = [name for name in metrics.RELEASED if name in columns]
+      # PRIVACY: the size of a sampled cohort depends on whether a client is in
+      # the cohort, and the guarantee does not cover this size. The public file
+      # `metrics.csv` has no column for the size of a sampled cohort.
+      # Guard:
+      # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
+      names = (
+        *(('round', 'clients') if plan.sampled is None else ('round',)),
+        *self._released,
+        *self._measurements.columns,
+        *columns,
+      )
+      self._rows = metrics.Metrics(directory, attempts, names, latest)
     # PRIVACY: a replay with another clip than the first attempt would add the
     # same noise to a different sum, and the difference of the two releases
     # would have no noise. All attempts take the clip that the ledger has for
@@ -160,8 +185,8 @@ class Journal:
 
   def close(self) -> None:
     """Makes later calls fail, since another process may lock the folder."""
-    if self._rows is not None and self.next > self._first:
-      metrics.export_table(self._directory, self._ledger.contents().attempts)
+    if self.next > self._first:
+      metrics.export_table(self.directory, self._ledger.contents().attempts)
     self.closed = True
 
   def check_folder(self) -> None:
@@ -173,7 +198,7 @@ class Journal:
     # Guard: run_rounds_test.test_run_that_was_closed_does_nothing.
     if self.closed:
       raise errors.value_error(
-        f'run={self._directory}: is closed, and another process may use its '
+        f'run={self.directory}: is closed, and another process may use its '
         'folder; open the folder again with Run, and use the new object'
       )
 
@@ -201,21 +226,18 @@ class Journal:
     self._states.add(state)
     return state
 
-  def history(
-    self, ids: np.ndarray, before: int, schema: participation.Participation
-  ) -> cohorts.AnyHistory:
+  def history(self, ids: np.ndarray, before: int) -> cohorts.AnyHistory:
     """Returns the rounds below `before` in which each client took part.
 
     Args:
       ids: [N] indices or IDs of the population, ascending.
       before: index of a round; the result has only rounds below this index.
-      schema: participation schema of the plan.
 
     Raises:
       ValueError: the number of clients that took part and are missing from
         `ids` exceeds the note `clients_left` of the run.
     """
-    history, missing = self.ledger.population(ids, before, schema)
+    history, missing = self.ledger.population(ids, before, self.plan.schema)
     # PRIVACY: if the IDs of clients change with every start of the program, as
     # salted hashes do, the same people look like new clients and are drawn more
     # often than the schema allows. If the number of clients that took part and
@@ -241,15 +263,16 @@ class Journal:
     self.set_notes(population=len(ids) + missing, highest_client=highest)
     return history
 
-  def start(
-    self, entry: _StartedRound, rounds: Optional[int] = None
-  ) -> _StartedRound:
+  def start(self, entry: _StartedRound, rounds: int) -> _StartedRound:
     """Opens a round after the ledger has its cohort, and returns the round.
+
+    The ledger gets the number of rounds of the whole run, unless it is the
+    number of the plan, or the cohorts are a `Budget`, whose claim does not
+    depend on the number of rounds.
 
     Args:
       entry: the round.
-      rounds: number of rounds of the whole run, for the ledger; None if it is
-        the number of the plan.
+      rounds: number of rounds of the whole run.
     """
     if not self._has_state:
       raise errors.value_error(
@@ -257,14 +280,22 @@ class Journal:
         'rounds, and this state was not restored; call '
         'state = run.restore(process) first'
       )
+    by_budget = isinstance(self.plan.schema, participation.Budget)
+    # PRIVACY: A run may stop because of its model. If the claim counted only
+    # the rounds until then, epsilon could be too small. A round states fewer
+    # rounds than planned only if the loop must stop after them.
+    # Guards:
+    # run_until_test.test_run_that_stops_after_one_round_claims_all_rounds and
+    # run_until_test.test_stop_that_was_moved_claims_all_planned_rounds.
+    stated = None if by_budget or rounds >= self.plan.rounds else rounds
     # PRIVACY: if the round opened before the ledger had its cohort, a crash
     # after a release could leave a ledger without the cohort, and the claim
     # would not count these clients. The ledger gets the cohort first.
     # Guard: run_replay_test.test_round_is_in_the_ledger_before_it_runs.
     entry.attempts = self.ledger.start_round(
-      entry.index, entry.cohort, self._enforced, rounds
+      entry.index, entry.cohort, self._enforced, stated
     )
-    self._position.open(
+    self.position.open(
       entry.index,
       len(entry.attempts),
       len(entry.cohort),
@@ -276,7 +307,7 @@ class Journal:
     )
     self.open_round = entry
     self._measurements.start()
-    errors.LOGGER.debug('%s: round %d starts', self._directory, entry.index)
+    errors.LOGGER.debug('%s: round %d starts', self.directory, entry.index)
     return entry
 
   def check_open(self, entry: StartedRound) -> None:
@@ -304,7 +335,7 @@ class Journal:
     try:
       yield
     except Exception as error:
-      marks = self._position.released(entry.index)
+      marks = self.position.released(entry.index)
       if _is_burnt(entry.attempts, marks):
         self.burn(entry.index)
         entry.burnt = True
@@ -314,46 +345,33 @@ class Journal:
         raise
       raise refused from error
 
-  def sync(self) -> None:
-    """Waits until the file with the fingerprint of the sum is on the disk."""
-    self._position.sync()
-
   def finish(
     self,
     entry: StartedRound,
     state: object,
-    z_stddev: float,
     shown: Mapping[str, Any],
-    released: Mapping[str, float],
     measured: object,
-    flag: Optional[str],
   ) -> None:
     """Makes the end of a round durable.
 
     Args:
       entry: the open round.
       state: state of the learning process after the round.
-      z_stddev: standard deviation of an entry of z, see `NoiseAdder.z_stddev`;
-        0 for a plan without noise.
       shown: {column of the program: public number} for the round's row in
         `metrics.csv`.
-      released: {column: released value} of an adaptive clip. The values may be
-        in `measured` instead.
       measured: measurements of the process, in any structure. Measurements
         without noise are written only to `private/`.
-      flag: `chain.DIRECT` or `chain.EXAMINED`; None if the learning process of
-        the round was not checked.
 
     Raises:
       ValueError: the round is not open, released nothing, or had different sums
         in two attempts; the state does not follow from the round; or a number
         has a forbidden name.
     """
-    t = entry.index
+    t, z_stddev = entry.index, self.noise_adder.z_stddev
     self.check_open(entry)
     checkpoints.arrays(state)
     attempt = len(entry.attempts)
-    marks = self._position.released(t)
+    marks = self.position.released(t)
     fingerprint = dict(marks).get(attempt)
     # PRIVACY: if the round released no sum with noise, the state after the
     # round may contain updates without noise. The end of a round without a
@@ -386,7 +404,7 @@ class Journal:
       for path, value in tree.flatten_with_path(measured)
       if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
     }
-    rows, clients = self._open_rows, len(entry.cohort)
+    rows, clients = self._rows, len(entry.cohort)
     own = self._measurements.cells(t)
     # The released values of an adaptive clip have noise, so they may be public.
     by_process = {
@@ -395,8 +413,8 @@ class Journal:
     }
     metrics.check_names('metrics', numbers)
     rows.check_shown(shown)
-    cells = {**own, **by_process, **released, **shown}
-    updates = self._position.updates(t)
+    cells = {**own, **by_process, **self.noise_adder.released(t), **shown}
+    updates = self.position.updates(t)
     entry.updates, entry.without_effect = updates.get(attempt, (None, None))
     row = rows.row({'round': t, 'clients': clients, **cells})
     hidden = {name: value for name, value in own.items() if name not in row}
@@ -406,8 +424,7 @@ class Journal:
       name: float(cells[name]) for name in self._released if cells[name] != ''
     }
     flags = _incomplete(updates, clients, [attempt] * bool(z_stddev))
-    if flag is not None:
-      flags.append(flag)
+    flags += self.noise_adder.flags(t)
     # PRIVACY: the ledger's digest of a row shows whether the row was edited. If
     # the public row were written first, a crash could leave it without a
     # digest, and nobody would notice an edit. The ledger is written first.
@@ -443,16 +460,10 @@ class Journal:
     entry.finished = True
     self.open_round = None
     self.next = t + 1
-    self._position.close()
-    self._position.forget(t)
-    errors.LOGGER.info('%s: round %d is over', self._directory, t)
+    self.position.close()
+    self.position.forget(t)
+    errors.LOGGER.info('%s: round %d is over', self.directory, t)
     self.observe(t, {**metrics.numbers(row), **private})
-
-  @property
-  def _open_rows(self) -> metrics.Metrics:
-    """The rows of metrics of a run that has not ended."""
-    assert self._rows is not None
-    return self._rows
 
   def set_notes(self, **notes: Any) -> None:
     """Changes notes on the run; see `run_json.NOTES`."""
@@ -472,18 +483,24 @@ class Journal:
     if sentence not in sentences:
       self.set_notes(**{name: [*sentences, sentence]})
 
-  def end(self, results: Mapping[str, float], plan: plan_lib.Plan) -> None:
+  def end(self, results: Mapping[str, float]) -> None:
     """Records the results of a run whose rounds are over, and exports them."""
-    ledger = self.ledger
-    ledger.record_end({name: float(results[name]) for name in results})
-    for path, content in exports.check(self._directory, plan, ledger.ended()):
+    self.ledger.record_end({name: float(results[name]) for name in results})
+    self.export()
+    self.set_notes(key_after='kept when the run ended')
+    self.ended = True
+
+  def export(self) -> None:
+    """Checks the exports of the plan and ledger, and writes missing ones."""
+    ended = self.ledger.ended()
+    for path, content in exports.check(self.directory, self.plan, ended):
       _files.write_json(path, content)
 
   def fail_open_round(self) -> None:
     """Closes an open round, and records its failure in the ledger."""
     if self.open_round is not None:
       t, self.open_round = self.open_round.index, None
-      self._position.close()
+      self.position.close()
       # If `finish` failed on a full disk, the ledger may already have the end
       # of the round.
       if self.ledger.attempts(t)[-1].outcome == 'started':
@@ -505,8 +522,8 @@ class Journal:
     # Guard:
     # run_interrupted_test.test_undrawn_round_is_burnt_by_every_way.
     replays = replays and self._details.population is not None
-    while attempts := self.ledger.attempts(self.next):
-      marks = self._position.released(self.next)
+    while not self.ended and (attempts := self.ledger.attempts(self.next)):
+      marks = self.position.released(self.next)
       if replays and not _is_burnt(attempts, marks):
         break
       self.burn(self.next)
@@ -518,17 +535,16 @@ class Journal:
     # burnt.
     if self._checkpoints.latest() <= t:
       clients = self.ledger.cohort_size(t)
-      rows = self._open_rows
-      row = rows.row({'round': t, 'clients': clients})
-      released = [attempt for attempt, _ in self._position.released(t)]
-      rows.write(row, {})
+      row = self._rows.row({'round': t, 'clients': clients})
+      released = [attempt for attempt, _ in self.position.released(t)]
+      self._rows.write(row, {})
       self.ledger.abandon_round(
         t,
         metrics.digest(row),
-        _incomplete(self._position.updates(t), clients, released),
+        _incomplete(self.position.updates(t), clients, released),
       )
-      rows.export(row)
-      errors.LOGGER.warning('%s: round %d is burnt', self._directory, t)
+      self._rows.export(row)
+      errors.LOGGER.warning('%s: round %d is burnt', self.directory, t)
     self.next = t + 1
 
 

@@ -157,11 +157,11 @@ class NoiseAdder:
       return None
     return self._plan.warning(query.record_dimension(specs))
 
-  def flag(self, t: int) -> Optional[str]:
-    """Returns the flag of round t: DIRECT or EXAMINED of `chain`.
+  def flags(self, t: int) -> list[str]:
+    """Returns a list of the flag of round t: DIRECT or EXAMINED of `chain`.
 
     The flag is DIRECT if `release` ran the round, and EXAMINED if a checked
-    learning process ran it. The result is None if the process was unchecked.
+    learning process ran it. The list is empty if the process was unchecked.
     """
     # PRIVACY: a learning process may release a mean of updates that bypasses
     # the aggregator and its noise, and the claim does not cover this mean. The
@@ -169,11 +169,11 @@ class NoiseAdder:
     # round with a process lacks the flag, the report begins with a warning.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     if self._released[0] == t:
-      return chain.DIRECT
+      return [chain.DIRECT]
     # PRIVACY: An unchecked process may release updates without noise. Its round
     # gets no flag.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
-    return chain.EXAMINED if self._process_was_checked else None
+    return [chain.EXAMINED] if self._process_was_checked else []
 
   @property
   def z_stddev(self) -> float:

@@ -6,28 +6,21 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import attrs
 
-from tff_bandmf import _files, clipping_norm, errors, participation, report
+from tff_bandmf import errors, participation, report
 from tff_bandmf.ledger import counts
-from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements, released_sums
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
 from tff_bandmf.run import journal as journal_lib
-from tff_bandmf.run import measurements
 from tff_bandmf.run import noise_adder as noise_adder_lib
-from tff_bandmf.run_files import (
-  exports,
-  folder,
-  metrics,
-  run_json,
-  run_ledger,
-)
+from tff_bandmf.run_files import folder, metrics, run_json, run_ledger
 
 # Remedy in the errors of a run that has no rounds left.
 MORE_ROUNDS = (
@@ -61,45 +54,23 @@ class RunOptions:
     metrics.check_names('columns', self.columns)
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenFolder:
-  """The contents of a run's folder, which this process has locked.
-
-  Attributes:
-    plan: plan that the folder holds.
-    rounds: number of rounds of the run, the default of the argument `rounds` of
-      `Run.rounds`, `Run.train` and `Run.train_model`. The number exceeds
-      `plan.rounds` if the run was opened with a plan of more rounds.
-    ended: whether the run has ended.
-    sampling_key: key by which cohorts are sampled; None if the plan's cohorts
-      are not sampled, or if the run has ended.
-    journal: journal of the run.
-    noise_adder: adds the noise of the run. After the end of the run, the noise
-      adder has a new random key, which no round uses.
-  """
-
-  plan: plan_lib.Plan
-  rounds: int
-  ended: bool
-  sampling_key: Optional[key_lib.Key]
-  journal: journal_lib.Journal
-  noise_adder: noise_adder_lib.NoiseAdder
-
-
 @contextlib.contextmanager
 def open_folder(
   directory: pathlib.Path,
   plan: plan_lib.Plan,
-  *,
   ledger: Optional[Union[str, os.PathLike]],
   after: Sequence[Union[str, os.PathLike]],
   moved: bool,
   ledger_head: Optional[str],
   options: RunOptions,
-) -> Iterator[OpenFolder]:
-  """Yields the folder of a new, a resumed or an ended run; see `Run`."""
+) -> Iterator[tuple[journal_lib.Journal, Optional[key_lib.Key]]]:
+  """Yields the journal of a new, a resumed or an ended run; see `Run`.
+
+  The second value is the key by which cohorts are sampled. It is None if the
+  plan's cohorts are not sampled, or if the run has ended.
+  """
   with folder.locked(directory), contextlib.ExitStack() as stack:
-    rounds, plan = plan.rounds, _load_or_save_plan(directory, plan)
+    plan = _load_or_save_plan(directory, plan)
     if ledger is not None:
       run_ledger.set_location(directory, ledger)
     stored, open_ledger, contents, ended = None, None, None, False
@@ -147,70 +118,48 @@ def open_folder(
       # line closes the round.
       # Guard: run_replay_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
-    # PRIVACY: the size of a sampled cohort depends on whether a client is in
-    # the cohort, and the guarantee does not cover this size. The public file
-    # `metrics.csv` has no column for the size of a sampled cohort.
-    # Guard: run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
-    columns = (
-      *(('round', 'clients') if plan.sampled is None else ('round',)),
-      *metrics.RELEASED * clipping_norm.indicator_count(plan.l2_norm_clip),
-      *(measured := measurements.Measurements(plan)).columns,
-      *options.columns,
-    )
     folder.check_releases(directory, contents.attempts)
-    _check_head(open_ledger, ledger_head)
-    journal = journal_lib.Journal(
-      directory,
-      details,
-      open_ledger,
-      contents.attempts,
-      position,
-      columns,
-      measured,
-    )
-    for path, content in exports.check(
-      directory, plan, counts.ended(contents.attempts)
+    # PRIVACY: a folder whose files were all restored to an earlier moment can
+    # pass every other check. The rounds since that moment would run again, with
+    # the same noise and perhaps different sums. If the user noted a head of the
+    # ledger's chain outside of the folder, a ledger without this head is
+    # refused.
+    # Guard:
+    # run_folder_test.test_folder_that_was_restored_lacks_the_noted_head.
+    if ledger_head is not None and not (
+      re.fullmatch('[0-9a-f]{64}', str(ledger_head))
+      and open_ledger.has_head(ledger_head)
     ):
-      _files.write_json(path, content)
-    if not ended:
-      journal.settle()
-    noise_adder = noise_adder_lib.NoiseAdder(
-      plan,
-      lambda: placements.Tape(
+      raise errors.value_error(
+        f'ledger_head={ledger_head}: is not a head that this ledger has had: '
+        'its folder was restored to an earlier moment, or belongs to another '
+        'run; restore the latest files, all of the same moment, or start a new '
+        'run and count all rounds of this run'
+      )
+
+    def tape() -> placements.Tape:
+      return placements.Tape(
         key=keys.noise,
         start_round=journal.next,
         position=position,
         max_memory_bytes=options.max_memory_bytes,
         memory_copies=plan.copies,
         definition=None if ended else directory / run_json.DEFINITION,
-      ),
+      )
+
+    journal = journal_lib.Journal(
+      directory,
+      plan,
+      details,
+      open_ledger,
+      contents.attempts,
+      position,
+      options.columns,
+      noise_adder_lib.NoiseAdder(plan, tape),
     )
-    yield OpenFolder(plan, rounds, ended, keys.sampling, journal, noise_adder)
-
-
-def _check_head(ledger: ledger_lib.Ledger, head: Optional[str]) -> None:
-  """Raises ValueError if the ledger never had the head that the user noted.
-
-  Args:
-    ledger: open ledger of the run.
-    head: value of `Run.ledger_head` that the user noted at an earlier time; if
-      None, nothing is compared.
-  """
-  # PRIVACY: a folder whose files were all restored to an earlier moment can
-  # pass every other check. The rounds since that moment would run again, with
-  # the same noise and perhaps different sums. If the user noted a head of the
-  # ledger's chain outside of the folder, a ledger without this head is refused.
-  # Guard:
-  # run_folder_test.test_folder_that_was_restored_lacks_the_head_that_was_noted.
-  if head is not None and not (
-    run_json.is_head(head) and ledger.has_head(head)
-  ):
-    raise errors.value_error(
-      f'ledger_head={head}: is not a head that this ledger has had: its folder '
-      'was restored to an earlier moment, or belongs to another run; restore '
-      'the latest files, all of the same moment, or start a new run and count '
-      'all rounds of this run'
-    )
+    journal.export()
+    journal.settle()
+    yield journal, keys.sampling
 
 
 def run_details(

@@ -12,7 +12,6 @@ import numpy as np
 from tff_bandmf import _checks, errors
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import journal as journal_lib
-from tff_bandmf.run import noise_adder as noise_adder_lib
 
 _Output = TypeVar('_Output')
 _State = TypeVar('_State')
@@ -42,15 +41,17 @@ def number_of_rounds(
   plan: plan_lib.Plan,
   rounds: Optional[int],
   until: Optional[Epsilon],
+  default: int,
   name: str = 'rounds',
-) -> Optional[int]:
-  """Returns the number of rounds of a whole run; None if no argument gives it.
+) -> int:
+  """Returns the number of rounds of a whole run.
 
   Args:
     plan: plan of the run.
     rounds: number of rounds, at least 1 and at most the rounds of the strategy.
     until: epsilon from which the number follows if `rounds` is None, at least
       the epsilon of the first round.
+    default: result if both are None.
     name: name of `rounds` for the message.
 
   Raises:
@@ -70,7 +71,7 @@ def number_of_rounds(
       )
     return plan.rounds_within(until.value)
   if rounds is None:
-    return None
+    return default
   rounds = _checks.count(name, rounds, 'rounds of the whole run')
   # PRIVACY: the claim covers only the rounds of the strategy, and in a later
   # round a client could take part more often than the claim counts. A number of
@@ -115,13 +116,12 @@ class Round(journal_lib.StartedRound):
   """
 
   _journal: journal_lib.Journal
-  _noise_adder: noise_adder_lib.NoiseAdder
   refused: int = attrs.field(default=0, kw_only=True)
-  _data: Callable[[], Any] = attrs.field(default=lambda: None, kw_only=True)
+  _data: Optional[Callable[[], Any]] = attrs.field(default=None, kw_only=True)
 
   @property
   def data(self) -> Any:
-    return self._data()
+    return self._data and self._data()
 
   def attempt(self, function: Callable[[], _Output]) -> Optional[_Output]:
     """Returns the result of a function, or None if its call burnt the round.
@@ -158,15 +158,7 @@ class Round(journal_lib.StartedRound):
       ValueError: the round is not open, released nothing, or is burnt; or
         `state` is not a state after the round.
     """
-    self._journal.finish(
-      self,
-      state,
-      self._noise_adder.z_stddev,
-      shown or {},
-      self._noise_adder.released(self.index),
-      metrics,
-      self._noise_adder.flag(self.index),
-    )
+    self._journal.finish(self, state, shown or {}, metrics)
     return state
 
   def release(self, updates: Iterable[_Update], like: _Update) -> _Update:
@@ -191,10 +183,10 @@ class Round(journal_lib.StartedRound):
     # PRIVACY: After a run is closed, it has no lock, so another process may
     # release the same round. A round of a closed run is refused.
     # Guard: run_rounds_test.test_run_that_was_closed_does_nothing.
-    self._journal.check_open(self)
-    clip = self._journal.l2_norm_clip
-    mean = self._noise_adder.release(
-      self.index, len(self.cohort), updates, like, clip
+    journal = self._journal
+    journal.check_open(self)
+    mean = journal.noise_adder.release(
+      self.index, len(self.cohort), updates, like, journal.l2_norm_clip
     )
     # PRIVACY: the caller may publish this mean. After a power cut before
     # `finish`, the replay of the round could add the same noise to a second
@@ -202,5 +194,5 @@ class Round(journal_lib.StartedRound):
     # a fingerprint of the first sum is on the disk before this method returns
     # the mean. A replay whose sum has another fingerprint is refused.
     # Guard: run_replay_test.test_mark_is_on_the_disk_before_the_mean.
-    self._journal.sync()
+    journal.position.sync()
     return mean

@@ -102,27 +102,21 @@ class Run:
     self._keep_key = keep_key
     self._warned: set[str] = set()
     self._spellings = names_lib.Spellings()
+    # The number of rounds of the run, if `rounds` and similar methods do not
+    # get another number. It exceeds the number in the folder if the run was
+    # opened with a plan of more rounds.
+    self._rounds = plan.rounds
     self._budget_left: Optional[float] = None
     self._stopped = False
-    self._as_drawn: Optional[Callable[[int], bool]] = None
+    self._sampled: Optional[clients_lib.SampledCohorts] = None
     self._stack = contextlib.ExitStack()
-    opened = self._stack.enter_context(
+    self._journal, self._sampling_key = self._stack.enter_context(
       opening.open_folder(
-        self.directory,
-        plan,
-        ledger=ledger,
-        after=after,
-        moved=moved,
-        ledger_head=ledger_head,
-        options=options,
+        self.directory, plan, ledger, after, moved, ledger_head, options
       )
     )
-    self._plan = opened.plan
-    self._rounds = opened.rounds
-    self._ended = opened.ended
-    self._sampling_key = opened.sampling_key
-    self._journal = opened.journal
-    self._noise_adder = opened.noise_adder
+    self._plan = self._journal.plan
+    self._noise_adder = self._journal.noise_adder
 
   def __enter__(self) -> Run:
     return self
@@ -143,7 +137,7 @@ class Run:
   def _end_noise(self) -> None:
     """Ends the noise producers, and destroys the keys if the run has ended."""
     self._noise_adder.close()
-    if self._ended and not self._keep_key:
+    if self._journal.ended and not self._keep_key:
       # PRIVACY: a person with the noise key can subtract the noise from the
       # model. With the sampling key a person can compute the cohorts, which
       # amplification assumes to be secret. Both keys of an ended run are
@@ -174,7 +168,7 @@ class Run:
       ValueError: the next state depends on values that bypass the aggregator.
     """
     bypasses = self._noise_adder.check(process)
-    if not self._ended:
+    if not self._journal.ended:
       self.note(process=bypasses)
     return process
 
@@ -280,14 +274,13 @@ class Run:
     """
     plan, journal = self._plan, self._journal
     last = self._last(rounds, until)
-    if not self._ended:
-      journal.settle()
-    if self._ended or journal.next >= last:
+    journal.settle()
+    if journal.ended or journal.next >= last:
       remedy = opening.MORE_ROUNDS
-      if last < plan.strategy.rounds and not self._ended:
+      if last < plan.strategy.rounds and not journal.ended:
         remedy = f'for more, give rounds=, at most {plan.strategy.rounds}'
       errors.notice(f'All {last} rounds are done; {remedy}.', logging.INFO)
-    if self._ended:
+    if journal.ended:
       return
     ids = clients_lib.population(clients)
     if ids.dtype.kind == 'U':
@@ -295,25 +288,20 @@ class Run:
       # rounds each. The program gets a warning.
       # Guard: run_rounds_test.test_names_alike_are_named_at_the_start_of_a_run.
       self._warn_of_names(names_lib.alike(ids.tolist()))
-    source = clients_lib.cohort_source(
-      plan, self._sampling_key, ids, seed, last
-    )
-    if isinstance(source, clients_lib.SampledCohorts):
-      source.check_population(
-        self.directory / run_json.POPULATION, not journal.ledger.attempts(0)
+    source: clients_lib.CohortSource
+    if self._sampling_key is not None:
+      source = self._sampled = clients_lib.SampledCohorts(
+        journal, self._sampling_key, ids
       )
-      source.check_last(journal.ledger, journal.next)
-      self._as_drawn = functools.partial(source.as_drawn, journal.ledger)
-    with clients_lib.Cohorts(
-      journal, source, ids, last, prepare, plan.schema
-    ) as cohorts:
+    else:
+      plan.check_population(len(ids))
+      source = cohorts_lib.CohortSampler(
+        len(ids), plan.clients_per_round, last, plan.schema, seed
+      )
+    with clients_lib.Cohorts(journal, source, ids, last, prepare) as cohorts:
       while journal.next < last and not self._stopped:
         t = journal.next
-        cohort, data = cohorts.draw(t)
-        open_round = journal.start(
-          rounds_lib.Round(t, cohort, journal, self._noise_adder, data=data),
-          self._stated(last),
-        )
+        open_round = journal.start(cohorts.draw(t), last)
         cohorts.started()
         self._budget_left = cohorts.budget_left
         # PRIVACY: the sum of the updates of more than `most_clients` clients
@@ -321,7 +309,7 @@ class Run:
         # round with more clients is burnt and releases nothing.
         # Guard:
         # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
-        if len(cohort) > plan.most_clients:
+        if len(open_round.cohort) > plan.most_clients:
           journal.burn(t)
           continue
         yield open_round
@@ -373,7 +361,7 @@ class Run:
     # clients of a later round would not be counted. A round of an ended run is
     # refused before anything is written.
     # Guard: run_interrupted_test.test_ended_run_is_as_it_was_after_every_call.
-    if self._ended or self._stopped:
+    if journal.ended or self._stopped:
       raise errors.value_error(
         f'round={journal.next}: comes after the end of the run; '
         f'{opening.MORE_ROUNDS}'
@@ -421,10 +409,7 @@ class Run:
     # run_interrupted_test.test_undrawn_round_is_not_taken_for_a_drawn_one.
     self.note(population=None, highest_client=None)
     open_round = journal.start(
-      rounds_lib.Round(
-        t, admitted, journal, self._noise_adder, refused=refused
-      ),
-      self._stated(last),
+      rounds_lib.Round(t, admitted, journal, refused=refused), last
     )
     try:
       yield open_round
@@ -576,7 +561,7 @@ class Run:
 
     An interrupted round that can be replayed counts as remaining.
     """
-    if self._ended or self._stopped:
+    if self._journal.ended or self._stopped:
       return 0
     return max(self._rounds - self._journal.next, 0)
 
@@ -588,26 +573,6 @@ class Run:
     """
     self._stopped = True
 
-  def _stated(self, last: int) -> Optional[int]:
-    """Returns the number of rounds that a round states in the ledger.
-
-    Args:
-      last: number of rounds of the whole run.
-
-    Returns:
-      `last`, or None if it is the number of the plan, or if the cohorts are a
-      `Budget`, whose claim does not depend on the number of rounds.
-    """
-    plan = self._plan
-    by_budget = isinstance(plan.schema, participation.Budget)
-    # PRIVACY: A run may stop because of its model. If the claim counted only
-    # the rounds until then, epsilon could be too small. A round states fewer
-    # rounds than planned only if the loop must stop after them.
-    # Guards:
-    # run_until_test.test_run_that_stops_after_one_round_claims_all_rounds and
-    # run_until_test.test_stop_that_was_moved_claims_all_planned_rounds.
-    return None if by_budget or last >= plan.rounds else last
-
   def _last(
     self, rounds: Optional[int], until: Optional[rounds_lib.Epsilon]
   ) -> int:
@@ -615,9 +580,7 @@ class Run:
 
     If `until` is given, `rounds_left` and `record` use this number from now on.
     """
-    last = rounds_lib.number_of_rounds(self._plan, rounds, until)
-    if last is None:
-      return self._rounds
+    last = rounds_lib.number_of_rounds(self._plan, rounds, until, self._rounds)
     if until is not None:
       self._rounds = last
     return last
@@ -669,7 +632,7 @@ class Run:
     # manager may publish them. The report names each manager that gets metrics.
     # Guard: train_model_test.test_what_managers_get_is_named.
     for name, sentence in _UNNOISED_MANAGERS.items():
-      if program.get(name) is not None and not self._ended:
+      if program.get(name) is not None and not self._journal.ended:
         self.note_side_release(sentence)
     last = self._last(rounds, until)
     remaining = self.rounds(clients=clients, seed=seed, rounds=last)
@@ -735,13 +698,14 @@ class Run:
     # early only after a call of `stop`, which does not reduce the claim.
     # Guard: run_rounds_test.test_run_is_not_recorded_before_its_last_round.
     least = 1 if by_budget or self._stopped else least
-    if self._journal.next < least and not self._ended:
+    journal = self._journal
+    if journal.next < least and not journal.ended:
       raise errors.value_error(
-        f'record=round {self._journal.next}: comes before the last of '
+        f'record=round {journal.next}: comes before the last of '
         f'{least} rounds; call run.record when all rounds are done, or '
         'run.stop() before it to stop here'
       )
-    if self._ended:
+    if journal.ended:
       recorded = self.results or {}
       for name, value in results.items():
         if not math.isclose(
@@ -753,14 +717,12 @@ class Run:
             'once'
           )
     else:
-      journal = self._journal
       if journal.open_round is None:
         journal.settle(replays=False)
-      if self._as_drawn is not None:
-        journal.ledger.record_drawn(self._as_drawn(journal.next))
-      journal.end(results, self._plan)
-      self.note(key_after='kept when the run ended')
-      self._ended = True
+      if self._sampled is not None:
+        as_drawn = self._sampled.as_drawn(range(journal.next))
+        journal.ledger.record_drawn(as_drawn)
+      journal.end(results)
       self._end_noise()
 
   @property
@@ -813,7 +775,7 @@ class Run:
     Raises:
       ValueError: the run has not ended, and needs the key to admit clients.
     """
-    if not self._ended:
+    if not self._journal.ended:
       raise errors.value_error(
         f'erase_identifiers=round {self._journal.next}: comes before the end '
         'of the run, and without the key every client would look new; call '

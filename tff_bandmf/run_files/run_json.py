@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
 import unicodedata
 from collections.abc import Mapping
 from typing import (
@@ -98,7 +97,6 @@ _Identity = Annotated[str, msgspec.Meta(pattern=r'^[0-7][0-9a-f]{15}\Z')]
 Predecessor = Annotated[
   dict[Literal['run', 'run_id'], str], msgspec.Meta(min_length=2)
 ]
-_HEAD = re.compile('[0-9a-f]{64}')
 
 
 def _note(default: object = None) -> Any:
@@ -399,11 +397,6 @@ NOTES, _FIXED = (
   for changes in (True, False)
 )
 _TYPES = get_type_hints(RunDetails, include_extras=True)
-
-
-def is_head(text: object) -> bool:
-  """Returns whether a text is 64 hexadecimal digits, like a chain's head."""
-  return isinstance(text, str) and bool(_HEAD.fullmatch(text))
 
 
 def check_visible(notes: Mapping[str, Any]) -> None:
