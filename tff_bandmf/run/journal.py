@@ -22,13 +22,7 @@ import attrs
 import numpy as np
 import tree
 
-from tff_bandmf import (
-  _files,
-  clipping_norm,
-  cohorts,
-  errors,
-  participation,
-)
+from tff_bandmf import _files, cohorts, errors, participation
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.ledger import chain, counts
 from tff_bandmf.plan import plan as plan_lib
@@ -69,9 +63,6 @@ class StartedRound:
   attempts: Sequence[ledger_lib.Attempt] = attrs.field(default=(), init=False)
   updates: Optional[int] = attrs.field(default=None, init=False)
   without_effect: Optional[int] = attrs.field(default=None, init=False)
-
-
-_StartedRound = TypeVar('_StartedRound', bound=StartedRound)
 
 
 class Journal:
@@ -151,23 +142,11 @@ class Journal:
     self._first = self.next
     self._has_state = not latest
     self._states = _States()
-    adapts = clipping_norm.indicator_count(plan.l2_norm_clip)
-    self._released = metrics.RELEASED * adapts
+    columns = (*self._measurements.columns, *columns)
     if self.ended:
       metrics.check(directory, attempts)
     else:
-      # PRIVACY: the size of a sampled cohort depends on whether a client is in
-      # the cohort, and the guarantee does not cover this size. The public file
-      # `metrics.csv` has no column for the size of a sampled cohort.
-      # Guard:
-      # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
-      names = (
-        *(('round', 'clients') if plan.sampled is None else ('round',)),
-        *self._released,
-        *self._measurements.columns,
-        *columns,
-      )
-      self._rows = metrics.Metrics(directory, attempts, names, latest)
+      self._rows = metrics.Metrics(directory, attempts, columns, latest)
     # PRIVACY: a replay with another clip than the first attempt would add the
     # same noise to a different sum, and the difference of the two releases
     # would have no noise. All attempts take the clip that the ledger has for
@@ -263,8 +242,8 @@ class Journal:
     self.set_notes(population=len(ids) + missing, highest_client=highest)
     return history
 
-  def start(self, entry: _StartedRound, rounds: int) -> _StartedRound:
-    """Opens a round after the ledger has its cohort, and returns the round.
+  def start(self, entry: StartedRound, rounds: int) -> None:
+    """Opens a round after the ledger has its cohort.
 
     The ledger gets the number of rounds of the whole run, unless it is the
     number of the plan, or the cohorts are a `Budget`, whose claim does not
@@ -308,7 +287,6 @@ class Journal:
     self.open_round = entry
     self._measurements.start()
     errors.LOGGER.debug('%s: round %d starts', self.directory, entry.index)
-    return entry
 
   def check_open(self, entry: StartedRound) -> None:
     """Raises ValueError unless `entry` is the open round."""
@@ -407,22 +385,21 @@ class Journal:
     rows, clients = self._rows, len(entry.cohort)
     own = self._measurements.cells(t)
     # The released values of an adaptive clip have noise, so they may be public.
-    by_process = {
-      name: numbers.pop(f'aggregator/released/{name}', '')
-      for name in self._released
+    released = {
+      name: numbers.pop(f'aggregator/released/{name}')
+      for name in self._measurements.released
+      if f'aggregator/released/{name}' in numbers
     }
+    released.update(self.noise_adder.released(t))
     metrics.check_names('metrics', numbers)
     rows.check_shown(shown)
-    cells = {**own, **by_process, **self.noise_adder.released(t), **shown}
+    cells = {**own, **released, **shown}
     updates = self.position.updates(t)
     entry.updates, entry.without_effect = updates.get(attempt, (None, None))
     row = rows.row({'round': t, 'clients': clients, **cells})
     hidden = {name: value for name, value in own.items() if name not in row}
     private = {**hidden, **numbers}
     rows.write(row, {name: repr(value) for name, value in private.items()})
-    released = {
-      name: float(cells[name]) for name in self._released if cells[name] != ''
-    }
     flags = _incomplete(updates, clients, [attempt] * bool(z_stddev))
     flags += self.noise_adder.flags(t)
     # PRIVACY: the ledger's digest of a row shows whether the row was edited. If

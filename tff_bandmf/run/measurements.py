@@ -1,7 +1,12 @@
-"""The columns of `metrics.csv` that follow from the plan and the process.
+"""The columns of `metrics.csv` that the run itself writes.
 
 | column             | value after round t                                   |
 |--------------------|-------------------------------------------------------|
+| `round`            | t                                                     |
+| `clients`          | number of clients in the cohort                       |
+| `l2_norm_clip`     | released clip of round t + 1, if the clip adapts      |
+| `fraction`         | released share of the updates whose norms are below   |
+|                    | the clip, with noise, if the clip adapts              |
 | `epsilon`          | epsilon of the first t + 1 rounds at the delta of the |
 |                    | plan, see `Plan.spent`                                |
 | `planned_epsilon`  | epsilon of all planned rounds; if cohorts are         |
@@ -12,9 +17,10 @@
 | `seconds`          | duration of round t                                   |
 | `memory_mib`       | largest memory that the process has used, in MiB      |
 
-The first four columns follow from the plan, and cost no privacy. The last two
-depend on the clients, and the report lists them. If the clip adapts, there is
-no `clip` and no `noise_stddev`: `l2_norm_clip` has the clip of the next round.
+The columns from `epsilon` to `noise_stddev` follow from the plan, and cost no
+privacy. The columns `clients`, `seconds` and `memory_mib` depend on the
+clients, and the report lists them. If the clip adapts, there is no `clip` and
+no `noise_stddev`.
 """
 
 from __future__ import annotations
@@ -34,20 +40,31 @@ class Measurements:
   """Measures the rounds of a run.
 
   Attributes:
+    released: names of the columns of values that an adaptive clip releases.
     columns: names of the columns of `metrics.csv`.
   """
 
   def __init__(self, plan: plan_lib.Plan):
     self._plan = plan
-    self._adaptive = clipping_norm.indicator_count(plan.l2_norm_clip) > 0
     self._began = time.perf_counter()
-    # PRIVACY: amplification assumes that nobody knows the size of a sampled
-    # cohort, and the duration and the memory of a round grow with this size.
-    # `metrics.csv` of a run with sampled cohorts has neither.
-    # Guard: run_metrics_test.test_sampled_run_shows_no_time_and_no_memory.
+    adapts = clipping_norm.indicator_count(plan.l2_norm_clip)
+    self.released = metrics.RELEASED * adapts
+    self._epsilon = 'epsilon' if plan.sampled is None else 'planned_epsilon'
     self.columns = (
-      'epsilon' if plan.sampled is None else 'planned_epsilon',
-      *(() if self._adaptive else ('clip', 'noise_stddev')),
+      'round',
+      # PRIVACY: the size of a sampled cohort depends on whether a client is in
+      # the cohort, and the guarantee does not cover this size. The public file
+      # `metrics.csv` has no column for the size of a sampled cohort.
+      # Guard:
+      # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
+      *(('clients',) if plan.sampled is None else ()),
+      *self.released,
+      self._epsilon,
+      *(() if adapts else ('clip', 'noise_stddev')),
+      # PRIVACY: amplification assumes that nobody knows the size of a sampled
+      # cohort, and the duration and the memory of a round grow with this size.
+      # `metrics.csv` of a run with sampled cohorts has neither.
+      # Guard: run_metrics_test.test_sampled_run_shows_no_time_and_no_memory.
       *(metrics.BY_COHORT if plan.sampled is None else ()),
     )
 
@@ -70,8 +87,8 @@ class Measurements:
       'memory_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     if epsilon is not None:
-      cells[self.columns[0]] = epsilon
-    if not self._adaptive:
+      cells[self._epsilon] = epsilon
+    if not self.released:
       cells['clip'] = plan.clip
       if t < plan.rounds:
         cells['noise_stddev'] = float(self._noise[t])

@@ -301,7 +301,8 @@ class Run:
     with clients_lib.Cohorts(journal, source, ids, last, prepare) as cohorts:
       while journal.next < last and not self._stopped:
         t = journal.next
-        open_round = journal.start(cohorts.draw(t), last)
+        open_round = cohorts.draw(t)
+        journal.start(open_round, last)
         cohorts.started()
         self._budget_left = cohorts.budget_left
         # PRIVACY: the sum of the updates of more than `most_clients` clients
@@ -408,9 +409,8 @@ class Run:
     # Guards: run_rounds_test.test_clients_that_no_list_had_can_be_reported and
     # run_interrupted_test.test_undrawn_round_is_not_taken_for_a_drawn_one.
     self.note(population=None, highest_client=None)
-    open_round = journal.start(
-      rounds_lib.Round(t, admitted, journal, refused=refused), last
-    )
+    open_round = rounds_lib.Round(t, admitted, journal, refused=refused)
+    journal.start(open_round, last)
     try:
       yield open_round
       self._warn(open_round)
