@@ -44,7 +44,6 @@ from tff_bandmf.query import clip_bounds
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run import run as run_lib
 from tff_bandmf.run_files import folder, run_json, run_ledger
-from tff_bandmf.strategies import identity
 
 try:
   from flwr import app
@@ -169,7 +168,11 @@ class CorrelatedNoise(strategies.Strategy):
     _check_strategy(strategy)
     self._strategy = strategy
     self._private_plan = plan
-    self._plan = plan if private else _without_noise(plan)
+    self._plan = plan
+    if not private:
+      self._plan = attrs.evolve(
+        plan, epsilon=None, noise_multiplier=0.0, mechanism='identity'
+      )
     self._clients: Union[int, dict[bytes, str]] = (
       _checks.count('clients', clients, 'give the number of SuperNodes')
       if isinstance(clients, int)
@@ -241,8 +244,7 @@ class CorrelatedNoise(strategies.Strategy):
     last = rounds_lib.number_of_rounds(
       plan, num_rounds, until, plan.rounds, 'num_rounds'
     )
-    self._check_switch()
-    self._check_number()
+    self._check_folder()
     first = _to_numpy(initial_arrays)
     self._untrained = _untrained(first, self._patterns)
     with run_lib.Run(self._folder, self._plan) as run:
@@ -306,21 +308,19 @@ class CorrelatedNoise(strategies.Strategy):
     messages = list(
       self._strategy.configure_train(server_round, arrays, config, grid)
     )
-    if not messages or any(
-      each.content != messages[0].content for each in messages[1:]
-    ):
+    contents = [each.content for each in messages]
+    if not contents or any(each != contents[0] for each in contents):
       raise errors.value_error(
         f'strategy={type(self._strategy).__name__}: configures '
         f'{"different" if messages else "no"} messages for training; use a '
-        'strategy that sends the same message to every client of a round, with '
-        'fraction_train=1'
+        'strategy with one message for all clients, and fraction_train=1'
       )
     # PRIVACY: Flower's own sampling could choose a client more often than the
     # plan allows. Messages go only to the cohort in the ledger.
     # Guard: flower_test.test_cohorts_keep_the_separation.
     return [
       app.Message(
-        content=messages[0].content,
+        content=contents[0],
         message_type=app.MessageType.TRAIN,
         dst_node_id=self._nodes[client],
       )
@@ -347,14 +347,13 @@ class CorrelatedNoise(strategies.Strategy):
       for reply in replies
       if not reply.has_error()
     }
-    by_client = {
-      client: by_node.get(node) for client, node in self._nodes.items()
-    }
-    cohort = current.cohort.tolist()
+    nodes = map(self._nodes.get, current.cohort.tolist())
+    answers = [None if node is None else by_node.get(node) for node in nodes]
+    size = len(answers)
     _LOGGER.info(
       'aggregate_train: Received %s results from a cohort of %s clients',
-      sum(by_client.get(client) is not None for client in cohort),
-      len(cohort),
+      sum(answer is not None for answer in answers),
+      size,
     )
     self._faults = collections.Counter(
       f'the client failed: {reply.error.reason}'
@@ -366,26 +365,21 @@ class CorrelatedNoise(strategies.Strategy):
     # update for each client of the cohort.
     # Guards: flower_test.test_a_client_has_one_update and
     # flower_test.test_reply_of_no_node_is_no_update.
-    updates = (self._update(by_client.get(client)) for client in cohort)
+    updates = map(self._update, answers)
     mean = current.attempt(
       functools.partial(current.release, updates, like=self._trained())
     )
     # A client may send any text, so the log gets few lines of limited length.
     for fault, count in self._faults.most_common(_MOST_FAULTS):
-      _LOGGER.warning(
-        'Round %s: %s of %s updates count as zero: %s',
-        server_round,
-        count,
-        len(cohort),
-        errors.invalid(fault),
-      )
+      line = f'{count} of {size} updates count as zero: {errors.invalid(fault)}'
+      _LOGGER.warning('Round %s: %s', server_round, line)
     if mean is None:
       return None, None
     self._weights = {
       name: (old + mean[name]).astype(old.dtype) if name in mean else old
       for name, old in self._weights.items()
     }
-    means = self._means(by_client.get(client) for client in cohort)
+    means = self._means(answers)
     current.finish(self._weights, {'train': means})
     return _to_flower(self._weights), app.MetricRecord(means) if means else None
 
@@ -415,28 +409,25 @@ class CorrelatedNoise(strategies.Strategy):
       _LOGGER.info('\t> no metrics of clients: %s', type(error).__name__)
       return None
 
-  def _check_switch(self) -> None:
-    """Raises ValueError if the folder has a run with the other `private`."""
-    path = self._folder / run_json.PLAN_FILE
-    if not path.exists():
-      return
-    private = self._plan.noise_multiplier != 0
-    if private == (plan_lib.Plan.load(path).noise_multiplier != 0):
-      return
-    kind = 'without noise' if private else 'with noise'
-    raise errors.value_error(
-      f'private={private}: the folder {self._folder} has a run {kind}; give '
-      f'private={not private}, or choose another folder'
-    )
+  def _check_folder(self) -> None:
+    """Raises ValueError if a run in the folder has another kind or population.
 
-  def _check_number(self) -> None:
-    """Raises ValueError if the run in the folder has another population."""
-    begun = (self._folder / run_json.RUN_FILE).exists() and (
-      folder.has_begun(self._folder)
-    )
-    if not isinstance(self._clients, int) or not begun:
-      return
-    number = run_ledger.notes(self._folder).population
+    The kind is the value of `private`. The population is compared if it is the
+    number of nodes of a simulation.
+    """
+    path = self._folder / run_json.PLAN_FILE
+    private = self._plan.noise_multiplier != 0
+    if path.exists() and private != (
+      plan_lib.Plan.load(path).noise_multiplier != 0
+    ):
+      kind = 'without noise' if private else 'with noise'
+      raise errors.value_error(
+        f'private={private}: the folder {self._folder} has a run {kind}; give '
+        f'private={not private}, or choose another folder'
+      )
+    number = None
+    if isinstance(self._clients, int) and folder.has_begun(self._folder):
+      number = run_ledger.notes(self._folder).population
     # PRIVACY: Flower deals out the data anew among another number of
     # partitions, and the partitions are the names of the clients. So a client
     # would get another name and could take part more often than the plan
@@ -445,16 +436,14 @@ class CorrelatedNoise(strategies.Strategy):
     if number not in (None, self._clients):
       raise errors.value_error(
         f'clients={self._clients}: must be {number} as in the run in '
-        f'{self._folder}, or Flower deals out the data anew; give {number}, or '
-        'choose another folder'
+        f'{self._folder}; give {number}, or choose another folder'
       )
 
   def _open(self) -> rounds_lib.Round:
     """Returns the open round; raises ValueError outside of `start`."""
     if self._round is None:
       raise errors.value_error(
-        'round=None: is not open; call start of this strategy, and do not wrap '
-        'it in another strategy'
+        'round=None: is not open; call start of this strategy; do not wrap it'
       )
     return self._round
 
@@ -493,28 +482,21 @@ class CorrelatedNoise(strategies.Strategy):
       else self._strategy.min_available_nodes
     )
     until = time.monotonic() + self._timeout
-    waits = False
-    while True:
-      nodes = self._look(grid)
-      if len(nodes) >= least:
-        return nodes
-      if not waits:
-        waits = True
-        _LOGGER.info(
-          'Waiting for clients: %s are connected, at least %s must be',
-          len(nodes),
-          least,
-        )
+    nodes = self._look(grid)
+    if len(nodes) < least:
+      _LOGGER.info('Waiting for clients: %s of %s connected', len(nodes), least)
+    while len(nodes) < least:
       if time.monotonic() > until:
         raise errors.value_error(
           f'clients={len(nodes)}: are connected after {self._timeout} seconds, '
           f'but at least {least} must be; start more SuperNodes'
         )
       time.sleep(_PAUSE)
+      nodes = self._look(grid)
+    return nodes
 
   def _look(self, grid: grids.Grid) -> dict[_Client, int]:
     """Returns {name of a client: node ID} for the clients connected now."""
-    simulated = isinstance(grid, grids.InMemoryGrid)
     if not isinstance(self._clients, int):
       # PRIVACY: A SuperNode that registers itself gets a new key at every
       # start, so its client would have several names and could take part more
@@ -531,11 +513,10 @@ class CorrelatedNoise(strategies.Strategy):
     # could take part more often than the plan allows. In a deployment, a number
     # of clients instead of their keys is refused.
     # Guard: flower_test.test_number_of_clients_outside_a_simulation_is_refused.
-    if not simulated:
+    if not isinstance(grid, grids.InMemoryGrid):
       raise errors.value_error(
-        f'clients={self._clients}: counts the nodes of a simulation, but a '
-        'node of a deployment gets a new ID when it connects again; give the '
-        'public keys of the SuperNodes'
+        f'clients={self._clients}: counts the nodes of a simulation, but nodes '
+        'of a deployment change their IDs; give the public keys of SuperNodes'
       )
     # PRIVACY: In a simulation, node IDs are random. If clients were named by
     # the order of the IDs, a restart would change their names, and a client
@@ -579,10 +560,7 @@ class CorrelatedNoise(strategies.Strategy):
           update = {name: trained[name] - old for name, old in model.items()}
           if all(np.isfinite(each).all() for each in update.values()):
             return update
-          fault = (
-            'an array has NaN or infinity; lower the learning rate of the '
-            'clients, or look at their data'
-          )
+          fault = 'an array has NaN or infinity; lower the learning rate'
     # PRIVACY: If a reply without readable arrays ended the run, everybody would
     # see that the client of the reply took part. The run continues, and the
     # update of this client is zero.
@@ -596,9 +574,7 @@ class CorrelatedNoise(strategies.Strategy):
       self._faults[fault] += 1
     return {name: np.zeros_like(old) for name, old in model.items()}
 
-  def _means(
-    self, replies: Iterable[Optional[app.Message]]
-  ) -> dict[str, float]:
+  def _means(self, replies: list[Optional[app.Message]]) -> dict[str, float]:
     """Returns {name in `train_metrics`: mean over the replies that have it}.
 
     The mean is NaN if no reply has a finite number of this name.
@@ -616,12 +592,8 @@ class CorrelatedNoise(strategies.Strategy):
     # Guard: flower_test.test_metrics_of_training_are_the_named_ones.
     means = {}
     for name in self._train_metrics:
-      values = [record.get(name, math.nan) for record in records]
-      finite = [
-        value
-        for value in values
-        if not isinstance(value, list) and math.isfinite(value)
-      ]
+      values = [record.get(name) for record in records]
+      finite = list(filter(_is_finite, values))
       means[name] = float(np.mean(finite)) if finite else math.nan
     return means
 
@@ -635,12 +607,11 @@ class CorrelatedNoise(strategies.Strategy):
         'untrained=flower.BATCH_STATISTICS, or train with group normalization',
         ', '.join(statistics),
       )
-    if not self._untrained:
-      return
-    run.note_not_covered(
-      'arrays that no client changes, with the values of the first model: '
-      + ', '.join(self._untrained)
-    )
+    if self._untrained:
+      run.note_not_covered(
+        'arrays that no client changes, with the values of the first model: '
+        + ', '.join(self._untrained)
+      )
 
   def _evaluate(
     self,
@@ -657,10 +628,13 @@ class CorrelatedNoise(strategies.Strategy):
     _LOGGER.info('\t└──> MetricRecord: %s', metrics)
     result.evaluate_metrics_serverapp[server_round] = metrics
     return {
-      name: float(value)
-      for name, value in metrics.items()
-      if not isinstance(value, list) and math.isfinite(value)
+      name: float(value) for name, value in metrics.items() if _is_finite(value)
     }
+
+
+def _is_finite(value: Any) -> bool:
+  """Returns whether the value of a metric is a finite number."""
+  return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _check_strategy(strategy: strategies.FedAvg) -> None:
@@ -675,10 +649,9 @@ def _check_strategy(strategy: strategies.FedAvg) -> None:
   # would believe that the median has the guarantee. A strategy that overrides
   # one of the two methods is refused.
   # Guard: flower_test.test_strategy_that_does_not_average_is_refused.
+  own, base = type(strategy), strategies.FedAvg
   for method in 'aggregate_train', 'start':
-    if getattr(type(strategy), method) is not getattr(
-      strategies.FedAvg, method
-    ):
+    if getattr(own, method) is not getattr(base, method):
       raise errors.value_error(
         f'strategy={name}: has a {method} of its own, which a run '
         'replaces; use FedAvg or FedProx'
@@ -689,20 +662,9 @@ def _check_strategy(strategy: strategies.FedAvg) -> None:
   # Guard: flower_test.test_weights_by_examples_are_refused.
   if strategy.weighted_by_key != EQUAL:
     raise errors.value_error(
-      f'weighted_by_key={strategy.weighted_by_key}: weighs updates by a number '
-      'that clients send, but the clip bounds a client only if weights are '
-      f'equal; give {name} weighted_by_key=tff_bandmf.flower.EQUAL'
+      f'weighted_by_key={strategy.weighted_by_key}: weighs clients, but the '
+      f'clip needs equal weights; give {name}(weighted_by_key=flower.EQUAL)'
     )
-
-
-def _without_noise(plan: plan_lib.Plan) -> plan_lib.Plan:
-  """Returns the plan with noise multiplier 0 and without a claim."""
-  return attrs.evolve(
-    plan,
-    epsilon=None,
-    noise_multiplier=0.0,
-    mechanism=identity.Identity.family,
-  )
 
 
 def _key_and_name(line: str) -> tuple[bytes, str]:
@@ -728,20 +690,18 @@ def _difference(
   arrays: Mapping[str, np.ndarray], model: Mapping[str, np.ndarray]
 ) -> str:
   """Returns a difference between the arrays of a reply and a model, or ''."""
-  lacks = [name for name in model if name not in arrays]
-  if lacks:
-    return (
-      f'array {lacks[0]} is not in the reply, which has {len(arrays)} arrays, '
-      f'expected {len(model)}; reply with the arrays that the client got'
-    )
-  for name in arrays:
+  for name in {**model, **arrays}:
+    if name not in arrays:
+      return (
+        f'array {name} is not in the reply, which has {len(arrays)} arrays, '
+        f'expected {len(model)}; reply with the arrays that the client got'
+      )
     if name not in model:
       return (
-        f'array {name} of the reply is not one of the {len(model)} arrays of '
-        'the model; reply with the arrays that the client got'
+        f'array {name} of the reply is not in the model; reply with the arrays '
+        'that the client got'
       )
-  for name, each in model.items():
-    reply = arrays[name]
+    reply, each = arrays[name], model[name]
     # PRIVACY: If a reply of another shape ended the run, everybody would see
     # that its client took part. The run continues, and the update of this
     # client is zero.
@@ -755,9 +715,8 @@ def _difference(
   return ''
 
 
-def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
   """Returns the names that match a pattern, in the order of `names`."""
-  patterns = tuple(patterns)
   return [
     name
     for name in names
@@ -782,8 +741,7 @@ def _untrained(weights: _Weights, patterns: Sequence[str]) -> list[str]:
   left = {name: each for name, each in weights.items() if name not in untrained}
   if not left:
     raise errors.value_error(
-      f'untrained={", ".join(patterns)}: leaves no array to train; leave out '
-      'the names of trained arrays'
+      f'untrained={", ".join(patterns)}: leaves no array to train; name fewer'
     )
   others = [
     f'{name} ({each.dtype})'
@@ -793,9 +751,8 @@ def _untrained(weights: _Weights, patterns: Sequence[str]) -> list[str]:
   if others:
     raise errors.value_error(
       f'initial_arrays={", ".join(others)}: must have float types of at most '
-      '64 bits, since noise cannot protect other numbers; name arrays that are '
-      'not trained in untrained=[...], for batch normalization of PyTorch '
-      'untrained=flower.BATCH_STATISTICS'
+      '64 bits, or noise cannot protect them; name the others in untrained=, '
+      'for batch normalization of PyTorch flower.BATCH_STATISTICS'
     )
   return untrained
 
@@ -803,8 +760,7 @@ def _untrained(weights: _Weights, patterns: Sequence[str]) -> list[str]:
 def _to_numpy(arrays: app.ArrayRecord) -> _Weights:
   if not arrays:
     raise errors.value_error(
-      'initial_arrays=empty: must be a model; give the arrays of the first '
-      'model'
+      'initial_arrays=empty: must be a model; give the arrays of the first one'
     )
   return {name: np.array(array.numpy()) for name, array in arrays.items()}
 

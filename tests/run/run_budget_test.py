@@ -149,7 +149,7 @@ def test_run_ends_early_or_late_and_no_sooner_or_later(tmp_path, ended):
       {'mechanism': strategies.BandedToeplitz(41, [1.0, 0.3])},
       'mechanism=.* is not what',
     ),
-    (401, {}, 'rounds=401: exceeds 400, the horizon'),
+    (401, {}, 'rounds=401: must not exceed horizon=400'),
     (39, {}, 'rounds=39: is not what .* 40; .* rounds= to stop early'),
   ],
 )

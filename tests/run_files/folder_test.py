@@ -155,7 +155,9 @@ def test_edited_copy_is_refused(small, run_copy):
   run['config'] = json.loads(json.dumps(other[0].config))
   path.write_text(json.dumps(run))
   for moved in (False, True):
-    with pytest.raises(ValueError, match='run.json says, or run.json or plan'):
+    with pytest.raises(
+      ValueError, match='is the key of another run, or run.json or plan'
+    ):
       _open(run_copy, other, moved)
 
 

@@ -13,10 +13,10 @@ started again draws the same cohorts.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import operator
 from collections.abc import Iterable, Sequence
+from concurrent import futures
 from typing import Any, Callable, Optional, Protocol, SupportsIndex, Union
 
 import numpy as np
@@ -201,7 +201,7 @@ class Cohorts:
     source: CohortSource,
     ids: np.ndarray,
     rounds: int,
-    prepare: Optional[Callable[[int, np.ndarray], Any]],
+    prepare: Optional[Callable[[int, np.ndarray], futures.Future]],
   ):
     """Initializes the object without drawing a cohort.
 
@@ -210,13 +210,12 @@ class Cohorts:
       source: sampler of the cohorts.
       ids: [N] IDs of the population, ascending.
       rounds: number of rounds of the run.
-      prepare: function of (index of a round, IDs of its cohort) that returns
-        the data of the cohort. A second thread calls the function one round
-        ahead. If None, no data is prepared.
+      prepare: function of (index of a round, IDs of its cohort) that begins to
+        prepare the data of the cohort. The function is called one round ahead.
+        If None, no data is prepared.
     """
     self._journal, self._source, self._ids = journal, source, ids
     self._rounds, self._prepare = rounds, prepare
-    self._thread = concurrent.futures.ThreadPoolExecutor(1)
     # The rounds below `_next` in which each client took part.
     self._history = cohorts.empty_history(0, journal.plan.schema)
     self._next = -1
@@ -227,12 +226,6 @@ class Cohorts:
     # are `_indices` in the population.
     self._round: Optional[rounds_lib.Round] = None
     self._indices = np.empty(0, np.int64)
-
-  def __enter__(self) -> Cohorts:
-    return self
-
-  def __exit__(self, *exc_info) -> None:
-    self._thread.shutdown()
 
   def draw(self, t: int) -> rounds_lib.Round:
     """Returns round t with its cohort and its data.
@@ -260,7 +253,7 @@ class Cohorts:
       self._cost = self._cost_of(np.arange(len(self._ids)))
     self._indices = self._source.sample(t, self._history)
     ids = self._ids[self._indices]
-    data = self._prepare and self._thread.submit(self._prepare, t, ids).result
+    data = self._prepare and self._prepare(t, ids).result
     self._round = rounds_lib.Round(t, ids, self._journal, data=data)
     return self._round
 

@@ -253,11 +253,11 @@ class Journal:
       entry: the round.
       rounds: number of rounds of the whole run.
     """
+    t = entry.index
     if not self._has_state:
       raise errors.value_error(
-        f'round={entry.index}: continues from the state after {self.next} '
-        'rounds, and this state was not restored; call '
-        'state = run.restore(process) first'
+        f'round={t}: continues from the state after {self.next} rounds, and '
+        'this state was not restored; call state = run.restore(process) first'
       )
     by_budget = isinstance(self.plan.schema, participation.Budget)
     # PRIVACY: A run may stop because of its model. If the claim counted only
@@ -271,22 +271,16 @@ class Journal:
     # after a release could leave a ledger without the cohort, and the claim
     # would not count these clients. The ledger gets the cohort first.
     # Guard: run_replay_test.test_round_is_in_the_ledger_before_it_runs.
-    entry.attempts = self.ledger.start_round(
-      entry.index, entry.cohort, self._enforced, stated
-    )
-    self.position.open(
-      entry.index,
-      len(entry.attempts),
-      len(entry.cohort),
-      [
-        (i, attempt.sum_digest)
-        for i, attempt in enumerate(entry.attempts, 1)
-        if attempt.sum_digest is not None
-      ],
-    )
-    self.open_round = entry
+    attempts = self.ledger.start_round(t, entry.cohort, self._enforced, stated)
+    released = [
+      (i, attempt.sum_digest)
+      for i, attempt in enumerate(attempts, 1)
+      if attempt.sum_digest is not None
+    ]
+    self.position.open(t, len(attempts), len(entry.cohort), released)
+    entry.attempts, self.open_round = attempts, entry
     self._measurements.start()
-    errors.LOGGER.debug('%s: round %d starts', self.directory, entry.index)
+    errors.LOGGER.debug('%s: round %d starts', self.directory, t)
 
   def check_open(self, entry: StartedRound) -> None:
     """Raises ValueError unless `entry` is the open round."""

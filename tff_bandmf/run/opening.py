@@ -12,7 +12,7 @@ from typing import Any, Optional, Union
 
 import attrs
 
-from tff_bandmf import errors, participation, report
+from tff_bandmf import _checks, errors, participation, report
 from tff_bandmf.ledger import counts
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements, released_sums
@@ -73,34 +73,31 @@ def open_folder(
     plan = _load_or_save_plan(directory, plan)
     if ledger is not None:
       run_ledger.set_location(directory, ledger)
-    stored, open_ledger, contents, ended = None, None, None, False
-    if (directory / run_json.RUN_FILE).exists():
+    begun, ended = folder.has_begun(directory), False
+    if begun:
       stored = run_json.RunDetails.read(directory)
-      if folder.has_begun(directory):
-        open_ledger = stack.enter_context(
-          run_ledger.open_ledger(directory, check=False)
-        )
-        contents = open_ledger.contents()
-        ended = counts.ended(contents.attempts) is not None
+      open_ledger = stack.enter_context(
+        run_ledger.open_ledger(directory, check=False)
+      )
+      contents = open_ledger.contents()
+      ended = counts.ended(contents.attempts) is not None
     # An ended run adds no noise and draws no cohort, and its keys may be
     # destroyed. It gets a random noise key, which nothing uses.
-    keys = (
-      folder.Keys(key_lib.Key.from_entropy())
-      if ended
-      else folder.keys(directory, plan.sampled is not None)
-    )
+    if ended:
+      keys = folder.Keys(key_lib.Key.from_entropy())
+    else:
+      keys = folder.keys(directory, plan.sampled is not None)
     details = attrs.evolve(
       run_details(keys.sampling),
       after=_predecessors(directory, after, plan),
       **options.notes,
     )
-    if stored is not None and ended:
-      details = attrs.evolve(details, sampling_key_id=stored.sampling_key_id)
+    if ended:
       stored.check_same(details, ended)
       details = stored
     else:
-      details = folder.open_run(directory, details, keys, moved, open_ledger)
-    if open_ledger is None or contents is None:
+      details = folder.open_run(directory, details, keys, moved)
+    if not begun:
       open_ledger = stack.enter_context(run_ledger.open_ledger(directory))
       contents = open_ledger.contents()
     if contents.attempts or contents.notes:
@@ -243,7 +240,14 @@ def _load_or_save_plan(
   request = plan_json.to_document(plan)
   by_budget = isinstance(stored.cohorts, participation.Budget)
   if by_budget and stored.rounds < plan.rounds:
-    _check_more_rounds(directory, stored, plan.rounds)
+    _checks.at_most(
+      'rounds', plan.rounds, stored.strategy.rounds, 'horizon', MORE_ROUNDS
+    )
+    if run_ledger.results(directory) is not None:
+      raise errors.value_error(
+        f'rounds={plan.rounds}: come after the end of the run, which was '
+        f'planned with {stored.rounds} rounds and has ended; {MORE_ROUNDS}'
+      )
     stored_request['rounds'] = plan.rounds
     longer = {'digest': stored.strategy.of_rounds(plan.rounds).digest()}
     if request['mechanism'] == longer:
@@ -262,20 +266,3 @@ def _load_or_save_plan(
         f'{stored_request[name]}; {remedy}'
       )
   return stored
-
-
-def _check_more_rounds(
-  directory: pathlib.Path, stored: plan_lib.Plan, rounds: int
-) -> None:
-  """Raises ValueError if a run with a `Budget` cannot go on to `rounds`."""
-  horizon = stored.strategy.rounds
-  if rounds > horizon:
-    raise errors.value_error(
-      f'rounds={rounds}: exceeds {horizon}, the horizon of the noise of this '
-      f'run; give at most {horizon}; {MORE_ROUNDS}'
-    )
-  if run_ledger.results(directory) is not None:
-    raise errors.value_error(
-      f'rounds={rounds}: come after the end of the run, which was planned with '
-      f'{stored.rounds} rounds and has ended; {MORE_ROUNDS}'
-    )

@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
@@ -298,7 +299,9 @@ class Run:
       source = cohorts_lib.CohortSampler(
         len(ids), plan.clients_per_round, last, plan.schema, seed
       )
-    with clients_lib.Cohorts(journal, source, ids, last, prepare) as cohorts:
+    with futures.ThreadPoolExecutor(1) as thread:
+      ahead = prepare and functools.partial(thread.submit, prepare)
+      cohorts = clients_lib.Cohorts(journal, source, ids, last, ahead)
       while journal.next < last and not self._stopped:
         t = journal.next
         open_round = cohorts.draw(t)

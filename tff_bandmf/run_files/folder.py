@@ -16,12 +16,11 @@ and a start in a copy of the folder draws new keys.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import socket
 from collections.abc import Iterator
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from tff_bandmf import _files, errors
 from tff_bandmf import ledger as ledger_lib
@@ -31,15 +30,10 @@ from tff_bandmf.run_files import run_json, run_ledger
 # Umask by which only the owner of a new file can write to it.
 _UMASK = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')
-# File name of each key, and the consequence of its loss.
-_KEYS = {
-  run_json.NOISE_KEY: 'without this key, no round can be replayed',
-  run_json.SAMPLING_KEY: 'without this key, no cohort can be sampled',
-}
+_KEYS = (run_json.NOISE_KEY, run_json.SAMPLING_KEY)
 
 
-@dataclasses.dataclass(frozen=True)
-class Keys:
+class Keys(NamedTuple):
   """The keys of a run.
 
   Attributes:
@@ -73,25 +67,22 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
   """
   check_name(directory)
   private = directory / run_json.PRIVATE
-  umask = os.umask(_UMASK)
-  os.umask(umask | _UMASK)
-  try:
+  with contextlib.ExitStack() as stack:
+    umask = os.umask(_UMASK)
+    stack.callback(os.umask, umask)
+    os.umask(umask | _UMASK)
     with _files.naming(private / 'lock', 'written'):
       private.mkdir(mode=0o700, parents=True, exist_ok=True)
       handle = _files.lock(private / 'lock')
     if handle is None:
       raise _in_use(directory)
-    try:
-      os.ftruncate(handle, 0)
-      os.pwrite(handle, str(os.getpid()).encode(), 0)
-      for folder in directory, private, directory / run_json.CHECKPOINTS:
-        for path in folder.glob(f'*{_files.PART}'):
-          _files.discard(path)
-      yield
-    finally:
-      os.close(handle)
-  finally:
-    os.umask(umask)
+    stack.callback(os.close, handle)
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    for folder in directory, private, directory / run_json.CHECKPOINTS:
+      for path in folder.glob(f'*{_files.PART}'):
+        _files.discard(path)
+    yield
 
 
 def check_name(directory: pathlib.Path) -> None:
@@ -114,10 +105,9 @@ def _in_use(directory: pathlib.Path) -> ValueError:
   holder = (directory / run_json.PRIVATE / 'lock').read_text()
   if holder == str(os.getpid()):
     return errors.value_error(
-      f'output_dir={directory}: is open in this process: a Run was made and '
-      'not closed; call close() of that Run, or make the Run in a with '
-      'statement; in a notebook, restart the kernel if no name refers to the '
-      'Run'
+      f'output_dir={directory}: is open in this process; call close() of its '
+      'Run, or make the Run in a with statement; in a notebook, restart the '
+      'kernel if no name refers to the Run'
     )
   return errors.value_error(
     f'output_dir={directory}: is in use by another process; wait for it to '
@@ -132,12 +122,8 @@ def refuse_existing(directory: pathlib.Path) -> None:
   # who knows the earlier cohorts could predict the new ones, and amplification
   # would not hold. A folder with a key of an earlier run is refused.
   # Guard: starts_test.test_key_of_draws_that_outlived_its_run_is_refused.
-  for name in (
-    run_json.RUN_FILE,
-    run_json.LEDGER_FILE,
-    *_KEYS,
-    run_json.CHECKPOINTS,
-  ):
+  names = run_json.RUN_FILE, run_json.LEDGER_FILE, run_json.CHECKPOINTS
+  for name in (*names, *_KEYS):
     if (directory / name).exists():
       raise errors.value_error(
         f'output_dir={directory}: holds a run ({name}); continue it with '
@@ -179,7 +165,6 @@ def open_run(
   details: run_json.RunDetails,
   run_keys: Keys,
   moved: bool = False,
-  ledger: Optional[ledger_lib.Ledger] = None,
 ) -> run_json.RunDetails:
   """Makes the files of a new run, or checks that the folder holds this run.
 
@@ -197,8 +182,6 @@ def open_run(
     run_keys: result of `keys`.
     moved: whether the folder was moved or restored, and the original folder is
       gone.
-    ledger: open ledger of a run that has begun; if None, this function opens or
-      makes the ledger.
 
   Returns:
     The details with the IDs.
@@ -215,20 +198,15 @@ def open_run(
   bound = details.bound()
   if stored.bound() != bound:
     raise errors.value_error(
-      f'noise.key={directory / run_json.NOISE_KEY}: is the key of another run '
-      f'than {run_json.RUN_FILE} says, or {run_json.RUN_FILE} or '
-      f'{run_json.PLAN_FILE} was edited; restore the files of this run, or '
+      f'noise.key={directory / run_json.NOISE_KEY}: is the key of another run, '
+      'or run.json or plan.json was edited; restore the files of this run, or '
       'start a new run'
     )
   begun = has_begun(directory)
   _check_place(directory, begun, moved)
   # A run that has begun needs its own ledger, since a new ledger would lack the
   # clients that took part.
-  with contextlib.ExitStack() as stack:
-    if ledger is None:
-      ledger = stack.enter_context(
-        run_ledger.open_ledger(directory, create=not begun)
-      )
+  with run_ledger.open_ledger(directory, not begun, check=False) as ledger:
     if begun and ledger.bound() == (None, None):
       raise errors.value_error(
         f'ledger={directory / run_json.LEDGER_FILE}: is not the ledger that '
@@ -312,8 +290,12 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
 
 
 def has_begun(directory: pathlib.Path) -> bool:
-  """Returns whether the run has begun; False only if place.json says so."""
-  return _read_place(directory).get('begun') is not False
+  """Returns whether the folder holds a run that has begun.
+
+  A run has begun unless place.json says that it has not.
+  """
+  begun = _read_place(directory).get('begun') is not False
+  return begun and (directory / run_json.RUN_FILE).exists()
 
 
 def _read_place(directory: pathlib.Path) -> _files.JsonObject:
@@ -372,7 +354,7 @@ def _load(directory: pathlib.Path, name: str) -> key_lib.Key:
     path = _path(directory, name)
   if not path.exists():
     raise errors.value_error(
-      f'{path.name}={path}: is gone, and the run was already started; '
-      f'{_KEYS[name]}: restore it, or start a new run'
+      f'{path.name}={path}: is gone, and the run needs its keys until its end; '
+      'restore it, or start a new run'
     )
   return key_lib.Key.load_or_create(path)

@@ -65,14 +65,14 @@ class Metrics:
     self._directory, self._columns = directory, columns
     check(directory, attempts, start)
     below = {t: tried for t, tried in attempts.items() if t < start}
-    self._rows = {row['round']: row for row in rows(directory, below)}
-    for row in self._rows.values():
+    self._rows: dict[str, Row] = {}
+    for row in (earlier := rows(directory, below)):
       if [*row] != [*columns]:
         raise errors.value_error(
           f'columns={", ".join(columns)}: are not the columns with which the '
           f'run began, {", ".join(row)}; give the same columns'
         )
-    self._export()
+    self.export(*earlier)
 
   def check_shown(self, shown: Mapping[str, Any]) -> None:
     """Raises an error unless all values are numbers in the program's columns.
@@ -110,16 +110,13 @@ class Metrics:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     _files.write_json(path, {'row': row, 'measured': measured}, mode=0o600)
 
-  def export(self, row: Row) -> None:
-    """Adds a row to `metrics.csv`, after the ledger has its digest.
+  def export(self, *new: Row) -> None:
+    """Adds rows to `metrics.csv`, after the ledger has their digests.
 
-    If the round finished, and was then burnt (given up), the new row replaces
-    the row of the finished round.
+    If a round finished, and was then burnt (given up), the new row replaces the
+    row of the finished round.
     """
-    self._rows[row['round']] = row
-    self._export()
-
-  def _export(self) -> None:
+    self._rows.update({row['round']: row for row in new})
     text = _line(self._columns) + ''.join(
       _line(row.values()) for row in self._rows.values()
     )
@@ -259,10 +256,8 @@ def check(
     int(path.stem) for path in _path(directory, 0).parent.glob('*.json')
   ]
   path = directory / run_json.METRICS_FILE
-  header, *lines = ['']
-  if path.exists():
-    text = _files.read(path).decode(errors='replace')
-    header, *lines = text.splitlines(keepends=True) or ['']
+  text = _files.read(path).decode(errors='replace') if path.exists() else ''
+  header, *lines = text.splitlines(keepends=True) or ['']
   numbers = [re.match('([0-9]{1,9})[,\n]', line) for line in lines]
   rounds += [int(number[1]) for number in numbers if number]
   for t in rounds:

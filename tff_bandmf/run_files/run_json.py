@@ -89,9 +89,10 @@ ALL_ZERO = (
 # Values that `RunDetails.with_key` computes: `run_id` from the noise key, the
 # plan and the values that may not change; `noise_key_id` from the key alone.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
-# Values that describe code. An ended run has no more rounds, so a program with
-# different code may open it, and these values are not compared.
-_CODE_KEYS = ('versions', 'code_sha256')
+# Values that describe code, and the ID of the sampling key. An ended run has no
+# more rounds and perhaps no key, so a program with different code may open it,
+# and these values are not compared.
+_OPEN_RUN_KEYS = ('versions', 'code_sha256', 'sampling_key_id')
 _Identity = Annotated[str, msgspec.Meta(pattern=r'^[0-7][0-9a-f]{15}\Z')]
 # Folder of an earlier run, relative to the folder of this run, and its ID.
 Predecessor = Annotated[
@@ -253,11 +254,10 @@ class RunDetails:
     Raises:
       ValueError: a name is not the name of a note, or a value has a wrong type.
     """
-    fixed = sorted({*notes} - {*NOTES})
-    if fixed:
+    for name in sorted({*notes} - {*NOTES}):
       raise errors.value_error(
-        f'{fixed[0]}={notes[fixed[0]]}: is not a note that a run '
-        f'may change; use one of {", ".join(NOTES)}'
+        f'{name}={notes[name]}: is not a note that a run may change; use one '
+        f'of {", ".join(NOTES)}'
       )
     check_visible(notes)
     return attrs.evolve(self, **notes)
@@ -314,13 +314,10 @@ class RunDetails:
       content = _files.read_json(path)
     except FileNotFoundError as error:
       raise errors.value_error(
-        f'run={directory}: has no {RUN_FILE}; give the output directory of a '
-        'training run'
+        f'run={directory}: has no {RUN_FILE}; give the folder of a run'
       ) from error
     except ValueError as error:
-      raise errors.value_error(
-        f'run={path}: is damaged; train again'
-      ) from error
+      raise errors.value_error(f'run={path}: is damaged; restore it') from error
     if not isinstance(content, dict) or (
       content.pop('format', None),
       content.pop('version', None),
@@ -340,9 +337,7 @@ class RunDetails:
         raise ValueError(f'has unknown values, {", ".join(content)}')
       return details
     except ValueError as error:
-      raise errors.value_error(
-        f'run={path}: {str(error)}; restore the file'
-      ) from error
+      raise errors.value_error(f'run={path}: {error}; restore it') from error
 
   def check_same(self, expected: RunDetails, ended: bool) -> None:
     """Raises ValueError if `expected` has the details of another run.
@@ -352,23 +347,23 @@ class RunDetails:
         of run and key.
       ended: whether the run has ended.
     """
-    stored_values, expected_values = (
+    old, new = (
       _flat(json.loads(json.dumps(details.to_dict())))
       for details in (self, expected)
     )
     # The configuration is compared first, since the other values follow from
     # it.
     for name in sorted(
-      {*stored_values, *expected_values} - {*IDENTITY_KEYS},
+      {*old, *new} - {*IDENTITY_KEYS},
       key=lambda name: (not name.startswith('config.'), name),
     ):
-      if ended and name.split('.')[0] in _CODE_KEYS:
+      if ended and name.split('.')[0] in _OPEN_RUN_KEYS:
         continue
-      if stored_values.get(name) != expected_values.get(name):
+      if old.get(name) != new.get(name):
         raise errors.value_error(
-          f'{name}={expected_values.get(name)}: another configuration, corpus '
-          f'or version than the run started with, {stored_values.get(name)}; '
-          'restore the old value, or choose another directory'
+          f'{name}={new.get(name)}: another configuration, corpus or version '
+          f'than the run started with, {old.get(name)}; restore the old value, '
+          'or choose another directory'
         )
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Optional, Union
+from typing import Optional, Union
 
 from tff_bandmf import _files
+from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.run_files import run_json
-
-if TYPE_CHECKING:
-  from tff_bandmf.ledger import ledger as ledger_lib
 
 
 def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
@@ -25,7 +23,7 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
     ValueError: the run has begun, and the ledger at `url` belongs to another
       run.
   """
-  from tff_bandmf.ledger import ledger as ledger_lib
+  from tff_bandmf.ledger import ledger
 
   location = os.fspath(url)
   if '://' not in location:
@@ -34,11 +32,10 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
   if path.exists() and path.read_text() == location:
     return
   if (directory / run_json.RUN_FILE).exists():
-    with ledger_lib.Ledger(
-      location, False, directory / run_json.LEDGER_KEY
-    ) as ledger:
-      if ledger.bound() != run_json.RunDetails.read(directory).bound():
-        raise ledger_lib.of_another_run()
+    key = directory / run_json.LEDGER_KEY
+    with ledger.Ledger(location, False, key) as other:
+      if other.bound() != run_json.RunDetails.read(directory).bound():
+        raise ledger.of_another_run()
   # PRIVACY: a person who reads the password in the URL could change the ledger
   # and hide participation. Only the owner of the file can read the URL.
   # Guard: run_test.test_ledger_is_where_it_is_said_to_be.
@@ -58,15 +55,13 @@ def open_ledger(
   Raises:
     ValueError: the ledger is missing or damaged; see `Ledger`.
   """
-  # This import is here since it loads SQLAlchemy. A report on training outside
-  # of this library, which has no ledger, does not need SQLAlchemy.
-  from tff_bandmf.ledger import ledger as ledger_lib
-
   # PRIVACY: With another ledger, all rounds of the run would be forgotten, and
   # their noise could be used again. A run has one ledger.
   # Guard:
   # run_folder_test.test_release_that_the_ledger_does_not_know_is_refused.
   path = directory / run_json.LEDGER_URL
+  # The name `Ledger` loads SQLAlchemy. A report on training outside of this
+  # library, which has no ledger, does not need SQLAlchemy.
   return ledger_lib.Ledger(
     path.read_text() if path.exists() else directory / run_json.LEDGER_FILE,
     create,
