@@ -227,24 +227,43 @@ class Cohorts:
     self._round: Optional[rounds_lib.Round] = None
     self._indices = np.empty(0, np.int64)
 
-  def draw(self, t: int) -> rounds_lib.Round:
-    """Returns round t with its cohort and its data.
+  def start(self) -> rounds_lib.Round:
+    """Starts the next round of the journal with its cohort, and returns it.
+
+    If there is a function `prepare`, the cohort of the round after it is drawn.
 
     Raises:
       ValueError: a client of an earlier round is missing from the population,
         see `Journal.history`; or too few clients may take part to fill the
         cohort.
     """
+    entry = self._draw(self._journal.next)
+    self._journal.start(entry, self._rounds)
+    self._cost -= self._cost_of(self._indices)
+    # PRIVACY: A client of a burnt round may have been in a sum. The round
+    # counts in the history as soon as it starts.
+    # Guard: run_rounds_test.test_burnt_rounds_are_remembered.
+    self._history.record(entry.index, self._indices)
+    self._cost += self._cost_of(self._indices)
+    self._next, self._round = entry.index + 1, None
+    if self._prepare is not None and self._next < self._rounds:
+      # If no cohort can be drawn, the next `start` raises the error.
+      with contextlib.suppress(cohorts.CohortError):
+        self._draw(self._next)
+    return entry
+
+  def _draw(self, t: int) -> rounds_lib.Round:
+    """Returns round t with its cohort and its data."""
     # PRIVACY: If a round used the cohort of another round, the ledger would
     # have clients that did not take part. Each round draws its own cohort.
     # Guard: run_rounds_test.test_rounds_of_every_way_are_remembered.
     if self._round is not None and self._round.index == t:
       return self._round
     # PRIVACY: the history in memory may lack the rounds of earlier processes,
-    # and rounds whose clients checked in (`Run.round`), since `started` adds
-    # only the cohorts that this object drew. The clients of these rounds could
-    # be drawn again earlier than the schema allows. If round t does not follow
-    # the last round in memory, the history is read from the ledger.
+    # and rounds whose clients checked in (`Run.round`), since `start` adds only
+    # the cohorts that this object drew. The clients of these rounds could be
+    # drawn again earlier than the schema allows. If round t does not follow the
+    # last round in memory, the history is read from the ledger.
     # Guards: run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:
@@ -256,23 +275,6 @@ class Cohorts:
     data = self._prepare and self._prepare(t, ids).result
     self._round = rounds_lib.Round(t, ids, self._journal, data=data)
     return self._round
-
-  def started(self) -> None:
-    """Adds the drawn cohort to the history; call it after `Journal.start`.
-
-    If there is a function `prepare`, the next cohort is drawn here.
-    """
-    self._cost -= self._cost_of(self._indices)
-    # PRIVACY: A client of a burnt round may have been in a sum. The round
-    # counts in the history as soon as it starts.
-    # Guard: run_rounds_test.test_burnt_rounds_are_remembered.
-    self._history.record(self._next, self._indices)
-    self._cost += self._cost_of(self._indices)
-    self._next, self._round = self._next + 1, None
-    if self._prepare is not None and self._next < self._rounds:
-      # If no cohort can be drawn, `draw` tries again and raises the error.
-      with contextlib.suppress(cohorts.CohortError):
-        self.draw(self._next)
 
   @property
   def budget_left(self) -> Optional[float]:

@@ -16,7 +16,7 @@ import hashlib
 import pathlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 import attrs
 import numpy as np
@@ -25,13 +25,11 @@ import tree
 from tff_bandmf import _files, cohorts, errors, participation
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.ledger import chain, counts
+from tff_bandmf.noise import released_sums
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import measurements
 from tff_bandmf.run import noise_adder as noise_adder_lib
 from tff_bandmf.run_files import checkpoints, exports, metrics, run_json
-
-if TYPE_CHECKING:
-  from tff_bandmf.noise import released_sums
 
 _State = TypeVar('_State')
 

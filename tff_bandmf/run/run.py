@@ -303,10 +303,7 @@ class Run:
       ahead = prepare and functools.partial(thread.submit, prepare)
       cohorts = clients_lib.Cohorts(journal, source, ids, last, ahead)
       while journal.next < last and not self._stopped:
-        t = journal.next
-        open_round = cohorts.draw(t)
-        journal.start(open_round, last)
-        cohorts.started()
+        open_round = cohorts.start()
         self._budget_left = cohorts.budget_left
         # PRIVACY: the sum of the updates of more than `most_clients` clients
         # could overflow int32, and the guarantee does not cover such a sum. A
@@ -314,14 +311,14 @@ class Run:
         # Guard:
         # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
         if len(open_round.cohort) > plan.most_clients:
-          journal.burn(t)
+          journal.burn(open_round.index)
           continue
         yield open_round
         self._warn(open_round)
         if journal.open_round is not None:
           raise errors.value_error(
-            f'round={t}: was not finished; call round.finish(state) before you '
-            'take the next round'
+            f'round={journal.next}: was not finished; call round.finish(state) '
+            'before you take the next round'
           )
 
   @contextlib.contextmanager

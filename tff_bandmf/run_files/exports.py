@@ -13,14 +13,12 @@ exports are written.
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 from tff_bandmf import _files, errors, strategies
+from tff_bandmf.ledger import chain
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run_files import run_json
-
-if TYPE_CHECKING:
-  from tff_bandmf.ledger import chain
 
 
 def check(

@@ -15,14 +15,12 @@ import math
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tff_bandmf import _checks, _files, errors
+from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.ledger import counts
 from tff_bandmf.run_files import run_json
-
-if TYPE_CHECKING:
-  from tff_bandmf import ledger as ledger_lib
 
 # Columns of the noisy values that a round with an adaptive clip releases in
 # addition to the model.

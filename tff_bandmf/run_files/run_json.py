@@ -30,16 +30,10 @@ from __future__ import annotations
 
 import json
 import pathlib
+import typing
 import unicodedata
 from collections.abc import Mapping
-from typing import (
-  TYPE_CHECKING,
-  Annotated,
-  Any,
-  Literal,
-  Optional,
-  get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import attrs
 import msgspec
@@ -382,16 +376,11 @@ def read_plan(directory: pathlib.Path) -> plan_lib.Plan:
   return plan_lib.Plan.load(path)
 
 
+_TYPES = typing.get_type_hints(RunDetails, include_extras=True)
+_FIELDS = attrs.fields(RunDetails)
 # Names of the details that may change after the first round, and of the others.
-NOTES, _FIXED = (
-  tuple(
-    field.name
-    for field in attrs.fields(RunDetails)
-    if field.metadata.get('changes', False) == changes
-  )
-  for changes in (True, False)
-)
-_TYPES = get_type_hints(RunDetails, include_extras=True)
+NOTES = tuple(field.name for field in _FIELDS if field.metadata)
+_FIXED = tuple(field.name for field in _FIELDS if not field.metadata)
 
 
 def check_visible(notes: Mapping[str, Any]) -> None:
