@@ -256,12 +256,9 @@ class CorrelatedNoise(strategies.Strategy):
       for current in self._rounds(run, grid, last):
         self._round, server_round = current, current.index + 1
         _LOGGER.info('[ROUND %s/%s]', server_round, last)
-        replies = grid.send_and_receive(
-          self.configure_train(
-            server_round, _to_flower(self._weights), train_config, grid
-          ),
-          timeout=timeout,
-        )
+        model = _to_flower(self._weights)
+        asked = self.configure_train(server_round, model, train_config, grid)
+        replies = grid.send_and_receive(asked, timeout=timeout)
         arrays, metrics = self.aggregate_train(server_round, replies)
         if arrays is None:
           continue
@@ -279,9 +276,8 @@ class CorrelatedNoise(strategies.Strategy):
           # flower_test.test_evaluations_of_clients_are_in_the_report and
           # test_evaluations_replace_no_other_note.
           run.note_side_release(_EVALUATIONS)
-          metrics = self.aggregate_evaluate(
-            server_round, grid.send_and_receive(messages, timeout=timeout)
-          )
+          replies = grid.send_and_receive(messages, timeout=timeout)
+          metrics = self.aggregate_evaluate(server_round, replies)
           if metrics is not None:
             _LOGGER.info('\t└──> Aggregated MetricRecord: %s', metrics)
             result.evaluate_metrics_clientapp[server_round] = metrics

@@ -133,9 +133,8 @@ class SampledCohorts:
     # Guard: run_sampling_test.test_other_population_is_refused.
     if rule.population != len(ids):
       raise errors.value_error(
-        f'clients={len(ids)}: are not the population={rule.population} of '
-        'the plan, from which cohorts are drawn; give those clients, or make '
-        'another plan'
+        f'clients={len(ids)}: are not the population={rule.population} of the '
+        'plan; give those clients, or make another plan'
       )
     self._ledger, self._ids = journal.ledger, ids
     self._sampler = rule.sampler(generator.Generator(key).words)
@@ -152,9 +151,8 @@ class SampledCohorts:
     # Guard: run_sampling_test.test_client_in_the_place_of_another_is_refused.
     elif not path.exists() or _files.read_json(path) != f'{fingerprint:016x}':
       raise errors.value_error(
-        f'clients={len(ids)}: are not the clients from whom the run draws its '
-        'cohorts; resume with the clients that the run started with. Name '
-        'clients that left, too: an update that does not come is zero'
+        f'clients={len(ids)}: are not the clients of the first start; name all '
+        'of those, even if they left: an update that does not come is zero'
       )
     last = journal.next - 1
     if last >= 0 and not self.as_drawn([last]):

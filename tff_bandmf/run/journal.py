@@ -350,8 +350,7 @@ class Journal:
     if z_stddev and fingerprint is None:
       raise errors.value_error(
         f'round={t}: released nothing through run.aggregator or round.release; '
-        'make the process with model_aggregator=run.aggregator, and run it '
-        'once in each round'
+        'make the process with run.aggregator, and run it once in each round'
       )
     # PRIVACY: two different sums of a round have the same noise, so their
     # difference has no noise. The first sum may have been released, and the
@@ -365,9 +364,8 @@ class Journal:
     if z_stddev and self._states.has(state):
       raise errors.value_error(
         f'state=given to finish round {t}: is the state of an earlier round, '
-        'or follows from such a state, and would undo the rounds since then; '
-        'start each round from the state that restore or the last finish '
-        'returned, and finish the round with the state after it'
+        'or follows from one; start each round from the state that restore or '
+        'the last finish returned, and finish it with the state after it'
       )
     numbers: dict[str, Any] = {
       '/'.join(map(str, path)): float(value)

@@ -129,9 +129,8 @@ def open_folder(
     ):
       raise errors.value_error(
         f'ledger_head={ledger_head}: is not a head that this ledger has had: '
-        'its folder was restored to an earlier moment, or belongs to another '
-        'run; restore the latest files, all of the same moment, or start a new '
-        'run and count all rounds of this run'
+        'the folder is of an earlier moment, or of another run; restore the '
+        'latest files, or start a new run and count all rounds of this run'
       )
 
     def tape() -> placements.Tape:
@@ -212,8 +211,7 @@ def _predecessors(
     if units != plan.clients_per_unit:
       raise errors.value_error(
         f'clients_per_unit={plan.clients_per_unit}: is {units} in the earlier '
-        f'run {earlier}; plan runs on the same clients with the same '
-        'clients_per_unit'
+        f'run {earlier}; plan this run with clients_per_unit={units}'
       )
     path = os.path.relpath(earlier, directory)
     predecessors.append({'run': path, 'run_id': str(details.run_id)})

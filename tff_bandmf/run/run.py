@@ -354,9 +354,8 @@ class Run:
     # Guard: run_sampling_test.test_clients_that_come_by_themselves_are_refused.
     if plan.sampled is not None:
       raise errors.value_error(
-        f'cohorts={plan.sampled.name}: are sampled by the run, so clients '
-        'cannot come by themselves; use run.rounds or run.train, or a plan '
-        'with MinSep'
+        f'cohorts={plan.sampled.name}: are sampled by the run; use run.rounds '
+        'or run.train, or a plan with MinSep'
       )
     # PRIVACY: the claim of an ended run covers its rounds up to the end, so the
     # clients of a later round would not be counted. A round of an ended run is
@@ -701,9 +700,8 @@ class Run:
     journal = self._journal
     if journal.next < least and not journal.ended:
       raise errors.value_error(
-        f'record=round {journal.next}: comes before the last of '
-        f'{least} rounds; call run.record when all rounds are done, or '
-        'run.stop() before it to stop here'
+        f'record=round {journal.next}: is before the last of {least} rounds; '
+        'run the others first, or call run.stop() to stop here'
       )
     if journal.ended:
       recorded = self.results or {}
@@ -712,9 +710,8 @@ class Run:
           value, recorded.get(name, math.nan), rel_tol=_RESULT_TOLERANCE
         ):
           raise errors.value_error(
-            f'record={name}={value}: differs from the results that the run '
-            f'ended with, {recorded}; keep these results: a run is measured '
-            'once'
+            f'record={name}={value}: differs from the recorded results, '
+            f'{recorded}; keep these: a run is measured once'
           )
     else:
       if journal.open_round is None:
@@ -778,8 +775,7 @@ class Run:
     if not self._journal.ended:
       raise errors.value_error(
         f'erase_identifiers=round {self._journal.next}: comes before the end '
-        'of the run, and without the key every client would look new; call '
-        'run.record(...) after the last round'
+        'of the run, which needs the key; call run.record(...) first'
       )
     # PRIVACY: a person with the key and the ledger can learn in which rounds a
     # client took part. This line destroys the key.

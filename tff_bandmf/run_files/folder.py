@@ -242,9 +242,8 @@ def check_releases(
     if attempt > len(attempts.get(t, ())):
       raise errors.value_error(
         f'ledger={directory / run_json.LEDGER_FILE}: lacks attempt {attempt} '
-        f'at round {t}, which released a sum: the last commits of the ledger '
-        'are lost; restore all files of the same moment, or start a new run '
-        'and count all rounds of this run'
+        f'at round {t}, which released a sum; restore all files of the same '
+        'moment, or start a new run and count all rounds of this run'
       )
 
 
@@ -272,9 +271,8 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
     # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
       raise errors.value_error(
-        f'{path.name}={path}: has {links} names (hard links), as in a copy '
-        'made with cp -al; remove the copy; copy the folder of a run without '
-        'links'
+        f'{path.name}={path}: has {links} names (hard links), as after cp -al; '
+        'remove the copy; copy the folder of a run without links'
       )
   # PRIVACY: a folder and its copy would each continue the run with the same
   # key, and add the same noise to different sums. Only the folder in which the
