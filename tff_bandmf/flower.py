@@ -305,7 +305,7 @@ class CorrelatedNoise(strategies.Strategy):
       self._strategy.configure_train(server_round, arrays, config, grid)
     )
     contents = [each.content for each in messages]
-    if not contents or any(each != contents[0] for each in contents):
+    if not contents or any(each != contents[0] for each in contents[1:]):
       raise errors.value_error(
         f'strategy={type(self._strategy).__name__}: configures '
         f'{"different" if messages else "no"} messages for training; use a '
