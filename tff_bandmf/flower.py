@@ -472,11 +472,9 @@ class CorrelatedNoise(strategies.Strategy):
       ValueError: too few clients connect before the timeout; `clients` is a
         number outside of a simulation, or below the number of simulated nodes.
     """
-    least = (
-      self._clients
-      if isinstance(self._clients, int)
-      else self._strategy.min_available_nodes
-    )
+    least = self._strategy.min_available_nodes
+    if isinstance(self._clients, int):
+      least = self._clients
     until = time.monotonic() + self._timeout
     nodes = self._look(grid)
     if len(nodes) < least:

@@ -150,10 +150,8 @@ class Journal:
     # would have no noise. All attempts take the clip that the ledger has for
     # the round before.
     # Guard: run_clip_test.test_adaptive_clip_goes_on_after_a_kill.
-    released = metrics.clips(
-      {t: attempts[t] for t in attempts if t < self.next}
-    )
-    self.l2_norm_clip = released[-1][1] if released else None
+    clips = [clip for t, clip in metrics.clips(attempts) if t <= self.next]
+    self.l2_norm_clip = clips[-1] if clips else None
 
   @property
   def ledger(self) -> ledger_lib.Ledger:

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 import numpy as np
 import tqdm
 
-from tff_bandmf import (
-  _checks,
-  _files,
-  accounting,
-  errors,
-  participation,
-  report,
-)
+from tff_bandmf import _checks, _files, errors, participation, report
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf.cohorts import names as names_lib
 from tff_bandmf.plan import plan as plan_lib
@@ -35,6 +28,7 @@ from tff_bandmf.run_files import metrics, run_json
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
+  from tff_bandmf import accounting
   from tff_bandmf.aggregator import factory
   from tff_bandmf.tff import names as tff
 
