@@ -704,8 +704,8 @@ class Run:
           value, recorded.get(name, math.nan), rel_tol=_RESULT_TOLERANCE
         ):
           raise errors.value_error(
-            f'record={name}={value}: differs from the recorded results, '
-            f'{recorded}; keep these: a run is measured once'
+            f'record={name}={value}: differs, as the run ended with {recorded}; '
+            'keep these results: a run is measured once'
           )
     else:
       if journal.open_round is None:
