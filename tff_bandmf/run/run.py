@@ -704,7 +704,7 @@ class Run:
           value, recorded.get(name, math.nan), rel_tol=_RESULT_TOLERANCE
         ):
           raise errors.value_error(
-            f'record={name}={value}: differs, as the run ended with {recorded}; '
+            f'record={name}={value}: differs: the run ended with {recorded}; '
             'keep these results: a run is measured once'
           )
     else:
