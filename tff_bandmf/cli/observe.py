@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from typing import Optional
 
 import click
 
-from tff_bandmf import accounting, errors
+from tff_bandmf import _files, accounting, errors
 from tff_bandmf.cli import options, output
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
@@ -39,20 +38,18 @@ def observe(log, file, z_stddev, delta, clip, columns):
   participations = participation_log.ParticipationLog(log, **columns)
   plan = _plan(file)
   if plan is None:
-    strategy = output.load(file)[0]
+    strategy, costs = output.load(file)[0], None
   else:
     if z_stddev is not None:
       raise errors.value_error(
         f'z_stddev={z_stddev}: the plan gives it; leave it out'
       )
-    strategy = plan.strategy
+    strategy, costs = plan.strategy, plan.schema.costs
     delta = plan.delta if delta is None else delta
     sampled = plan.sampled is not None and plan.sampled.population is None
     if plan.largest_cohort or not sampled:
       participations.check_sizes(plan.most_clients)
-  observed = participations.observed(
-    strategy, None if plan is None else plan.schema.costs
-  )
+  observed = participations.observed(strategy, costs)
   assert observed.sensitivity is not None
   guarantee = None
   if plan is not None and plan.guarantee.noise_multiplier:
@@ -72,6 +69,7 @@ def observe(log, file, z_stddev, delta, clip, columns):
       'planned_epsilon': plan.guarantee.proved_epsilon(delta),
       'keeps_min_sep': observed.satisfies(plan.schema, plan.rounds),
     }
+  sensitivity = guarantee.sensitivity if guarantee else observed.sensitivity
   values = {
     'clients': observed.clients,
     'participations': observed.participations,
@@ -79,9 +77,7 @@ def observe(log, file, z_stddev, delta, clip, columns):
     'min_sep': observed.min_sep,
     'max_participations': observed.max_participations,
     'histogram': {str(k): count for k, count in observed.histogram.items()},
-    'sensitivity': guarantee.sensitivity.value
-    if guarantee
-    else observed.sensitivity.value,
+    'sensitivity': sensitivity.value,
     'sensitivity_method': observed.sensitivity.method,
     'noise_multiplier': guarantee and guarantee.noise_multiplier,
     'rho': guarantee and guarantee.rho,
@@ -89,8 +85,7 @@ def observe(log, file, z_stddev, delta, clip, columns):
     'delta': delta,
     **planned,
   }
-  if participations.alike is not None:
-    output.warn(participations.alike)
+  output.warn(participations.alike)
   if guarantee is not None:
     output.warn_of_weak(values['epsilon'], delta)
   output.show_result(values)
@@ -101,10 +96,7 @@ def _plan(file: str) -> Optional[plan_lib.Plan]:
   path = pathlib.Path(file)
   if path.suffix != '.json' or not path.is_file():
     return None
-  try:
-    content = json.loads(path.read_bytes())
-  except ValueError:
-    return None
+  content = _files.read_json(path)
   if not isinstance(content, dict) or content.get('format') != plan_json.FORMAT:
     return None
   return plan_lib.Plan.load(path)

@@ -228,9 +228,10 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
     )
 
 
-def warn(message: str) -> None:
-  """Prints a warning on standard error, shortened by `errors.invalid`."""
-  click.echo(f'warning: {errors.invalid(message)}', err=True)
+def warn(message: Optional[str]) -> None:
+  """Prints a warning, shortened by `errors.invalid`, unless it is None."""
+  if message is not None:
+    click.echo(f'warning: {errors.invalid(message)}', err=True)
 
 
 def did_not_hold(message: str = '') -> click.exceptions.Exit:

@@ -206,8 +206,7 @@ def _compared(
 
   schema = plan.schema
   arrivals = participation_log.ParticipationLog(log, **columns)
-  if arrivals.alike is not None:
-    output.warn(arrivals.alike)
+  output.warn(arrivals.alike)
   if arrivals.rounds > plan.rounds:
     raise errors.value_error(
       f'arrivals={log}: has {arrivals.rounds} rounds, more than '

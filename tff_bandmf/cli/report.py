@@ -124,8 +124,7 @@ def report(
     sources = [report_lib.of_plan(plan, log, notes)]
   sources[-1] = dataclasses.replace(sources[-1], releases=releases)
   for source in sources:
-    if source.alike is not None:
-      output.warn(source.alike)
+    output.warn(source.alike)
   folder = pathlib.Path(out or (run_dirs[0] if len(run_dirs) == 1 else '.'))
   broken = report_lib.BROKEN * any(source.claim.violated for source in sources)
   if kinds['public']:

@@ -380,10 +380,9 @@ def _optimized(
     schema: participation schema.
     **settings: other arguments of `optimize.optimize`.
   """
-  for name in (*_PARAMETERS, 'column_normalize', 'gap'):
-    if name in row:
-      settings['lambda_' if name == 'lambda' else name] = row[name]
-  return optimize.optimize(row['family'], rounds, schema, **settings)
+  names = (*_PARAMETERS, 'column_normalize', 'gap')
+  given = {name: row[name] for name in names if name in row}
+  return optimize.optimize(row['family'], rounds, schema, **given, **settings)
 
 
 def _label(row: _Table) -> str:
