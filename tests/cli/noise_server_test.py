@@ -295,7 +295,7 @@ def test_round_of_a_killed_server_fails_after_its_timeout(tmp_path):
   _wait_until((server.directory / '00000001.noise').exists)
   server.kill()
   began = time.monotonic()
-  with tapes.refused('is its process alive'):
+  with tapes.refused('is it alive'):
     tapes.release(server, 5, timeout=0.5)
   assert time.monotonic() - began >= 0.5
 

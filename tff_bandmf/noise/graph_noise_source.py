@@ -74,11 +74,7 @@ class NoiseSource:
     self.placement = 'tape' if z_steps else 'none'
     self.dimension = dimension
     self.start_round = placement.start_round
-    self._tape = (
-      open_tape.open_tape(placement, recursion, z_steps, dimension)
-      if z_steps
-      else None
-    )
+    self._tape = open_tape.open_tape(placement, recursion, z_steps, dimension)
     self._position = self._tape.position if self._tape else None
 
   def initial_state(self) -> State:
@@ -112,11 +108,7 @@ class NoiseSource:
     return graph_released_sums.open_round(self._position, stated)
 
   def release(
-    self,
-    state: State,
-    round_index: tf.Tensor,
-    total: tf.Tensor,
-    counts: Any = None,
+    self, state: State, t: tf.Tensor, total: tf.Tensor, counts: Any = None
   ) -> tuple[tf.Tensor, State]:
     """Returns (total + y_t, state of the next round).
 
@@ -135,7 +127,7 @@ class NoiseSource:
 
     Args:
       state: state of the round, from `begin` or from the previous release.
-      round_index: t, scalar int64.
+      t: round, scalar int64.
       total: [dimension] int32, S_t in lattice steps.
       counts: [2] integers: the number of updates in the total, and the number
         of all-zero updates among them. A source with a `released_sums.Position`
@@ -144,27 +136,21 @@ class NoiseSource:
     if self._tape is None:
       return total, state
     if self._position is not None:
-      checked = graph_released_sums.check_updates(
-        self._position, counts[0], round_index
-      )
+      checked = graph_released_sums.check_updates(self._position, counts[0], t)
       with tf.control_dependencies([checked]):
         total = tf.identity(total)
-    released, released_sum = graph_reader.release(
-      self._tape, total, state, round_index
-    )
+    released, released_sum = graph_reader.release(self._tape, total, state, t)
     if self._position is not None:
       released = graph_released_sums.mark(
-        self._position, released, released_sum, counts, round_index
+        self._position, released, released_sum, counts, t
       )
     return released, state
 
-  def metrics(
-    self, round_index: tf.Tensor
-  ) -> collections.OrderedDict[str, tf.Tensor]:
+  def metrics(self, t: tf.Tensor) -> collections.OrderedDict[str, tf.Tensor]:
     """Returns {name: metric} of a round; no metric depends on the noise.
 
     Args:
-      round_index: t, scalar int64.
+      t: round, scalar int64.
     """
     # If the noise fails its self-test, the round fails. So a round that has
     # metrics has passed the self-test.
@@ -173,8 +159,7 @@ class NoiseSource:
       noise_checked=tf.constant(self._tape is not None),
     )
     if self._tape is not None:
-      ahead = graph_reader.rounds_ahead(self._tape, round_index)
-      metrics['rounds_ahead'] = ahead
+      metrics['rounds_ahead'] = graph_reader.rounds_ahead(self._tape, t)
     return metrics
 
   def close(self) -> None:

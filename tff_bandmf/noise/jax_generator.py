@@ -90,15 +90,14 @@ def words(key: Array, rows: Array, groups: Array) -> jax.Array:
     groups: [g] int64, indices of groups; coordinate i is in group i // 8.
   """
   shape = (len(rows), len(groups))
-  group_low, group_high = _halves(groups[None, :])
-  row_low, _ = _halves(rows[:, None])
+  group, row = groups[None, :].astype(np.uint64), rows[:, None]
   # PRIVACY: Two z from one word would be equal, and an attacker could combine
   # releases so that the noise cancels. The nonce has separate bits for the
   # row, the group and the stream, so two z never share a word.
   # Guard: jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
-  nonce = group_low, group_high, row_low, np.uint32(generator_lib.WORDS)
+  nonce = group, group >> 32, row, np.uint32(generator_lib.WORDS)
   start = tuple(
-    jnp.broadcast_to(word, shape)
+    jnp.broadcast_to(word.astype(np.uint32), shape)
     for word in (*map(np.uint32, _CONSTANTS), *key, *nonce)
   )
 
@@ -215,12 +214,6 @@ def _ratio(part: np.ndarray, x: Array) -> Array:
     for coefficients in part
   )
   return numerator / denominator
-
-
-def _halves(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the low and the high 32 bits of int64 values, uint32."""
-  bits = values.astype(np.uint64)
-  return bits.astype(np.uint32), (bits >> 32).astype(np.uint32)
 
 
 def _rotated(word: jax.Array, bits: int) -> jax.Array:

@@ -104,10 +104,8 @@ class NoisyMean:
     self._dimension = dimension
     # The public run ID, which the tape stores with each released round.
     self._run = secrets.randbits(63) | 1
-    self._tape = (
-      open_tape.open_tape(placement, recursion, self.lattice.z_steps, dimension)
-      if self.lattice.z_steps
-      else None
+    self._tape = open_tape.open_tape(
+      placement, recursion, self.lattice.z_steps, dimension
     )
 
   def close(self) -> None:

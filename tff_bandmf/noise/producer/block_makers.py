@@ -122,11 +122,10 @@ class Host(Maker):
     self._bounds = np.zeros((len(sizes), rows))
     # If the memory is a ring of past y, a block writes its y to the ring.
     self._in_ring = self._dtype is np.int32 and rows > 0
-    self._out = (
-      self._memory
-      if self._in_ring
-      else past_noise.Chunks(stream.block_rounds, sizes, np.int32, most)
-    )
+    self._out = self._memory
+    if not self._in_ring:
+      rows = stream.block_rounds
+      self._out = past_noise.Chunks(rows, sizes, np.int32, most)
 
   def __exit__(self, *exc_info) -> None:
     self._memory.close()

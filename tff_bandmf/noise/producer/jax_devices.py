@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -148,9 +148,7 @@ class Devices(block_makers.Maker):
         memory, z, weights, self._bounds[i], block.row, program, few
       )
 
-  def _settle(
-    self, i: int, block: blocks.Block, result: _Result
-  ) -> Union[float, np.ndarray]:
+  def _settle(self, i: int, block: blocks.Block, result: _Result) -> np.ndarray:
     """Computes the columns in doubt anew, and corrects y and the memory.
 
     Args:
@@ -166,7 +164,7 @@ class Devices(block_makers.Maker):
     # Columns beyond the coordinates of the chunk are padding.
     columns = columns[columns < len(self.chunks[i])]
     if not len(columns):
-      return 0.0
+      return np.zeros(())
     coordinates = [self.chunks[i][column] for column in columns]
     rounded = np.asarray(result.rounded)[:, : len(columns)]
     memory = np.array(result.before)[:, : len(columns)]
@@ -183,7 +181,7 @@ class Devices(block_makers.Maker):
     block.advance(z * block.noise_scale[:, np.newaxis], y, chunk)
     wrong = (y != rounded).any(0)
     if not wrong.any():
-      return 0.0
+      return np.zeros(())
     where = columns[wrong]
     with jax_generator.precise():
       if len(memory):

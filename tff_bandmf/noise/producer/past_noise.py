@@ -31,11 +31,7 @@ class Chunks:
   """
 
   def __init__(
-    self,
-    rows: int,
-    sizes: Sequence[int],
-    dtype: np.typing.DTypeLike,
-    max_memory_bytes: Optional[int] = None,
+    self, rows: int, sizes: Sequence[int], dtype: type, limit: Optional[int]
   ):
     """Makes the arrays.
 
@@ -43,9 +39,9 @@ class Chunks:
       rows: number of rows of every array, >= 0.
       sizes: number of coordinates of each array, > 0.
       dtype: type of the arrays' elements.
-      max_memory_bytes: maximum number of bytes in memory, > 0. If the arrays
-        need more, all go to a file in the folder for temporary files (TMPDIR).
-        If None, the arrays are in memory.
+      limit: maximum number of bytes in memory, > 0. If the arrays need more,
+        all go to a file in the folder for temporary files (TMPDIR). If None,
+        the arrays are in memory.
 
     Raises:
       OSError: the disk has too little space for the file.
@@ -58,7 +54,7 @@ class Chunks:
     self._file = None
     self._arrays = []
     size = self._dtype.itemsize * rows * sum(sizes)
-    if max_memory_bytes is None or size <= max_memory_bytes:
+    if limit is None or size <= limit:
       # Zeros take up memory only when they are overwritten, many rounds later,
       # so the space is checked here.
       if size > _available_bytes():

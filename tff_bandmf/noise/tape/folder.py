@@ -77,8 +77,7 @@ MARK = r'(\d+)(?:-((\d+)-\d+-\d+))?\.reached'
 KEPT = r'lock|reader|tape\.json|definition\.npz|.*\.reached'
 # The reasons for which a reader refuses a round.
 BEHIND = (
-  'the producer ended or fell behind; is its process alive, and is there room '
-  'on its disk?'
+  'the producer ended or fell behind; is it alive, with room on its disk?'
 )
 NOT_THERE = (
   'the tape is not there; was the aggregator closed, or can the process that '
@@ -93,9 +92,8 @@ OTHER_RUN = (
   'own state, or start a new run with a new key'
 )
 OTHER_SUM = (
-  'this round has released another sum, and its noise must not be added to a '
-  'second sum; repeat the round with the same cohort and model, or continue '
-  'with the next round'
+  'this round has released another sum, and its noise serves one sum; repeat '
+  'it with the same cohort and model, or continue with the next round'
 )
 # Characters that `tf.io.matching_files` interprets as a pattern.
 _GLOB = '*?[]\\'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Optional
 
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
@@ -18,7 +19,7 @@ def open_tape(
   recursion: recursion_lib.Recursion,
   z_steps: float,
   dimension: int,
-) -> tape_folder.ReadableTape:
+) -> Optional[tape_folder.ReadableTape]:
   """Starts the producer of a tape, or opens the folders of noise-servers.
 
   If this process writes the tape, the key is reserved until the tape is closed.
@@ -28,7 +29,7 @@ def open_tape(
   Args:
     placement: the user's choice of where y_t comes from.
     recursion: recursion that computes y from z, for the strategy matrix C.
-    z_steps: standard deviation of z in lattice steps, > 0.
+    z_steps: standard deviation of z in lattice steps, >= 0; 0 means no noise.
     dimension: d, number of coordinates of y_t, > 0.
 
   Raises:
@@ -39,6 +40,8 @@ def open_tape(
     ImportError: the backend of a tape is not installed.
     OSError: a folder or a file of a tape cannot be made.
   """
+  if not z_steps:
+    return None
   if isinstance(placement, placements.Served):
     return noise_server_tape.ServedTape(
       placement, recursion, z_steps, dimension

@@ -246,9 +246,8 @@ class Tape(tape_folder.ReadableTape):
       self.error = error
       with contextlib.suppress(OSError):
         # Write only the type of the exception: its message could hold a secret.
-        _files.write(
-          self.directory / 'failed', type(error).__name__.encode(), mode=0o600
-        )
+        content = type(error).__name__.encode()
+        _files.write(self.directory / 'failed', content, mode=0o600)
       if not self.description.served:
         raise
 
@@ -261,22 +260,20 @@ class Tape(tape_folder.ReadableTape):
     tape_folder.remove_marks(self.directory, reached)
     return self.reached
 
-  def _write(self, round_index: int, values: np.ndarray) -> None:
+  def _write(self, t: int, y: np.ndarray) -> None:
     """Writes y_t unless its file exists; waits while there is no room.
 
     There is no room if too many rounds are unread, or if the disk is full. If
     the tape is closed while the method waits, y_t is not written.
     """
-    while round_index >= self._remove_read_rounds() + self._ahead:
+    while t >= self._remove_read_rounds() + self._ahead:
       if self._stop.wait(tape_folder.POLL_SECONDS):
         return
     # The reader may skip rounds; a skipped round is not written.
-    if round_index < self.reached:
+    if t < self.reached:
       return
-    path = tape_folder.noise_path(self.directory, round_index)
-    contents = tape_file.contents(
-      self.tape_id, round_index, self.shards[0].first, values
-    )
+    path = tape_folder.noise_path(self.directory, t)
+    contents = tape_file.contents(self.tape_id, t, self.shards[0].first, y)
     while not path.exists():
       try:
         _files.write(path, *contents, mode=0o600)
@@ -290,4 +287,4 @@ class Tape(tape_folder.ReadableTape):
           return
         self._remove_read_rounds()
     self.is_full = False
-    self.written = round_index + 1
+    self.written = t + 1
