@@ -112,9 +112,8 @@ class Definition(NamedTuple):
     Returns:
       [rounds, len(coordinates)] int64, in lattice steps.
     """
-    rounding = exact.Rounding(
-      self.recursion, self.lattice.z_steps, generator_lib.Generator(key)
-    )
+    generator = generator_lib.Generator(key)
+    rounding = exact.Rounding(self.recursion, self.lattice.z_steps, generator)
     return np.array([rounding.column(i, rounds) for i in coordinates]).T
 
 
@@ -140,9 +139,8 @@ def of_run(
     return computed
   # For `Served`, the noise-server writes the file.
   assert isinstance(placement, (placements.Tape, placements.Served))
-  return computed.in_file(
-    placement.definition, make=isinstance(placement, placements.Tape)
-  )
+  make = isinstance(placement, placements.Tape)
+  return computed.in_file(placement.definition, make)
 
 
 def _is_close(name: str, held: np.ndarray, computed: np.ndarray) -> bool:

@@ -101,13 +101,11 @@ class Generator:
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
     reversed_stream = int(f'{stream:032b}'[::-1], 2)
     block = (start // GROUP) | row << 64 | reversed_stream << 96
-    cipher = ciphers.Cipher(
-      algorithms.ChaCha20(self.key.secret, block.to_bytes(16, 'little')), None
-    )
-    groups = -(-count // GROUP)
-    return np.frombuffer(
-      cipher.encryptor().update(bytes(8 * GROUP * groups)), '<u8'
-    )[:count]
+    nonce = block.to_bytes(16, 'little')
+    algorithm = algorithms.ChaCha20(self.key.secret, nonce)
+    encryptor = ciphers.Cipher(algorithm, None).encryptor()
+    zeros = bytes(8 * GROUP * -(-count // GROUP))
+    return np.frombuffer(encryptor.update(zeros), '<u8')[:count]
 
   def word(self, row: int, coordinate: int, stream: int) -> int:
     """Returns the word of one coordinate; see `words`."""

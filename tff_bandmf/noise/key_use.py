@@ -144,10 +144,8 @@ class KeyUse:
     """
     with self._lines() as lines:
       self._check(lines)
-      own_line = (
-        f'{self._tape_id} {self._coordinates.start} '
-        f'{len(self._coordinates)} {self._directory}'
-      )
+      own = self._coordinates
+      own_line = f'{self._tape_id} {own.start} {len(own)} {self._directory}'
       if own_line not in lines:
         end = os.lseek(self._handle, 0, os.SEEK_END)
         content = os.fsencode(own_line) + b'\n'

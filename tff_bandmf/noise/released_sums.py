@@ -114,11 +114,9 @@ class Position:
         counts[attempt] = updates, zero
     return counts
 
-  def _marks(
-    self, round_index: int
-  ) -> Iterator[tuple[int, bytes, pathlib.Path]]:
-    """Yields (attempt, fingerprint, path) of each mark of a round, in order."""
-    for path in sorted(self.marks.glob(f'{round_index:08d}-*')):
+  def _marks(self, t: int) -> Iterator[tuple[int, bytes, pathlib.Path]]:
+    """Yields (attempt, fingerprint, path) of each mark of round t, in order."""
+    for path in sorted(self.marks.glob(f'{t:08d}-*')):
       _, attempt, fingerprint = path.name.split('-', 2)
       yield int(attempt), fingerprint.encode(), path
 

@@ -498,8 +498,7 @@ def known(names: Sequence[str]) -> tuple[jax.Device, ...]:
   for name in names:
     if name not in by_name:
       raise errors.value_error(
-        f'devices={name}: is not a device that JAX sees; use '
-        f'{" ".join(by_name)}'
+        f'devices={name}: is not a device of JAX; use {" ".join(by_name)}'
       )
   chosen = tuple(by_name[name] for name in names or by_name)
   kinds = {each.device_kind for each in chosen}

@@ -10,7 +10,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Chunks:
   """
 
   def __init__(
-    self, rows: int, sizes: Sequence[int], dtype: type, limit: Optional[int]
+    self, rows: int, sizes: Sequence[int], dtype: Any, limit: Optional[int]
   ):
     """Makes the arrays.
 

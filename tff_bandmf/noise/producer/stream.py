@@ -136,9 +136,8 @@ class Stream:
     self.memory_rows = -(-rows // m) * m if is_ring else rows
     self.max_memory_bytes = memory.max_bytes
     self.identifier = identify(key, recursion, dimension, self.z_steps)
-    self.rounding = exact.Rounding(
-      recursion, self.z_steps, generator_lib.Generator(key)
-    )
+    generator = generator_lib.Generator(key)
+    self.rounding = exact.Rounding(recursion, self.z_steps, generator)
     self._backend = backend
     self.devices: Any = ()
     if backend != NUMPY:
@@ -235,9 +234,8 @@ def identify(
     dimension: d, number of coordinates of y_t.
     z_steps: standard deviation of z in lattice steps.
   """
-  return key.identify(
-    struct.pack('<qd', dimension, z_steps) + recursion.digest.encode()
-  )
+  subject = struct.pack('<qd', dimension, z_steps) + recursion.digest.encode()
+  return key.identify(subject)
 
 
 def _block_rounds(memory: int) -> int:

@@ -113,8 +113,7 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
     hashed = tf.fingerprint(tf.reshape(words, shape), method)
     if rows == 1:
       low, high = tf.unstack(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.uint32))
-      root = tf.stack([high, low ^ released.shape[0]])
-      return tf.cast(root, tf.int64)
+      return tf.cast(tf.stack([high, low ^ released.shape[0]]), tf.int64)
     words = tf.bitcast(tf.reshape(hashed, [2 * rows, 4]), tf.int32)
 
 
