@@ -194,11 +194,9 @@ class Claim:
     """Returns the numbers of the claim under their JSON keys."""
     strategy, rounds = self.unamplified.strategy, self.plan.rounds
     observed, sampled = self.observed, self.plan.sampled
-    planned = self.planned.cohorts.schema
-    most = planned.participations(strategy.rounds)
     if self.budget is not None:
       strategy = strategy.of_rounds(rounds)
-    claimed = self.claimed.to_dict()
+    planned, claimed = self.planned.to_dict(), self.claimed.to_dict()
     led = figures(self.claimed, self.delta)
     sampling = sampled and {
       'kind': sampled.name,
@@ -231,9 +229,8 @@ class Claim:
       'strategy_sha256': self.unamplified.strategy.digest(),
       'planned': {
         'rounds': rounds,
-        'min_sep': self.budget.apart if self.budget else planned.min_sep,
-        'participations': most,
-        'sensitivity': self.planned.sensitivity.value,
+        'min_sep': self.budget.apart if self.budget else planned.get('min_sep'),
+        **{name: planned[name] for name in ('participations', 'sensitivity')},
         **figures(self.planned, self.delta),
       },
       'observed': {

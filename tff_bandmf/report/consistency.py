@@ -98,50 +98,7 @@ def verified_ledger(
       observed.clients <= run.population,
       f'clients={observed.clients}: are more than population={run.population}',
     )
-  _check_noise(observed, plan.z_stddev)
-  # PRIVACY: a file that was edited after a round could claim another noise or
-  # clip than the round had. If the ledger has a digest of the files for a
-  # round, the files must still have this digest.
-  # Guard: consistency_test.test_other_clip_than_the_rounds_held_to_is_refused.
-  _require(
-    observed.enforced <= {None, run.enforced_digest(directory)},
-    f'run={directory / run_json.RUN_FILE}: this file or {run_json.PLAN_FILE} '
-    'was changed after rounds in the ledger',
-  )
-  # PRIVACY: a round that finishes twice has the same noise both times, and two
-  # sums with the same noise reveal their difference. A ledger is refused if a
-  # round finished twice with sums that may be different.
-  # Guard: consistency_test.test_round_that_was_finished_twice_is_refused.
-  _require(
-    not (plan.z_stddev and observed.finished_twice),
-    f'round={min(observed.finished_twice, default=None)}: was finished twice, '
-    'so two different sums may have the same noise',
-  )
-  attempts = observed.attempts
-  _require(
-    observed.ended is None or not observed.open,
-    f'round={min(observed.open, default=None)}: is open, but the run has ended',
-  )
-  folder.check_releases(directory, attempts)
-  _check_checkpoints(directory, attempts)
-  exports.check(directory, plan, observed.ended)
-  metrics.check(directory, attempts)
-  for row in metrics.rows(directory, attempts):
-    t, clients = int(row['round']), row.get('clients')
-    # PRIVACY: a forger could remove clients from the ledger and compute its
-    # chain again, and epsilon would be too small. Each row has the size of its
-    # cohort, and the ledger must have a cohort of this size.
-    # Guard: consistency_test.test_client_cut_out_of_two_cohorts_is_refused.
-    _require(
-      not clients or clients == str(observed.cohort_sizes[t]),
-      f'clients={clients}: the metrics of round {t} have this number, and the '
-      f'ledger has {observed.cohort_sizes[t]}',
-    )
-  return observed
-
-
-def _check_noise(observed: ledger_lib.Counts, z_stddev: float) -> None:
-  measured = observed.z_stddev
+  measured, z_stddev = observed.z_stddev, plan.z_stddev
   if measured is not None:
     words = 'a round had less' if measured < z_stddev else 'all rounds had more'
     _require(
@@ -157,25 +114,57 @@ def _check_noise(observed: ledger_lib.Counts, z_stddev: float) -> None:
     f'{len(observed.unchecked)} of {observed.finished} finished rounds whose '
     'noise was not verified by the program that added it',
   )
-
-
-def _check_checkpoints(
-  directory: pathlib.Path, attempts: ledger_lib.Attempts
-) -> None:
+  # PRIVACY: a file that was edited after a round could claim another noise or
+  # clip than the round had. If the ledger has a digest of the files for a
+  # round, the files must still have this digest.
+  # Guard: consistency_test.test_other_clip_than_the_rounds_held_to_is_refused.
+  _require(
+    observed.enforced <= {None, run.enforced_digest(directory)},
+    f'run={directory / run_json.RUN_FILE}: this file or {run_json.PLAN_FILE} '
+    'was changed after rounds in the ledger',
+  )
+  # PRIVACY: a round that finishes twice has the same noise both times, and two
+  # sums with the same noise reveal their difference. A ledger is refused if a
+  # round finished twice with sums that may be different.
+  # Guard: consistency_test.test_round_that_was_finished_twice_is_refused.
+  _require(
+    not (z_stddev and observed.finished_twice),
+    f'round={min(observed.finished_twice, default=None)}: was finished twice, '
+    'so two different sums may have the same noise',
+  )
+  attempts = observed.attempts
+  _require(
+    observed.ended is None or not observed.open,
+    f'round={min(observed.open, default=None)}: is open, but the run has ended',
+  )
+  folder.check_releases(directory, attempts)
   for path in sorted((directory / run_json.CHECKPOINTS).glob('*.npz')):
     _, head = checkpoints.read(path)
+    # The checkpoint before round 0 follows no round.
     before = int(path.stem) - 1 if path.stem.isdecimal() else -2
-    if before == -1:
-      # The checkpoint before round 0 follows no round.
-      continue
+    heads = {attempt.head for attempt in attempts.get(before, ())}
     # PRIVACY: a ledger that was replaced or shortened could hide participation.
     # A checkpoint has the hash that the true ledger's chain had after the last
     # round of the checkpoint. This hash must be in the ledger.
     # Guard: consistency_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
-      head in {attempt.head for attempt in attempts.get(before, ())},
+      before == -1 or head in heads,
       f'checkpoint={path}: does not follow from the rounds in the ledger',
     )
+  exports.check(directory, plan, observed.ended)
+  metrics.check(directory, attempts)
+  for row in metrics.rows(directory, attempts):
+    t, clients = int(row['round']), row.get('clients')
+    # PRIVACY: a forger could remove clients from the ledger and compute its
+    # chain again, and epsilon would be too small. Each row has the size of its
+    # cohort, and the ledger must have a cohort of this size.
+    # Guard: consistency_test.test_client_cut_out_of_two_cohorts_is_refused.
+    _require(
+      not clients or clients == str(observed.cohort_sizes[t]),
+      f'clients={clients}: the metrics of round {t} have this number, and the '
+      f'ledger has {observed.cohort_sizes[t]}',
+    )
+  return observed
 
 
 def _require(holds: bool, message: str) -> None:

@@ -354,8 +354,7 @@ class ParticipationLog:
           raise
         raise errors.value_error(
           f'log={path}: cannot be read: {self._damage(file, error)}; give the '
-          'whole file: one row a participation, with the columns '
-          f'{" and ".join(self._columns.values())}'
+          f'whole file, with the columns {" and ".join(self._columns.values())}'
         ) from error
 
   def _parquet(self, file: _File) -> Iterator[pa.RecordBatch]:

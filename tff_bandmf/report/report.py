@@ -83,26 +83,24 @@ def build(directory: Union[str, os.PathLike]) -> Report:
 def from_source(source: inputs.Source) -> Report:
   """Returns the report of a run, or of training outside this library."""
   run, claim = source.run, source.claim
-  numbers = claim.to_dict()
+  numbers, delta = claim.to_dict(), claim.delta
   rows = [(numbers['family'], source)]
   rows += [(each.name, each) for each in source.compared]
   # An amplified claim has no curve: each point could need many random samples.
-  curve = (
-    [] if claim.amplified else epsilon_curve(claim.unamplified, claim.delta)
-  )
-  deltas = {claim.delta, *(() if claim.amplified else browser_check.DELTAS)}
+  curve = [] if claim.amplified else epsilon_curve(claim.unamplified, delta)
+  deltas = {delta, *(() if claim.amplified else browser_check.DELTAS)}
   adaptive = _adaptive(source)
   figures = pages.figures(
     {name: each.accuracy for name, each in rows},
     curve,
-    (numbers['epsilon'], claim.delta),
-    epsilon_curve(claim.planned, claim.delta) if claim.violated else None,
+    (numbers['epsilon'], delta),
+    epsilon_curve(claim.planned, delta) if claim.violated else None,
     [tuple(each.values()) for each in adaptive['path']] if adaptive else (),
   )
   figures = {f'{name}.png': figure for name, figure in figures.items()}
-  together = composed([source], claim.delta) if source.composes else None
+  together = composed([source], delta) if source.composes else None
   alone = dataclasses.replace(source, releases=())
-  joint = composed([alone], claim.delta) if together and source.before else None
+  joint = composed([alone], delta) if together and source.before else None
   content = {
     **sentences.common(claim, run, claim.unamplified.clients_per_unit),
     **vars(source),
@@ -117,8 +115,8 @@ def from_source(source: inputs.Source) -> Report:
     'attack': sentences.attack(together or numbers),
     'adaptive_clip': adaptive,
     'epsilons': [
-      {'delta': delta, 'epsilon': claim.claimed.proved_epsilon(delta)}
-      for delta in sorted(deltas, reverse=True)
+      {'delta': each, 'epsilon': claim.claimed.proved_epsilon(each)}
+      for each in sorted(deltas, reverse=True)
     ],
     'epsilon_curve': curve,
     'check': browser_check.of_runs(
