@@ -167,7 +167,6 @@ def _row(source: inputs.Source) -> document.PublicRun:
   """Returns the public facts of a run."""
   claim, run = source.claim, source.run
   numbers = claim.to_dict()
-  planned = numbers['planned']
   promised = claim.amplified or claim.planned
   return document.select(
     document.PublicRun,
@@ -181,8 +180,8 @@ def _row(source: inputs.Source) -> document.PublicRun:
       # For an amplified claim, `Claim.to_dict` hides the observed epsilon.
       'observed_epsilon': numbers['observed']['epsilon'],
       'kept': not claim.violated,
-      'min_sep': planned['min_sep'],
-      'participations': planned['participations'],
+      'min_sep': numbers['planned']['min_sep'],
+      'participations': numbers['planned']['participations'],
       'l2_norm_clip': None if claim.adaptive_clip else claim.plan.clip,
     },
   )

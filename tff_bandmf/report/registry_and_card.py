@@ -24,12 +24,8 @@ REGISTRY_FILE = 'registry.yaml'
 CARD_FILE = 'card.md'
 
 SECTORS = (
-  'Technology',
-  'Healthcare',
-  'Education',
-  'Government',
-  'Energy',
-  'Finance',
+  *('Technology', 'Healthcare', 'Education'),
+  *('Government', 'Energy', 'Finance'),
 )
 _ARITHMETIC = (
   'Floating point: records, sums and noise are 32-bit integers on one lattice, '
@@ -304,8 +300,7 @@ def _claim(content: document.Public) -> str:
 
 def _mechanism(row: document.PublicRun) -> str:
   """Returns the mechanism of a run in a few words."""
-  apart = row['min_sep']
-  clip = row['l2_norm_clip']
+  apart, clip = row['min_sep'], row['l2_norm_clip']
   return (
     f'{row["family"]} matrix factorization, {row["rounds"]} rounds of '
     f'{row["clients_per_round"]:g} clients, at most {row["participations"]} '

@@ -37,13 +37,8 @@ _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
 # Packages whose versions a report states.
 _PACKAGES = (
-  'tff-bandmf',
-  'tensorflow-federated',
-  'tensorflow',
-  'tensorflow-privacy',
-  'dp-accounting',
-  'numpy',
-  'scipy',
+  *('tff-bandmf', 'tensorflow-federated', 'tensorflow', 'tensorflow-privacy'),
+  *('dp-accounting', 'numpy', 'scipy'),
 )
 
 
