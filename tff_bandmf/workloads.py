@@ -195,10 +195,8 @@ class Workload:
   @property
   def unscheduled(self) -> Workload:
     """A workload with the same momentum and a constant learning rate."""
-    return Workload(
-      self.momentum,
-      weight_decay=0.0 if self._learning_rates else self.weight_decay,
-    )
+    decay = 0.0 if self._learning_rates else self.weight_decay
+    return Workload(self.momentum, weight_decay=decay)
 
   @property
   def polynomial(self) -> np.ndarray:

@@ -365,13 +365,7 @@ class Budget(_Separated):
   )
 
   def __attrs_post_init__(self):
-    _checks.at_most(
-      'apart',
-      self.apart,
-      self.min_sep,
-      'min_sep',
-      'use a smaller apart',
-    )
+    _checks.at_most('apart', self.apart, self.min_sep, 'min_sep', 'use less')
     if self.costs is not None:
       _checks.instance('costs', self.costs, Costs, 'leave it out')
 
@@ -437,9 +431,7 @@ class Budget(_Separated):
 
 def check(schema: object) -> None:
   """Raises TypeError unless the value is an instance of `Participation`."""
-  _checks.instance(
-    'participation', schema, Participation, 'use MinSep(min_sep)'
-  )
+  _checks.instance('participation', schema, Participation, 'use MinSep(b)')
 
 
 def from_name(

@@ -23,15 +23,11 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
   >>> min_sep_from_rounds_between(484)
   485
   """
+  remedy = 'it is r2 - r1 - 1, so 0 allows consecutive rounds'
   # PRIVACY: If min_sep were larger than the least r2 - r1, the sensitivity
   # would be too small. min_sep is exactly one more than the rounds in between.
   # Guard: participation_test.test_rounds_between_are_one_less_than_min_sep.
-  return 1 + _checks.count(
-    'rounds_between',
-    rounds_between,
-    'it is r2 - r1 - 1, so 0 allows consecutive rounds',
-    least=0,
-  )
+  return 1 + _checks.count('rounds_between', rounds_between, remedy, least=0)
 
 
 def min_sep_from_timer(

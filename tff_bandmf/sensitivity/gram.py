@@ -62,10 +62,7 @@ def sensitivity(
   rounds, bands = strategy.rounds, strategy.bands
   k = participation.participations(rounds)
   if k == 1:
-    return result.exact(
-      float(_column_norms_squared(strategy).max()),
-      'largest column norm (one participation)',
-    )
+    return result.exact(_column_norms_squared(strategy).max(), result.ONE_ROUND)
   min_sep = participation.separation(rounds)
   fixed = participation.evenly_spaced
   # PRIVACY: If C^-1 has few bands, C has many bands, and columns of a client's
@@ -76,14 +73,11 @@ def sensitivity(
   # sensitivity_test.test_sensitivity_against_brute_force.
   if bands <= min_sep:
     norms = _column_norms_squared(strategy)
-    squared = (
-      patterns.heaviest_fixed([norms], rounds, min_sep, k)
-      if fixed
-      else float(patterns.heaviest(norms, min_sep, k))
-    )
-    return result.exact(
-      squared, 'columns of one client do not overlap (bands <= min_sep)'
-    )
+    if fixed:
+      squared = patterns.heaviest_fixed([norms], rounds, min_sep, k)
+    else:
+      squared = float(patterns.heaviest(norms, min_sep, k))
+    return result.exact(squared, result.NO_OVERLAP)
   chained = bands <= 2 * min_sep
   if chained and not fixed and strategy.tiles() == [(strategy, 1)]:
     return result.exact(
@@ -92,13 +86,11 @@ def sensitivity(
       '(bands <= 2 min_sep)',
     )
   lag_count = min((bands - 1) // min_sep, k - 1)
-  weights, lags = np.split(
-    _by_tile(
-      strategy,
-      lambda tile: _row_weights(tile, min_sep, 1 if fixed else k, lag_count),
-    ),
-    [1],
+  most = 1 if fixed else k
+  rows = _by_tile(
+    strategy, lambda tile: _row_weights(tile, min_sep, most, lag_count)
   )
+  weights, lags = rows[0], rows[1:]
   # An entry that is 0 up to rounding errors does not count as negative.
   signed = bool(np.any(lags < -ROUNDING * weights.max()))
   # PRIVACY: If X_ij is negative, opposite contributions of a client in rounds i
@@ -116,7 +108,7 @@ def sensitivity(
   # all patterns that contain i.
   # Guard: sensitivity_test.test_bound_is_never_below_brute_force.
   return result.bound(
-    float(patterns.heaviest(weights[0], min_sep, k)),
+    float(patterns.heaviest(weights, min_sep, k)),
     'rows of |X| maximised one by one [BandMF23, Alg 4]',
     0.0 if signed else attained,
   )
@@ -210,9 +202,8 @@ def _heaviest_chain(
     for m in range(counted, levels + counted):
       before = m - counted
       chained = (pairs + starting[before, j]).max(1)
-      starting[m, i] = own + np.maximum(
-        chained, best[before, min(j[-1] + 1, rounds)]
-      )
+      later = best[before, min(j[-1] + 1, rounds)]
+      starting[m, i] = own + np.maximum(chained, later)
       best[m, start:stop] = np.maximum(
         np.maximum.accumulate(starting[m, i[::-1]])[::-1], best[m, stop]
       )

@@ -208,9 +208,8 @@ def _by_client(
   # A stable sort keeps the rounds of one client in order.
   order = np.argsort(identifiers, kind='stable')
   rounds, identifiers = rounds[order], identifiers[order]
-  firsts = np.flatnonzero(
-    np.concatenate([[True], identifiers[1:] != identifiers[:-1]])
-  )
+  changes = identifiers[1:] != identifiers[:-1]
+  firsts = np.flatnonzero(np.concatenate([[True], changes]))
   return rounds, np.append(firsts[: len(rounds)], len(rounds))
 
 
@@ -260,23 +259,21 @@ class _Heaviest:
     squared = per_query.check_finite(self.squared)
     if costs is not None:
       squared = squared * costs.unit * (1 + 8 * recursion.UNIT)
-      unrounded = result.bound(squared, 'cost of the rounds of a client')
+      proved = result.bound(squared, 'cost of the rounds of a client')
     # PRIVACY: If X_ij is negative, opposite contributions of a client in rounds
     # i and j increase the squared sensitivity, and a sum of X would be too
     # small. `squared` is a sum of |X|, which is exact if no X_ij is negative.
     # Guard:
     # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
     elif self.signed:
-      unrounded = result.bound(
-        squared, 'sum of |X| over the rounds of a client'
-      )
+      proved = result.bound(squared, 'sum of |X| over the rounds of a client')
     else:
-      unrounded = result.exact(squared, 'sum of X over the rounds of a client')
+      proved = result.exact(squared, 'sum of X over the rounds of a client')
     # PRIVACY: C and `squared` have rounding errors, so the root of `squared`
     # may be smaller than the sensitivity. A bound of the errors increases it.
     # Guard: observed_sensitivity_test.test_observed_is_rounded_up.
     more = 1 + sensitivity_lib.rounding(strategy, most)
-    return dataclasses.replace(unrounded, value=unrounded.value * more)
+    return dataclasses.replace(proved, value=proved.value * more)
 
 
 def _gram(strategy: strategies.Strategy) -> _Gram:
@@ -289,9 +286,8 @@ def _gram(strategy: strategies.Strategy) -> _Gram:
     return lambda first, second: whole[first, second]
 
   def gram(first, second):
-    pairs, where = np.unique(
-      first.ravel() * rounds + second.ravel(), return_inverse=True
-    )
+    keys = first.ravel() * rounds + second.ravel()
+    pairs, where = np.unique(keys, return_inverse=True)
     entries = strategy.gram_entries(*np.divmod(pairs, rounds))
     return entries[where].reshape(first.shape)
 
@@ -342,8 +338,5 @@ def _heaviest(
       total += 2 * np.abs(entries[:, 1:]).sum(1) + entries[:, 0]
       least = np.minimum(least, entries.min(1))
   worst = int(np.argmax(total))
-  return _Heaviest(
-    total[worst].item(),
-    bool(least[worst] < -gram_lib.ROUNDING * total[worst]),
-    tuple(rounds[worst].tolist()),
-  )
+  signed = bool(least[worst] < -gram_lib.ROUNDING * total[worst])
+  return _Heaviest(total[worst].item(), signed, tuple(rounds[worst].tolist()))

@@ -8,6 +8,10 @@ import math
 EXACT = 'exact'
 UPPER_BOUND = 'upper_bound'
 
+# Values of `Sensitivity.reason`.
+ONE_ROUND = 'largest column norm (one participation)'
+NO_OVERLAP = 'columns of one client do not overlap (bands <= min_sep)'
+
 # Relative difference of squared sensitivities that counts as a rounding error.
 _ROUNDING = 1e-12
 

@@ -74,10 +74,8 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
   # The callers increase the sensitivity by this relative error. `terms` bounds
   # the rounding errors of the sums, in units of 2^-53.
   # Guard: sensitivity_test.test_sums_of_many_participations_are_rounded_up.
-  terms = (
-    8 * min(participations, strategy.bands) * strategy.rounds
-    + 1000 * participations
-  )
+  overlaps = min(participations, strategy.bands)
+  terms = 8 * overlaps * strategy.rounds + 1000 * participations
   error = strategy.column_error(participations)
   return error + (1 + error) * terms * recursion.UNIT
 

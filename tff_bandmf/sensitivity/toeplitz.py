@@ -71,9 +71,7 @@ def sensitivity(
   # Guard:
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   if k == 1:
-    return result.exact(
-      float(column @ column), 'largest column norm (one participation)'
-    )
+    return result.exact(column @ column, result.ONE_ROUND)
   min_sep = participation.separation(rounds)
   # PRIVACY: If c has negative entries, opposite contributions can have a larger
   # norm than equal contributions. So absolute values are summed.
@@ -81,9 +79,7 @@ def sensitivity(
   # families_test.test_sensitivity_is_safe.
   leftmost = _leftmost_squared(np.abs(column), rounds, min_sep, k)
   if len(column) <= min_sep:
-    return result.exact(
-      leftmost, 'columns of one client do not overlap (bands <= min_sep)'
-    )
+    return result.exact(leftmost, result.NO_OVERLAP)
   # PRIVACY: If c has a negative entry or increases after c_b, another pattern
   # can have a larger sum than the leftmost pattern, and the sensitivity would
   # be too small. The theorem is used only if c is non-negative and does not
@@ -114,14 +110,12 @@ def sensitivity(
   )
   if rounds * strategy.bands <= _QUICK_GRAM:
     return result.better(bound, gram.sensitivity(strategy, participation))
-  return result.better(
-    bound,
-    result.bound(
-      k * _row_weight(np.abs(column), min_sep, k),
-      'largest row of |C|^T |C| for columns that are not cut off '
-      '[BandMF23, Alg 4]',
-    ),
+  heaviest_row = result.bound(
+    k * _row_weight(np.abs(column), min_sep, k),
+    'largest row of |C|^T |C| for columns that are not cut off '
+    '[BandMF23, Alg 4]',
   )
+  return result.better(bound, heaviest_row)
 
 
 def normalized_sensitivity(
@@ -170,12 +164,10 @@ def normalized_sensitivity(
   rounds = strategy.rounds
   k = participation.participations(rounds)
   if k == 1:
-    return result.exact(1.0, 'largest column norm (one participation)')
+    return result.exact(1.0, result.ONE_ROUND)
   min_sep = participation.separation(rounds)
   if strategy.bands <= min_sep:
-    return result.exact(
-      float(k), 'columns of one client do not overlap (bands <= min_sep)'
-    )
+    return result.exact(k, result.NO_OVERLAP)
   # PRIVACY: In most families with normalised columns, another pattern can have
   # a larger sum than the leftmost pattern, and the sensitivity would be too
   # small. The theorem of DP-CGD is used only for DP-CGD.
@@ -206,14 +198,9 @@ def normalized_sensitivity(
     if fixed:
       return result.bound(attained, 'sum of |X| over one epoch offset')
     if _falls(column):
-      best = result.better(
-        best,
-        result.bound(
-          _nearest(lags(), rounds, min_sep, k),
-          'columns of one client as near as min_sep allows',
-          attained,
-        ),
-      )
+      nearest = _nearest(lags(), rounds, min_sep, k)
+      reason = 'columns of one client as near as min_sep allows'
+      best = result.better(best, result.bound(nearest, reason, attained))
   if best.method == result.EXACT or rounds * strategy.bands > _QUICK_GRAM:
     return best
   return result.better(best, gram.sensitivity(strategy, participation))

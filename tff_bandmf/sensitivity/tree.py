@@ -61,9 +61,7 @@ def sensitivity(
   rounds, sizes = strategy.rounds, strategy.sizes
   k = participation.participations(rounds)
   if k == 1:
-    return result.exact(
-      float(len(sizes)), 'levels of the tree (one participation)'
-    )
+    return result.exact(len(sizes), 'levels of the tree (one participation)')
   min_sep = participation.separation(rounds)
   fixed = participation.evenly_spaced
   if not fixed:
@@ -127,12 +125,9 @@ def _heaviest(rounds: int, sizes: list[int], min_sep: int, k: int) -> float:
     children = tables[-1]
     for _ in range(parent // size - 1):
       children = _joined(children, tables[-1], k)
-    tables.append(
-      {
-        (count, squared + count**2): end
-        for (count, squared), end in children.items()
-      }
-    )
+    tables.append({})
+    for (count, squared), end in children.items():
+      tables[-1][count, squared + count**2] = end
   forest: _Table = {(0, 0): beginning[:1]}
   for size, table in zip(reversed(sizes), reversed(tables)):
     for _ in range(rounds // size):

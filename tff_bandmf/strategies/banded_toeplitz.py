@@ -66,9 +66,7 @@ class RobustToeplitz(BandedToeplitz):
   b0: int = attrs.field(converter=lambda x: _B0.check(x))
 
   def __attrs_post_init__(self):
-    _checks.at_most(
-      'b0', self.b0, self.bands, 'bands', 'min_sep lies in [b0, bands]'
-    )
+    _checks.at_most('b0', self.b0, self.bands, 'bands', 'use a smaller b0')
 
 
 def taper(coefficients: np.ndarray, b0: int) -> np.ndarray:

@@ -296,10 +296,8 @@ class Strategy(abc.ABC):
       return float(objective(self.per_query_errors(workload)))
     if objective in (workloads.MEAN, workloads.MAX):
       return self.errors(workload)[objective == workloads.MAX]
-    return float(
-      workloads.weights(objective, self.rounds)
-      @ self.per_query_errors(workload)
-    )
+    weights = workloads.weights(objective, self.rounds)
+    return float(weights @ self.per_query_errors(workload))
 
   def first_column(self) -> Optional[np.ndarray]:
     """Returns the first column, [bands] float64, if it defines C; else None."""
@@ -375,9 +373,8 @@ class Strategy(abc.ABC):
     Raises:
       ValueError: n is so large that the matrix would not fit in memory.
     """
-    return scipy.linalg.solve_triangular(
-      self.matrix(), np.eye(self.rounds), lower=True
-    )
+    identity = np.eye(self.rounds)
+    return scipy.linalg.solve_triangular(self.matrix(), identity, lower=True)
 
   def decoder_matrix(
     self, workload: workloads.Workload = workloads.PREFIX
@@ -418,12 +415,10 @@ class Strategy(abc.ABC):
     rounds = min(rounds, max(1, _ENTRIES // first.bands))
     matrix = first.part(0, rounds, 0)
     step, most = schema.separation(rounds), schema.participations(rounds)
-    return _figures.matrices(
-      matrix,
-      scipy.linalg.solve_triangular(matrix, np.eye(rounds), lower=True),
-      range(0, rounds, step)[:most],
-      f'{self.family}, {rounds} of {self.rounds} rounds',
-    )
+    inverse = scipy.linalg.solve_triangular(matrix, np.eye(rounds), lower=True)
+    pattern = range(0, rounds, step)[:most]
+    title = f'{self.family}, {rounds} of {self.rounds} rounds'
+    return _figures.matrices(matrix, inverse, pattern, title)
 
   def digest(self) -> str:
     """Returns the SHA-256 of C's definition, 64 hexadecimal digits."""
@@ -437,9 +432,7 @@ class Strategy(abc.ABC):
 
 def check_rounds(rounds: int) -> None:
   """Raises ValueError if an array of n numbers is too large."""
-  _checks.at_most(
-    'rounds', rounds, MAX_ROUNDS, 'MAX_ROUNDS', 'use fewer rounds'
-  )
+  _checks.at_most('rounds', rounds, MAX_ROUNDS, 'MAX_ROUNDS', 'use fewer')
 
 
 def check_dense(rounds: int) -> None:

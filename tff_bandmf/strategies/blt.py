@@ -171,12 +171,10 @@ class BltBuffers(recursion_lib.Buffers):
   def step(self, phase: int) -> recursion_lib.Step:
     scale = float(self.scales[phase])
     decays = float(phase > 0)
-    return recursion_lib.Step(
-      scale,
-      -scale * decays * self._blt.omega,
-      np.diag(decays * self._blt.theta),
-      np.full(self.memory, 1.0 / scale),
-    )
+    readout = -scale * decays * self._blt.omega
+    update = np.diag(decays * self._blt.theta)
+    gain = np.full(self.memory, 1.0 / scale)
+    return recursion_lib.Step(scale, readout, update, gain)
 
   def reach(self, t: int) -> int:
     return t % self._period

@@ -106,21 +106,16 @@ class ColumnNormalized(base.Strategy):
   # random_structures_test.test_random_patterns_never_exceed_the_sensitivity.
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     column = np.arange(start, stop)[:, None] - np.arange(self.bands)
-    return (
-      self.toeplitz.band_rows(start, stop)
-      / self.column_norms[np.maximum(column, 0)]
-    )
+    norms = self.column_norms[np.maximum(column, 0)]
+    return self.toeplitz.band_rows(start, stop) / norms
 
   def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    norms = self.column_norms
-    return self.toeplitz.gram_entries(first, second) / (
-      norms[first] * norms[second]
-    )
+    norms = self.column_norms[first] * self.column_norms[second]
+    return self.toeplitz.gram_entries(first, second) / norms
 
   def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
-    return self.column_norms[
-      start:stop, None
-    ] * self.toeplitz.inverse_band_rows(start, stop)
+    norms = self.column_norms[start:stop, None]
+    return norms * self.toeplitz.inverse_band_rows(start, stop)
 
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX

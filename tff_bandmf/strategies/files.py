@@ -224,9 +224,8 @@ def _parse_npz(content: bytes) -> _files.JsonObject:
     members = {}
     for info in archive.infolist():
       with archive.open(info) as stream:
-        members[info.filename[: -len('.npy')]] = _read_array(
-          stream, info.file_size
-        )
+        array = _read_array(stream, info.file_size)
+      members[info.filename[: -len('.npy')]] = array
   header = _files.parse_json(str(members.pop('header')[()]).encode())
   header['arrays'] = members
   return header
@@ -334,12 +333,8 @@ def _build(
     block = parameters['block']
     if block['family'] == family:
       raise TypeError('the block of a stamped strategy must not be stamped')
-    inner = _build(
-      block['family'],
-      block['rounds'],
-      block['parameters'],
-      {name[len('block.') :]: array for name, array in arrays.items()},
-    )
+    parts = {name[len('block.') :]: array for name, array in arrays.items()}
+    inner = _build(block['family'], block['rounds'], block['parameters'], parts)
     return stamped.Stamped(rounds, inner)
   if 'rounds' in parameters or any(name.endswith('_') for name in parameters):
     raise TypeError('there is an unknown parameter')

@@ -119,11 +119,9 @@ def of_noise(
       - mixed.T
     )
     with np.errstate(over='ignore', invalid='ignore'):
+      both = np.concatenate([noise, right_triangle], 1)
       solved = scipy.linalg.solve_triangular(
-        triangle,
-        np.concatenate([noise, right_triangle], 1),
-        lower=True,
-        check_finite=False,
+        triangle, both, lower=True, check_finite=False
       )
       y_cov = scipy.linalg.solve_triangular(
         triangle, solved[:, :count].T, lower=True, check_finite=False

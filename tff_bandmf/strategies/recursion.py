@@ -177,9 +177,8 @@ class Recursion(abc.ABC):
   @functools.cached_property
   def rho(self) -> float:
     """max_t |row t of C^-1|_2 / scale_t, at least 1."""
-    return float(
-      np.max(self.row_norms / self.scales[self.phase(np.arange(self.rounds))])
-    )
+    scales = self.scales[self.phase(np.arange(self.rounds))]
+    return float(np.max(self.row_norms / scales))
 
 
 class Window(Recursion):
@@ -391,10 +390,6 @@ class Buffers(Recursion):
       if not reach:
         buffers = [0] * self.memory
       error = Fraction(0 if self.is_exact else 2 * reach, 2**bits)
-      y = yield self.ideal_of(
-        z_steps,
-        t,
-        [Fraction(buffer, 2**bits) for buffer in buffers],
-        [error] * self.memory,
-      )
+      exact = [Fraction(buffer, 2**bits) for buffer in buffers]
+      y = yield self.ideal_of(z_steps, t, exact, [error] * self.memory)
       buffers = self.exact_update(buffers, t, y, bits)

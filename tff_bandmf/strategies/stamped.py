@@ -53,9 +53,8 @@ class Stamped(base.Strategy):
     return self.block.memory_copies
 
   def _recursion(self) -> recursion_lib.Recursion:
-    return self.block.buffered(self.rounds) or recursion_lib.Window(
-      self, self.block.rounds
-    )
+    window = recursion_lib.Window(self, self.block.rounds)
+    return self.block.buffered(self.rounds) or window
 
   # PRIVACY: The sensitivity is a sum over tiles. With a wrong number of tiles,
   # this sum would be the sensitivity of another C.

@@ -80,9 +80,8 @@ class Toeplitz(base.Strategy):
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     """Returns w, [terms] float64, for a workload that is Toeplitz."""
-    return scipy.signal.lfilter(
-      [1.0], workload.steps, self.inverse_column(terms)
-    )
+    inverse = self.inverse_column(terms)
+    return scipy.signal.lfilter([1.0], workload.steps, inverse)
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     return _rows(self.column(self.bands), start, stop)
@@ -102,11 +101,6 @@ class Toeplitz(base.Strategy):
       terms = np.minimum(self.rounds - second[pairs], len(sums))
       entries[pairs] = sums[terms - 1]
     return entries
-
-  def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
-    if self.inverse_bands is None:
-      return super().inverse_band_rows(start, stop)
-    return _rows(self.inverse_column(self.inverse_bands), start, stop)
 
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
@@ -213,21 +207,22 @@ class RationalToeplitz(Toeplitz):
     return _series(bottom, top, terms)
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
-    top, bottom = self.polynomials()
     ones = (1 - workload.weight_decay) ** np.arange(terms, dtype=float)
-    return scipy.signal.lfilter(
-      bottom, np.convolve(top, workload.polynomial), ones
-    )
+    return scipy.signal.lfilter(*self._quotient(workload), ones)
+
+  def _quotient(
+    self, workload: workloads.Workload
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns polynomials (T, B) with r(x) / h(x) = T(x) / B(x)."""
+    top, bottom = self.polynomials()
+    return bottom, np.convolve(top, workload.polynomial)
 
   def errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> tuple[float, float]:
     if not workload.is_toeplitz or workload.weight_decay:
       return super().errors(workload)
-    top, bottom = self.polynomials()
-    return _errors_to_the_limit(
-      bottom, np.convolve(top, workload.polynomial), self.rounds
-    )
+    return _errors_to_the_limit(*self._quotient(workload), self.rounds)
 
 
 class BandedC(RationalToeplitz):
@@ -274,13 +269,15 @@ class BandedInverseC(RationalToeplitz):
   def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
     return np.ones(1), self.inverse_coefficients
 
+  def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
+    return _rows(self.inverse_column(self.inverse_bands), start, stop)
+
   def column_error(self, participations: int) -> float:
     # The bound holds for any number of participations.
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
-      norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(
-        np.abs(self.column(self.rounds))
-      )
+      norms = np.sum(np.abs(self.column(self.rounds)))
+      norms *= np.sum(np.abs(self.inverse_coefficients))
     # PRIVACY: The noise has the C whose first column is exactly 1 / r. The
     # computed c is 1 / r with rounding errors, so a sensitivity computed from c
     # could be too small. Let r c = 1 + f. `off` bounds |f|_1, so the relative
