@@ -83,8 +83,8 @@ def accountant(
   if isinstance(cohorts, sampled_cohorts.Sampled):
     if clients_per_unit > 1:
       raise errors.value_error(
-        f'clients_per_unit={clients_per_unit}: no guarantee is proved for '
-        'sampled cohorts; enforce a schema such as min-sep'
+        f'clients_per_unit={clients_per_unit}: must be 1 for sampled cohorts, '
+        'or nothing is proved; enforce a schema such as min-sep'
       )
     return cohorts.accountant(strategy)
   if isinstance(cohorts, logged_cohorts.Logged):

@@ -54,13 +54,11 @@ class Logged(participation_lib.Cohorts):
     # sensitivity of the C whose noise was added, and epsilon would be too
     # small. If `observed` has the digest of another C, it is refused.
     # Guard: guarantee_test.test_log_seen_with_another_strategy_is_refused.
-    if (
-      self.observed.sensitivity is not None
-      and self.observed.strategy_sha256 != strategy.digest()
-    ):
+    observed = self.observed
+    if observed.sensitivity and observed.strategy_sha256 != strategy.digest():
       raise errors.value_error(
         f'strategy={strategy.digest()[:16]}: the sensitivity of the log was '
-        f'computed for strategy {str(self.observed.strategy_sha256)[:16]}; '
+        f'computed for strategy {str(observed.strategy_sha256)[:16]}; '
         'give sensitivity.of_clients the strategy of the guarantee'
       )
     # PRIVACY: Clients in a log may have taken part more often than planned, and
@@ -68,10 +66,7 @@ class Logged(participation_lib.Cohorts):
     # sensitivity for the patterns in the log.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     return accountants.Gaussian(
-      strategy,
-      self.schema,
-      sensitivity=self.observed.sensitivity,
-      clients_per_unit=clients_per_unit,
+      strategy, self.schema, observed.sensitivity, clients_per_unit
     )
 
   def to_dict(self) -> _files.JsonObject:

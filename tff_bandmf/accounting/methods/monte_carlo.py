@@ -305,6 +305,18 @@ def plans(
     (direction, mean, margin) for each direction, where mean + margin is the
     expected bound of delta.
   """
+
+  def tuned(direction, pilot):
+    """Returns the least margin of the bound, and its eta in (0, 0.95 / B]."""
+    square = max(pilot.square, 1e-300)
+    eta = math.sqrt(2 * log_term / (samples * square))
+    # PRIVACY: If eta exceeded 1 / B, the bound in the module docstring would
+    # not hold, and a claim could be too small. The returned eta is at most
+    # 0.95 / B, and the margin is computed from this eta.
+    # Guard: monte_carlo_test.test_samples_of_the_bound_are_used_once.
+    eta = min(_LARGEST_ETA / direction.bound, eta)
+    return eta * square / 2 + log_term / (eta * samples), eta
+
   plans: list[tuple[importance.Direction, float, float]] = []
   removes = importance.removes(mixture, epsilon)
   for candidates in (removes, [importance.add(mixture, epsilon)]):
@@ -315,34 +327,18 @@ def plans(
     # A few pilots choose one candidate. Only this candidate gets more pilots.
     few = min(pilots, _FEW_PILOTS) if len(candidates) > 1 else pilots
     averages = [_average(candidate, few, rng) for candidate in candidates]
-    tuned = [
-      _tuned(candidate.bound, average, samples, log_term)
-      for candidate, average in zip(candidates, averages)
-    ]
-    margin, eta = min(tuned)
-    best = candidates[tuned.index((margin, eta))]
+    margins = list(map(tuned, candidates, averages))
+    margin, eta = min(margins)
+    best = candidates[margins.index((margin, eta))]
     # The mean of x is delta for every candidate. The candidate with the least
     # variance estimates delta best.
     mean = min(averages, key=_Average.noise).mean
     if few < pilots:
       average = _average(best, pilots, rng)
-      margin, eta = _tuned(best.bound, average, samples, log_term)
+      margin, eta = tuned(best, average)
       mean = average.mean
     plans.append((dataclasses.replace(best, eta=eta), mean, margin))
   return plans
-
-
-def _tuned(
-  bound: float, pilot: _Average, samples: int, log_term: float
-) -> tuple[float, float]:
-  """Returns the least margin of the bound, and its eta in (0, 0.95 / B]."""
-  square = max(pilot.square, 1e-300)
-  eta = min(_LARGEST_ETA / bound, math.sqrt(2 * log_term / (samples * square)))
-  # PRIVACY: If eta exceeded 1 / B, the bound in the module docstring would not
-  # hold, and a claim could be too small. The returned eta is at most 0.95 / B,
-  # and the margin is computed from this eta.
-  # Guard: monte_carlo_test.test_samples_of_the_bound_are_used_once.
-  return eta * square / 2 + log_term / (eta * samples), eta
 
 
 def _average(
