@@ -142,6 +142,8 @@ def test_mechanism_describes_what_it_asks_for_alone():
     lambda content: content.update(strategy=3),
     lambda content: content['strategy'].update(family='no-such'),
     lambda content: content.pop('noise_multiplier'),
+    lambda content: content.update(left_out=None),
+    lambda content: content.update(runners_up=[3]),
   ],
 )
 def test_other_files_are_refused_in_one_line(tmp_path, edit):

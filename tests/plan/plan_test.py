@@ -283,7 +283,7 @@ def test_worse_cohorts_are_worse_whatever_the_schema(cohorts):
     (dict(delta=None), 'delta=None: a claim is an epsilon at a delta'),
     (
       dict(epsilon=None, delta=None),
-      'noise_multiplier=None: is given in place of',
+      'epsilon=None: a claim is an epsilon at a delta',
     ),
     (dict(noise_multiplier=1.0), 'noise_multiplier=1.0: is given in place of'),
     (

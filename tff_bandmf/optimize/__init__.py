@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tff_bandmf import errors
 from tff_bandmf.optimize.searches import optimize
-from tff_bandmf.optimize.solver import (
-  LAST,
-  MAX,
-  MEAN,
-  Noise,
-  Optimized,
-  Problem,
-)
+from tff_bandmf.optimize.solver import Noise, Optimized, Problem
+from tff_bandmf.workloads import LAST, MAX, MEAN
 
 if TYPE_CHECKING:
   from tff_bandmf.optimize.in_tensorflow import (

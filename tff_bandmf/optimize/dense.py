@@ -519,19 +519,16 @@ def optimize_dense(
   def search(dual):
     nonlocal left, interrupted
     before, most = np.inf, left
-    watched = attrs.evolve(
-      problem, callback=callback and (lambda _: callback(dual.loss))
-    )
     # `dual` has the best strategy, even if the search ends by an exception.
     try:
       while left > 0 and not interrupted and dual.gained(before):
         before = dual.loss
-        minimum = solver.minimize(
-          dual,
-          dual.parameters,
-          attrs.evolve(watched, max_evaluations=left),
-          dual.bounds,
+        watched = attrs.evolve(
+          problem,
+          max_evaluations=left,
+          callback=callback and (lambda _: callback(dual.loss)),
         )
+        minimum = solver.minimize(dual, dual.parameters, watched, dual.bounds)
         interrupted = minimum.interrupted
         dual.evaluate(minimum.x, check=True)
         left = most - dual.evaluations

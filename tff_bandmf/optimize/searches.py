@@ -175,25 +175,22 @@ def _best_bands(
   ordered = sorted(each for each in candidates if each <= request.most_bands())
   results: dict[int, solver.Optimized] = {}
 
-  def loss(bands):
+  def result(bands):
     if bands not in results:
       results[bands] = find(bands)
-    return results[bands].loss
+    return results[bands]
 
   whole = True
   try:
     if request.noise is None:
-      for bands in ordered:
-        loss(bands)
-        whole = results[bands].converged
-        if not whole:
-          break
+      # The search ends at the first result that has not converged.
+      whole = all(result(bands).converged for bands in ordered)
     else:
       best, place = None, len(ordered) // 2
       while place != best:
         best = place
         around = range(max(0, place - 1), min(len(ordered), place + 2))
-        place = min(around, key=lambda i: loss(ordered[i]))
+        place = min(around, key=lambda i: result(ordered[i]).loss)
   except KeyboardInterrupt:
     if not results:
       raise

@@ -162,10 +162,6 @@ class Problem:
     """The weight of each round in the error, [n] float64, of sum 1."""
     return workloads.weights(self.objective, self.rounds)
 
-  def error(self, strategy: strategies.Strategy) -> float:
-    """Returns the error of a strategy."""
-    return strategy.error(self.workload, self.objective)
-
   def evaluated(
     self, strategy: StrategyT, minimum: Union[Optimized, Minimum, None] = None
   ) -> Optimized[StrategyT]:
@@ -186,7 +182,7 @@ class Problem:
     )
     return Optimized(
       strategy,
-      self.error(strategy) * sens**2,
+      strategy.error(self.workload, self.objective) * sens**2,
       minimum.evaluations if minimum else 0,
       minimum.converged if minimum else True,
       minimum.interrupted if minimum else False,
@@ -267,15 +263,13 @@ class Request(Problem):
     any limit. The number is at most `rounds` and, for sampled cohorts, at most
     min_sep.
     """
-    limit = self.rounds
-    if self.noise and self.participation.min_sep:
-      limit = min(limit, self.participation.min_sep)
-    if self.memory_copies is None:
-      return limit
-    most = self.memory_copies + 1
-    if not self.family.memory.least(self.rounds):
-      most = max(most, _REDRAWN_BANDS)
-    return min(limit, most)
+    limits = [self.rounds]
+    if self.noise:
+      limits.append(self.participation.min_sep or self.rounds)
+    if self.memory_copies is not None:
+      redrawn = 0 if self.family.memory.least(self.rounds) else _REDRAWN_BANDS
+      limits.append(max(self.memory_copies + 1, redrawn))
+    return min(limits)
 
   def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:
     """Returns the strategy, column-normalised if `column_normalize` is set."""

@@ -37,12 +37,11 @@ from tff_bandmf import (
   accounting,
   clipping_norm,
   errors,
-  sensitivity,
   strategies,
 )
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.participation import feasibility
-from tff_bandmf.plan import plan_json, plan_text, plan_toml, trade_off, what_if
+from tff_bandmf.plan import plan_json, plan_text, plan_toml, trade_off
 from tff_bandmf.plan import request as request_lib
 from tff_bandmf.plan import search as search_lib
 
@@ -54,6 +53,8 @@ if TYPE_CHECKING:
 # up to 2.1. With 6 clients, 200,000 coordinates and a ratio of 8, a loss grew
 # from 4 to 219.
 _DROWNED = 3.0
+# Fractions of the planned min_sep for which epsilon is computed.
+_SHARES = (0.9, 0.5)
 
 
 @attrs.frozen(kw_only=True, slots=False, eq=False)
@@ -257,7 +258,32 @@ class Plan(request_lib.Request):
     participation. A value is None if no epsilon is proved. The result is empty
     if cohorts are sampled or a `Budget`, or if the plan has no noise or delta.
     """
-    return what_if.epsilons(self.guarantee, self.delta)
+    schema, delta, rounds = self.schema, self.delta, self.strategy.rounds
+    # A `Budget` fixes neither a min_sep nor a number of rounds, so there is no
+    # value to make worse.
+    if (
+      delta is None
+      or not self.guarantee.noise_multiplier
+      or not self.cohorts.is_enforced
+      or isinstance(schema, participation_lib.Budget)
+    ):
+      return {}
+    worse = {}
+    if schema.min_sep is not None:
+      shares = {math.floor(share * schema.min_sep) for share in _SHARES} - {0}
+      most = schema.max_participations
+      for least in sorted(shares, reverse=True):
+        worse[f'min_sep {least}'] = participation_lib.MinSep(least, most)
+    k = schema.participations(rounds)
+    if k < rounds:
+      # The k gaps between k + 1 rounds of a client sum to at most `rounds` - 1.
+      least = min(schema.separation(rounds), (rounds - 1) // k)
+      more = participation_lib.MinSep(least, k + 1)
+      worse[f'{k + 1} participations'] = more
+    return {
+      text: self.guarantee.for_cohorts(other).proved_epsilon(delta)
+      for text, other in worse.items()
+    }
 
   def spent(self, rounds: int) -> Optional[float]:
     """Returns an upper bound on epsilon at `delta` for the first rounds.
@@ -277,9 +303,8 @@ class Plan(request_lib.Request):
     # The epsilon changes only with the participations that fit in the rounds.
     most = self.schema.participations(min(rounds, self.strategy.rounds))
     if most not in self._spent:
-      self._spent[most] = self.guarantee.for_first_rounds(
-        rounds
-      ).proved_epsilon(self.delta)
+      guarantee = self.guarantee.for_first_rounds(rounds)
+      self._spent[most] = guarantee.proved_epsilon(self.delta)
     return self._spent[most]
 
   @functools.cached_property
@@ -298,22 +323,17 @@ class Plan(request_lib.Request):
         no noise, or the first round has a larger epsilon.
     """
     _checks.positive('epsilon', epsilon, 'it is the epsilon at which to stop')
-    least = self.spent(1)
-    if least is None or least > epsilon:
-      kind = type(self.cohorts).__name__
-      bound = (
-        'any epsilon: this plan has no delta, or too little noise for a '
-        'claim; make a plan with a delta and with noise'
-        if least is None
-        else f'{least}, which the first round of this plan has with {kind}; '
-        'give at least this epsilon, or plan for a smaller one'
-      )
-      raise errors.value_error(f'epsilon={epsilon}: is below {bound}')
 
     def fits(rounds: int) -> bool:
       spent = self.spent(rounds)
       return spent is not None and spent <= epsilon
 
+    if not fits(1):
+      least = self.spent(1) or 'not proved (no delta, or too little noise)'
+      raise errors.value_error(
+        f'epsilon={epsilon}: is below the epsilon of the first round with '
+        f'{type(self.cohorts).__name__}, {least}; plan for a smaller epsilon'
+      )
     return feasibility.most(self.rounds, fits)
 
   def sweep(
@@ -350,31 +370,26 @@ class Plan(request_lib.Request):
     # `rmse` already includes the factor for the indicator of an adaptive clip.
     # So `norm` is computed without the indicator.
     norm = clipping_norm.norm(clipping_norm.layers(self.l2_norm_clip))
+    # With an enforced schema, the best C is the same for all these values.
+    best = self.planned_strategy if self.sampled is None else self.mechanism
     points = []
     for clients in clients_per_round or (self.clients_per_round,):
       for each in epsilons:
-        # With an enforced schema, the best C is the same for all these values.
         other = attrs.evolve(
           self,
           clients_per_round=clients,
           epsilon=each,
           noise_multiplier=None,
-          mechanism=self.planned_strategy
-          if self.sampled is None
-          else self.mechanism,
+          mechanism=best,
           largest_cohort=None,
           stands_for=None,
         )
-        points.append(
-          trade_off.Point(
-            clients,
-            float(each),
-            other.guarantee.noise_multiplier,
-            other.z_stddev,
-            other.rmse * norm / clients,
-            None if population is None else not other._short_of(population),
-          )
-        )
+        noise = other.guarantee.noise_multiplier, other.z_stddev
+        error, fits = other.rmse * norm / clients, None
+        if population is not None:
+          fits = not other._short_of(population)
+        point = trade_off.Point(clients, float(each), *noise, error, fits)
+        points.append(point)
     return trade_off.TradeOff(tuple(points), self.delta)
 
   def plot(self, memory_copies: Sequence[int] = (0, 1, 2, 4, 8)) -> Figure:
@@ -472,10 +487,10 @@ class Plan(request_lib.Request):
       f'{names.get(each, each)}={value}'
       for each, value in wanted.largest().items()
     )
-    remedy = f'use {remedy}' if remedy else 'use more clients'
     raise errors.value_error(
       f'{name}={clients}: cannot fill {self.rounds} rounds of '
-      f'{self.clients_per_round} if cohorts are {kind}; {remedy}'
+      f'{self.clients_per_round} if cohorts are {kind}; use '
+      + (remedy or 'more clients')
     )
 
   def to_dict(self) -> _files.JsonObject:
@@ -572,91 +587,4 @@ class Plan(request_lib.Request):
     )
 
   def __str__(self) -> str:
-    guarantee, rounded_up = self.guarantee, plan_text.rounded_up
-    unknown = self.sampled is not None and self.sampled.population is None
-    most = (
-      ''
-      if unknown or self.most_clients == self.clients_per_round
-      else f' (at most {self.most_clients})'
-    )
-    lines = [
-      f'{self.rounds} rounds of {self.clients_per_round} clients{most}, '
-      + plan_text.cohorts(self, guarantee.cohorts),
-      f'claim: {plan_text.claim(guarantee, self.delta)}',
-    ]
-    if self.simulated is not None:
-      lines.append(
-        f'stands for {self.stands_for} clients a round, which would have: '
-        + plan_text.claim(self.simulated, self.delta)
-      )
-    if self.unamplified is not None:
-      lines.append(
-        'without amplification: '
-        + plan_text.claim(self.unamplified, self.delta)
-        + '; sampling amplifies if the run draws cohorts in secret, and '
-        'nobody else knows the cohorts'
-      )
-    growth = clipping_norm.record_factor(self.l2_norm_clip)
-    exact = guarantee.sensitivity.method.replace('_', ' ')
-    lines += [
-      f'noise: z_stddev {rounded_up(self.z_stddev)} = noise multiplier '
-      f'{rounded_up(guarantee.noise_multiplier)} * sensitivity '
-      f'{rounded_up(guarantee.sensitivity.value)} ({exact}) * clip'
-      + f' * {rounded_up(growth)}, for the indicator'
-      * (growth > 1),
-      f'mechanism: {plan_text.mechanism(self.strategy, self.copies)}',
-    ]
-    if isinstance(self.l2_norm_clip, clipping_norm.AdaptiveClip):
-      lines.append(
-        'clip: '
-        + plan_text.clip(self.l2_norm_clip, guarantee, self.clients_per_round)
-      )
-    if guarantee.noise_multiplier:
-      lines.append(f'error: {self._error()}')
-    ratio = self.noise_to_signal(self.dimension)
-    if ratio is not None:
-      lines.append(
-        f'noise to signal: {rounded_up(ratio)} for {self.dimension} '
-        'coordinates, if all updates of all rounds had one direction'
-      )
-      lines += filter(None, [self.warning(self.dimension)])
-    if self.result.runners_up:
-      others = ', '.join(
-        f'{family} {rounded_up(rmse)}'
-        for family, rmse in self.result.runners_up
-      )
-      lines.append(f'runners-up by rmse: {others}')
-    lines += plan_text.left_out(self.result.left_out)
-    if isinstance(self.schema, participation_lib.Budget):
-      text = plan_text.budget(self.schema, self.clients_per_round)
-      lines.append(f'budget: {text}')
-    worse = '; '.join(
-      f'{case}: {"not proved" if epsilon is None else rounded_up(epsilon)}'
-      for case, epsilon in self.what_if().items()
-    )
-    if worse:
-      lines.append(f'epsilon if cohorts turn out otherwise: {worse}')
-    return '\n'.join(lines)
-
-  def _error(self) -> str:
-    """Returns the error and, for an enforced schema, the error of C = I."""
-    text = f'rmse {plan_text.rounded_up(self.rmse)} at clip 1'
-    if self.sampled is not None:
-      return text
-    identity = strategies.Identity(self.rounds)
-    mean, _ = identity.errors(self.workload)
-    # For an enforced schema, the noise multiplier does not depend on C.
-    independent = (
-      self.guarantee.noise_multiplier
-      * self.clients_per_unit
-      * sensitivity.sensitivity(
-        identity, self.cohorts.schema.reference_schema
-      ).value
-      * clipping_norm.record_factor(self.l2_norm_clip)
-      * math.sqrt(mean)
-    )
-    return (
-      f'{text}; independent noise (DP-FedAvg) has '
-      f'{plan_text.rounded_up(independent)}, '
-      f'{independent / self.rmse:.2f} times as much'
-    )
+    return plan_text.text(self)

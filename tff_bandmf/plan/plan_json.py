@@ -7,6 +7,7 @@ the request in the file.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from typing import Any, Optional, Union
@@ -18,7 +19,6 @@ from tff_bandmf import (
   accounting,
   clipping_norm,
   errors,
-  participation,
   sensitivity,
   strategies,
   workloads,
@@ -43,10 +43,8 @@ def to_document(request: request_lib.Request) -> _files.JsonObject:
   digest of this strategy.
   """
   mechanism: Any = request.mechanism
-  if isinstance(mechanism, (str, os.PathLike)):
-    mechanism = os.fspath(mechanism)
-    if pathlib.Path(mechanism).suffix:
-      mechanism = strategies.load(mechanism)[0]
+  if request.file:
+    mechanism = strategies.load(request.file)[0]
   if isinstance(mechanism, mechanism_lib.Mechanism):
     mechanism = {'family': mechanism.family, **mechanism.parameters}
   elif isinstance(mechanism, strategies.Strategy):
@@ -75,14 +73,17 @@ def save(result: search_lib.Result, path: Union[str, os.PathLike]) -> None:
     raise errors.value_error(
       f'plan={path}: is there already; choose another name'
     )
+  request, bound = result.request, None
+  if request.epsilon is not None and request.delta is not None:
+    bound = dataclasses.asdict(result.guarantee.claim(request.delta))
   _files.write_json(
     path,
     {
       'format': FORMAT,
       'version': VERSION,
-      'request': to_document(result.request),
+      'request': to_document(request),
       'noise_multiplier': result.guarantee.noise_multiplier,
-      'bound': result.bound,
+      'bound': bound,
       'strategy': strategies.to_document(result.guarantee.strategy),
       'runners_up': result.runners_up,
       'left_out': dict(result.left_out),
@@ -113,9 +114,7 @@ def load(path: Union[str, os.PathLike]) -> search_lib.Result:
     fields = dict(content['request'])
     strategy = strategies.from_document(content['strategy'], path)[0]
     cohorts = accounting.from_dict(fields['cohorts'])
-    planned = strategy
-    if isinstance(cohorts, participation.Budget):
-      planned = strategy.of_rounds(fields['rounds'])
+    planned = strategy.of_rounds(fields['rounds'])
     stored = request_lib.Request(
       **{
         **fields,
@@ -130,14 +129,12 @@ def load(path: Union[str, os.PathLike]) -> search_lib.Result:
     )
     if run_strategy.digest() != strategy.digest():
       raise TypeError('another horizon')
+    noise, most = float(content['noise_multiplier']), stored.clients_per_unit
     guarantee = accounting.Guarantee(
-      strategy,
-      run_cohorts,
-      float(content['noise_multiplier']),
-      clients_per_unit=stored.clients_per_unit,
+      strategy, run_cohorts, noise, clients_per_unit=most
     )
     runners_up = tuple((family, rmse) for family, rmse in content['runners_up'])
-    left_out = content['left_out']
+    left_out = dict(content['left_out'])
   except (KeyError, TypeError, AttributeError) as error:
     raise errors.value_error(
       f'plan={path}: is damaged; write it again with bandmf plan'

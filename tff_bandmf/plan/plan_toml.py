@@ -84,11 +84,8 @@ def to_text(request: request_lib.Request) -> str:
     ValueError: the request has a strategy that is in no file.
   """
   document = plan_json.to_document(request)
-  if isinstance(request.mechanism, os.PathLike) or (
-    isinstance(request.mechanism, str)
-    and pathlib.Path(request.mechanism).suffix
-  ):
-    document['mechanism'] = os.path.abspath(request.mechanism)
+  if request.file:
+    document['mechanism'] = os.path.abspath(request.file)
   elif 'digest' in document['mechanism']:
     raise errors.value_error(
       'mechanism=a strategy: has no words in TOML; save the strategy, and plan '

@@ -20,18 +20,9 @@ from tff_bandmf import (
 )
 from tff_bandmf.plan import mechanism as mechanism_lib
 
-# Largest epsilon and largest delta of a claim. Larger values are refused, since
-# such a claim protects nobody.
-_MOST_EPSILON = 100.0
-_MOST_DELTA = 1e-2
-# Rounds that a ledger can have.
-_MOST_ROUNDS = 2**30
-
-
-def _rounds(name: str, value: Any) -> int:
-  rounds = _checks.count(name, value, 'rounds of the run')
-  _checks.at_most(name, rounds, _MOST_ROUNDS, 'the limit', 'use fewer rounds')
-  return rounds
+# Largest value of an attribute: a ledger has room for so many rounds, and a
+# claim with a larger epsilon or a larger delta protects nobody.
+_MOST = {'rounds': 2**30, 'epsilon': 100.0, 'delta': 1e-2}
 
 
 def _clips(name: str, value: Any) -> Any:
@@ -44,26 +35,16 @@ def _clips(name: str, value: Any) -> Any:
   return _checks.positive(name, value, 'the largest norm of a clipped update')
 
 
-def _epsilon(name: str, value: Any) -> float:
-  positive = _checks.positive(name, value, 'usual values are 1 to 10')
-  return _checks.between(
-    name, positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
-  )
-
-
-def _delta(name: str, value: Any) -> float:
-  remedy = 'take one far below one over the population'
-  positive = _checks.positive(name, value, remedy)
-  return _checks.between(name, positive, 0, _MOST_DELTA, remedy)
-
-
 def _mechanism(name: str, value: Any) -> Any:
+  """Returns a mechanism; the path of a file becomes a text."""
+  if isinstance(value, os.PathLike):
+    value = os.fspath(value)
   if isinstance(value, strategies.Strategy):
     strategies.check_known(value)
   elif isinstance(value, str):
     if value != mechanism_lib.BEST and not pathlib.Path(value).suffix:
       strategies.families.get(value)
-  elif not isinstance(value, (os.PathLike, mechanism_lib.Mechanism)):
+  elif not isinstance(value, mechanism_lib.Mechanism):
     raise errors.type_error(
       f'{name}={value}: must be best, a family, a Mechanism, a Strategy, or '
       'the path of a file; give one of them'
@@ -79,11 +60,13 @@ def _number(check: Callable[..., Any], remedy: str, **limits: Any) -> Any:
 # Maps the name of an attribute to a function of (name, value) that returns the
 # converted value, or raises the error. The default is not checked.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-  'rounds': _rounds,
+  'rounds': _number(_checks.count, 'rounds of the run'),
   'clients_per_round': _number(_checks.count, 'the expected number of clients'),
   'l2_norm_clip': _clips,
-  'epsilon': _epsilon,
-  'delta': _delta,
+  'epsilon': _number(_checks.positive, 'usual values are 1 to 10'),
+  'delta': _number(
+    _checks.positive, 'take one far below one over the population'
+  ),
   'noise_multiplier': _number(
     _checks.nonnegative,
     'it is stddev(z) / (clip * sensitivity); 0 adds no noise',
@@ -125,7 +108,7 @@ class Request:
     mechanism: 'best', for the family with the least error that fits in
       `memory_copies`; or the name of a family, a `Mechanism`, a strategy, or
       the path of a strategy file or of a `.npy` file of C. A text without a
-      suffix is the name of a family.
+      suffix is the name of a family. A path object becomes a text.
     memory_copies: largest number of vectors of past noise in memory, each of
       the model's size, >= 0. A mechanism that needs more vectors is refused. An
       exception is a C^-1 with few bands: the noise generator then keeps no
@@ -178,27 +161,26 @@ class Request:
   def __attrs_post_init__(self):
     participation.check_cohorts(self.cohorts)
     for field in attrs.fields(Request):
-      value = getattr(self, field.name)
-      if field.name in _CHECKS and value is not field.default:
-        checked = _CHECKS[field.name](field.name, value)
-        object.__setattr__(self, field.name, checked)
-    missing = [
-      name for name in ('epsilon', 'delta') if getattr(self, name) is None
-    ]
-    if self.noise_multiplier is None and len(missing) == 1:
-      raise errors.value_error(
-        f'{missing[0]}=None: a claim is an epsilon at a delta; give '
-        f'{missing[0]}'
-      )
+      name, value = field.name, getattr(self, field.name)
+      if name in _CHECKS and value is not field.default:
+        value = _CHECKS[name](name, value)
+        if name in _MOST:
+          _checks.at_most(name, value, _MOST[name], 'the limit', 'reduce it')
+        object.__setattr__(self, name, value)
+    for name in ('epsilon', 'delta'):
+      if self.noise_multiplier is None and getattr(self, name) is None:
+        raise errors.value_error(
+          f'{name}=None: a claim is an epsilon at a delta (a request with '
+          f'noise_multiplier=0 claims nothing); give {name}'
+        )
     # PRIVACY: With a noise multiplier, epsilon follows from the noise. A
     # smaller epsilon in the request would look like the claim. So a request
     # with an epsilon and a noise multiplier is refused.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
-    if (self.noise_multiplier is None) == ('epsilon' in missing):
+    if None not in (self.noise_multiplier, self.epsilon):
       raise errors.value_error(
         f'noise_multiplier={self.noise_multiplier}: is given in place of '
-        'epsilon; give epsilon and delta, or noise_multiplier (0 claims '
-        'nothing), with delta to see its epsilon'
+        'epsilon; leave out one of them'
       )
     least = self.clients_per_round
     for name in ('largest_cohort', 'stands_for'):
@@ -219,10 +201,9 @@ class Request:
       )
     objective = workloads.check_objective(self.objective, self.rounds)
     object.__setattr__(self, 'objective', objective)
-    if self.workload.name != 'matrix':
-      self.workload.learning_rates(self.rounds)
-    else:
+    if self.workload.name == 'matrix':
       self.workload.matrix(self.rounds)
+    self.workload.learning_rates(self.rounds)
     schema = self.cohorts.schema
     if isinstance(schema, participation.Budget):
       schema.check_horizon(self.rounds)
@@ -241,6 +222,12 @@ class Request:
     update together with its indicator, in the first round.
     """
     return clipping_norm.norm(self.l2_norm_clip)
+
+  @property
+  def file(self) -> Optional[str]:
+    """The path of the file of C; None if the mechanism is not a file."""
+    name = self.mechanism if isinstance(self.mechanism, str) else ''
+    return name if pathlib.Path(name).suffix else None
 
   @property
   def unit(self) -> str:

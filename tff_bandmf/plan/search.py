@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import attrs
 
 from tff_bandmf import (
-  _files,
   accounting,
   choosing,
   errors,
@@ -75,13 +73,6 @@ class Result:
       return strategy.of_rounds(self.request.rounds)
     return strategy
 
-  @property
-  def bound(self) -> Optional[_files.JsonObject]:
-    """The claim as JSON; None if the request has no claim."""
-    if self.request.epsilon is None or self.request.delta is None:
-      return None
-    return dataclasses.asdict(self.guarantee.claim(self.request.delta))
-
 
 def search(
   request: request_lib.Request, progress: Callable[[str], None]
@@ -138,13 +129,9 @@ def _target(request: request_lib.Request) -> choosing.Target:
 
 def _noise(request: request_lib.Request) -> Optional[optimize.Noise]:
   """Returns `accounting.needed_noise` for the target of a request."""
-  target = _target(request)
-  return accounting.needed_noise(
-    request.cohorts.for_cohort_size(request.clients_per_round),
-    request.rounds,
-    target.epsilon,
-    target.delta,
-  )
+  cohorts = request.cohorts.for_cohort_size(request.clients_per_round)
+  claim = dataclasses.asdict(_target(request))
+  return accounting.needed_noise(cohorts, request.rounds, **claim)
 
 
 def search_arguments(
@@ -217,11 +204,8 @@ def compared(request: request_lib.Request) -> tuple[str, ...]:
   if mechanism == mechanism_lib.BEST:
     return strategies.SEARCHED
   cohorts = request.cohorts.for_cohort_size(request.clients_per_round)
-  if (
-    isinstance(mechanism, str)
-    and not pathlib.Path(mechanism).suffix
-    and cohorts.candidate_bands(request.rounds) is not None
-  ):
+  few = cohorts.candidate_bands(request.rounds) is not None
+  if few and isinstance(mechanism, str) and not request.file:
     # The family is given, but not the number of bands, so the search compares
     # strategies with several numbers of bands. At the same noise multiplier, a
     # strategy with more bands has less error. But it needs more groups of
@@ -249,17 +233,16 @@ def _strategy(
   Returns:
     C, and whether C was optimised for the noise of sampled cohorts.
   """
-  mechanism = request.mechanism
-  if isinstance(mechanism, (str, os.PathLike)):
-    if pathlib.Path(mechanism).suffix:
-      if not os.path.isfile(mechanism):
-        raise errors.value_error(
-          f'mechanism={mechanism}: is not a file; write one with bandmf '
-          'optimize --out FILE, or name a family'
-        )
-      mechanism = strategies.load(mechanism)[0]
-    else:
-      mechanism = mechanism_lib.Mechanism(os.fspath(mechanism))
+  mechanism: Any = request.mechanism
+  if request.file:
+    if not os.path.isfile(request.file):
+      raise errors.value_error(
+        f'mechanism={mechanism}: is not a file; write one with bandmf '
+        'optimize --out FILE, or name a family'
+      )
+    mechanism = strategies.load(request.file)[0]
+  elif isinstance(mechanism, str):
+    mechanism = mechanism_lib.Mechanism(mechanism)
   if isinstance(mechanism, mechanism_lib.Mechanism):
     arguments = search_arguments(request, mechanism)
     optimized = optimize.optimize(
@@ -290,17 +273,8 @@ def _calibrated(
     # (`Budget.horizon`). `for_horizon` needs C for the planned rounds.
     strategy = strategy.of_rounds(request.rounds)
   strategy, cohorts = sensitivity.budget.for_horizon(cohorts, strategy)
+  noise, most = request.noise_multiplier or 0.0, request.clients_per_unit
   if request.epsilon is None or request.delta is None:
-    return accounting.Guarantee(
-      strategy,
-      cohorts,
-      float(request.noise_multiplier or 0),
-      clients_per_unit=request.clients_per_unit,
-    )
-  return accounting.calibrate(
-    strategy,
-    cohorts,
-    epsilon=request.epsilon,
-    delta=request.delta,
-    clients_per_unit=request.clients_per_unit,
-  )
+    return accounting.Guarantee(strategy, cohorts, noise, clients_per_unit=most)
+  claim = dataclasses.asdict(_target(request))
+  return accounting.calibrate(strategy, cohorts, **claim, clients_per_unit=most)

@@ -64,7 +64,7 @@ class TradeOff:
     """Returns a table of errors by cohort size (rows) and epsilon (columns)."""
     epsilons = sorted({point.epsilon for point in self.points})
     rows = [
-      [clients, *(_cell(points.get(epsilon)) for epsilon in epsilons)]
+      [clients, *(_cell(points[epsilon]) for epsilon in epsilons)]
       for clients, points in self._by_clients().items()
     ]
     heads = ['clients a round', *(f'epsilon {each:g}' for each in epsilons)]
@@ -117,7 +117,5 @@ class TradeOff:
     return by_clients
 
 
-def _cell(point: Optional[Point]) -> str:
-  if point is None:
-    return ''
+def _cell(point: Point) -> str:
   return f'{point.error:.3g}{"*" if point.feasible is False else ""}'
