@@ -113,10 +113,9 @@ def optimize_banded(
     return columns, pullback
 
   with _blas.one_thread():
-    loss = Loss(
-      to_columns, lambda _: (sets, 0.0), problem, restart=coordinates.restart
-    )
-    minimum = search(loss, coordinates.start(problem.weights), problem)
+    loss = Loss(to_columns, lambda _: (sets, 0.0), problem)
+    start = coordinates.start(problem.weights)
+    minimum = search(loss, start, problem, restart=coordinates.restart)
   columns, _ = to_columns(minimum.x)
   return problem.evaluated(
     strategies.Banded(strategies.rows_of_columns(columns)), minimum
@@ -180,11 +179,9 @@ def optimize_in_tensorflow(
     )
     return in_tensorflow.Columns(columns / tf.sqrt(sums)[:, None])
 
-  minimum = search(
-    in_tensorflow.Loss(build, problem, restart=coordinates.restart),
-    coordinates.start(problem.weights),
-    problem,
-  )
+  loss = in_tensorflow.Loss(build, problem)
+  start = coordinates.start(problem.weights)
+  minimum = search(loss, start, problem, restart=coordinates.restart)
   rows = build(tf.constant(minimum.x)).strategy(n).band_rows(0, n)
   return problem.evaluated(strategies.Banded(rows), minimum)
 
@@ -225,7 +222,7 @@ class Coordinates:
     return strategies.columns_of_rows(x.reshape(self._rounds, -1) @ self.times)
 
   def restart(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the parameters of the same C for other weights, see `Loss`."""
+    """Returns the parameters of the same C for other weights, see `search`."""
     return self.parameters(self.columns(x), weights)
 
   def parameters(self, columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -346,13 +343,9 @@ class Loss(solver.Loss):
   """The loss of the module docstring, as a function of the parameters of C."""
 
   def __init__(
-    self,
-    to_columns: _ToColumns,
-    squared: _Squared,
-    problem: solver.Problem,
-    **more: Callable[..., np.ndarray],
+    self, to_columns: _ToColumns, squared: _Squared, problem: solver.Problem
   ):
-    super().__init__(problem, **more)
+    super().__init__(problem)
     self._to_columns, self._squared = to_columns, squared
     self._inverse_rows = problem.workload.inverse_rows(problem.rounds)
 

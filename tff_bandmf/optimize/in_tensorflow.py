@@ -220,9 +220,7 @@ class Gram(Form):
 def pairs(rounds: int, schema) -> np.ndarray:
   """Returns whether i != j can be rounds of one client, [n, n] bool."""
   k = schema.participations(rounds)
-  if k == 1:
-    return np.zeros((rounds, rounds), bool)
-  b = schema.separation(rounds)
+  b = schema.separation(rounds) if k > 1 else rounds
   lag = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
   if schema.evenly_spaced:
     return (lag % b == 0) & (lag > 0) & (lag < k * b)
@@ -441,15 +439,9 @@ Build = Callable[[tf.Tensor], Form]
 class Loss(solver.Loss):
   """The log loss and its gradient, as functions of the parameters."""
 
-  def __init__(
-    self,
-    build: Build,
-    problem: solver.Problem,
-    **more: Callable[..., np.ndarray],
-  ):
+  def __init__(self, build: Build, problem: solver.Problem):
     """Makes the loss of the C that `build` makes; see `solver.Loss`."""
-    super().__init__(problem, **more)
-    self._problem = problem
+    super().__init__(problem)
 
     def value(x, log_weights, power):
       c = build(x)

@@ -50,6 +50,9 @@ _REDRAWN_BANDS = 8
 
 # Function that is called after every iteration with the best loss so far.
 Callback = Callable[[float], None]
+# Function from parameters and new weights, [n] float64 of sum 1, to parameters
+# of the same C that suit a search with these weights.
+Restart = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # (low, high) of each parameter; None means no bound.
 Bounds = Sequence[tuple[Optional[float], Optional[float]]]
 
@@ -377,21 +380,8 @@ class Loss(abc.ABC):
     best: parameters with this log max(e); empty at the start.
   """
 
-  def __init__(
-    self,
-    problem: Problem,
-    restart: Callable[[np.ndarray, np.ndarray], np.ndarray] = (
-      lambda x, weights: x
-    ),
-  ):
-    """Makes the loss.
-
-    Args:
-      problem: rounds and objective.
-      restart: function from parameters and new weights, [n] float64 of sum 1,
-        to parameters of the same C that suit a search with these weights.
-    """
-    self.restart = restart
+  def __init__(self, problem: Problem):
+    """Makes the loss for the rounds and the objective of a problem."""
     with np.errstate(divide='ignore'):
       self.log_weights = np.log(problem.weights)
     self.power = 1.0
@@ -417,6 +407,7 @@ def search(
   problem: Problem,
   bounds: Optional[Bounds] = None,
   *,
+  restart: Restart = lambda x, weights: x,
   tolerance: float,
   corrections: int = 20,
 ) -> Minimum:
@@ -443,6 +434,7 @@ def search(
     start: see `minimize`.
     problem: the objective, and limits of the search.
     bounds: (low, high) of each parameter; None means no bounds.
+    restart: function that a stage calls before it changes the weights.
     tolerance: see `minimize`; sampled cohorts have `SAMPLED_TOLERANCE`.
     corrections: see `minimize`.
   """
@@ -472,7 +464,7 @@ def search(
       size = _STAGE_EVALUATIONS if is_last else _FEW_EVALUATIONS
       weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
       stage = attrs.evolve(stage, max_evaluations=min(size, most - evaluations))
-      minimum = run(loss.restart(x, weights), stage)
+      minimum = run(restart(x, weights), stage)
       x, interrupted = minimum.x, minimum.interrupted
       log_e = loss.evaluate(x)[2]
       evaluations += minimum.evaluations + 1

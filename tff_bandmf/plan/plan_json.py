@@ -140,15 +140,22 @@ def load(path: Union[str, os.PathLike]) -> search_lib.Result:
       f'plan={path}: is damaged; write it again with bandmf plan'
     ) from error
   result = search_lib.Result(stored, guarantee, runners_up, left_out)
-  _check_strategy(result, path)
+  _check_strategy(result, planned, path)
   _check_noise(result, path, content.get('bound'))
   return result
 
 
-def _check_strategy(result: search_lib.Result, path: pathlib.Path) -> None:
-  """Raises ValueError if a request does not lead to the strategy of a file."""
-  stored, strategy = result.request, result.planned_strategy
-  mechanism = stored.mechanism
+def _check_strategy(
+  result: search_lib.Result, strategy: strategies.Strategy, path: pathlib.Path
+) -> None:
+  """Raises ValueError if a request does not lead to the strategy of a file.
+
+  Args:
+    result: content of the file.
+    strategy: the strategy in the file, for the planned rounds.
+    path: the file.
+  """
+  stored, mechanism = result.request, result.request.mechanism
   if isinstance(mechanism, str):
     mechanism = mechanism_lib.Mechanism(
       strategy.family if mechanism == mechanism_lib.BEST else mechanism

@@ -62,17 +62,6 @@ class Result:
     # Guard: sampled_plan_test.test_loaded_plan_is_checked_as_a_new_one.
     _check_sizes(self.request, self.guarantee.cohorts)
 
-  @property
-  def planned_strategy(self) -> strategies.Strategy:
-    """C for the planned rounds.
-
-    For a `Budget`, C of `guarantee` may have more rounds than planned.
-    """
-    strategy = self.guarantee.strategy
-    if isinstance(self.request.cohorts, participation.Budget):
-      return strategy.of_rounds(self.request.rounds)
-    return strategy
-
 
 def search(
   request: request_lib.Request, progress: Callable[[str], None]

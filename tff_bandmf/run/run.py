@@ -19,7 +19,6 @@ from tff_bandmf import _checks, _files, errors, participation, report
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf.cohorts import names as names_lib
 from tff_bandmf.plan import plan as plan_lib
-from tff_bandmf.plan import plan_text
 from tff_bandmf.run import clients as clients_lib
 from tff_bandmf.run import opening, tensorboard
 from tff_bandmf.run import rounds as rounds_lib
@@ -459,7 +458,7 @@ class Run:
         # Guard: run_test.test_learning_process_is_trained_by_the_run.
         parts = []
         if spent is not None:
-          parts.append(f'epsilon {plan_text.rounded_up(spent)}')
+          parts.append(f'epsilon {plan_lib.rounded_up(spent)}')
         if self._budget_left is not None:
           parts.append(f'{self._budget_left:.1%} of the budget left')
         bar.set_postfix_str(', '.join(parts))
