@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Optional
 
@@ -73,9 +74,7 @@ def _picture(ctx, param, value: Optional[str]) -> Optional[str]:
   'errors.png or errors.svg.',
 )
 @options.as_json
-def choose(
-  rounds, who, memory_copies, workload, objective, families, plot, **flags
-):
+def choose(rounds, who, epsilon, delta, workload, plot, **flags):
   """Ranks the families that fit in memory by their error at epsilon.
 
   rmse is the root mean square error, over all rounds, that the noise at
@@ -85,23 +84,16 @@ def choose(
   the number of normals that the noise draws for a coordinate in a round: more
   than 1 where it keeps no past normals.
   """
-  target = choosing.Target(**flags)
+  target = choosing.Target(epsilon, delta)
   cohorts = _cohorts(who, rounds)
-  with output.progress('comparing families', len(families)) as step:
+  with output.progress('comparing families', len(flags['families'])) as step:
     ranking = choosing.choose(
-      rounds,
-      cohorts,
-      target,
-      memory_copies=memory_copies,
-      objective=objective,
-      workload=workload,
-      families=families,
-      progress=step,
+      rounds, cohorts, target, workload=workload, progress=step, **flags
     )
   if plot is not None:
     ranking.plot().savefig(plot)
-  output.warn_of_weak(**flags)
-  choices = [_values(choice, workload, **flags) for choice in ranking.choices]
+  output.warn_of_weak(epsilon, delta)
+  choices = [_values(choice, workload, target) for choice in ranking.choices]
   left_out, kind = ranking.left_out, who.amplification
   if output.as_json():
     output.show_result(
@@ -116,7 +108,7 @@ def choose(
     for values in choices
   ]
   click.echo(output.table(rows))
-  if accounting.needed_noise(cohorts, rounds, **flags):
+  if accounting.needed_noise(cohorts, rounds, epsilon, delta):
     click.echo('C is optimised for the noise of sampled cohorts')
   for each in ranking.choices:
     if not each.converged:
@@ -159,7 +151,7 @@ def _cohorts(who: options.Participants, rounds: int) -> participation.Cohorts:
   )
 
 
-def _values(choice, workload, epsilon, delta):
+def _values(choice, workload, target):
   """Returns the values of a choice by name."""
   guarantee = choice.guarantee
   return {
@@ -175,8 +167,7 @@ def _values(choice, workload, epsilon, delta):
     'noise_multiplier': guarantee.noise_multiplier,
     'z_stddev': guarantee.z_stddev_per_clip,
     'sampling_prob': getattr(guarantee.cohorts, 'sampling_prob', None),
-    'epsilon': epsilon,
-    'delta': delta,
+    **dataclasses.asdict(target),
     'rmse': choice.rmse,
     'max_rmse': choice.max_rmse,
     'converged': choice.converged,

@@ -56,20 +56,30 @@ def progress(
     phase: name of the phase, such as 'comparing families'.
     total: number of steps; None if it is unknown.
   """
+  steps: list[str] = []
+  ended = threading.Event()
+
+  def print_lines():
+    wait, began = FIRST_LINE, time.monotonic()
+    while not ended.wait(wait):
+      count = f'{len(steps)} of {total}' if total else f'{len(steps)}'
+      latest = f', {steps[-1]}' if steps else ''
+      seconds = time.monotonic() - began
+      errors.notice(
+        f'{phase}: {count} steps, {seconds:.0f} s{latest}', logging.INFO
+      )
+      wait = _NEXT_LINES
+
   with tqdm.tqdm(
     desc=phase, total=total, unit=' steps', disable=None, file=sys.stderr
   ) as bar:
-    steps: list[str] = []
 
     def step(name):
       steps.append(name)
       bar.set_postfix_str(name, refresh=False)
       bar.update()
 
-    ended = threading.Event()
-    lines = threading.Thread(
-      target=_print_lines, args=(phase, total, steps, ended), daemon=True
-    )
+    lines = threading.Thread(target=print_lines, daemon=True)
     if bar.disable:
       lines.start()
     try:
@@ -78,21 +88,6 @@ def progress(
       ended.set()
       if bar.disable:
         lines.join()
-
-
-def _print_lines(
-  phase: str, total: Optional[int], steps: list[str], ended: threading.Event
-) -> None:
-  """Prints a line of progress now and then, until the phase has ended."""
-  wait, began = FIRST_LINE, time.monotonic()
-  while not ended.wait(wait):
-    count = f'{len(steps)} of {total}' if total else f'{len(steps)}'
-    latest = f', {steps[-1]}' if steps else ''
-    seconds = time.monotonic() - began
-    errors.notice(
-      f'{phase}: {count} steps, {seconds:.0f} s{latest}', logging.INFO
-    )
-    wait = _NEXT_LINES
 
 
 def check_out(path: str, force: Optional[bool] = None) -> None:

@@ -16,16 +16,12 @@ _HEAD = ('table', 'row', 'published', 'ours', 'difference', 'pass', 'bound')
 
 @click.command()
 @click.argument('names', nargs=-1)
-@click.option(
-  '--plot',
-  'plot_folder',
-  help='Folder for plots of matrices, coefficients and errors.',
-)
+@options.paths(plot='Folder for plots of matrices, coefficients and errors.')
 @options.switches(
   slow='Also the tables of amplified numbers, which take half an hour.'
 )
 @options.as_json_rows
-def reproduce(names, plot_folder, slow):
+def reproduce(names, plot, slow):
   """Compares published numbers with our own; NAMES chooses tables.
 
   Amplified numbers are estimates from samples with a fixed seed, as in the
@@ -55,11 +51,11 @@ def reproduce(names, plot_folder, slow):
     seconds = time.perf_counter() - started
     output.show({**row.to_dict(), 'seconds': seconds}, line)
     started = time.perf_counter()
-  if plot_folder is not None:
+  if plot is not None:
     # `plots` imports matplotlib, which is slow: import it only when needed.
     from tff_bandmf.reproduction import plots
 
-    for path in plots.draw(pathlib.Path(plot_folder)):
+    for path in plots.draw(pathlib.Path(plot)):
       click.echo(str(path), err=True)
   if failed:
     raise output.did_not_hold(

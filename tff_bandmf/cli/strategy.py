@@ -20,9 +20,8 @@ from tff_bandmf.cli import options, output
 @options.participation
 @options.workload
 @options.objective
-@click.option(
-  '--out',
-  help='Strategy file to write, .json or .npz, with the participation schema.',
+@options.paths(
+  out='Strategy file to write, .json or .npz, with the participation schema.'
 )
 @options.switches(force='Overwrite an existing strategy file.')
 @options.coefficients
