@@ -102,7 +102,7 @@ class Demand:
     m, n = self.cohort_size, self.rounds
     if self.participation.evenly_spaced:
       return any(
-        m > members or class_rounds * m > members * min(k, class_rounds)
+        class_rounds * m > members * min(k, class_rounds)
         for members, class_rounds in _classes(self.clients, n, b)
       )
     return min(b, n) * m > self.clients or n * m > self.clients * k

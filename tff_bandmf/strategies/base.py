@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -503,9 +503,7 @@ def series(name: str, values: object) -> np.ndarray:
   return array
 
 
-def check_fit(
-  strategy: Strategy, field: attrs.Attribute, value: Union[int, np.ndarray]
-) -> None:
+def check_fit(strategy: Strategy, _: attrs.Attribute, value: Any) -> None:
   """Raises ValueError if a number of bands, or a series' length, exceeds n."""
   bands = len(value) if isinstance(value, np.ndarray) else value
   check_few(bands, strategy.rounds)
