@@ -345,12 +345,9 @@ class CorrelatedNoise(strategies.Strategy):
     }
     nodes = map(self._nodes.get, current.cohort.tolist())
     answers = [None if node is None else by_node.get(node) for node in nodes]
+    received = sum(answer is not None for answer in answers)
     size = len(answers)
-    _LOGGER.info(
-      'aggregate_train: Received %s results from a cohort of %s clients',
-      sum(answer is not None for answer in answers),
-      size,
-    )
+    _LOGGER.info('aggregate_train: Received %s of %s results', received, size)
     self._faults = collections.Counter(
       f'the client failed: {reply.error.reason}'
       for reply in replies
@@ -362,9 +359,8 @@ class CorrelatedNoise(strategies.Strategy):
     # Guards: flower_test.test_a_client_has_one_update and
     # flower_test.test_reply_of_no_node_is_no_update.
     updates = map(self._update, answers)
-    mean = current.attempt(
-      functools.partial(current.release, updates, like=self._trained())
-    )
+    release = functools.partial(current.release, updates, self._trained())
+    mean = current.attempt(release)
     # A client may send any text, so the log gets few lines of limited length.
     for fault, count in self._faults.most_common(_MOST_FAULTS):
       line = f'{count} of {size} updates count as zero: {errors.invalid(fault)}'

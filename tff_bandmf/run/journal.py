@@ -409,16 +409,12 @@ class Journal:
     # Guard: run_report_test.test_metrics_stay_private_and_are_named.
     names = sorted(name for name in numbers if not name.startswith(_DATA_FREE))
     if names:
-      self.append_to_note(
-        'not_covered',
-        f'metrics of rounds, without noise: {", ".join(names)} '
-        f'({run_json.TABLE})',
-      )
+      sentence = f'metrics of rounds, without noise: {", ".join(names)}'
+      self.append_to_note('not_covered', f'{sentence} ({run_json.TABLE})')
     if entry.without_effect:
       all_zero = entry.without_effect == entry.updates
-      self.append_to_note(
-        'not_covered', run_json.ALL_ZERO if all_zero else run_json.SOME_ZERO
-      )
+      sentence = run_json.ALL_ZERO if all_zero else run_json.SOME_ZERO
+      self.append_to_note('not_covered', sentence)
     self._checkpoints.save(state, t + 1, head)
     self._states.add(state)
     self.l2_norm_clip = released.get(metrics.RELEASED[0], self.l2_norm_clip)
@@ -503,11 +499,8 @@ class Journal:
       row = self._rows.row({'round': t, 'clients': clients})
       released = [attempt for attempt, _ in self.position.released(t)]
       self._rows.write(row, {})
-      self.ledger.abandon_round(
-        t,
-        metrics.digest(row),
-        _incomplete(self.position.updates(t), clients, released),
-      )
+      flags = _incomplete(self.position.updates(t), clients, released)
+      self.ledger.abandon_round(t, metrics.digest(row), flags)
       self._rows.export(row)
       errors.LOGGER.warning('%s: round %d is burnt', self.directory, t)
     self.next = t + 1

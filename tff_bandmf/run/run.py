@@ -104,11 +104,10 @@ class Run:
     self._stopped = False
     self._sampled: Optional[clients_lib.SampledCohorts] = None
     self._stack = contextlib.ExitStack()
-    self._journal, self._sampling_key = self._stack.enter_context(
-      opening.open_folder(
-        self.directory, plan, ledger, after, moved, ledger_head, options
-      )
+    opened = opening.open_folder(
+      self.directory, plan, ledger, after, moved, ledger_head, options
     )
+    self._journal, self._sampling_key = self._stack.enter_context(opened)
     self._plan = self._journal.plan
     self._noise_adder = self._journal.noise_adder
 
@@ -385,12 +384,9 @@ class Run:
         )
       )
     by_budget = isinstance(plan.schema, participation.Budget)
+    past = journal.ledger.past(ids, t, whole=by_budget)
     admission = cohorts_lib.admit(
-      ids,
-      t,
-      plan.schema,
-      plan.strategy.rounds,
-      journal.ledger.past(ids, t, whole=by_budget),
+      ids, t, plan.schema, plan.strategy.rounds, past
     )
     admitted = ids[admission.admitted][: plan.most_clients]
     refused = len(ids) - len(admitted)
@@ -462,9 +458,8 @@ class Run:
         if self._budget_left is not None:
           parts.append(f'{self._budget_left:.1%} of the budget left')
         bar.set_postfix_str(', '.join(parts))
-        output = open_round.attempt(
-          functools.partial(process.next, state, data)
-        )
+        step = functools.partial(process.next, state, data)
+        output = open_round.attempt(step)
         if output is not None:
           state = open_round.finish(output.state, output.metrics)
           self._warn(open_round)
@@ -699,9 +694,8 @@ class Run:
     if journal.ended:
       recorded = self.results or {}
       for name, value in results.items():
-        if not math.isclose(
-          value, recorded.get(name, math.nan), rel_tol=_RESULT_TOLERANCE
-        ):
+        old = recorded.get(name, math.nan)
+        if not math.isclose(value, old, rel_tol=_RESULT_TOLERANCE):
           raise errors.value_error(
             f'record={name}={value}: differs: the run ended with {recorded}; '
             'keep these results: a run is measured once'

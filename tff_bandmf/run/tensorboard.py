@@ -35,12 +35,9 @@ class Writer:
     # files.
     # Guard: run_metrics_test.test_tensorboard_gets_the_numbers_of_each_round.
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = f'events.out.tfevents.{time.time_ns()}.{os.getpid()}'
-    self._file = open(
-      directory / name,
-      'xb',
-      opener=lambda path, flags: os.open(path, flags, 0o600),
-    )
+    path = directory / f'events.out.tfevents.{time.time_ns()}.{os.getpid()}'
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    self._file = open(os.open(path, flags, 0o600), 'wb')
     self._records = record_writer.RecordWriter(self._file)
     self._write(file_version='brain.Event:2')
 

@@ -89,11 +89,8 @@ class Checkpoints:
     return tree.unflatten_as(template, loaded), head
 
   def _rounds(self) -> list[int]:
-    return [
-      int(path.stem)
-      for path in self._directory.glob('*.npz')
-      if path.stem.isdecimal()
-    ]
+    names = [path.stem for path in self._directory.glob('*.npz')]
+    return [int(name) for name in names if name.isdecimal()]
 
   def _path(self, round_index: int) -> pathlib.Path:
     return self._directory / f'{round_index:08d}.npz'

@@ -163,10 +163,8 @@ def table(
   Raises:
     ValueError: a row differs from its digest in the ledger.
   """
-  return [
-    numbers({**row, **measured})
-    for row, measured in _contents(directory, attempts)
-  ]
+  contents = _contents(directory, attempts)
+  return [numbers({**row, **measured}) for row, measured in contents]
 
 
 def numbers(row: Row) -> dict[str, float]:
