@@ -101,8 +101,10 @@ class SampledCohorts:
   `private/sampling.key`. When the run has ended, the key is destroyed unless
   `keep_key` is set.
   Guards:
-  run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run and
-  test_seed_has_no_part_in_sampled_cohorts.
+  run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run,
+  test_seed_has_no_part_in_sampled_cohorts, test_other_population_is_refused,
+  test_client_in_the_place_of_another_is_refused and
+  test_cohort_that_differs_voids_the_claim.
 
   The module `accounting.kinds.samplers` has the sampling algorithms.
   """
