@@ -50,9 +50,7 @@ def count(name: str, value: Any, remedy: str, least: int = 1) -> int:
     raise errors.type_error(f'{name}={value}: must be an integer; {remedy}')
   number = operator.index(value)
   if number < least:
-    raise errors.value_error(
-      f'{name}={value}: must be at least {least}; {remedy}'
-    )
+    raise _broken(name, value, f'be at least {least}', remedy)
   return number
 
 
@@ -72,9 +70,7 @@ def positive(name: str, value: object, remedy: str) -> float:
   """
   checked = number(name, value, remedy)
   if not 0 < checked < float('inf'):
-    raise errors.value_error(
-      f'{name}={value}: must be positive and finite; {remedy}'
-    )
+    raise _broken(name, value, 'be positive and finite', remedy)
   return checked
 
 
@@ -87,9 +83,7 @@ def nonnegative(name: str, value: object, remedy: str) -> float:
   """
   checked = number(name, value, remedy)
   if not 0 <= checked < float('inf'):
-    raise errors.value_error(
-      f'{name}={value}: must be at least 0 and finite; {remedy}'
-    )
+    raise _broken(name, value, 'be at least 0 and finite', remedy)
   return checked
 
 
@@ -98,9 +92,7 @@ def at_most(
 ) -> None:
   """Raises ValueError if `value` exceeds `most`, whose name is `limit`."""
   if value > most:
-    raise errors.value_error(
-      f'{name}={value}: must not exceed {limit}={most}; {remedy}'
-    )
+    raise _broken(name, value, f'not exceed {limit}={most}', remedy)
 
 
 def between(
@@ -114,9 +106,7 @@ def between(
   """
   checked = number(name, value, remedy)
   if not low <= checked <= high:
-    raise errors.value_error(
-      f'{name}={value}: must be in [{low:g}, {high:g}]; {remedy}'
-    )
+    raise _broken(name, value, f'be in [{low:g}, {high:g}]', remedy)
   return checked
 
 
@@ -167,3 +157,8 @@ def lower_triangular(name: str, values: object) -> np.ndarray:
       f'{name}=entries above the diagonal: must be lower-triangular; give 0'
     )
   return matrix
+
+
+def _broken(name: str, value: object, rule: str, remedy: str) -> ValueError:
+  """Returns the error for a number that breaks a rule."""
+  return errors.value_error(f'{name}={value}: must {rule}; {remedy}')
