@@ -44,8 +44,7 @@ def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
     return None
   if url.database in (None, '', ':memory:'):
     raise errors.value_error(
-      f'ledger={url}: must be a file, since memory survives no crash; give a '
-      'path'
+      f'ledger={url}: must be a file: memory survives no crash; give a path'
     )
   return pathlib.Path(url.database)
 
@@ -105,18 +104,16 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
     with engine.begin() as connection:
       yield connection
   except (sa.exc.SQLAlchemyError, engine.dialect.dbapi.Error) as error:
-    raise unusable(
-      engine.url.render_as_string(hide_password=True), error
-    ) from None
+    url = engine.url.render_as_string(hide_password=True)
+    raise unusable(url, error) from None
 
 
 def unusable(url: object, error: Exception) -> ValueError:
   """Returns the error for a failure of the database at a URL or a path."""
   if isinstance(url, pathlib.Path) and not os.access(url.parent, os.W_OK):
     return errors.value_error(
-      f'ledger={url}: lies in a folder that cannot be written, and SQLite '
-      'writes files there even to read the ledger; make the folder writable, '
-      'or give a copy of the folder'
+      f'ledger={url}: lies in a folder that cannot be written, where SQLite '
+      'writes files even to read; make the folder writable, or copy the folder'
     )
   # The message omits the query, since its parameters identify clients.
   return errors.value_error(

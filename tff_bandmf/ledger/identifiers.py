@@ -86,10 +86,12 @@ class Identifiers:
 
     The fingerprint is a one-way function of the key.
     """
-    digest = hashlib.blake2b(
-      key=self.secret, digest_size=8, person=b'bandmf ledger'
-    ).digest()
+    digest = self._keyed(b'bandmf ledger').digest()
     return int.from_bytes(digest, 'little', signed=True)
+
+  def _keyed(self, person: bytes, size: int = 8) -> hashlib.blake2b:
+    """Returns a keyed hash of `size` bytes, to which no text was added yet."""
+    return hashlib.blake2b(key=self.secret, digest_size=size, person=person)
 
   def hashes(self, clients: Iterable[names.Client]) -> np.ndarray:
     """Returns the identifiers of m clients, [m] int64, in the same order.
@@ -106,9 +108,7 @@ class Identifiers:
     clients = names.names(clients)
     if isinstance(clients, np.ndarray):
       return self._permuted(clients.astype(np.uint64), range(_ROUNDS))
-    keyed = hashlib.blake2b(
-      key=self.secret, digest_size=8, person=b'bandmf client'
-    )
+    keyed = self._keyed(b'bandmf client')
     digests = bytearray()
     for client in clients:
       hashed = keyed.copy()
@@ -134,9 +134,7 @@ class Identifiers:
 
   def _permuted(self, values: np.ndarray, rounds: Iterable[int]) -> np.ndarray:
     """Returns the output of the Feistel network, int64, for uint64 values."""
-    key = hashlib.blake2b(
-      key=self.secret, digest_size=16, person=b'bandmf index'
-    ).digest()
+    key = self._keyed(b'bandmf index', 16).digest()
     aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     rounds = tuple(rounds)
     # Each value as its halves (y, x).

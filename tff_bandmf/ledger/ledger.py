@@ -314,9 +314,8 @@ class Ledger:
       whole: whether the result has all rounds of a client, which a `Budget`
         needs, or only the last round and the number of rounds.
     """
-    return self._index_before(before, whole).for_clients(
-      self._hash().hashes(clients)
-    )
+    index = self._index_before(before, whole)
+    return index.for_clients(self._hash().hashes(clients))
 
   def _index_before(
     self, before: int, whole: bool = False
@@ -357,11 +356,9 @@ class Ledger:
     """
     with database.transaction(self._reader) as connection:
       contents = tables.verify(connection)
+      count = sum(contents.sizes.values())
       log = sensitivity.observed(
-        lambda: tables.cohorts(connection),
-        sum(contents.sizes.values()),
-        strategy,
-        costs=costs,
+        lambda: tables.cohorts(connection), count, strategy, costs=costs
       )
     return counts.from_contents(contents, log)
 
@@ -428,8 +425,7 @@ class Ledger:
     if np.any(hashes[1:] == hashes[:-1]):
       raise errors.value_error(
         f'cohort={len(hashes)} clients: has a client twice in round '
-        f'{round_index}; a client takes part once in a round: name each one '
-        'once'
+        f'{round_index}; name each client once'
       )
     digest = chain.cohort_digest(hashes, highest)
     stated = {} if rounds is None else {'rounds': rounds}
@@ -454,15 +450,12 @@ class Ledger:
       # to the digest at the start of the last round.
       # Guard:
       # ledger_test.test_round_cannot_start_with_another_digest_than_the_last.
-      others = {attempt.enforced for attempt in last_attempts} - {
-        None,
-        enforced,
-      }
-      if enforced is not None and others:
+      if enforced is not None and any(
+        each.enforced not in (None, enforced) for each in last_attempts
+      ):
         raise errors.value_error(
-          f'run=round {round_index}: follows another run.json, plan.json or '
-          'strategy.json than the earlier rounds; restore the files that the '
-          'run was started with'
+          f'run=round {round_index}: follows other files than the earlier '
+          'rounds; restore run.json, plan.json and strategy.json'
         )
       if recorded is None:
         # PRIVACY: if a round below the last started round began now, its
@@ -548,20 +541,14 @@ class Ledger:
         'state and a ledger of the same moment'
       )
     if z_stddev is not None:
-      z_stddev = _checks.nonnegative(
-        'z_stddev', z_stddev, 'leave it out if it is not known'
-      )
+      remedy = 'leave it out if it is not known'
+      z_stddev = abs(_checks.nonnegative('z_stddev', z_stddev, remedy))
     t = _round(round_index)
+    digest = None if sum_digest is None else bytes(sum_digest)
     return self._end(
       *(chain.Event(t, flag) for flag in sorted(flags)),
-      chain.Event(
-        t,
-        chain.FINISHED,
-        None if sum_digest is None else bytes(sum_digest),
-        None if z_stddev is None else abs(z_stddev),
-        bool(noise_checked),
-      ),
-      *_event(round_index, chain.ROW, row, released),
+      chain.Event(t, chain.FINISHED, digest, z_stddev, bool(noise_checked)),
+      *_event(t, chain.ROW, row, released),
     )
 
   def fail_round(self, round_index: int) -> None:

@@ -101,9 +101,8 @@ def create(connection: engine.Connection) -> None:
   """Makes the missing tables, and the row of bandmf_ledger."""
   _METADATA.create_all(connection)
   if connection.execute(sa.select(_LEDGER.c.place)).first() is None:
-    connection.execute(
-      sa.insert(_LEDGER).values(place=0, format=chain.FORMAT, events=0)
-    )
+    values = {'place': 0, 'format': chain.FORMAT, 'events': 0}
+    connection.execute(sa.insert(_LEDGER).values(values))
 
 
 def row(connection: engine.Connection, lock: bool = False) -> Row:
@@ -204,11 +203,9 @@ def add_round(
     cohort: [number of clients] int64 identifiers, ascending.
     highest: the highest client index in the cohort; -1 without an index.
   """
-  connection.execute(
-    sa.insert(_ROUNDS).values(
-      round=t, cohort=cohort.astype('<i8').tobytes(), highest=highest
-    )
-  )
+  packed = cohort.astype('<i8').tobytes()
+  values = {'round': t, 'cohort': packed, 'highest': highest}
+  connection.execute(sa.insert(_ROUNDS).values(values))
 
 
 def append(connection: engine.Connection, *events: chain.Event) -> bytes:
@@ -218,8 +215,8 @@ def append(connection: engine.Connection, *events: chain.Event) -> bytes:
   for place, event in enumerate(events, ledger.events):
     head = chain.link(head, place, event)
     values = {**vars(event), 'noise_checked': int(event.noise_checked)}
-    row_of_event = sa.insert(_EVENTS).values(place=place, head=head, **values)
-    connection.execute(row_of_event)
+    values.update(place=place, head=head)
+    connection.execute(sa.insert(_EVENTS).values(values))
   connection.execute(sa.update(_LEDGER).values(events=count, head=head))
   return head
 
@@ -253,12 +250,10 @@ def _events(
     connection: connection to read.
     t: round of the events; None for all rounds.
   """
-  query = sa.select(*map(_raw, _EVENTS.c))
+  query = sa.select(*map(_raw, _EVENTS.c)).order_by(_EVENTS.c.place)
   if t is not None:
     query = query.where(_EVENTS.c.round == t)
-  rows = connection.execute(
-    query.order_by(_EVENTS.c.place), execution_options={'stream_results': True}
-  )
+  rows = connection.execute(query, execution_options={'stream_results': True})
   for values in rows.yield_per(_EVENTS_AT_A_TIME):
     place, number, kind, digest, z_stddev, checked, payload, head = values
     _require(isinstance(place, int) and checked in (0, 1), 'event')
@@ -299,13 +294,9 @@ def verify(connection: engine.Connection) -> counts.Contents:
     # ledger with such a change.
     # Guards: chain_test.test_any_change_of_a_row_is_refused and
     # test_client_cut_out_of_two_cohorts_is_refused.
-    if (
-      place != count
-      or recorded != head
-      or (
-        event.kind == chain.STARTED and digests.get(event.round) != event.digest
-      )
-    ):
+    is_start = event.kind == chain.STARTED
+    has_cohort = not is_start or digests.get(event.round) == event.digest
+    if place != count or recorded != head or not has_cohort:
       raise _broken(event.round)
     if event.kind == chain.NOTED:
       try:
@@ -386,8 +377,7 @@ def other_format(version: object) -> ValueError:
   """Returns the error for a ledger that another version has written."""
   return errors.value_error(
     f'ledger=format {version}: cannot be read: this version has format '
-    f'{chain.FORMAT}; end the run with the version that began it, or start a '
-    'new one'
+    f'{chain.FORMAT}; end the run with the version that began it'
   )
 
 
