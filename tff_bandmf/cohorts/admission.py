@@ -84,9 +84,8 @@ def violations(
   # than the sensitivity times the clip. Its last round is compared with this
   # round.
   # Guard: admission_test.test_rule_is_the_schema.
-  too_soon = history.last_round > round_index - min(
-    participation.min_sep, rounds
-  )
+  apart = min(participation.min_sep, rounds)
+  too_soon = history.last_round > round_index - apart
   if participation.evenly_spaced:
     min_sep = participation.separation(rounds)
     # PRIVACY: Under fixed epochs a client comes back exactly b rounds later, or
@@ -110,20 +109,19 @@ def _over_budget(
   costs = budget.known_costs
   if history.rounds is None:
     raise errors.value_error(
-      'history=last rounds: does not have all rounds of the clients, '
-      'which a budget needs; use sampler.history(), or '
-      'Ledger.past(..., whole=True)'
+      'history=last rounds: lacks earlier rounds, which a budget needs; use '
+      'sampler.history(), or Ledger.past(..., whole=True)'
     )
   # PRIVACY: if a client was admitted under a different C, its earlier rounds
   # can cost more than the budget under this C, and the claim would not cover
   # the client. A history with such a client is refused.
   # Guard: budget_test.test_client_of_another_matrix_is_refused.
-  if np.any(costs.total(history.rounds) > costs.limit):
+  spent = costs.total(history.rounds)
+  if np.any(spent > costs.limit):
     raise errors.value_error(
-      f'history=cost {int(costs.total(history.rounds).max())}: '
-      f'exceeds the budget, {costs.limit}: a client was admitted '
-      'under another C or another schema; continue with the plan that '
-      'the run began with'
+      f'history=cost {int(spent.max())}: exceeds the budget, {costs.limit}: a '
+      'client was admitted under another C or schema; continue with the plan '
+      'that the run began with'
     )
   this_round = np.full((len(history.rounds), 1), round_index, np.int64)
   # PRIVACY: a client whose rounds cost more than the budget could change C x by
@@ -198,9 +196,8 @@ def admit(
   cohort = np.asarray(cohort)
   if len(history.count) != len(cohort):
     raise errors.value_error(
-      f'history={len(history.count)} clients: must have the '
-      f'{len(cohort)} clients of the cohort; make the history with '
-      'History.for_clients or Ledger.past'
+      f'history={len(history.count)} clients: must have the {len(cohort)} of '
+      'the cohort; make it with History.for_clients or Ledger.past'
     )
   too_soon, too_often = violations(participation, rounds, round_index, history)
   # PRIVACY: a client that is twice in a cohort would contribute two clipped

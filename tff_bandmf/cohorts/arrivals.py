@@ -73,10 +73,7 @@ def admission_counts(
     participations += len(cohort)
     short += len(cohort) < cohort_size
     turned_away += len(arrivals) - int(admitted.sum())
+  took_part = int(np.count_nonzero(past.count))
   return AdmissionCounts(
-    int(np.count_nonzero(past.count)),
-    participations,
-    planned_rounds,
-    short,
-    turned_away,
+    took_part, participations, planned_rounds, short, turned_away
   )

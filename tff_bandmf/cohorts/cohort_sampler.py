@@ -125,9 +125,8 @@ class CohortSampler:
       try:
         history.record(round_index, self.sample(round_index, history))
       except CohortError:
-        raise self._not_filled(
-          f' in round {round_index}, with this seed,'
-        ) from None
+        where = f' in round {round_index}, with this seed,'
+        raise self._not_filled(where) from None
 
   def _not_filled(self, where: str) -> CohortError:
     largest = self._demand.largest().items()
@@ -191,9 +190,8 @@ class CohortSampler:
     # cohort for such a round is refused.
     # Guard: cohorts_test.test_round_out_of_range_is_refused.
     self._check(round_index, history)
-    generator = np.random.Generator(
-      np.random.Philox(np.random.SeedSequence([self.seed, round_index]))
-    )
+    seed = np.random.SeedSequence([self.seed, round_index])
+    generator = np.random.Generator(np.random.Philox(seed))
     if len(self._candidates(round_index)) > _LARGE:
       cohort = self._draw(generator, round_index, history)
       if cohort is not None:
@@ -213,9 +211,8 @@ class CohortSampler:
     admission.check_round(round_index, self.rounds)
     if len(history.count) != self.clients:
       raise errors.value_error(
-        f'history={len(history.count)} clients: must have the '
-        f'clients={self.clients} of the population; resume with the data that '
-        'the run started with'
+        f'history={len(history.count)} clients: must have {self.clients}; '
+        'resume with the data that the run started with'
       )
 
   # PRIVACY: Under fixed epochs a client may take part only in rounds of its own

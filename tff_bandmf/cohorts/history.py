@@ -17,7 +17,7 @@ from typing import Optional, Union
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf import participation as participation_lib
 
 # Value in place of the last round of a client without rounds. Runs have at most
@@ -137,11 +137,10 @@ class _Chain:
         client, for each new entry; -1 for the client's first entry.
     """
     size = self.size
-    if size + len(before) > _MOST_ENTRIES:
-      raise errors.value_error(
-        f'participations={size + len(before)}: must not exceed '
-        f'{_MOST_ENTRIES}; use fewer rounds or smaller cohorts'
-      )
+    remedy = 'use fewer rounds or smaller cohorts'
+    _checks.at_most(
+      'participations', size + len(before), _MOST_ENTRIES, 'the limit', remedy
+    )
     if size + len(before) > len(self._before):
       # The array grows by an eighth, so that it grows rarely and wastes little
       # memory. No other object refers to the array, so it can be resized.
@@ -432,9 +431,6 @@ def _counted(count: np.ndarray) -> np.ndarray:
   # take part again after its last allowed round. A number that does not fit in
   # 16 bits is refused.
   # Guard: cohorts_test.test_count_that_would_wrap_is_refused.
-  if len(count) and count.max() > _MOST:
-    raise errors.value_error(
-      f'participations={int(count.max())}: a client cannot have more '
-      f'than {_MOST}; use a larger min_sep or fewer rounds'
-    )
+  most, remedy = int(count.max(initial=0)), 'use a larger min_sep'
+  _checks.at_most('participations', most, _MOST, 'the limit', remedy)
   return count.astype(np.uint16)

@@ -192,8 +192,7 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
     raise errors.type_error(
       f'clients={len(strings)} strings and {len(clients) - len(strings)} '
       'others: must be all indices or all strings, since 1 and "1" would count '
-      'as two clients, and a missing name hides a client; name all clients in '
-      'one way'
+      'as two clients; name all clients in one way'
     )
   if not strings:
     return np.array([_index(client) for client in clients], np.int64)
