@@ -63,14 +63,12 @@ def record_dimension(record_specs: Record) -> int:
       )
     if None in _shape(spec):
       raise errors.value_error(
-        f'update[{name}].shape={spec.shape}: must be static; give every '
-        'dimension'
+        f'update[{name}].shape={spec.shape}: must be static; give all sizes'
       )
     dimension += _size(spec)
   if not dimension:
     raise errors.value_error(
-      f'update={record_specs}: holds no coordinate; aggregate the updates of a '
-      'model'
+      f'update={record_specs}: holds no coordinate; give updates of a model'
     )
   return dimension
 
@@ -373,6 +371,5 @@ def check_bounds(
     _checks.positive('zeroing_norm', zeroing_norm, remedy)
   if zeroing_norm_order not in (2, math.inf):
     raise errors.value_error(
-      f'zeroing_norm_order={zeroing_norm_order}: must be 2 or inf; inf '
-      'compares the largest magnitude'
+      f'zeroing_norm_order={zeroing_norm_order}: must be 2 or inf; give one'
     )

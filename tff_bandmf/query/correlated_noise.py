@@ -350,16 +350,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       # Guard: adaptive_clip_test.test_clip_follows_what_is_released.
       clip = global_state.clip
       if self.clip.adaptive is not None:
-        clip = collections.OrderedDict(
-          self.clip.adapted(
-            clip['l2_norm_clip'],
-            tf.cast(released[-1], tf.float64),
-            self._clients_per_round,
-            t,
-            tf.clip_by_value,
-            tf.where,
-          )
-        )
+        steps = tf.cast(released[-1], tf.float64)
+        values = clip['l2_norm_clip'], steps, self._clients_per_round, t
+        adapted = self.clip.adapted(*values, tf.clip_by_value, tf.where)
+        clip = collections.OrderedDict(adapted)
       return released, QueryState(t + 1, noise_state, clip)
 
   def derive_metrics(self, global_state: QueryState) -> graph_clipping.Tensors:

@@ -244,11 +244,9 @@ class NoisyMean:
       # only if the round is still open.
       # Guard: run_test.test_round_that_ends_among_its_updates_releases_nothing.
       position.check(t, counts[0])
-    released_sum = reader.release(
-      self._tape, total, round_index=t, run=self._run
-    )
+    released = reader.release(self._tape, total, round_index=t, run=self._run)
     if position is not None:
-      position.mark(released_sum, counts, t)
+      position.mark(released, counts, t)
 
   def _mean(self, released: np.ndarray, unit: float) -> object:
     """Returns a release in the unit and types of an update.
