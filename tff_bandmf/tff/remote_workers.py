@@ -110,11 +110,11 @@ def connected(
         )
       check = functools.partial(_require, address)
       check()
-      contexts[address] = stack.enter_context(
-        runtime.execution_context(
-          address, check, wait_policy, f'TFF worker {address}'
-        )
+      name = f'TFF worker {address}'
+      context = runtime.execution_context(
+        runtime.Link(address, check, wait_policy, name)
       )
+      contexts[address] = stack.enter_context(context)
     yield Workers(contexts)
 
 

@@ -45,6 +45,7 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 # Interval of pings, in milliseconds. A ping without an answer shows that the
 # worker's host is gone. gRPC servers refuse intervals below 300 s.
 _KEEPALIVE_MS = 310_000
+_NO_PROXY = ('grpc.enable_http_proxy', 0)
 # Longest wait of `answers` for a connection, and then for an answer.
 _PROBE_SECONDS = 10.0
 
@@ -208,9 +209,8 @@ def local_runtime(
 
     name = f'TFF worker of this program (process {process.pid})'
     around = tff.framework.get_context_stack().current
-    with execution_context(
-      f'localhost:{port}', check, wait_policy, name, program
-    ) as context:
+    link = Link(f'localhost:{port}', check, wait_policy, name)
+    with execution_context(link, program) as context:
       if program:
         context = tff.program.NativeFederatedContext(context)
       tff.framework.set_default_context(context)
@@ -281,26 +281,40 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 @dataclasses.dataclass(eq=False)
-class _Link:
+class Link:
   """The connection of a context to its worker.
 
   A worker that exceeds the time limit is given up: it gets no further work.
+
+  Attributes:
+    address: address 'host:port' of the worker.
+    check_worker: function that raises RuntimeError if the worker is gone. TFF
+      retries a call for ever, and calls this function before each retry.
+    wait_policy: time limits for the result of a computation.
+    name: name of the worker in messages.
+    failure: reason why the worker was given up; None before.
+    channel: connection of gRPC.
   """
 
   address: str
   check_worker: Callable[[], None]
   wait_policy: WaitPolicy
   name: str
-  channel: grpc.Channel
 
   def __post_init__(self):
+    self.failure: Optional[str] = None
+    options = [
+      ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
+      ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
+      ('grpc.keepalive_time_ms', _KEEPALIVE_MS),
+      _NO_PROXY,
+    ]
+    self.channel = grpc.insecure_channel(self.address, options)
     # TFF's stub watches the channel for ever, and its thread prints a traceback
     # when the channel is closed. `tff_bandmf` does not need the channel's
     # state, so the stub gets a channel that cannot be watched.
     self.channel.subscribe = lambda callback, try_to_connect=False: None
     self._stub = tff.framework.RemoteExecutorGrpcStub(self.channel)
-    # The reason why the worker was given up: it exceeded the time limit.
-    self.failure: Optional[str] = None
 
   def executor(self, cardinalities) -> tff.framework.RemoteExecutor:
     """Returns an executor on the worker; raises if the worker is gone."""
@@ -370,7 +384,7 @@ class SyncContext(tff.framework.SyncExecutionContext):
     link: connection to the worker.
   """
 
-  def __init__(self, link: _Link):
+  def __init__(self, link: Link):
     super().__init__(**link.arguments())
     self.link = link
 
@@ -381,7 +395,7 @@ class SyncContext(tff.framework.SyncExecutionContext):
 
 
 class _AsyncContext(tff.framework.AsyncExecutionContext):
-  def __init__(self, link: _Link):
+  def __init__(self, link: Link):
     super().__init__(**link.arguments())
     self._link = link
 
@@ -392,33 +406,15 @@ class _AsyncContext(tff.framework.AsyncExecutionContext):
 
 @contextlib.contextmanager
 def execution_context(
-  address: str,
-  check: Callable[[], None],
-  wait_policy: WaitPolicy,
-  name: str,
-  asynchronous: bool = False,
+  link: Link, asynchronous: bool = False
 ) -> Iterator[Union[SyncContext, _AsyncContext]]:
   """Yields a context whose computations run on a worker, for a `with` block.
 
   Args:
-    address: address 'host:port' of the worker.
-    check: function that raises RuntimeError if the worker is gone. TFF retries
-      a call for ever, and calls this function before each retry.
-    wait_policy: time limits for the result of a computation.
-    name: name of the worker in messages.
+    link: connection to the worker, which is closed when the block ends.
     asynchronous: whether computations return awaitables.
   """
-  channel = grpc.insecure_channel(
-    address,
-    options=[
-      ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
-      ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
-      ('grpc.keepalive_time_ms', _KEEPALIVE_MS),
-      ('grpc.enable_http_proxy', 0),
-    ],
-  )
-  with contextlib.closing(channel):
-    link = _Link(address, check, wait_policy, name, channel)
+  with contextlib.closing(link.channel):
     yield _AsyncContext(link) if asynchronous else SyncContext(link)
 
 
@@ -433,17 +429,13 @@ def answers(address: str) -> bool:
   """
   host, _, port = address.rpartition(':')
   try:
-    socket.create_connection(
-      (host.strip('[]'), int(port)), _PROBE_SECONDS
-    ).close()
+    place = host.strip('[]'), int(port)
+    socket.create_connection(place, _PROBE_SECONDS).close()
   except OSError:
     return False
-  options = [
-    ('grpc.enable_http_proxy', 0),
-    # Use a new connection: an older connection may have been opened before the
-    # worker was stopped.
-    ('grpc.use_local_subchannel_pool', 1),
-  ]
+  # Use a new connection: an older connection may have been opened before the
+  # worker was stopped.
+  options = [_NO_PROXY, ('grpc.use_local_subchannel_pool', 1)]
   with contextlib.closing(grpc.insecure_channel(address, options)) as channel:
     try:
       grpc.channel_ready_future(channel).result(_PROBE_SECONDS)
