@@ -79,9 +79,8 @@ def check_process(
   following = _Following()
   computation = process.next
   signature = computation.type_signature
-  result = following.value(computation.to_building_block(), {})(
-    _clients_hold(signature.parameter)
-  )
+  function = following.value(computation.to_building_block(), {})
+  result = function(_clients_hold(signature.parameter))
   names = list(_leaves(signature.result, result))
   if following.releases != 1:
     raise errors.value_error(
@@ -186,14 +185,11 @@ def _any(value: _Taint) -> bool:
   return _any(value(False)) if callable(value) else value
 
 
-def _clients_hold(value_type: tff.Type) -> _Taint:
+def _clients_hold(kind: tff.Type) -> _Taint:
   """Returns the taint of a parameter: True for values of clients."""
-  if isinstance(value_type, tff.StructType):
-    return tuple(_clients_hold(each) for _, each in tff.elements(value_type))
-  return (
-    isinstance(value_type, tff.FederatedType)
-    and value_type.placement is tff.CLIENTS
-  )
+  if isinstance(kind, tff.StructType):
+    return tuple(_clients_hold(each) for _, each in tff.elements(kind))
+  return isinstance(kind, tff.FederatedType) and kind.placement is tff.CLIENTS
 
 
 def _leaves(

@@ -10,6 +10,7 @@ process = tff.learning.algorithms.build_unweighted_fed_avg(
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import math
 from typing import Any, Callable, NamedTuple, Optional
@@ -20,7 +21,8 @@ import tensorflow as tf
 from tff_bandmf import _checks, accounting, clipping_norm, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
-from tff_bandmf.noise import lattice, placements
+from tff_bandmf.noise import lattice as lattice_lib
+from tff_bandmf.noise import placements
 from tff_bandmf.tff import names as tff
 
 
@@ -39,10 +41,12 @@ class ProcessForSums(NamedTuple):
   process: tff.templates.AggregationProcess
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   """Creates the process that releases means of clipped updates with noise.
 
-  `dp_aggregator` makes a factory, which serves one learning process. The state
+  `dp_aggregator` checks the arguments of a factory and makes it. A factory
+  serves one learning process. The state
   of the process is the state of `tff.aggregators.DifferentiallyPrivateFactory`.
   The measurements of a round are
 
@@ -65,13 +69,16 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     this process.
 
   Attributes:
+    make_query: function that returns the query of the run, with the keywords
+      `record_specs` and `sums`.
     guarantee: guarantee of a run with this aggregator, with its noise in units
       of the clip.
-    l2_norm_clip: float > 0, bound of the L2 norm of one client's contribution
-      to a round. For clips by layer it is (sum_g clip_g^2)^(1/2), where clip_g
-      is the clip of layer g. For an adaptive clip it bounds the update and its
-      indicator (see `query.clip_bounds`) together, in the first round.
+    clip: number, numbers by layer or `AdaptiveClip`.
     noise: placement: the user's choice of where noise comes from.
+    secure_sum: whether secure aggregation computes the sum of a round, so that
+      the server does not see single updates.
+    measure_clients: whether the factory counts zeroed, clipped and non-finite
+      updates and releases the counts without noise.
     lattice: integers of sums and noise; None before a process is created.
     z_stddev: standard deviation of z in the unit of the sum, on the lattice;
       None before a process is created. For an adaptive clip it is the value of
@@ -79,37 +86,25 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     query: query of the process; None before a process is created.
   """
 
-  def __init__(
-    self,
-    make_query: Callable[..., query_lib.CorrelatedNoiseQuery],
-    guarantee: accounting.Guarantee,
-    l2_norm_clip: clipping_norm.Clip,
-    placement: placements.Placement,
-    secure_sum: bool,
-    measure_clients: bool,
-  ):
-    """Initializes the factory with values that `dp_aggregator` checked.
+  make_query: Callable[..., query_lib.CorrelatedNoiseQuery]
+  guarantee: accounting.Guarantee
+  clip: clipping_norm.Clip
+  noise: placements.Placement
+  secure_sum: bool
+  measure_clients: bool
+  lattice: Optional[lattice_lib.Lattice] = None
+  z_stddev: Optional[float] = None
+  query: Optional[query_lib.CorrelatedNoiseQuery] = None
 
-    Args:
-      make_query: function that returns the query of the run, with the keywords
-        `record_specs` and `sums`.
-      guarantee: guarantee of the run, with its noise in units of the clip.
-      l2_norm_clip: number, numbers by layer or `AdaptiveClip`.
-      placement: the user's choice of where noise comes from.
-      secure_sum: whether secure aggregation computes the sum of a round, so
-        that the server does not see single updates.
-      measure_clients: whether the factory counts zeroed, clipped and non-finite
-        updates and releases the counts without noise.
+  @property
+  def l2_norm_clip(self) -> float:
+    """Bound of the L2 norm of one client's contribution to a round, > 0.
+
+    For clips by layer it is (sum_g clip_g^2)^(1/2), where clip_g is the clip of
+    layer g. For an adaptive clip it bounds the update and its indicator (see
+    `query.clip_bounds`) together, in the first round.
     """
-    self.guarantee = guarantee
-    self.l2_norm_clip = clipping_norm.norm(l2_norm_clip)
-    self.noise = placement
-    self.lattice: Optional[lattice.Lattice] = None
-    self.z_stddev: Optional[float] = None
-    self._make_query = make_query
-    self._adapts = isinstance(l2_norm_clip, clipping_norm.AdaptiveClip)
-    self._secure_sum, self._measure_clients = secure_sum, measure_clients
-    self.query: Optional[query_lib.CorrelatedNoiseQuery] = None
+    return clipping_norm.norm(self.clip)
 
   def close(self) -> None:
     """Stops the producer of noise, if there is one, and removes its files."""
@@ -140,8 +135,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       raise errors.type_error(
         f'model_aggregator={type(self).__name__}: takes no weights of clients, '
         'which the clip does not bound; give '
-        'tff.aggregators.as_weighted_aggregator(aggregator), where all weights '
-        'are equal'
+        'tff.aggregators.as_weighted_aggregator(aggregator)'
       )
     return self._create(value_type, sums=False).process
 
@@ -184,7 +178,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     # and the ledger would lack the releases of clips. Adaptive clips are
     # refused.
     # Guard: federated_mean_test.test_clip_that_adapts_is_refused.
-    if self._adapts:
+    if isinstance(self.clip, clipping_norm.AdaptiveClip):
       raise errors.value_error(
         'l2_norm_clip=AdaptiveClip: has its clip in the state of an aggregator '
         'process; use run.aggregator.create(value_type), or a constant clip'
@@ -201,9 +195,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     process = self.create(value.type_signature.member)
     query = self.query
     assert query is not None
-    begun = tf.nest.map_structure(
-      np.asarray, query.begin(query.initial_global_state())
-    )
+    first = query.begin(query.initial_global_state())
+    begun = tf.nest.map_structure(np.asarray, first)
 
     @tff.tensorflow.computation
     def first_state():
@@ -211,9 +204,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         lambda leaf: tf.zeros(leaf.shape, leaf.dtype),
         process.initialize.type_signature.result.member,
       )
-      return state._replace(
-        query_state=tf.nest.map_structure(tf.constant, begun)
-      )
+      query_state = tf.nest.map_structure(tf.constant, begun)
+      return state._replace(query_state=query_state)
 
     state = tff.federated_eval(first_state, tff.SERVER)
     return process.next(state, value).result
@@ -242,8 +234,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         updates, cohort and noise are incompatible; or the factory has
         `secure_sum` or `measure_clients`, which need single updates.
     """
-    if self._secure_sum or self._measure_clients:
-      name = 'secure_sum' if self._secure_sum else 'measure_clients'
+    if self.secure_sum or self.measure_clients:
+      name = 'secure_sum' if self.secure_sum else 'measure_clients'
       raise errors.value_error(
         f'{name}=True: is for updates of single clients; leave it out for sums '
         'over groups'
@@ -263,14 +255,14 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         'create=called twice: an aggregator serves one run; call dp_aggregator '
         'for every learning process'
       )
-    self.query = query = self._make_query(record_specs=specs, sums=sums)
+    self.query = query = self.make_query(record_specs=specs, sums=sums)
     self.lattice, self.z_stddev = query.lattice, query.z_stddev
     record_type = value_type
     if sums:
       record_type = tff.tensorflow.computation(
         lambda: (query.initial_sample_state()[0], tf.constant(0, tf.int32))
       ).type_signature.result
-    options = self._secure_sum, self._measure_clients
+    options = self.secure_sum, self.measure_clients
     return ProcessForSums(query.clip, *_process(query, record_type, *options))
 
 
@@ -291,10 +283,9 @@ def skip_round(
     state: state before the round, from the process that
       `CorrelatedNoiseFactory.create` returned.
   """
-  query_state = state.query_state
-  return state._replace(
-    query_state=query_state._replace(round=query_state.round + np.int64(1))
-  )
+  following = state.query_state.round + np.int64(1)
+  query_state = state.query_state._replace(round=following)
+  return state._replace(query_state=query_state)
 
 
 def _process(
@@ -317,9 +308,8 @@ def _process(
     # Every clipped record is within this bound, so the bound changes no record.
     bound = query.lattice.clip_steps
     summed = tff.aggregators.SecureSumFactory(bound, -bound)
-  process = tff.aggregators.DifferentiallyPrivateFactory(query, summed).create(
-    record_type
-  )
+  factory = tff.aggregators.DifferentiallyPrivateFactory(query, summed)
+  process = factory.create(record_type)
   server_type = process.initialize.type_signature.result
   state_type = server_type.member
 
@@ -348,9 +338,8 @@ def _process(
     output = process.next(state, value)
     # Other measurements of `process`, such as the measurements of the sum, have
     # no noise and are left out.
-    measurements = collections.OrderedDict(
-      free=output.measurements['dp_query_metrics']
-    )
+    free = output.measurements['dp_query_metrics']
+    measurements = collections.OrderedDict(free=free)
     # PRIVACY: Counts of clients have no noise and could reveal single clients.
     # They are computed only if the caller asks for them (`measure_clients`).
     # Guards: aggregator_options_test.test_only_what_is_free_is_measured and
@@ -361,9 +350,8 @@ def _process(
         (scales.type_signature.result, record_type),
       )
       bounds = tff.federated_broadcast(tff.federated_map(scales, state))
-      measurements['not_private'] = tff.federated_sum(
-        tff.federated_map(describe, (bounds, value))
-      )
+      counts = tff.federated_map(describe, (bounds, value))
+      measurements['not_private'] = tff.federated_sum(counts)
     if query.clip.adaptive is not None:
       released = tff.tensorflow.computation(
         lambda state: state.query_state.clip, state_type
@@ -457,9 +445,7 @@ def dp_aggregator(
     TypeError: an argument has a wrong type, such as TFF's adaptive clip.
     ValueError: a value is out of range.
   """
-  _checks.positive(
-    'clients_per_round', clients_per_round, 'it is the divisor of the mean'
-  )
+  _checks.positive('clients_per_round', clients_per_round, 'it divides the sum')
   if l2_norm_clip is None or isinstance(
     l2_norm_clip, tff.templates.EstimationProcess
   ):
@@ -477,21 +463,15 @@ def dp_aggregator(
   guarantee = accounting.Guarantee(strategy, participation, noise_multiplier)
   if largest_cohort is None:
     largest_cohort = math.ceil(clients_per_round)
-  _checks.count(
-    'largest_cohort', largest_cohort, 'give the most clients of any round'
-  )
+  _checks.count('largest_cohort', largest_cohort, 'give the most clients')
   placement = placements.Tape() if noise is None else noise
   if not isinstance(placement, placements.Placement):
     raise errors.type_error(
       f'noise={type(placement).__name__}: is not a placement; use Tape() '
       'or Served(folders) of noise.placements'
     )
-  if not placement.start_round <= strategy.rounds:
-    raise errors.value_error(
-      f'start_round={placement.start_round}: must be in [0, '
-      f'rounds={strategy.rounds}]; give the round of the state from which the '
-      'run is resumed'
-    )
+  start, remedy = placement.start_round, 'give the round of the resumed state'
+  _checks.at_most('start_round', start, strategy.rounds, 'rounds', remedy)
   if secure_sum and measure_clients:
     raise errors.value_error(
       f'measure_clients={measure_clients}: would reveal each client to the '
