@@ -486,9 +486,7 @@ def _make_folder(path: pathlib.Path) -> None:
 
 
 def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
-  return errors.value_error(
-    f'{name}={path}: is a link or no file; give the file itself'
-  )
+  return errors.value_error(f'{name}={path}: is a link or no file; give a file')
 
 
 def _without_repetition(pairs: list[tuple[str, Json]]) -> JsonObject:

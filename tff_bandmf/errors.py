@@ -201,7 +201,6 @@ def importing(what: str, extra: str = '') -> Iterator[None]:
   try:
     yield
   except ModuleNotFoundError as error:
-    better = missing(error, what, extra)
-    if better is None:
-      raise
-    raise better from error
+    if better := missing(error, what, extra):
+      raise better from error
+    raise
