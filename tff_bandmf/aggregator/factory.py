@@ -262,8 +262,78 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       record_type = tff.tensorflow.computation(
         lambda: (query.initial_sample_state()[0], tf.constant(0, tf.int32))
       ).type_signature.result
-    options = self.secure_sum, self.measure_clients
-    return ProcessForSums(query.clip, *_process(query, record_type, *options))
+    return self._process(query, record_type)
+
+  def _process(
+    self, query: query_lib.CorrelatedNoiseQuery, record_type: tff.Type
+  ) -> ProcessForSums:
+    """Returns the process of a query.
+
+    Args:
+      query: query of the run.
+      record_type: type of a record: an update, or (sum, number of clients).
+    """
+    summed: tff.aggregators.UnweightedAggregationFactory
+    summed = tff.aggregators.SumFactory()
+    if self.secure_sum:
+      # Every clipped record is within this bound, which changes no record.
+      bound = query.lattice.clip_steps
+      summed = tff.aggregators.SecureSumFactory(bound, -bound)
+    factory = tff.aggregators.DifferentiallyPrivateFactory(query, summed)
+    summing = factory.create(record_type)
+    server_type = summing.initialize.type_signature.result
+    clients_type = tff.FederatedType(record_type, tff.CLIENTS)
+    state_type = server_type.member
+
+    # PRIVACY: Two runs on one tape would get the same noise, which would cancel
+    # in the difference of their releases. `begin` gives each run an ID, by
+    # which the tape refuses a second run. TFF's `initialize` evaluates a round
+    # that belongs to no run, so `begin` is called after `initialize`.
+    # Guard:
+    # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
+    @tff.tensorflow.computation(state_type)
+    def begin(state):
+      return state._replace(query_state=query.begin(state.query_state))
+
+    @tff.tensorflow.computation(state_type)
+    def scales(state):
+      return query.derive_sample_params(state.query_state)
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_map(begin, summing.initialize())
+
+    @tff.federated_computation(server_type, clients_type)
+    def next_fn(state, value):
+      output = summing.next(state, value)
+      # Other measurements of `summing`, such as the measurements of the sum,
+      # have no noise and are left out.
+      free = output.measurements['dp_query_metrics']
+      measurements = collections.OrderedDict(free=free)
+      # PRIVACY: Counts of clients have no noise and could reveal single
+      # clients. They are computed only if the caller asks for them
+      # (`measure_clients`).
+      # Guards: aggregator_options_test.test_only_what_is_free_is_measured and
+      # test_update_above_the_zeroing_norm_counts_as_zero.
+      if self.measure_clients:
+        describe = tff.tensorflow.computation(
+          lambda scale, update: query.clip.describe(update, *scale),
+          (scales.type_signature.result, record_type),
+        )
+        bounds = tff.federated_broadcast(tff.federated_map(scales, state))
+        counts = tff.federated_map(describe, (bounds, value))
+        measurements['not_private'] = tff.federated_sum(counts)
+      if query.clip.adaptive is not None:
+        released = tff.tensorflow.computation(
+          lambda state: state.query_state.clip, state_type
+        )
+        measurements['released'] = tff.federated_map(released, output.state)
+      return tff.templates.MeasuredProcessOutput(
+        output.state, output.result, tff.federated_zip(measurements)
+      )
+
+    process = tff.templates.AggregationProcess(init_fn, next_fn)
+    return ProcessForSums(query.clip, scales, process)
 
 
 def skip_round(
@@ -286,82 +356,6 @@ def skip_round(
   following = state.query_state.round + np.int64(1)
   query_state = state.query_state._replace(round=following)
   return state._replace(query_state=query_state)
-
-
-def _process(
-  query: query_lib.CorrelatedNoiseQuery,
-  record_type: tff.Type,
-  secure_sum: bool,
-  measure_clients: bool,
-) -> tuple[tff.Computation, tff.templates.AggregationProcess]:
-  """Returns the computation of the clipping's scales, and the query's process.
-
-  Args:
-    query: query of the run.
-    record_type: type of a record: an update, or (sum, number of clients).
-    secure_sum: whether secure aggregation computes the sum of a round.
-    measure_clients: whether to measure counts of clients without noise.
-  """
-  summed: tff.aggregators.UnweightedAggregationFactory
-  summed = tff.aggregators.SumFactory()
-  if secure_sum:
-    # Every clipped record is within this bound, so the bound changes no record.
-    bound = query.lattice.clip_steps
-    summed = tff.aggregators.SecureSumFactory(bound, -bound)
-  factory = tff.aggregators.DifferentiallyPrivateFactory(query, summed)
-  process = factory.create(record_type)
-  server_type = process.initialize.type_signature.result
-  state_type = server_type.member
-
-  # PRIVACY: Two runs on one tape would get the same noise, which would cancel
-  # in the difference of their releases. `begin` gives each run an ID, by which
-  # the tape refuses a second run. TFF's `initialize` evaluates a round that
-  # belongs to no run, so `begin` is called after `initialize`.
-  # Guard:
-  # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
-  @tff.tensorflow.computation(state_type)
-  def begin(state):
-    return state._replace(query_state=query.begin(state.query_state))
-
-  @tff.tensorflow.computation(state_type)
-  def scales(state):
-    return query.derive_sample_params(state.query_state)
-
-  @tff.federated_computation
-  def init_fn():
-    return tff.federated_map(begin, process.initialize())
-
-  @tff.federated_computation(
-    server_type, tff.FederatedType(record_type, tff.CLIENTS)
-  )
-  def next_fn(state, value):
-    output = process.next(state, value)
-    # Other measurements of `process`, such as the measurements of the sum, have
-    # no noise and are left out.
-    free = output.measurements['dp_query_metrics']
-    measurements = collections.OrderedDict(free=free)
-    # PRIVACY: Counts of clients have no noise and could reveal single clients.
-    # They are computed only if the caller asks for them (`measure_clients`).
-    # Guards: aggregator_options_test.test_only_what_is_free_is_measured and
-    # test_update_above_the_zeroing_norm_counts_as_zero.
-    if measure_clients:
-      describe = tff.tensorflow.computation(
-        lambda scale, update: query.clip.describe(update, *scale),
-        (scales.type_signature.result, record_type),
-      )
-      bounds = tff.federated_broadcast(tff.federated_map(scales, state))
-      counts = tff.federated_map(describe, (bounds, value))
-      measurements['not_private'] = tff.federated_sum(counts)
-    if query.clip.adaptive is not None:
-      released = tff.tensorflow.computation(
-        lambda state: state.query_state.clip, state_type
-      )
-      measurements['released'] = tff.federated_map(released, output.state)
-    return tff.templates.MeasuredProcessOutput(
-      output.state, output.result, tff.federated_zip(measurements)
-    )
-
-  return scales, tff.templates.AggregationProcess(init_fn, next_fn)
 
 
 def dp_aggregator(
