@@ -11,6 +11,7 @@ other module of this library imports either package.
 from __future__ import annotations
 
 import importlib
+import operator
 import pathlib
 import types as types_lib
 from typing import Any
@@ -65,10 +66,7 @@ class _Names:
   def __getattr__(self, name: str) -> Any:
     path = f'{self._path}{name}'
     if path in _RENAMED and not _IS_OLD:
-      value: Any = _ROOT
-      for part in _RENAMED[path].split('.'):
-        value = getattr(value, part)
-      return value
+      return operator.attrgetter(_RENAMED[path])(_ROOT)
     values = tuple(
       getattr(each, name) for each in self._modules if hasattr(each, name)
     )

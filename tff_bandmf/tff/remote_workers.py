@@ -110,11 +110,8 @@ def connected(
         )
       check = functools.partial(_require, address)
       check()
-      name = f'TFF worker {address}'
-      context = runtime.execution_context(
-        runtime.Link(address, check, wait_policy, name)
-      )
-      contexts[address] = stack.enter_context(context)
+      link = runtime.Link(address, check, wait_policy, f'TFF worker {address}')
+      contexts[address] = stack.enter_context(runtime.execution_context(link))
     yield Workers(contexts)
 
 

@@ -256,12 +256,11 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
   """
   stack = tff.framework.get_context_stack()
   context = stack.current
-  tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = []
+  tasks: list[asyncio.Future] = []
 
   async def work() -> None:
-    task = asyncio.ensure_future(coroutine)
-    tasks.append((asyncio.get_running_loop(), task))
-    await task
+    tasks.append(asyncio.ensure_future(coroutine))
+    await tasks[0]
 
   def run() -> None:
     with stack.install(context):
@@ -275,8 +274,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
       while not (tasks or future.done()):
         time.sleep(_POLL_SECONDS)
       if not future.done():
-        loop, task = tasks[0]
-        loop.call_soon_threadsafe(task.cancel)
+        tasks[0].get_loop().call_soon_threadsafe(tasks[0].cancel)
       raise
 
 
