@@ -36,6 +36,5 @@ def __getattr__(name: str) -> _Any:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   with _errors.importing(f'query.{name}'):
     from tff_bandmf.query import correlated_noise, graph_clipping
-  return getattr(
-    graph_clipping if name == 'GraphClipping' else correlated_noise, name
-  )
+  module = graph_clipping if name == 'GraphClipping' else correlated_noise
+  return getattr(module, name)

@@ -149,9 +149,8 @@ class Bounds:
         f'clip_bits={self.clip_bits}: must be at most '
         f'{lattice.MOST_CLIP_BITS}; give clip_bits of a noise.Lattice'
       )
-    for clip, dimension, bound in zip(
-      self.clips, self.dimensions, self.squared_bounds
-    ):
+    groups = zip(self.clips, self.dimensions, self.squared_bounds)
+    for clip, dimension, bound in groups:
       least = max(2 * math.sqrt(dimension), 4)
       # This check protects accuracy and not privacy: if the clip of a group had
       # fewer than `least` steps, rounding would make many entries zero.
@@ -201,9 +200,8 @@ class Bounds:
       return tree.map_structure(lambda _: len(bounds) - 1, part)
 
     try:
-      groups = tree.flatten(
-        tree.map_structure_up_to(layers, group, layers, record_specs)
-      )
+      grouped = tree.map_structure_up_to(layers, group, layers, record_specs)
+      groups = tree.flatten(grouped)
     except (TypeError, ValueError):
       groups = []
     specs = tree.flatten(record_specs)
@@ -310,17 +308,14 @@ class Bounds:
       `l2_norm_clip`, S_{t+1}, see `clipping_norm.AdaptiveClip.next_clip`; and
       `fraction`, the share of updates below S_t, with noise.
     """
-    assert self.adaptive is not None
+    adaptive = self.adaptive
+    assert adaptive is not None
     most = 2.0 * self.indicator_steps * clients_per_round
-    following = self.adaptive.next_clip(
-      last, released, most, self.initial, clip
-    )
-    if self.adaptive.until is not None:
-      following = where(t < self.adaptive.until, following, last)
-    return {
-      'l2_norm_clip': following,
-      'fraction': 0.5 + (1.0 / most) * released,
-    }
+    following = adaptive.next_clip(last, released, most, self.initial, clip)
+    if adaptive.until is not None:
+      following = where(t < adaptive.until, following, last)
+    fraction = 0.5 + (1.0 / most) * released
+    return {'l2_norm_clip': following, 'fraction': fraction}
 
   def scale(self, l2_norm_clip: Any, maximum: Callable[..., Any] = max) -> Any:
     """Returns the scale of a round, S_t / S_0.

@@ -120,13 +120,10 @@ class Clipping(clip_bounds.Bounds):
       scale: factor of the bounds in this round.
     """
     squares = np.zeros(len(self.clips))
+    sums = np.array([summation.of_squares(leaf) for leaf in leaves])
+    groups = np.array(self.groups)
     for group in set(self.groups):
-      sums = [
-        summation.of_squares(leaf)
-        for leaf, each in zip(leaves, self.groups)
-        if each == group
-      ]
-      squares[group] = summation.total(np.array(sums))
+      squares[group] = summation.total(sums[groups == group])
     norms = np.sqrt(squares)
     # PRIVACY: A record with a value that is not finite would make the whole sum
     # not finite, and everybody would see that its client took part. Such a

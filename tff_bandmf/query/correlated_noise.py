@@ -134,9 +134,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       l2_norm_clip, record_specs, self.lattice.clip_bits, zeroing_norm, order
     )
     self.record_specs = record_specs
-    self._sizes = [
-      spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)
-    ]
+    specs = tf.nest.flatten(record_specs)
+    self._sizes = [spec.shape.num_elements() for spec in specs]
     self._clients_per_round = clients_per_round
     self._rounds = guarantee.strategy.rounds
     self._source = source_lib.NoiseSource(
@@ -168,17 +167,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         l2_norm_clip=tf.constant(self.clip.initial, tf.float64),
         fraction=tf.constant(0.5, tf.float64),
       )
-    return QueryState(
-      tf.constant(NOT_BEGUN, tf.int64), self._source.initial_state(), clip
-    )
+    t = tf.constant(NOT_BEGUN, tf.int64)
+    return QueryState(t, self._source.initial_state(), clip)
 
   def begin(self, global_state: QueryState) -> QueryState:
     """Returns the first state of a new run, given the initial state."""
-    return QueryState(
-      tf.constant(self._source.start_round, tf.int64),
-      self._source.begin(global_state.noise),
-      global_state.clip,
-    )
+    t = tf.constant(self._source.start_round, tf.int64)
+    noise = self._source.begin(global_state.noise)
+    return QueryState(t, noise, global_state.clip)
 
   def derive_sample_params(
     self, global_state: QueryState

@@ -44,10 +44,8 @@ class GraphClipping(clip_bounds.Bounds):
     """
     leaves, vectors = self._vectors(record)
     finite, above, scales = self._judge(leaves, vectors, scale)
-    factors = tf.unstack(
-      tf.where(finite & ~above, scales * self.inverse_step(scale), 0.0),
-      len(self.clips),
-    )
+    factors = tf.where(finite & ~above, scales * self.inverse_step(scale), 0.0)
+    factors = tf.unstack(factors, len(self.clips))
     # With a factor of 0, `multiply_no_nan` makes NaN and infinity 0.
     scaled = [
       tf.math.multiply_no_nan(vector, factors[group])
@@ -61,9 +59,8 @@ class GraphClipping(clip_bounds.Bounds):
     def truncated():
       vectors = [tf.sign(each) * tf.floor(tf.abs(each)) for each in scaled]
       is_in_range = tf.cast(self._fits(vectors), tf.float64)
-      return whole(
-        [tf.math.multiply_no_nan(each, is_in_range) for each in vectors]
-      )
+      vectors = [tf.math.multiply_no_nan(each, is_in_range) for each in vectors]
+      return whole(vectors)
 
     clipped = tf.cond(self._fits(rounded), lambda: whole(rounded), truncated)
     if self.adaptive is None:
