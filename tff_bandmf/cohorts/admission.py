@@ -210,14 +210,11 @@ def admit(
   # sum. Each entry of the client after the first counts as too soon.
   # Guard: admission_test.test_client_that_is_there_twice_is_admitted_once.
   too_soon |= repeated
-  return Admission(
-    ~(too_soon | too_often),
-    # PRIVACY: The report states how many clients broke the rule. A number that
-    # is too small would hide violations.
-    # Guard: admission_test.test_violators_are_counted_by_reason.
-    int(too_soon.sum()),
-    int((too_often & ~too_soon).sum()),
-  )
+  # PRIVACY: The report states how many clients broke the rule. A number that is
+  # too small would hide violations.
+  # Guard: admission_test.test_violators_are_counted_by_reason.
+  counts = int(too_soon.sum()), int((too_often & ~too_soon).sum())
+  return Admission(~(too_soon | too_often), *counts)
 
 
 def check_round(round_index: int, rounds: int) -> None:

@@ -236,13 +236,11 @@ class CohortSampler:
     return ~np.logical_or(too_soon, too_often, out=too_soon)
 
   def _available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
-    available = np.ones(len(clients), bool)
-    if self.availability is not None:
+    available, rule = np.ones(len(clients), bool), self.availability
+    if rule is not None:
       for start in range(0, len(clients), _MAX_BATCH):
         part = slice(start, start + _MAX_BATCH)
-        available[part] = self.availability.available(
-          round_index, clients[part]
-        )
+        available[part] = rule.available(round_index, clients[part])
     return available
 
   def _draw(

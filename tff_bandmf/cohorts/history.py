@@ -72,15 +72,13 @@ class History:
       ValueError: an index is outside the population.
     """
     population = len(self.count)
-    if (
-      isinstance(clients, np.ndarray)
-      and len(clients)
-      and not 0 <= clients.min() <= clients.max() < population
-    ):
-      raise errors.value_error(
-        f'client={clients.min()}..{clients.max()}: is not among the '
-        f'{population} clients; use the population that the run started with'
-      )
+    if isinstance(clients, np.ndarray) and len(clients):
+      low, high = clients.min(), clients.max()
+      if not 0 <= low <= high < population:
+        raise errors.value_error(
+          f'client={low}..{high}: is not among the {population} clients; use '
+          'the population that the run started with'
+        )
     return History(
       self.last_round[clients],
       self.count[clients],

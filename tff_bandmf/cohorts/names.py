@@ -464,9 +464,8 @@ class Register:
       name, chunk = hashes[-1][new], chunk.select(new)
       respelled = _respelled(chunk)
       self._names.append(name)
-      self._spellings.append(
-        name if respelled is chunk else self._hashes(respelled)
-      )
+      spelling = name if respelled is chunk else self._hashes(respelled)
+      self._spellings.append(spelling)
     return np.concatenate(hashes)
 
   def integers(self, values: np.ndarray) -> np.ndarray:

@@ -107,7 +107,8 @@ class Identifiers:
     """
     clients = names.names(clients)
     if isinstance(clients, np.ndarray):
-      return self._permuted(clients.astype(np.uint64), range(_ROUNDS))
+      permuted = self._permuted(clients.astype(np.uint64), range(_ROUNDS))
+      return permuted.view(np.int64)
     keyed = self._keyed(b'bandmf client')
     digests = bytearray()
     for client in clients:
@@ -128,12 +129,11 @@ class Identifiers:
     # The inverse permutation swaps the halves, applies the rounds of the
     # network in reverse order, and swaps the halves again.
     swapped = _swapped(identifiers.astype(np.int64).view(np.uint64))
-    return _swapped(
-      self._permuted(swapped, reversed(range(_ROUNDS))).view(np.uint64)
-    ).view(np.int64)
+    permuted = self._permuted(swapped, reversed(range(_ROUNDS)))
+    return _swapped(permuted).view(np.int64)
 
   def _permuted(self, values: np.ndarray, rounds: Iterable[int]) -> np.ndarray:
-    """Returns the output of the Feistel network, int64, for uint64 values."""
+    """Returns the output of the Feistel network, uint64, for uint64 values."""
     key = self._keyed(b'bandmf index', 16).digest()
     aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     rounds = tuple(rounds)
@@ -148,7 +148,7 @@ class Identifiers:
         mixed = np.frombuffer(aes.update(blocks.tobytes()), '<u4')[::4]
         x, y = y, x ^ mixed
       part[:, 0], part[:, 1] = y, x
-    return halves.reshape(-1).view(np.int64)
+    return halves.reshape(-1).view(np.uint64)
 
 
 def _swapped(values: np.ndarray) -> np.ndarray:
