@@ -69,7 +69,8 @@ def invalid(message: str) -> str:
   """
   if len(message) > _LONGEST:
     message = f'{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}'
-  return ''.join(map(_printable, message)) + '.'
+  shown = (each if each.isprintable() else repr(each)[1:-1] for each in message)
+  return ''.join(shown) + '.'
 
 
 def value_error(message: str) -> ValueError:
@@ -143,10 +144,6 @@ def from_assertion(error: Exception) -> Optional[ValueError]:
     lines = (_BYTES.sub(r'\2', line) for line in eager[1].splitlines())
     return ValueError(' '.join(lines))
   return None
-
-
-def _printable(character: str) -> str:
-  return character if character.isprintable() else repr(character)[1:-1]
 
 
 def needs(package: str, what: str, extra: str = '') -> ImportError:
