@@ -249,8 +249,7 @@ def _calibrated_rmse(table) -> Iterator[_Figures]:
   limits = table['min_sep'], table['max_participations']
   schema = participation_lib.MinSep(*limits)
   for row in table['rows']:
-    objective = row.get('objective', optimize.MEAN)
-    optimized = _optimized(row, table['rounds'], schema, objective=objective)
+    optimized = _optimized(row, table['rounds'], schema)
     yield _label(row), row['value'], sigma * math.sqrt(optimized.loss)
 
 
@@ -380,7 +379,7 @@ def _optimized(
     schema: participation schema.
     **settings: other arguments of `optimize.optimize`.
   """
-  names = (*_PARAMETERS, 'column_normalize', 'gap')
+  names = (*_PARAMETERS, 'column_normalize', 'gap', 'objective')
   given = {name: row[name] for name in names if name in row}
   return optimize.optimize(row['family'], rounds, schema, **given, **settings)
 
