@@ -76,7 +76,8 @@ def population(clients: Clients) -> np.ndarray:
     )
   # PRIVACY: NumPy would convert a mixture of integers and strings to strings,
   # so 1 and '1' would be one client. `names` refuses a mixture.
-  # Guard: run_rounds_test.test_names_keep_their_kind_in_any_container.
+  # Guards: run_rounds_test.test_names_keep_their_kind_in_any_container and
+  # run_test.test_clients_in_another_order_are_drawn_as_before.
   names = np.asarray(names_lib.names(ids))
   # PRIVACY: samplers draw positions in the list of IDs. If the order of the IDs
   # differed after a restart, a replayed round could get a different cohort, and

@@ -78,6 +78,7 @@ class Journal:
   run_replay_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
+    directory: folder of the run.
     plan: plan that the folder holds.
     noise_adder: adds the noise of the run. After the end of the run, the noise
       adder has a new random key, which no round uses.
