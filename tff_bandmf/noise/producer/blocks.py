@@ -283,9 +283,8 @@ class PastYBlock(Block):
     sizes = np.abs(self.far) @ chunk.bounds
     weights, largest = np.abs(self.near), np.zeros(self.rounds)
     # Without memory, v is a normal times a constant.
-    most = np.zeros(self.rounds)
-    if not self.terms:
-      most += generator_lib.MOST_DEVIATIONS * self.noise_scale
+    deviations = 0.0 if self.terms else generator_lib.MOST_DEVIATIONS
+    most = deviations * self.noise_scale
     for start in range(0, self.rounds, _TOGETHER):
       stop = min(start + _TOGETHER, self.rounds)
       if start and self.terms:
@@ -371,12 +370,11 @@ class PastZBlock(Block):
       v += self.far @ chunk.memory
       chunk.memory[self.row : self.row + self.rounds] = z
     y = chunk.work.array('y', v.shape)
-    for r in range(self.rounds):
+    for r, (error, most) in enumerate(zip(self.errors, self.most)):
 
       def decide(_, coordinate, t=self.first + r):
         return chunk.rounding.decide(t, coordinate, ())
 
-      error, most = float(self.errors[r]), float(self.most[r])
       chunk.round(v[r], y[r], error, decide, most)
     output[:] = y
 

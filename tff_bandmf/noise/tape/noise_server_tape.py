@@ -27,13 +27,9 @@ _LOOKS = 5
 class ServedTape(tape_folder.ReadableTape):
   """The folders of one or several noise-servers as one tape to read.
 
-  The tape has no key. `close` unlocks the folders, and removes no file.
-
-  PRIVACY: If two runs read one folder, they would add the same noise, and the
-  difference of their releases would have no noise. Only one reader at a time
-  can lock a folder. A later reader can repeat only the round that was released
-  last, and only as the same run and with the same sum.
-  Guard: served_tape_test.test_second_reader_is_refused.
+  The tape has no key. Only one reader at a time can lock a folder. A later
+  reader can repeat only the round that was released last, and only as the same
+  run and with the same sum. `close` unlocks the folders, and removes no file.
   """
 
   def __init__(
@@ -78,6 +74,10 @@ class ServedTape(tape_folder.ReadableTape):
     )
     try:
       for shard in self.shards:
+        # PRIVACY: If two runs read one folder, they would add the same noise,
+        # and the difference of their releases would have no noise. Only one
+        # reader at a time can lock a folder.
+        # Guard: served_tape_test.test_second_reader_is_refused.
         lock = _files.lock(shard.directory / 'reader')
         if lock is None:
           raise errors.value_error(
