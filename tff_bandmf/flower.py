@@ -44,6 +44,7 @@ from tff_bandmf.query import clip_bounds
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run import run as run_lib
 from tff_bandmf.run_files import folder, run_json, run_ledger
+from tff_bandmf.strategies import identity
 
 try:
   from flwr import app
@@ -170,8 +171,9 @@ class CorrelatedNoise(strategies.Strategy):
     self._private_plan = plan
     self._plan = plan
     if not private:
+      family = identity.Identity.family
       self._plan = attrs.evolve(
-        plan, epsilon=None, noise_multiplier=0.0, mechanism='identity'
+        plan, epsilon=None, noise_multiplier=0.0, mechanism=family
       )
     self._clients: Union[int, dict[bytes, str]] = (
       _checks.count('clients', clients, 'give the number of SuperNodes')
