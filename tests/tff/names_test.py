@@ -104,7 +104,7 @@ def test_names_are_those_that_the_code_takes():
   used = _used()
   assert {
     'federated_sum',
-    'framework.ComputationBuildingBlock',
+    'framework.RemoteExecutor',
     'program.ReleaseManager',
     'learning.programs.train_model',
     'types.to_type',

@@ -18,6 +18,8 @@ from tff_bandmf.tff import names as tff
 # Whether a value depends on clients' data: one bool for the whole value, a
 # tuple of taints for its elements, or a function from taint to taint.
 _Taint = Any
+# A `ComputationBuildingBlock` of TFF's language.
+_Block = Any
 
 # Intrinsics with arguments (function, value) that return function(value).
 _MAPS = frozenset(
@@ -111,11 +113,7 @@ class _Following:
   def __init__(self):
     self.releases = 0
 
-  def value(
-    self,
-    block: tff.framework.ComputationBuildingBlock,
-    names: dict[str, _Taint],
-  ) -> _Taint:
+  def value(self, block: _Block, names: dict[str, _Taint]) -> _Taint:
     """Returns the taint of a block.
 
     The taint of a function is a Python function from taint to taint.
@@ -153,13 +151,10 @@ class _Following:
       return False
     raise TypeError(f'unknown building block {type(block).__name__}')
 
-  def _graph(
-    self, block: tff.framework.CompiledComputation, argument: _Taint
-  ) -> bool:
+  def _graph(self, block: _Block, argument: _Taint) -> bool:
     tainted = _any(argument)
-    if tainted and query_lib.RELEASE_NAME.encode() in (
-      block.proto.SerializeToString()
-    ):
+    name = query_lib.RELEASE_NAME.encode()
+    if tainted and name in block.proto.SerializeToString():
       self.releases += 1
       return False
     return tainted
@@ -200,8 +195,7 @@ def _leaves(
     yield from _leaves(value_type.member, taint, path)
   elif isinstance(value_type, tff.StructType):
     for i, (name, each) in enumerate(tff.elements(value_type)):
-      yield from _leaves(
-        each, taint if isinstance(taint, bool) else taint[i], (*path, name)
-      )
+      part = taint if isinstance(taint, bool) else taint[i]
+      yield from _leaves(each, part, (*path, name))
   elif _any(taint):
     yield '.'.join(path)

@@ -440,9 +440,8 @@ def dp_aggregator(
     ValueError: a value is out of range.
   """
   _checks.positive('clients_per_round', clients_per_round, 'it divides the sum')
-  if l2_norm_clip is None or isinstance(
-    l2_norm_clip, tff.templates.EstimationProcess
-  ):
+  estimates = isinstance(l2_norm_clip, tff.templates.EstimationProcess)
+  if l2_norm_clip is None or estimates:
     kind = 'None' if l2_norm_clip is None else 'an EstimationProcess'
     raise errors.type_error(
       f'l2_norm_clip={kind}: must be a norm or adapt under the noise of the '
