@@ -91,12 +91,9 @@ class AdaptiveClip:
       _checks.positive('initial', clip, 'TFF begins at 0.1')
     _checks.between('quantile', self.quantile, 0, 1, '0.5 is the median')
     # Values above these limits can only be mistakes.
-    for name, most, remedy in (
-      ('rate', 10, 'usual is 0.2'),
-      ('fraction_weight', 100, f'usual is {_FRACTION_WEIGHT}'),
-    ):
-      value = _checks.positive(name, getattr(self, name), remedy)
-      _checks.between(name, value, 0, most, remedy)
+    for name, most in {'rate': 10, 'fraction_weight': 100}.items():
+      value = _checks.positive(name, getattr(self, name), 'take the default')
+      _checks.between(name, value, 0, most, 'take the default')
     if self.until is not None:
       _checks.count('until', self.until, 'give the rounds of a warm-up')
 

@@ -134,16 +134,14 @@ class _Chain:
       before: [sum of sizes] int32, index of the previous entry of the same
         client, for each new entry; -1 for the client's first entry.
     """
-    size = self.size
+    size, count = self.size, self.size + len(before)
     remedy = 'use fewer rounds or smaller cohorts'
-    _checks.at_most(
-      'participations', size + len(before), _MOST_ENTRIES, 'the limit', remedy
-    )
-    if size + len(before) > len(self._before):
+    _checks.at_most('participations', count, _MOST_ENTRIES, 'the limit', remedy)
+    if count > len(self._before):
       # The array grows by an eighth, so that it grows rarely and wastes little
       # memory. No other object refers to the array, so it can be resized.
-      self._before.resize((size + len(before)) * 9 // 8, refcheck=False)
-    self._before[size : size + len(before)] = before
+      self._before.resize(count * 9 // 8, refcheck=False)
+    self._before[size:count] = before
     self._rounds.extend(rounds)
     self._starts.extend((size + np.cumsum(sizes)).tolist())
 
@@ -296,9 +294,8 @@ class IdentifierIndex:
     if self.whole:
       self._chain.add(indices, sizes, before)
     self._parts.append(_joined(parts))
-    while len(self._parts) > 1 and len(self._parts[-2][0]) < 2 * len(
-      self._parts[-1][0]
-    ):
+    known = self._parts
+    while len(known) > 1 and len(known[-2][0]) < 2 * len(known[-1][0]):
       self._combine(2)
     self.next = indices[-1] + 1
 

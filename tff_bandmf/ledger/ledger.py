@@ -571,12 +571,9 @@ class Ledger:
       # PRIVACY: if two sums get the same noise, the difference of the two
       # releases has no noise. A second, different sum of a round is refused.
       # Guard: ledger_test.test_round_cannot_finish_with_two_results.
-      if any(
-        event.kind == chain.FINISHED
-        and attempt.sum_digest not in (None, event.digest)
-        for event in events
-        for attempt in attempts
-      ):
+      released = {each.sum_digest for each in attempts} - {None}
+      sums = {each.digest for each in events if each.kind == chain.FINISHED}
+      if sums and released - sums:
         raise errors.value_error(
           f'round={t}: was finished with another sum; do not release the '
           'new sum: abandon the round'

@@ -132,11 +132,10 @@ class Clipping(clip_bounds.Bounds):
     finite = bool(np.all(np.isfinite(norms)))
     above = False
     if self.zeroing_norm is not None and finite:
-      norm = (
-        np.sqrt(summation.total(squares))
-        if self.zeroing_norm_order == 2
-        else max(float(np.max(np.abs(each))) for each in leaves if each.size)
-      )
+      if self.zeroing_norm_order == 2:
+        norm = np.sqrt(summation.total(squares))
+      else:
+        norm = max(float(np.max(np.abs(each))) for each in leaves if each.size)
       above = bool(norm > self.zeroing_norm)
     radii = scale * np.array(self.radii)
     return finite, above, np.where(norms > radii, radii / norms, 1.0)

@@ -67,9 +67,8 @@ class _Names:
     path = f'{self._path}{name}'
     if path in _RENAMED and not _IS_OLD:
       return operator.attrgetter(_RENAMED[path])(_ROOT)
-    values = tuple(
-      getattr(each, name) for each in self._modules if hasattr(each, name)
-    )
+    modules = (each for each in self._modules if hasattr(each, name))
+    values = tuple(getattr(each, name) for each in modules)
     if not values and not _HAS_TFF:
       raise errors.needs('tensorflow_federated', f'tff.{path}')
     if not values:

@@ -236,9 +236,8 @@ def check_program() -> None:
 def check_values() -> None:
   """Raises ValueError if computations in TFF's context return references."""
   context = tff.framework.get_context_stack().current
-  if isinstance(
-    context, (tff.program.FederatedContext, tff.framework.AsyncContext)
-  ):
+  kinds = tff.program.FederatedContext, tff.framework.AsyncContext
+  if isinstance(context, kinds):
     raise errors.value_error(
       f'context={type(context).__name__}: gives references instead of values; '
       'use runtime.local_runtime(), or call run.train_model in '
