@@ -335,7 +335,7 @@ def from_name(name: str, **parameters: Any) -> Workload:
     for key, value in given.items():
       if value:
         raise errors.value_error(
-          f'{key}={value}: workload prefix does not take it; use momentum'
+          f'{key}={value}: prefix does not take it; use workload momentum'
         )
     return PREFIX
   if name not in ('momentum', 'matrix'):

@@ -304,7 +304,7 @@ _BAD_INPUT = [
   ),
   (
     'evaluate ok.json --momentum 0.9',
-    'momentum=0.9: workload prefix does not take it',
+    'momentum=0.9: prefix does not take it; use --workload momentum.',
   ),
   (
     'account ok.json --sampling-prob 0.1 --z-stddev 1 --delta 1e-6',
