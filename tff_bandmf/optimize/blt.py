@@ -220,14 +220,13 @@ def _search(
   loss: series.Objective, rounds: int, buffers: int, worth: float
 ) -> solver.Minimum:
   """Returns the best minimum for 1, 2, ... up to `buffers` buffers."""
-  x, evaluations = np.empty(0), 0
-  best = solver.Minimum(x, np.inf, 0, False)
+  best, evaluations = solver.Minimum(np.empty(0), np.inf, 0, False), 0
   centres = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
   for opened in range(1, buffers + 1):
     before = best
     bounds = _bounds(rounds, opened)
     for centre in centres:
-      minimum = loss.minimize(_with_buffer(x, centre), bounds)
+      minimum = loss.minimize(_with_buffer(before.x, centre), bounds)
       evaluations += minimum.evaluations
       if minimum.value < best.value:
         best = minimum
@@ -239,7 +238,6 @@ def _search(
       # One more buffer decreased the loss too little from every start.
       best = before
       break
-    x = best.x
   return dataclasses.replace(best, evaluations=evaluations)
 
 

@@ -36,7 +36,7 @@ import scipy.linalg
 
 # Least number of rounds in a block; in smaller blocks the overhead of the loop
 # dominates.
-_SHORTEST_BLOCK = 16
+SHORTEST_BLOCK = 16
 
 # Function from the gradient by e to the gradient by the columns of C.
 Pullback = Callable[[np.ndarray], np.ndarray]
@@ -58,7 +58,7 @@ def per_query_errors(
     gradient by `columns`.
   """
   (rounds, bands), lags = columns.shape, min(inverse_rows.shape)
-  count, size = _blocks(rounds, max(bands + lags - 2, _SHORTEST_BLOCK))
+  count, size = _blocks(rounds, max(bands + lags - 2, SHORTEST_BLOCK))
   # The first columns of `rows` are the bands of the columns of L. Rows of the
   # identity fill up the last block. `rows` is one column wider than `blocks`.
   # So in `blocks`, each diagonal entry is one column to the right of the

@@ -49,11 +49,8 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 import tensorflow as tf  # noqa: E402
 
 from tff_bandmf import _checks, errors, strategies
-from tff_bandmf.optimize import series, solver
+from tff_bandmf.optimize import covariance, series, solver
 
-# Least number of rounds in a block; in smaller blocks the overhead of the loop
-# dominates.
-_SHORTEST_BLOCK = 16
 # Largest number of steps that are traced one by one. One iteration of a loop of
 # TensorFlow takes as long as many operations on small matrices.
 _UNROLLED = 128
@@ -408,7 +405,7 @@ def banded_errors(columns: tf.Tensor) -> tf.Tensor:
     columns: [n, m + 1], L[j + s, j] at [j, s], 0 where j + s >= n.
   """
   n, bands = columns.shape
-  size = max(bands - 1, min(_SHORTEST_BLOCK, n))
+  size = max(bands - 1, min(covariance.SHORTEST_BLOCK, n))
   count = -(-n // size)
   rows = tf.pad(columns, [[0, count * size - n], [0, 2 * size + 1 - bands]])
   # Rows of the identity fill up the last block.

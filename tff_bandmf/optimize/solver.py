@@ -438,12 +438,10 @@ def search(
     tolerance: see `minimize`; sampled cohorts have `SAMPLED_TOLERANCE`.
     corrections: see `minimize`.
   """
+  if problem.noise:
+    tolerance = SAMPLED_TOLERANCE
   run = functools.partial(
-    minimize,
-    loss,
-    bounds=bounds,
-    tolerance=None if problem.noise else tolerance,
-    corrections=corrections,
+    minimize, loss, bounds=bounds, tolerance=tolerance, corrections=corrections
   )
   if problem.objective != MAX or not len(start):
     return run(start, problem)

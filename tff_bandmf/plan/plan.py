@@ -99,15 +99,10 @@ class Plan(request_lib.Request):
       ValueError: no strategy or noise meets the request; or `largest_cohort` or
         `clients_per_round` does not fit the sampled cohorts.
     """
-    return self._with(self._result or search_lib.search(self, progress))
-
-  def _with(self, result: search_lib.Result) -> search_lib.Result:
-    """Stores a result in the plan.
-
-    The class is frozen, so only `object.__setattr__` can set the field.
-    """
-    object.__setattr__(self, '_result', result)
-    return result
+    if self._result is None:
+      # The class is frozen, so only `object.__setattr__` can set the field.
+      object.__setattr__(self, '_result', search_lib.search(self, progress))
+    return self.result
 
   @property
   def strategy(self) -> strategies.Strategy:
@@ -544,7 +539,7 @@ class Plan(request_lib.Request):
     """
     result = plan_json.load(path)
     plan = cls(**attrs.asdict(result.request, recurse=False))
-    plan._with(result)
+    object.__setattr__(plan, '_result', result)
     return plan
 
   @classmethod
