@@ -1,6 +1,7 @@
 """Tests of what all kinds of cohorts have in common."""
 
 import dataclasses
+import importlib
 import json
 import math
 import pathlib
@@ -14,6 +15,7 @@ import pytest
 
 import tff_bandmf
 from tff_bandmf import accounting, participation, sensitivity, strategies
+from tff_bandmf.accounting.kinds import known_kinds, sampled_cohorts
 from tff_bandmf.accounting.methods import search
 
 _STRATEGY = strategies.BandedToeplitz(12, [1.0, 0.5, 0.25])
@@ -158,6 +160,16 @@ def test_replace_one_is_refused(kind):
 def test_unknown_json_is_refused(record, message):
   with pytest.raises(ValueError, match=message):
     accounting.from_dict(record)
+
+
+@pytest.mark.parametrize('name', ['secret-santa', 'b-min-sep'])
+def test_kind_of_another_package_is_unknown(name):
+  """It has no proof here, also if it takes the name of a kind with one."""
+  kind = type('Kind', (sampled_cohorts.Sampled,), {'name': name})
+  assert kind in sampled_cohorts.Sampled.__subclasses__()
+  kinds = importlib.reload(known_kinds).KINDS
+  assert kinds == accounting.KINDS
+  assert list(kinds) == ['b-min-sep', 'balls-in-bins', 'cyclic-poisson']
 
 
 def test_file_without_a_start_is_cold():
