@@ -105,6 +105,19 @@ def test_samples_of_the_bound_are_used_once():
   assert len(set(mixture.starts)) == len(mixture.starts)
 
 
+def test_eta_is_below_one_over_the_largest_value():
+  """The least margin has a larger eta if there are few samples."""
+  mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
+  for samples, capped in ((2, True), (10**8, False)):
+    rng = np.random.default_rng(1)
+    plans = monte_carlo.plans(mixture, 1.0, samples, 7.0, rng, 1000)
+    direction, _, margin = plans[0]
+    eta = direction.eta * direction.bound
+    assert 0 < eta <= 0.95 * (1 + 1e-12)
+    assert (eta > 0.94) == capped
+    assert margin >= 7.0 / (direction.eta * samples)
+
+
 @pytest.mark.parametrize('beta', [1e-3, 1e-6])
 def test_attempts_share_the_failure_probability(monkeypatch, beta):
   """No attempt is confirmed: all of them together may fail with beta."""

@@ -313,7 +313,7 @@ def plans(
     # PRIVACY: If eta exceeded 1 / B, the bound in the module docstring would
     # not hold, and a claim could be too small. The returned eta is at most
     # 0.95 / B, and the margin is computed from this eta.
-    # Guard: monte_carlo_test.test_samples_of_the_bound_are_used_once.
+    # Guard: monte_carlo_test.test_eta_is_below_one_over_the_largest_value.
     eta = min(_LARGEST_ETA / direction.bound, eta)
     return eta * square / 2 + log_term / (eta * samples), eta
 
