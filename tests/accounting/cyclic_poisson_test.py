@@ -272,6 +272,13 @@ def test_group_smaller_than_a_cohort_is_refused():
       make(1.5)
 
 
+@pytest.mark.parametrize('name', ['population', 'clients_per_round', 'groups'])
+def test_population_without_its_numbers_is_refused(name):
+  numbers = {'population': 100, 'clients_per_round': 5, 'groups': 4, name: None}
+  with pytest.raises((TypeError, ValueError), match=f'{name}=None: '):
+    accounting.CyclicPoisson.of_population(**numbers)
+
+
 def test_more_bands_than_groups_are_refused():
   strategy = strategies.BandedToeplitz(10, np.array([1.0, 0.5, 0.2]))
   for groups, message in (

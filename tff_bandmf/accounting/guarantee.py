@@ -24,7 +24,9 @@ _SAME = 1e-12
 
 
 def _clients_per_unit(value: int) -> int:
-  return _checks.count('clients_per_unit', value, 'devices of a person')
+  return _checks.count(
+    'clients_per_unit', value, 'give the devices of a person'
+  )
 
 
 # The class has no slots: `functools.cached_property` needs a `__dict__`.

@@ -76,7 +76,8 @@ class BMinSepNoise(needed_noise.NeededNoise):
       The logarithms, [count], and a function from indices of samples to their
       gradients, [n, indices].
     """
-    rounds, (min_sep, prob, _) = len(log_gains), self.law
+    rounds = len(log_gains)
+    min_sep, prob, _ = self.law
     # With b > n a client takes part at most once, so b is reduced to n + 1.
     b, stay = min(min_sep, rounds + 1), 1 - prob
     with np.errstate(over='ignore', invalid='ignore'):

@@ -106,7 +106,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     0.02631578947368421
     """
     cohorts = CyclicPoisson(
-      groups=groups, population=population, clients_per_round=clients_per_round
+      groups=_groups(groups),
+      population=population,
+      clients_per_round=_clients_per_round(clients_per_round),
     )
     return cohorts.for_bands(groups)
 
@@ -143,11 +145,11 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     if self.sampling_prob is not None or clients is None:
       prob = self._known_prob()
       return attrs.evolve(self, groups=groups, sampling_prob=prob)
+    population = self.known_population()
     # PRIVACY: A round draws about B clients from one group of m / g clients, so
     # each client of the group is drawn with probability g B / m. With the value
     # B / m in the accountant, epsilon would be too small. q is set to g B / m.
     # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
-    population = self.known_population()
     prob = groups * clients / population
     if prob > 1:
       raise errors.value_error(

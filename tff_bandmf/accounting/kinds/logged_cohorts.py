@@ -50,11 +50,11 @@ class Logged(participation_lib.Cohorts):
     Raises:
       ValueError: the sensitivity in `observed` is for another strategy.
     """
+    observed = self.observed
     # PRIVACY: The sensitivity of another C may be far smaller than the
     # sensitivity of the C whose noise was added, and epsilon would be too
     # small. If `observed` has the digest of another C, it is refused.
     # Guard: guarantee_test.test_log_seen_with_another_strategy_is_refused.
-    observed = self.observed
     if observed.sensitivity and observed.strategy_sha256 != strategy.digest():
       raise errors.value_error(
         f'strategy={strategy.digest()[:16]}: the sensitivity of the log was '
@@ -66,7 +66,10 @@ class Logged(participation_lib.Cohorts):
     # sensitivity for the patterns in the log.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     return accountants.Gaussian(
-      strategy, self.schema, observed.sensitivity, clients_per_unit
+      strategy,
+      self.schema,
+      sensitivity=observed.sensitivity,
+      clients_per_unit=clients_per_unit,
     )
 
   def to_dict(self) -> _files.JsonObject:

@@ -330,7 +330,7 @@ def _check(part: Part) -> None:
       f'noise_multiplier={noise}: must be at least {_LEAST_NOISE}; use more'
     )
   samplers.check_prob(part.sampling_prob)
-  _checks.count('compositions', part.compositions, 'rounds of a group')
+  _checks.count('compositions', part.compositions, 'give the rounds of a group')
 
 
 def _interval(epsilon: float, compositions: int) -> float:

@@ -65,7 +65,8 @@ class Release:
       )
     if self.delta >= 1 or (self.delta and self.epsilon is None):
       raise errors.value_error(
-        f'delta={self.delta}: must be below 1 and have an epsilon; give both'
+        f'delta={self.delta}: must be below 1, and 0 without an epsilon; give '
+        'both, or neither'
       )
     # PRIVACY: A release without noise has no guarantee, and neither has a
     # composition with it. Such a release is refused.

@@ -51,7 +51,7 @@ def check_prob(value: float) -> float:
     TypeError: `value` is not a number.
     ValueError: `value` is below 2^-64 or above 1.
   """
-  remedy = 'it is the probability of a client in a round'
+  remedy = 'give the probability of a client that may take part'
   prob = _checks.between('sampling_prob', value, 1 / _WORDS, 1, remedy)
   return math.floor(prob * _WORDS) / _WORDS
 

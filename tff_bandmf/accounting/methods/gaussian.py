@@ -153,9 +153,8 @@ def check_noise_multiplier(value: float) -> None:
 def check_epsilon(epsilon: float) -> None:
   """Raises ValueError unless a target epsilon is in (0, 1e6]."""
   _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
-  _checks.at_most(
-    'epsilon', epsilon, _LARGEST_EPSILON, 'the limit', 'train without noise'
-  )
+  remedy = 'train without noise if no guarantee is wanted'
+  _checks.at_most('epsilon', epsilon, _LARGEST_EPSILON, 'the limit', remedy)
 
 
 def check_delta(delta: float) -> None:
