@@ -437,7 +437,8 @@ class CorrelatedNoise(strategies.Strategy):
     """Returns the open round; raises ValueError outside of `start`."""
     if self._round is None:
       raise errors.value_error(
-        'round=None: is not open; call start of this strategy; do not wrap it'
+        'round=None: is not open; call start of this strategy itself, not of a '
+        'strategy that wraps it'
       )
     return self._round
 
@@ -743,8 +744,8 @@ def _untrained(weights: _Weights, patterns: Sequence[str]) -> list[str]:
   if others:
     raise errors.value_error(
       f'initial_arrays={", ".join(others)}: must have float types of at most '
-      '64 bits, or noise cannot protect them; name the others in untrained=, '
-      'for batch normalization of PyTorch flower.BATCH_STATISTICS'
+      '64 bits, or noise cannot protect them; name them in untrained= if no '
+      'client trains them, or give untrained=flower.BATCH_STATISTICS'
     )
   return untrained
 

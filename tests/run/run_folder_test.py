@@ -162,7 +162,7 @@ def test_folder_that_was_restored_lacks_the_noted_head(tmp_path):
   for head in genesis, early:
     with run.Run(directory, plan, ledger_head=head):
       pass
-  for head in late, early.upper(), 'late', '':
+  for head in late, early.upper(), 'late', '', int('1' * 64):
     with pytest.raises(
       ValueError, match='is not a head that this ledger has had'
     ) as caught:

@@ -273,7 +273,7 @@ class Cohorts:
       self._cost = self._cost_of(np.arange(len(self._ids)))
     self._indices = self._source.sample(t, self._history)
     ids = self._ids[self._indices]
-    data = self._prepare and self._prepare(t, ids).result
+    data = None if self._prepare is None else self._prepare(t, ids).result
     self._round = rounds_lib.Round(t, ids, self._journal, data=data)
     return self._round
 

@@ -124,7 +124,8 @@ def open_folder(
     # Guard:
     # run_folder_test.test_folder_that_was_restored_lacks_the_noted_head.
     if ledger_head is not None and not (
-      re.fullmatch('[0-9a-f]{64}', str(ledger_head))
+      isinstance(ledger_head, str)
+      and re.fullmatch('[0-9a-f]{64}', ledger_head)
       and open_ledger.has_head(ledger_head)
     ):
       raise errors.value_error(

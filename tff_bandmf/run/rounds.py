@@ -121,7 +121,7 @@ class Round(journal_lib.StartedRound):
 
   @property
   def data(self) -> Any:
-    return self._data and self._data()
+    return None if self._data is None else self._data()
 
   def attempt(self, function: Callable[[], _Output]) -> Optional[_Output]:
     """Returns the result of a function, or None if its call burnt the round.

@@ -292,7 +292,9 @@ class Run:
         len(ids), plan.clients_per_round, last, plan.schema, seed
       )
     with futures.ThreadPoolExecutor(1) as thread:
-      ahead = prepare and functools.partial(thread.submit, prepare)
+      ahead = None
+      if prepare is not None:
+        ahead = functools.partial(thread.submit, prepare)
       cohorts = clients_lib.Cohorts(journal, source, ids, last, ahead)
       while journal.next < last and not self._stopped:
         open_round = cohorts.start()

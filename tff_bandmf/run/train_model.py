@@ -62,7 +62,7 @@ async def train_model(
   if journal.next >= rounds:
     # No rounds are left. If cohorts are sampled, advancing the iterator still
     # checks the population and the last cohort, and gives `Run.record` the
-    # function that checks all cohorts.
+    # sampler that checks all cohorts.
     next(source.rounds, None)
     await outputs.release(state, f'training_checkpoint_round_{rounds}')
   else:

@@ -64,7 +64,8 @@ class Metrics:
     check(directory, attempts, start)
     below = {t: tried for t, tried in attempts.items() if t < start}
     self._rows: dict[str, Row] = {}
-    for row in (earlier := rows(directory, below)):
+    earlier = rows(directory, below)
+    for row in earlier:
       if [*row] != [*columns]:
         raise errors.value_error(
           f'columns={", ".join(columns)}: are not the columns with which the '
