@@ -306,6 +306,7 @@ _TABLE = b'round,client\n0,a\n1,a\n'
     (_TABLE.replace(b',', b';'), 'line 1 has semicolons .*write commas'),
     (_TABLE.replace(b',', b'\t'), 'line 1 has tabs .*write commas'),
     (_TABLE.replace(b',', b'|'), 'line 1 has bars .*write commas'),
+    (b'client; round\n', 'line 1 has semicolons .*write commas'),
     (_TABLE.decode().encode('utf-16'), 'is UTF-16; save it as UTF-8'),
     (_TABLE.decode().encode('utf-16-le'), 'is UTF-16 or UTF-32'),
     (_TABLE.decode().encode('utf-32'), 'is UTF-16'),

@@ -105,6 +105,14 @@ def test_blank_note_is_refused(tmp_path, name, blank):
       _record(tmp_path / 'run', data, **notes)
 
 
+@pytest.mark.parametrize('name', ['model', 'data'])
+def test_blank_note_of_an_edited_report_is_refused(tmp_path, name):
+  _, content = _record(tmp_path / 'run', **_NOTES)
+  edited = {**content, 'data': 'docstrings', name: ' '}
+  with pytest.raises(ValueError, match=f'{name}=.*has no letter'):
+    registry_and_card.registry_record(edited, edited.pop('data'))
+
+
 def test_every_owner_is_a_curator(tmp_path):
   owners = {'owner': 'A Lab; B, Inc.'}
   record, _ = _record(tmp_path / 'run', **{**_NOTES, **owners})

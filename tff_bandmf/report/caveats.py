@@ -136,7 +136,7 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
     ),
     (nothing, _NO_NOISE, ''),
     (
-      past < 0 and claim.budget is None if completed else not over,
+      (past < 0 and claim.budget is None) if completed else not over,
       f'This run {end}: {started} started. The claim is for {covered}.',
       f'Training {end}. The claim is for the rounds that were fixed before the '
       'first round.',
@@ -182,7 +182,7 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
       _WHOLE_RUNS,
     ),
   )
-  texts = (texts[-1 if public else 0] for holds, *texts in rows if holds)
+  texts = [row[-1 if public else 1] for row in rows if row[0]]
   return [text for text in texts if text]
 
 

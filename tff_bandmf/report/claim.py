@@ -349,6 +349,7 @@ def from_evidence(
   # Guards: report_sampling_test.test_other_cohorts_are_not_amplified and
   # test_cut_cohort_has_no_amplified_claim.
   holds = not (violated or observed.drawn is False or observed.incomplete)
+  most_rounds, stated = rounds, observed.stated_rounds
   # PRIVACY: a program may have looked at its model to decide when to stop. Then
   # the epsilon of the rounds so far is too small, see
   # `Guarantee.for_first_rounds`. A number of rounds below the plan counts only
@@ -356,7 +357,6 @@ def from_evidence(
   # Otherwise the claim is for all planned rounds.
   # Guards: run_until_test.test_run_that_stops_by_its_model_claims_all_rounds
   # and report_test.test_stopped_run_claims_the_rounds_it_stated.
-  most_rounds, stated = rounds, observed.stated_rounds
   if stated is not None and observed.last_round < stated <= rounds:
     most_rounds = math.ceil(stated)
   if not violated:

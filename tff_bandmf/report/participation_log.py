@@ -119,7 +119,7 @@ class ParticipationLog:
     self._columns = {ROUND: round_column, CLIENT: client_column}
     if round_column == client_column:
       raise errors.value_error(
-        f'client_column={client_column}: is the column of rounds; name two'
+        f'client_column={client_column}: is the column of rounds; name another'
       )
     self._register = names.Register()
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
@@ -426,6 +426,7 @@ class ParticipationLog:
         split = map(_unquoted, header.split(separator))
         if any(_is_same(each, wanted) for each in split):
           fault = f'{words} between its columns: {header!r}; write commas'
+          break
       if same:
         fault = f'{same[0]!r}, not {wanted!r}; rename it, or give {option}'
       raise errors.value_error(f'{where} has {fault}')
@@ -442,6 +443,7 @@ class ParticipationLog:
         for number, line in enumerate(lines, 2):
           row = line.decode('utf-8', 'backslashreplace').strip('\r\n')
           values, fault = row.split(','), ''
+          # A byte that is not UTF-8 becomes four characters.
           if row.encode() != line.strip(b'\r\n'):
             fault = f'is not UTF-8: {row!r}'
           elif len(values) != len(cells):
@@ -540,10 +542,13 @@ def _header(file: _File) -> str:
     if head.startswith(signature):
       raise errors.value_error(f'log={file.path}: {fault}; {remedy}')
   text = line.removeprefix(_BOM)
-  fault = 'is binary: it has a NUL' if head else 'is empty'
-  if text[:8].count(b'\0') > 2:
+  if not head:
+    fault = 'is empty'
+  elif text[:8].count(b'\0') > 2:
     fault = 'is UTF-16 or UTF-32'
-  elif head and b'\0' not in line:
+  elif b'\0' in line:
+    fault = 'is binary: it has a NUL'
+  else:
     try:
       return text.decode().rstrip('\r')
     except UnicodeDecodeError:

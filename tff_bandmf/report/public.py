@@ -100,6 +100,11 @@ def publish(
   clients = max(source.claim.unamplified.clients_per_unit for source in sources)
   earlier = [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
   names = [*(row['name'] for row in rows), *earlier]
+  disclosures = []
+  if any(row['observed_epsilon'] is not None for row in rows):
+    disclosures.append(_DISCLOSURE)
+  if 'accuracy' in figures:
+    disclosures.append('Accuracy on validation clients.')
   content = {
     **sentences.common(last.claim, run, clients),
     **(dict.fromkeys(_OF_ONE_RUN) if len(sources) > 1 else {}),
@@ -133,10 +138,7 @@ def publish(
     'accounting': sentences.PUBLIC_ACCOUNTING
     + sentences.PUBLIC_AMPLIFIED * bool(last.claim.amplified),
     'assumptions': _assumptions(sources),
-    'told': [
-      *[_DISCLOSURE] * any(row['observed_epsilon'] is not None for row in rows),
-      *['Accuracy on validation clients.'] * ('accuracy' in figures),
-    ],
+    'told': disclosures,
   }
   return Public(document.with_digest(document.Public, content), figures)
 

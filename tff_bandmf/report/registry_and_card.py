@@ -18,6 +18,7 @@ import yaml
 from tff_bandmf import _files, errors
 from tff_bandmf.report import document, pages, sentences
 from tff_bandmf.report import public as public_lib
+from tff_bandmf.run_files import run_json
 
 REGISTRY_FILE = 'registry.yaml'
 CARD_FILE = 'card.md'
@@ -74,10 +75,17 @@ def registry_record(content: document.Public, data: str) -> _files.JsonObject:
     data: a few words on the corpus, `RunDetails.data`.
 
   Raises:
-    ValueError: the report has no guarantee, a field of tier 1 is missing, an
-      owner is named twice, the date is not YYYY-MM-DD, or the registry lacks
-      the sector.
+    ValueError: the report has no guarantee, a field of tier 1 is missing, a
+      note is blank, an owner is named twice, the date is not YYYY-MM-DD, or the
+      registry lacks the sector.
   """
+  run_json.check_visible(
+    {
+      'data': data,
+      **{key: content[key] for key in document.NOTES},  # type: ignore[literal-required]
+      **content['data_accesses'],
+    }
+  )
   deployment: dict[str, _files.JsonObject] = {}
   unknown: dict[str, tuple[int, str]] = {}
   for title, section in fields(content, data).items():
