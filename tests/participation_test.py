@@ -90,6 +90,8 @@ def test_from_name_reads_to_dict_back(schema):
     (('fixed-epoch', None, 3), 'min_sep=None: participation fixed-epoch'),
     (('single', 3), 'min_sep=3: participation single does not take it'),
     (('single', None, 2), 'max_participations=2: participation single does'),
+    (('single', 3, 2, 1, 9), 'min_sep=3: participation single does not take'),
+    (('min-sep', 3, 2, 1, 9), 'apart=1: participation min-sep does not take'),
   ],
 )
 def test_from_name_refuses(arguments, message):

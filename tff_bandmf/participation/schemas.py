@@ -387,7 +387,7 @@ class Budget(_Separated):
     """Raises ValueError if the planned number of rounds exceeds the horizon."""
     if self.horizon is not None and self.horizon < rounds:
       raise errors.value_error(
-        f'horizon={self.horizon}: is below rounds={rounds}; give more or none'
+        f'horizon={self.horizon}: is below rounds={rounds}; leave it out'
       )
 
   def device_rule(self) -> _files.JsonObject:
@@ -431,7 +431,7 @@ class Budget(_Separated):
 
 def check(schema: object) -> None:
   """Raises TypeError unless the value is an instance of `Participation`."""
-  _checks.instance('participation', schema, Participation, 'use MinSep(b)')
+  _checks.instance('participation', schema, Participation, 'use MinSep')
 
 
 def from_name(
@@ -472,7 +472,8 @@ def from_name(
     max_participations = None
   if min_sep is None and 'min_sep' in fields:
     raise errors.value_error(
-      f'min_sep=None: participation {name} needs it; give the least r2 - r1'
+      f'min_sep=None: participation {name} needs it; give the least distance '
+      'of two rounds of a client'
     )
   values = {
     'min_sep': min_sep,
@@ -481,10 +482,11 @@ def from_name(
     'horizon': horizon,
   }
   given = {key: value for key, value in values.items() if value is not None}
-  for key in given.keys() - fields.keys():
-    raise errors.value_error(
-      f'{key}={given[key]}: participation {name} does not take it; leave it out'
-    )
+  for key, value in given.items():
+    if key not in fields:
+      raise errors.value_error(
+        f'{key}={value}: participation {name} does not take it; leave it out'
+      )
   return schema(**given)
 
 

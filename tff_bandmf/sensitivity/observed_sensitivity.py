@@ -150,7 +150,8 @@ def of_clients(
   for part in parts:
     rounds, starts = _by_client(*part)
     gaps += _least_gap(rounds, starts)
-    histogram.update(np.diff(starts).tolist())
+    counts, clients = np.unique(np.diff(starts), return_counts=True)
+    histogram.update(dict(zip(counts.tolist(), clients.tolist())))
     if strategy is None or not len(rounds):
       continue
     if not (0 <= rounds.min() and rounds.max() < strategy.rounds):

@@ -206,8 +206,9 @@ class BltBuffers(recursion_lib.Buffers):
 
   def _variances(self) -> np.ndarray:
     local = np.cumsum(self._blt.inverse_column(self._period) ** 2)
-    t = np.arange(self.rounds)
-    return local[t % self._period] * self.scales[self.phase(t)] ** 2
+    if self._numbers:
+      local = local * self.scales**2
+    return local[np.arange(self.rounds) % self._period]
 
 
 _BUFFERS = families.Parameter(
