@@ -154,7 +154,7 @@ def lower_triangular(name: str, values: object) -> np.ndarray:
     )
   if np.any(np.triu(matrix, 1)):
     raise errors.value_error(
-      f'{name}=entries above the diagonal: must be lower-triangular; give 0'
+      f'{name}=entries above the diagonal: must be lower-triangular; give zeros'
     )
   return matrix
 

@@ -80,7 +80,9 @@ def _for_rounds(name: str, values: Any) -> tuple[float, ...]:
 def _given_matrix(values: Any) -> np.ndarray:
   matrix = _checks.lower_triangular('matrix', values)
   if not np.any(matrix) or not np.all(np.isfinite(matrix)):
-    raise errors.value_error('matrix: must be finite and not 0; give A')
+    raise errors.value_error(
+      'matrix=0, NaN or infinity: must be finite and not 0; correct the matrix'
+    )
   if len(matrix) > MAX_MATRIX_ROUNDS:
     raise errors.value_error(
       f'matrix.shape={matrix.shape}: exceeds {MAX_MATRIX_ROUNDS} rounds; give '

@@ -45,7 +45,7 @@ class Banded(base.Strategy):
       )
     if np.any(np.triu(rows[: rows.shape[1]], 1)):
       raise errors.value_error(
-        'rows=entries with t < s: must be 0; rows[t, s] is C[t, t - s]'
+        'rows=entries with t < s: must be 0; give C[t, t - s] as rows[t, s]'
       )
     base.check_entries('rows', rows, rows[:, 0])
 

@@ -455,7 +455,7 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
     )
   if not np.all(diagonal > 0):
     raise errors.value_error(
-      f'{name}={np.min(diagonal)}: the diagonal of C must be positive; fix it'
+      f'{name}={np.min(diagonal)}: the diagonal of C must be positive; change C'
     )
   smallest, largest = np.min(diagonal), np.max(np.abs(entries))
   if smallest < _SMALLEST_DIAGONAL or largest > _LARGEST_ENTRY:

@@ -129,8 +129,9 @@ def to_document(
     participation: see `save`.
     optimized: see `save`.
   """
+  header = _header(strategy, participation, optimized)
   lists = {name: array.tolist() for name, array in strategy.arrays().items()}
-  return {**_header(strategy, participation, optimized), 'arrays': lists}
+  return {**header, 'arrays': lists}
 
 
 def _header(
