@@ -79,7 +79,7 @@ def custom(
   given = [name for name, values in forms.items() if values is not None]
   if len(given) != 1:
     raise errors.value_error(
-      f'custom={given}: must be one form; give one of {", ".join(forms)}'
+      f'custom={given}: must be exactly one of {", ".join(forms)}; give one'
     )
   if coefficients is not None:
     return CustomToeplitz(rounds, coefficients)
