@@ -434,7 +434,7 @@ def search(
     start: see `minimize`.
     problem: the objective, and limits of the search.
     bounds: (low, high) of each parameter; None means no bounds.
-    restart: function that a stage calls before it changes the weights.
+    restart: function that returns the start of a stage, see `Restart`.
     tolerance: see `minimize`; sampled cohorts have `SAMPLED_TOLERANCE`.
     corrections: see `minimize`.
   """

@@ -327,10 +327,15 @@ class Plan(request_lib.Request):
       return spent is not None and spent <= epsilon
 
     if not fits(1):
-      least = self.spent(1) or 'not proved (no delta, or too little noise)'
+      least, kind = self.spent(1), type(self.cohorts).__name__
+      if least is None:
+        raise errors.value_error(
+          f'epsilon={epsilon}: is not proved, since the plan has no delta, or '
+          'too little noise; plan with a delta and more noise'
+        )
       raise errors.value_error(
-        f'epsilon={epsilon}: is below the epsilon of the first round with '
-        f'{type(self.cohorts).__name__}, {least}; plan for a smaller epsilon'
+        f'epsilon={epsilon}: is below {least}, the epsilon of the first round '
+        f'with {kind}; give more, or plan for a smaller epsilon'
       )
     return feasibility.most(self.rounds, fits)
 

@@ -134,7 +134,7 @@ def load(path: Union[str, os.PathLike]) -> search_lib.Result:
       strategy, run_cohorts, noise, clients_per_unit=most
     )
     runners_up = tuple((family, rmse) for family, rmse in content['runners_up'])
-    left_out = dict(content['left_out'])
+    left_out = {**content['left_out']}
   except (KeyError, TypeError, AttributeError) as error:
     raise errors.value_error(
       f'plan={path}: is damaged; write it again with bandmf plan'
