@@ -82,6 +82,21 @@ def test_backend_that_ends_is_one_line(postgresql, tmp_path, caplog):
     assert ledger.last_round() == 39
 
 
+def test_schema_before_that_of_another_ledger_gets_its_own_tables(
+  postgresql, tmp_path
+):
+  first = databases.schema(postgresql, tmp_path)
+  with ledger_lib.Ledger(**first) as ledger:
+    ledger.start_round(0, [1])
+  second = databases.schema(postgresql, tmp_path)
+  second['url'] += ',' + first['url'].rpartition('%3D')[2]
+  with ledger_lib.Ledger(**second) as ledger:
+    assert ledger.last_round() == -1
+    ledger.start_round(5, [1])
+  with ledger_lib.Ledger(**first) as ledger:
+    assert ledger.last_round() == 0
+
+
 def test_silent_server_is_an_error():
   with socket.create_server(('127.0.0.1', 0)) as server:
     port = server.getsockname()[1]

@@ -46,9 +46,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   """Creates the process that releases means of clipped updates with noise.
 
   `dp_aggregator` checks the arguments of a factory and makes it. A factory
-  serves one learning process. The state
-  of the process is the state of `tff.aggregators.DifferentiallyPrivateFactory`.
-  The measurements of a round are
+  serves one learning process. The state of the process is the state of
+  `tff.aggregators.DifferentiallyPrivateFactory`. The measurements of a round
+  are
 
   * `free`: values that do not depend on updates and cost no privacy. `round`:
     number of finished rounds. `z_stddev`: standard deviation of z in the unit

@@ -72,7 +72,7 @@ class History:
       ValueError: an index is outside the population.
     """
     population = len(self.count)
-    if isinstance(clients, np.ndarray) and len(clients):
+    if not isinstance(clients, slice) and len(clients):
       low, high = clients.min(), clients.max()
       if not 0 <= low <= high < population:
         raise errors.value_error(

@@ -99,7 +99,12 @@ class Row:
 
 def create(connection: engine.Connection) -> None:
   """Makes the missing tables, and the row of bandmf_ledger."""
-  _METADATA.create_all(connection)
+  # A table in another schema of the search path may have the same name, and
+  # `create_all` would then make no table.
+  for table in _METADATA.sorted_tables:
+    connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+    for index in table.indexes:
+      connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
   if connection.execute(sa.select(_LEDGER.c.place)).first() is None:
     values = {'place': 0, 'format': chain.FORMAT, 'events': 0}
     connection.execute(sa.insert(_LEDGER).values(values))
