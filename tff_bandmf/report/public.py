@@ -91,6 +91,11 @@ def publish(
     curve if epsilon else [],
     (epsilon or 0.0, delta),
   )
+  disclosures = []
+  if any(row['observed_epsilon'] is not None for row in rows):
+    disclosures.append(_DISCLOSURE)
+  if 'accuracy' in figures:
+    disclosures.append('Accuracy on validation clients.')
   run, runs = last.run, report_lib.all_runs(sources)
   # PRIVACY: if clients broke the plan, the claim follows from their actual
   # rounds, and its exact numbers could show the rounds of one client. The
@@ -100,11 +105,6 @@ def publish(
   clients = max(source.claim.unamplified.clients_per_unit for source in sources)
   earlier = [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
   names = [*(row['name'] for row in rows), *earlier]
-  disclosures = []
-  if any(row['observed_epsilon'] is not None for row in rows):
-    disclosures.append(_DISCLOSURE)
-  if 'accuracy' in figures:
-    disclosures.append('Accuracy on validation clients.')
   content = {
     **sentences.common(last.claim, run, clients),
     **(dict.fromkeys(_OF_ONE_RUN) if len(sources) > 1 else {}),
