@@ -52,10 +52,6 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
   Only the owner can write to files that the block makes. This function removes
   partly written files that a killed process left.
 
-  PRIVACY: two processes that run rounds with the same noise key could add the
-  same noise to different sums. Only one process at a time gets the lock.
-  Guard: resume_test.test_directory_has_one_process_at_a_time.
-
   Args:
     directory: folder of the run. A missing folder is made.
 
@@ -74,6 +70,10 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
     with _files.naming(private / 'lock', 'written'):
       private.mkdir(mode=0o700, parents=True, exist_ok=True)
       handle = _files.lock(private / 'lock')
+    # PRIVACY: two processes that run rounds with the same noise key could add
+    # the same noise to different sums. Only one process at a time gets the
+    # lock.
+    # Guard: resume_test.test_directory_has_one_process_at_a_time.
     if handle is None:
       raise _in_use(directory)
     stack.callback(os.close, handle)
@@ -344,8 +344,10 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
 # PRIVACY: If others could compute the sampling key, they would know the
 # cohorts, and amplification would not hold. The key is random and stays in its
 # file.
-# Guards: run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run
-# and run_sampling_test.test_seed_has_no_part_in_sampled_cohorts.
+# Guards:
+# run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run,
+# test_seed_has_no_part_in_sampled_cohorts and
+# test_key_that_is_gone_or_another_is_refused.
 def _load(directory: pathlib.Path, name: str) -> key_lib.Key:
   path = directory / name
   if not has_begun(directory):
