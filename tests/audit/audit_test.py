@@ -404,4 +404,4 @@ def test_command_needs_one_claim(tmp_path, run, flags):
     'audit', path, '--min-sep', 4, '--delta', _DELTA, *flags
   )
   assert (status, out) == (2, '')
-  assert 'is the alternative to noise_multiplier' in error
+  assert 'exactly one of epsilon and noise_multiplier' in error

@@ -574,7 +574,7 @@ def test_command_takes_a_strategy(run_json, tmp_path, monkeypatch):
     ),
     (
       'audit --aggregator x:y --l2-norm-clip 1 --clients-per-round 9',
-      'noise_multiplier=None: is the alternative to z_stddev',
+      'noise_multiplier=None: exactly one of noise_multiplier and z_stddev',
     ),
     (
       f'audit --aggregator x:y {_FLAGS} --delta 1e-6',

@@ -218,6 +218,13 @@ def test_json_has_every_digit(run_json):
   assert found['coefficients'] == [1 / 3]
 
 
+def test_json_makes_no_table(run_json, monkeypatch):
+  # The text of a million coefficients takes longer than their JSON.
+  monkeypatch.setattr(output, 'text', None)
+  arguments = ('evaluate', _toeplitz(9), '--min-sep', 3, '--coefficients')
+  assert run_json(*arguments)['coefficients'][:2] == [1.0, 0.5]
+
+
 def test_table_rounds_up(run):
   _, out, _ = run(
     *('account', _toeplitz(), '--min-sep', 342),
@@ -391,7 +398,7 @@ _BAD_INPUT = [
   ('account ok.json --delta 1e-6', 'noise_multiplier=None: '),
   (
     'account ok.json --noise-multiplier 1 --z-stddev 1 --delta 1e-6',
-    'noise_multiplier=1.0: is the alternative to z_stddev; give --noise',
+    'noise_multiplier=1.0: exactly one of noise_multiplier and z_stddev',
   ),
   ('account ok.json --noise-multiplier 0 --delta 1e-6', 'noise_multiplier=0.0'),
   ('account ok.json --noise-multiplier inf --delta 1e-6', 'noise_multiplier=i'),

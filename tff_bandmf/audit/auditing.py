@@ -77,7 +77,7 @@ def audit(
   confidence: float = 0.95,
   make_factory: Optional[canaries_lib.MakeFactory] = None,
   seed: Optional[int] = None,
-  on_round: Callable[[], object] = lambda: None,
+  on_round: Optional[Callable[[], object]] = None,
 ) -> Audit:
   """Returns lower bounds on epsilon, from runs of the aggregation.
 
@@ -163,6 +163,7 @@ def audit(
   worst = pattern.worst(matrix, guarantee.cohorts.schema)
   moved = matrix[:, worst.rounds] @ worst.signs
   generator = np.random.default_rng(seed)
+  on_round = on_round or (lambda: None)
   whitened = [
     matrix
     @ canaries_lib.released(

@@ -146,8 +146,10 @@ def noise_server(file, parameters, key_file, directory, shard, **flags):
     key = noise.Key.load_or_create(key_file)
     tape_id = stream.identify(key, recursion, parameters, z_steps)
     index, shards = shard
-    name = f'tff_bandmf-server-{tape_id}-{index}-{shards}'
-    folder = pathlib.Path(directory or _files.memory() / name)
+    if directory is None:
+      name = f'tff_bandmf-server-{tape_id}-{index}-{shards}'
+      directory = _files.memory() / name
+    folder = pathlib.Path(directory)
     coordinates = stream.shard(parameters, index - 1, shards)
     use = key_use.KeyUse(pathlib.Path(key_file), tape_id, coordinates, folder)
     with contextlib.closing(use):

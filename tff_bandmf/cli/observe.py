@@ -18,7 +18,7 @@ from tff_bandmf.report import participation_log
 @click.argument('log', type=click.Path())
 @click.argument('file', type=click.Path())
 @options.numbers(
-  z_stddev='Standard deviation of z for a strategy.  [default: from the plan]'
+  z_stddev='Stddev of z, if FILE is a strategy.  [default: from the plan]'
 )
 @options.clip
 @options.numbers(

@@ -113,7 +113,7 @@ family = typed(FAMILY, family='Family of the strategy.', required=True)
 objective = typed(
   click.Choice((workloads.MEAN, workloads.MAX, workloads.LAST)),
   default='mean',
-  objective='Error of the rounds to minimise: the mean, largest or last one.',
+  objective='Error to minimise: the mean, largest or last of all rounds.',
 )
 epsilon = numbers(
   epsilon='epsilon of the (epsilon, delta) guarantee of the whole run.',
@@ -429,6 +429,6 @@ def check_either(**values: object) -> None:
   (first, value), (second, other) = values.items()
   if (value is None) == (other is None):
     raise errors.value_error(
-      f'{first}={value}: is the alternative to {second}; give {first} or '
-      f'{second}'
+      f'{first}={value}: exactly one of {first} and {second} is needed; give '
+      f'{first} or {second}'
     )

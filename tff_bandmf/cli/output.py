@@ -176,14 +176,16 @@ def show(values: _files.JsonObject, summary: Optional[str] = None) -> None:
     summary: the text; None for a table, which leaves out values that are None
       or empty dictionaries.
   """
-  if summary is None:
+  if as_json():
+    summary = json.dumps(values, allow_nan=False)
+  elif summary is None:
     rows = [
       (name, text(value))
       for name, value in values.items()
       if value is not None and value != {}
     ]
     summary = tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True)
-  click.echo(json.dumps(values, allow_nan=False) if as_json() else summary)
+  click.echo(summary)
 
 
 def table(rows: Sequence[_files.JsonObject]) -> str:

@@ -170,8 +170,8 @@ class Request:
     for name in ('epsilon', 'delta'):
       if self.noise_multiplier is None and getattr(self, name) is None:
         raise errors.value_error(
-          f'{name}=None: a claim is an epsilon at a delta (a request with '
-          f'noise_multiplier=0 claims nothing); give {name}'
+          f'{name}=None: a claim is an epsilon at a delta; give epsilon and '
+          'delta, or noise_multiplier (0 claims nothing)'
         )
     # PRIVACY: With a noise multiplier, epsilon follows from the noise. A
     # smaller epsilon in the request would look like the claim. So a request
