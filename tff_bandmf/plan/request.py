@@ -167,12 +167,14 @@ class Request:
         if name in _MOST:
           _checks.at_most(name, value, _MOST[name], 'the limit', 'reduce it')
         object.__setattr__(self, name, value)
-    for name in ('epsilon', 'delta'):
-      if self.noise_multiplier is None and getattr(self, name) is None:
-        raise errors.value_error(
-          f'{name}=None: a claim is an epsilon at a delta; give epsilon and '
-          'delta, or noise_multiplier (0 claims nothing)'
-        )
+    claim = ('epsilon', 'delta')
+    missing = [name for name in claim if getattr(self, name) is None]
+    if self.noise_multiplier is None and missing:
+      other = ', or noise_multiplier (0 claims nothing)' * (missing == [*claim])
+      raise errors.value_error(
+        f'{missing[0]}=None: a claim is an epsilon at a delta; give '
+        f'{" and ".join(missing)}{other}'
+      )
     # PRIVACY: With a noise multiplier, epsilon follows from the noise. A
     # smaller epsilon in the request would look like the claim. So a request
     # with an epsilon and a noise multiplier is refused.
