@@ -271,6 +271,12 @@ def test_shard_that_is_none_is_refused(index, shards):
     stream.shard(_DIMENSION, index, shards)
 
 
+@pytest.mark.parametrize('shards', [True, 2.0])
+def test_number_of_shards_that_is_no_integer_is_refused(shards):
+  with pytest.raises(TypeError, match='shards='):
+    stream.shard(_DIMENSION, 0, shards)
+
+
 @pytest.mark.parametrize(
   'coordinates',
   [

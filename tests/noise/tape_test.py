@@ -4,6 +4,8 @@ They read eagerly; aggregator_test reads in TFF's worker.
 """
 
 import concurrent.futures
+import contextlib
+import errno
 import os
 import pathlib
 import shutil
@@ -146,6 +148,32 @@ def test_failed_producer_fails_the_round_at_once(tmp_path, monkeypatch):
     tapes.release(tape, 16)
   assert 'secret' not in str(error.value)
   assert (tape.directory / 'failed').read_text() == 'MemoryError'
+  tape.close()
+
+
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_failed_write_frees_past_noise(tmp_path, monkeypatch):
+  rows, fill = stream.Stream.rows, _files._fill
+  freed = threading.Event()
+
+  def watched_rows(self):
+    with contextlib.ExitStack() as stack:
+      stack.callback(freed.set)
+      yield from rows(self)
+
+  def fail_in_round_3(path, contents):
+    if path.name.startswith('00000003.noise'):
+      raise OSError(errno.EIO, 'a broken disk')
+    fill(path, contents)
+
+  monkeypatch.setattr(stream.Stream, 'rows', watched_rows)
+  monkeypatch.setattr(_files, '_fill', fail_in_round_3)
+  tape = tapes.make(tmp_path / 'tape')
+  assert freed.wait(20)
+  tapes.wait_until((tape.directory / 'failed').exists)
+  assert isinstance(tape.error, OSError)
   tape.close()
 
 

@@ -84,7 +84,9 @@ class Tape(Placement):
   def __post_init__(self):
     super().__post_init__()
     if self.max_memory_bytes is not None:
-      _checks.count('max_memory_bytes', self.max_memory_bytes, 'None: no limit')
+      _checks.count(
+        'max_memory_bytes', self.max_memory_bytes, 'give None: no limit'
+      )
     if self.key is not None and not isinstance(self.key, key_lib.Key):
       # The message shows the type only, because the value may be a secret.
       raise errors.type_error(

@@ -137,9 +137,9 @@ class Host(Maker):
     rounding = self._stream.rounding
     with _blas.one_thread():
       for i, coordinates in enumerate(self.chunks):
-        first = block.first - block.earlier
         z = self._work.array('z', (len(block.noise_scale), len(coordinates)))
-        rounding.generator.fill(z, first, coordinates.start)
+        earliest = block.first - block.earlier
+        rounding.generator.fill(z, earliest, coordinates.start)
         z *= block.noise_scale[:, np.newaxis]
         # Get the arrays of one chunk at a time: an array in a file is mapped
         # into memory as long as this method holds it.

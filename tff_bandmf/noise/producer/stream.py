@@ -17,7 +17,7 @@ explains the memory of past noise, and defines windows. Noise is in steps of
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -121,7 +121,7 @@ class Stream:
       ImportError: the backend is not installed.
     """
     if memory.max_bytes is not None:
-      _checks.count('max_memory_bytes', memory.max_bytes, 'None: no limit')
+      _checks.count('max_memory_bytes', memory.max_bytes, 'give None: no limit')
     self.recursion = recursion
     self.dimension = _checks.count(
       'dimension', dimension, 'the model has no parameters'
@@ -148,7 +148,7 @@ class Stream:
         f'the host; use backend={JAX!r}'
       )
 
-  def rows(self) -> Iterator[Optional[np.ndarray]]:
+  def rows(self) -> Generator[Optional[np.ndarray], None, None]:
     """Yields y_t, [len(coordinates)] int32 in lattice steps, for t = 0, 1, ...
 
     The iterator also yields None after each part of the work, so that the
@@ -271,9 +271,10 @@ def shard(dimension: int, index: int, shards: int) -> range:
 
   Raises:
     ValueError: a value is out of range, or a shard would be empty.
-    TypeError: `dimension` is not an integer.
+    TypeError: `dimension` or `shards` is not an integer.
   """
   _checks.count('dimension', dimension, 'the model has no parameters')
+  _checks.count('shards', shards, 'give 1 if one server makes all')
   if not 0 <= index < shards:
     raise errors.value_error(
       f'shard={index}: must be in [0, shards={shards}); give 0 to the first'

@@ -234,12 +234,12 @@ class Tape(tape_folder.ReadableTape):
     is closed.
     """
     try:
-      parts = itertools.takewhile(
-        lambda _: not self._stop.is_set(), self._stream.rows()
-      )
-      for t, y in enumerate(y for y in parts if y is not None):
-        if t >= self.start_round:
-          self._write(t, y)
+      # An error keeps this frame. If its rows stayed open, so would past noise.
+      with contextlib.closing(self._stream.rows()) as rows:
+        parts = itertools.takewhile(lambda _: not self._stop.is_set(), rows)
+        for t, y in enumerate(y for y in parts if y is not None):
+          if t >= self.start_round:
+            self._write(t, y)
       while not self._stop.wait(tape_folder.POLL_SECONDS):
         self._remove_read_rounds()
     except BaseException as error:  # pylint: disable=broad-except
