@@ -378,5 +378,7 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
     if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode):
       lock = _files.lock(directory / 'lock')
       if lock is not None:
-        with open(lock):
+        try:
           remove(directory)
+        finally:
+          os.close(lock)
