@@ -21,7 +21,8 @@ from matplotlib import colors, figure
 from matplotlib.axes import Axes
 
 _SIZE = (5.6, 3.6)
-# Formats the numbers beside axes; Matplotlib also passes their positions.
+# Formats a number beside an axis. Matplotlib passes the position of the number
+# as a second argument, which the format ignores.
 _number = '{:g}'.format
 _LABEL, _TICK = 13, 12
 # If a curve has at most this many points, their values are written beside them.
@@ -131,9 +132,9 @@ def errors(
 
   Args:
     families: pairs (family, error); the first family was chosen.
-    memory: pairs (copies of the model that the noise keeps, error), the pair of
-      the chosen family first; the line shows the least error with at most each
-      number of copies.
+    memory: pairs (copies of the model that the noise keeps, error); the pair of
+      the chosen family comes first. For each number of copies, the line shows
+      the least error with at most this number.
     name: name of the error.
   """
   # The bars need 0.25 inches each.

@@ -238,7 +238,8 @@ def compose(
   # PRIVACY: A guarantee for one client does not hold for a unit of several
   # clients, so epsilon would be too small for the larger unit. Guarantees about
   # different pairs of neighbouring data sets do not compose, so the sum of
-  # their epsilons proves nothing. Runs that differ in either are refused.
+  # their epsilons proves nothing. Runs with different units or different
+  # adjacencies are refused.
   # Guards: composition_test.test_mixed_units_are_refused and
   # composition_test.test_mixed_adjacencies_are_refused.
   for name, values in (

@@ -171,7 +171,8 @@ class Guarantee:
     """
     claim = self.accountant.confirmed(self.noise_multiplier, bound, delta)
     # PRIVACY: A file may have a claim that is too small for the noise. Epsilon
-    # and delta are computed again. If either is larger, the claim is refused.
+    # and delta are computed again. If one of them exceeds the claim, the claim
+    # is refused.
     # Guard: accounting_cohorts_test.test_claim_without_its_noise_is_refused.
     if claim.epsilon > bound.epsilon * (1 + _SAME) or claim.total > delta:
       raise errors.value_error(

@@ -45,10 +45,10 @@ class ProcessForSums(NamedTuple):
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   """Creates the process that releases means of clipped updates with noise.
 
-  `dp_aggregator` checks the arguments of a factory and makes it. A factory
-  serves one learning process. The state of the process is the state of
-  `tff.aggregators.DifferentiallyPrivateFactory`. The measurements of a round
-  are
+  `dp_aggregator` checks its arguments and returns a factory. A factory serves
+  one learning process. The state of the process is the state of
+  `tff.aggregators.DifferentiallyPrivateFactory`. A round has measurements of
+  three kinds:
 
   * `free`: values that do not depend on updates and cost no privacy. `round`:
     number of finished rounds. `z_stddev`: standard deviation of z in the unit
@@ -73,8 +73,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       `record_specs` and `sums`.
     guarantee: guarantee of a run with this aggregator, with its noise in units
       of the clip.
-    clip: number, numbers by layer or `AdaptiveClip`.
-    noise: placement: the user's choice of where noise comes from.
+    clip: largest L2 norm of a clipped update, > 0; or a tuple with one norm for
+      each layer; or an `AdaptiveClip`.
+    noise: placement, the user's choice of where noise comes from.
     secure_sum: whether secure aggregation computes the sum of a round, so that
       the server does not see single updates.
     measure_clients: whether the factory counts zeroed, clipped and non-finite
@@ -276,7 +277,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     summed: tff.aggregators.UnweightedAggregationFactory
     summed = tff.aggregators.SumFactory()
     if self.secure_sum:
-      # Every clipped record is within this bound, which changes no record.
+      # No entry of a clipped record exceeds this bound, so secure aggregation
+      # does not change the record.
       bound = query.lattice.clip_steps
       summed = tff.aggregators.SecureSumFactory(bound, -bound)
     factory = tff.aggregators.DifferentiallyPrivateFactory(query, summed)

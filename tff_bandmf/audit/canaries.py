@@ -109,7 +109,7 @@ def released(
       opens a run, such as `in_tff` with its `make_factory`.
     rounds: n, number of rounds, >= 1.
     pattern: rounds in which canaries take part, and signs of their updates.
-    canaries: number of canaries, half of the coordinates of an update.
+    canaries: number of canaries; an update has twice as many coordinates.
     generator: generator of the canaries' coordinates and the known client's
       updates.
     on_round: function that is called after every round.

@@ -57,7 +57,7 @@ class History:
 
     Args:
       clients: number of clients.
-      never: their `last_round`.
+      never: value of `last_round` for every client.
     """
     return cls(np.full(clients, never, np.int32), np.zeros(clients, np.uint16))
 
@@ -65,8 +65,8 @@ class History:
     """Returns the history of clients, in the same order.
 
     Args:
-      clients: integer array of client indices, with repetitions or without; or
-        a slice, for which the result makes no copy.
+      clients: integer array of client indices, which may repeat; or a slice,
+        for which the arrays of the result are views.
 
     Raises:
       ValueError: an index is outside the population.
@@ -199,7 +199,7 @@ class Patterns:
     return cls(History.empty(clients, -1), _Chain())
 
   def for_clients(self, clients: Union[np.ndarray, slice]) -> History:
-    """Returns the result of `History.for_clients`, with all rounds."""
+    """Returns the history of clients, in the same order, with all rounds."""
     return self._chain.history(self._entries.for_clients(clients))
 
   def record(self, round_index: int, cohort: np.ndarray) -> None:

@@ -51,7 +51,8 @@ _MISSING |= {
   for end in ('', '.0')
 }
 _LONGEST_MISSING = max(map(len, _MISSING))
-# Whether a word in `_MISSING` has this first byte and this last byte.
+# Entry [x, y] is True if a word in `_MISSING` begins with byte x and ends with
+# byte y.
 _ENDS_OF_MISSING = np.zeros([256, 256], bool)
 for _word in _MISSING:
   _ENDS_OF_MISSING[ord(_word[0]), ord(_word[-1])] = True
@@ -212,7 +213,8 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
 def _index(client: object) -> int:
   remedy = 'give an index in the population, or name all clients by string'
   try:
-    # `_checks` is slow, and a cohort can have millions of clients.
+    # A cohort can have millions of clients, and a function of `_checks` would
+    # be slow.
     if isinstance(client, (bool, np.bool_)):
       raise TypeError
     index = operator.index(client)  # type: ignore[arg-type]
@@ -251,7 +253,7 @@ def first_fault(column: Column) -> Optional[tuple[int, str]]:
 # Guards: client_names_test.test_text_that_is_no_name_is_refused_by_every_reader
 # and client_names_test.test_first_fault_is_that_of_one_text_at_a_time.
 def _faults(column: Column) -> Iterable[tuple[int, str]]:
-  """Yields (place, fault) for some texts, including the first with a fault."""
+  """Yields (place, fault) of some faulty texts, always of the first one."""
   content, starts, ends = column.content, column.bounds[:-1], column.bounds[1:]
   for place, fault in _first(starts == ends, 'is empty'):
     yield place, fault

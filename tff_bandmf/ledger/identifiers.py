@@ -67,8 +67,8 @@ class Identifiers:
       create: whether to make a key if the file is missing.
 
     Raises:
-      ValueError: the file is missing and `create` is False; or another user
-        than its owner can read or write it.
+      ValueError: the file is missing and `create` is False; or users other than
+        its owner can read or write it.
     """
     load: Callable[..., bytes] = _files.load_secret
     if create:
@@ -90,7 +90,7 @@ class Identifiers:
     return int.from_bytes(digest, 'little', signed=True)
 
   def _keyed(self, person: bytes, size: int = 8) -> hashlib.blake2b:
-    """Returns a keyed hash of `size` bytes, to which no text was added yet."""
+    """Returns a keyed hash of `size` bytes that has no input yet."""
     return hashlib.blake2b(key=self.secret, digest_size=size, person=person)
 
   def hashes(self, clients: Iterable[names.Client]) -> np.ndarray:
@@ -137,7 +137,7 @@ class Identifiers:
     key = self._keyed(b'bandmf index', 16).digest()
     aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     rounds = tuple(rounds)
-    # Each value as its halves (y, x).
+    # Row i has the halves (y, x) of value i.
     halves = values.astype('<u8').view('<u4').reshape(-1, 2)
     for start in range(0, len(halves), _CHUNK):
       part = halves[start : start + _CHUNK]

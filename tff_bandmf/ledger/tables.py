@@ -99,8 +99,8 @@ class Row:
 
 def create(connection: engine.Connection) -> None:
   """Makes the missing tables, and the row of bandmf_ledger."""
-  # A table in another schema of the search path may have the same name, and
-  # `create_all` would then make no table.
+  # `create_all` would make no table if another schema of the search path had a
+  # table of the same name.
   for table in _METADATA.sorted_tables:
     connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
     for index in table.indexes:

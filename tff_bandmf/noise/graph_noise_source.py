@@ -8,7 +8,7 @@
 | y, y_t  | noise z_steps C^-1 Z, rounded; row t is for round t           |
 
 S_t and y_t are in steps of `lattice`. A placement is the user's choice of
-where y_t comes from. Its source reads y_t from a tape: files that a producer
+where y_t comes from. The source reads y_t from a tape: files that a producer
 writes before the round.
 """
 

@@ -19,9 +19,9 @@ def open_round(
   """Returns the open round, scalar int64.
 
   Args:
-    position: the open round of the run, in files.
-    stated: scalar int64, the round that TFF's state counts. If the run has
-      not begun, the value is negative and is returned unchanged.
+    position: files with the open round of the run.
+    stated: scalar int64, the round that TFF's state counts. If the run has not
+      begun, the value is negative and is returned unchanged.
 
   Raises:
     tf.errors.InvalidArgumentError: when the graph runs, if the run has begun
@@ -44,7 +44,7 @@ def check_updates(
   wrote.
 
   Args:
-    position: the open round of the run, in files.
+    position: files with the open round of the run.
     updates: scalar integer, number of updates in the sum.
     round_index: round t, scalar int64.
   """
@@ -74,7 +74,7 @@ def mark(
   unless their 64-bit fingerprints agree.
 
   Args:
-    position: the open round of the run, in files.
+    position: files with the open round of the run.
     released: [dimension] int32, S_t + y_t, in lattice steps.
     released_sum: scalar string, fingerprint of the release.
     counts: [2] integers: the number of updates in S_t, and the number of
@@ -111,7 +111,7 @@ def _numbers(position: released_sums.Position, after: tf.Tensor) -> tf.Tensor:
   """Returns (run, round, attempt, clients) from a file, [4] int64.
 
   Args:
-    position: the open round of the run, in files.
+    position: files with the open round of the run.
     after: a tensor. The file is read after the tensor is computed.
   """
   content = tf.io.read_file(

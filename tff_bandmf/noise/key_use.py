@@ -62,7 +62,7 @@ def reserve(key: key_lib.Key) -> int:
 
 
 def free(fingerprint: int) -> None:
-  """Frees the key with a fingerprint for another tape."""
+  """Lets another tape use the key that has this fingerprint."""
   _reserved.discard(fingerprint)
 
 

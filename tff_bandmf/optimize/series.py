@@ -131,12 +131,12 @@ def squared_noise(
 ) -> tuple[float, np.ndarray]:
   """Returns the squared noise that a Toeplitz C needs, and its gradient.
 
-  The noise is `Problem.noise` for sampled cohorts, and else the sensitivity or
-  an upper bound of it.
+  For sampled cohorts, `Problem.noise` computes the noise. For other cohorts,
+  the noise is the sensitivity or an upper bound of the sensitivity.
 
   Args:
     column: [terms] float64, c; terms past the last are 0.
-    problem: rounds, and schema of one client.
+    problem: problem with the rounds and the schema of one client.
     falls: whether c is known to be positive and to decrease from c_1 on.
 
   Returns:
@@ -200,7 +200,8 @@ class Objective:
     """
     rounds, workload = problem.rounds, problem.workload
     self._build, self._problem, self._falls = build, problem, falls
-    # Q of the error, or its diagonal, and the divisor of r; see `_quadratic`.
+    # `_form` is Q or its diagonal; `_steps` is the divisor of r. See
+    # `_quadratic`.
     self._form: Optional[np.ndarray] = None
     self._steps = workload.steps
     self._norms: tuple[float, ...] = (1.0,)

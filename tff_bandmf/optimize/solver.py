@@ -50,8 +50,8 @@ _REDRAWN_BANDS = 8
 
 # Function that is called after every iteration with the best loss so far.
 Callback = Callable[[float], None]
-# Function from parameters and new weights, [n] float64 of sum 1, to parameters
-# of the same C that suit a search with these weights.
+# Function (parameters, weights) -> parameters of the same C that suit a search
+# with these weights. Weights are [n] float64 with sum 1.
 Restart = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # (low, high) of each parameter; None means no bound.
 Bounds = Sequence[tuple[Optional[float], Optional[float]]]
@@ -243,7 +243,8 @@ class Request(Problem):
   def bands(self) -> int:
     """The number of bands of the search.
 
-    If no number is given, the number is min_sep, but at most `most_bands`.
+    If `bands` is not given, the number is the family's default or, without a
+    default, min_sep, but at most `most_bands`.
 
     As long as the bands do not exceed min_sep, more bands never increase the
     loss. With more than min_sep bands, columns of a client's rounds overlap,
@@ -261,7 +262,7 @@ class Request(Problem):
   def most_bands(self) -> int:
     """Returns the largest number of bands that a search tries.
 
-    The noise of so many bands fits into `memory_copies`. If past normals can be
+    The noise of this many bands fits in `memory_copies`. If past normals can be
     drawn again from the key, a search tries up to `_REDRAWN_BANDS` bands under
     any limit. The number is at most `rounds` and, for sampled cohorts, at most
     min_sep.

@@ -737,7 +737,7 @@ def _clip(plan: Plan, clip: clipping_norm.AdaptiveClip) -> str:
 
 
 def _independent_rmse(plan: Plan) -> float:
-  """Returns the error of C = I at the claim of an enforced schema."""
+  """Returns the error that C = I has with the plan's claim and schema."""
   identity, schema = strategies.Identity(plan.rounds), plan.cohorts.schema
   mean, _ = identity.errors(plan.workload)
   # For an enforced schema, the noise multiplier does not depend on C.

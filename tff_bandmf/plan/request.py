@@ -20,8 +20,8 @@ from tff_bandmf import (
 )
 from tff_bandmf.plan import mechanism as mechanism_lib
 
-# Largest value of an attribute: a ledger has room for so many rounds, and a
-# claim with a larger epsilon or a larger delta protects nobody.
+# Largest value of each attribute. A ledger has no room for more rounds. A claim
+# with a larger epsilon or a larger delta protects nobody.
 _MOST = {'rounds': 2**30, 'epsilon': 100.0, 'delta': 1e-2}
 
 
@@ -36,7 +36,7 @@ def _clips(name: str, value: Any) -> Any:
 
 
 def _mechanism(name: str, value: Any) -> Any:
-  """Returns a mechanism; the path of a file becomes a text."""
+  """Returns a checked mechanism; a path object is converted to a string."""
   if isinstance(value, os.PathLike):
     value = os.fspath(value)
   if isinstance(value, strategies.Strategy):
@@ -108,7 +108,7 @@ class Request:
     mechanism: 'best', for the family with the least error that fits in
       `memory_copies`; or the name of a family, a `Mechanism`, a strategy, or
       the path of a strategy file or of a `.npy` file of C. A text without a
-      suffix is the name of a family. A path object becomes a text.
+      suffix is the name of a family. A path object is converted to a string.
     memory_copies: largest number of vectors of past noise in memory, each of
       the model's size, >= 0. A mechanism that needs more vectors is refused. An
       exception is a C^-1 with few bands: the noise generator then keeps no

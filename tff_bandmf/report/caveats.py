@@ -94,8 +94,9 @@ def warnings(source: inputs.Source, public: bool = False) -> list[str]:
     if claim.most_rounds < claim.unamplified.strategy.rounds
     else 'since no smaller number was fixed before round 0'
   )
-  # A row is a condition and its warning. If the public report has another text,
-  # the row has this text too. A report leaves an empty text out.
+  # A row has a condition and a warning. If the warning of the public report is
+  # different, it is the third value of the row. A report leaves an empty
+  # warning out.
   rows: tuple[tuple[Any, ...], ...] = (
     # PRIVACY: a reader could take the epsilon of a simulation for the epsilon
     # of a deployment. The first warning says that the run is a simulation.

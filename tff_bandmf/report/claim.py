@@ -209,7 +209,7 @@ class Claim:
       'failure_probability': led.get('failure_probability'),
     }
     return {
-      # Numbers of some schemas.
+      # Some schemas lack these numbers; a missing number is None.
       **dict.fromkeys(('min_sep', 'max_participations', 'apart', 'horizon')),
       **self.unamplified.to_dict(),
       **{name: claimed[name] for name in _LEADING},

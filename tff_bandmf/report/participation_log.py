@@ -223,8 +223,8 @@ class ParticipationLog:
     their clients.
 
     Args:
-      size: approximate number of participations in a part, >= 1; by default,
-        a part takes about 150 MB.
+      size: approximate number of participations in a part, >= 1. A part of the
+        default size takes about 150 MB.
     """
     count = max(1, -(-self.participations // size))
     # Hashes are uniform, so equal ranges have similar numbers of rows.
@@ -443,7 +443,7 @@ class ParticipationLog:
         for number, line in enumerate(lines, 2):
           row = line.decode('utf-8', 'backslashreplace').strip('\r\n')
           values, fault = row.split(','), ''
-          # A byte that is not UTF-8 becomes four characters.
+          # A byte that is not UTF-8 is four characters in `row`, such as \xff.
           if row.encode() != line.strip(b'\r\n'):
             fault = f'is not UTF-8: {row!r}'
           elif len(values) != len(cells):
@@ -458,7 +458,10 @@ class ParticipationLog:
 def _check_complete(
   file: _File, start: int, column: pa.Array, name: str, remedy: str
 ) -> None:
-  """Raises ValueError if a value is missing in a column from row `start` on."""
+  """Raises ValueError if a value is missing in a column.
+
+  The first value of the column is in row `start` of the log.
+  """
   if column.null_count:
     row = start + int(np.argmax(column.is_null().to_numpy(False)))
     raise errors.value_error(

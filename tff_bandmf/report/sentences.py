@@ -159,7 +159,7 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
   if numbers['epsilon'] is None:
     return None
   epsilon, delta, rho = (numbers[name] for name in ('epsilon', 'delta', 'rho'))
-  # The exponential function of a larger number overflows.
+  # The exponential function overflows in float64 above 709.
   alpha, capped = 0.01, min(epsilon, 700.0)
   member = min(
     math.exp(capped) * alpha + delta,

@@ -99,7 +99,10 @@ def reproduce(
 
 
 def _rows(name: str) -> Iterator[Row]:
-  """Yields the rows of a table; with `abs_tol`, differences are absolute."""
+  """Yields the rows of a table.
+
+  If the table has `abs_tol`, differences are absolute, and otherwise relative.
+  """
   table = _published()[name]
   absolute = 'abs_tol' in table
   tolerance = table['abs_tol' if absolute else 'tol']
@@ -174,7 +177,8 @@ def _rmse(table) -> Iterator[_Figures]:
   for row in table['rows']:
     optimized = _optimized(row, table['rounds'], schema)
     ratio = math.sqrt(optimized.loss) / table['unit']
-    # The table has sensitivities of C, divided by the one for fixed epochs.
+    # The table has the sensitivities of C, each divided by the sensitivity of C
+    # for fixed epochs.
     unit = _sensitivity(optimized.strategy, schema)
     ours = {'ratio': ratio}
     for name, each in others.items():

@@ -223,15 +223,16 @@ class Cohorts:
     # Total cost of the rounds of all clients, see `participation.Costs`; 0 if
     # the schema is not a `Budget`.
     self._cost = 0
-    # The last round whose cohort was drawn; None after its start. Its clients
-    # are `_indices` in the population.
+    # The last round that was drawn; None if this round has started. `_indices`
+    # has the indices of its clients in the population.
     self._round: Optional[rounds_lib.Round] = None
     self._indices = np.empty(0, np.int64)
 
   def start(self) -> rounds_lib.Round:
     """Starts the next round of the journal with its cohort, and returns it.
 
-    If there is a function `prepare`, the cohort of the round after it is drawn.
+    If there is a function `prepare`, this method also draws the cohort of the
+    following round.
 
     Raises:
       ValueError: a client of an earlier round is missing from the population,

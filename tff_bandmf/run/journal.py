@@ -82,7 +82,8 @@ class Journal:
     plan: plan that the folder holds.
     noise_adder: adds the noise of the run. After the end of the run, the noise
       adder has a new random key, which no round uses.
-    position: the open round in files, and the fingerprint of each released sum.
+    position: files with the open round of the run, and with the fingerprint of
+      each released sum.
     ended: whether the run has ended.
     next: index of the open round or, between rounds, of the next round, integer
       >= 0. Only `burn` and `finish` change it.
@@ -118,7 +119,7 @@ class Journal:
       details: details of the run.
       ledger: open ledger of the run.
       attempts: attempts at each round in the ledger.
-      position: files that state the open round of the run, and the fingerprint
+      position: files with the open round of the run, and with the fingerprint
         of each released sum.
       columns: names of the columns of metrics that the program adds.
       noise_adder: adds the noise of the run.
@@ -242,9 +243,8 @@ class Journal:
   def start(self, entry: StartedRound, rounds: int) -> None:
     """Opens a round after the ledger has its cohort.
 
-    The ledger gets the number of rounds of the whole run, unless it is the
-    number of the plan, or the cohorts are a `Budget`, whose claim does not
-    depend on the number of rounds.
+    The ledger gets `rounds` if the plan has more rounds and its schema is not a
+    `Budget`. The claim of a `Budget` does not depend on the number of rounds.
 
     Args:
       entry: the round.

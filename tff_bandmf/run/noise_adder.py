@@ -158,7 +158,7 @@ class NoiseAdder:
     return self._plan.warning(query.record_dimension(specs))
 
   def flags(self, t: int) -> list[str]:
-    """Returns a list of the flag of round t: DIRECT or EXAMINED of `chain`.
+    """Returns a list with the flag of round t: DIRECT or EXAMINED of `chain`.
 
     The flag is DIRECT if `release` ran the round, and EXAMINED if a checked
     learning process ran it. The list is empty if the process was unchecked.

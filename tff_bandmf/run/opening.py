@@ -64,10 +64,10 @@ def open_folder(
   ledger_head: Optional[str],
   options: RunOptions,
 ) -> Iterator[tuple[journal_lib.Journal, Optional[key_lib.Key]]]:
-  """Yields the journal of a new, a resumed or an ended run; see `Run`.
+  """Yields the journal and the sampling key of a run; see `Run`.
 
-  The second value is the key by which cohorts are sampled. It is None if the
-  plan's cohorts are not sampled, or if the run has ended.
+  The run may be new, resumed or ended. The key is None if the plan's cohorts
+  are not sampled, or if the run has ended.
   """
   with folder.locked(directory), contextlib.ExitStack() as stack:
     plan = _load_or_save_plan(directory, plan)

@@ -51,7 +51,7 @@ def number_of_rounds(
     rounds: number of rounds, at least 1 and at most the rounds of the strategy.
     until: epsilon from which the number follows if `rounds` is None, at least
       the epsilon of the first round.
-    default: result if both are None.
+    default: result if `rounds` and `until` are None.
     name: name of `rounds` for the message.
 
   Raises:

@@ -96,9 +96,8 @@ class Run:
     self._keep_key = keep_key
     self._warned: set[str] = set()
     self._spellings = names_lib.Spellings()
-    # The number of rounds of the run, if `rounds` and similar methods do not
-    # get another number. It exceeds the number in the folder if the run was
-    # opened with a plan of more rounds.
+    # Default number of rounds of `rounds` and of similar methods. It exceeds
+    # the number in the folder if the run was opened with a plan of more rounds.
     self._rounds = plan.rounds
     self._budget_left: Optional[float] = None
     self._stopped = False

@@ -84,8 +84,8 @@ ALL_ZERO = (
 # plan and the values that may not change; `noise_key_id` from the key alone.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
 # Values that describe code, and the ID of the sampling key. An ended run has no
-# more rounds and perhaps no key, so a program with different code may open it,
-# and these values are not compared.
+# more rounds and perhaps no key. So a program with different code may open an
+# ended run, and these values are not compared.
 _OPEN_RUN_KEYS = ('versions', 'code_sha256', 'sampling_key_id')
 _Identity = Annotated[str, msgspec.Meta(pattern=r'^[0-7][0-9a-f]{15}\Z')]
 # Folder of an earlier run, relative to the folder of this run, and its ID.

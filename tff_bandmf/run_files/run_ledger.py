@@ -60,8 +60,8 @@ def open_ledger(
   # Guard:
   # run_folder_test.test_release_that_the_ledger_does_not_know_is_refused.
   path = directory / run_json.LEDGER_URL
-  # The name `Ledger` loads SQLAlchemy. A report on training outside of this
-  # library, which has no ledger, does not need SQLAlchemy.
+  # The use of `ledger_lib.Ledger` imports SQLAlchemy. A report on training
+  # outside of this library has no ledger, and so does not need SQLAlchemy.
   return ledger_lib.Ledger(
     path.read_text() if path.exists() else directory / run_json.LEDGER_FILE,
     create,

@@ -278,7 +278,10 @@ class _Heaviest:
 
 
 def _gram(strategy: strategies.Strategy) -> _Gram:
-  """Returns entries of X; up to `_WHOLE_GRAM` rounds, all are computed now."""
+  """Returns the function that reads entries of X.
+
+  For at most `_WHOLE_GRAM` rounds, this call computes all entries.
+  """
   rounds = strategy.rounds
   if rounds <= _WHOLE_GRAM:
     upper = np.triu_indices(rounds)
@@ -298,7 +301,7 @@ def _gram(strategy: strategies.Strategy) -> _Gram:
 def _equally_many(
   rounds: np.ndarray, starts: np.ndarray
 ) -> Iterator[np.ndarray]:
-  """Yields the rounds of clients that have equally many, [clients, k] integers.
+  """Yields the rounds of clients with k rounds each, [clients, k] integers.
 
   Args:
     rounds: [m] integers, the rounds of all clients, client by client.

@@ -289,7 +289,7 @@ class Link:
       retries a call for ever, and calls this function before each retry.
     wait_policy: time limits for the result of a computation.
     name: name of the worker in messages.
-    failure: reason why the worker was given up; None before.
+    failure: reason why the worker was given up; None if it was not given up.
     channel: connection of gRPC.
   """
 

@@ -88,13 +88,13 @@ _MOST_OF_TWO, _MOST_OF_SEVERAL, _MOST_STATES = 2**23, 2**21, 2**10
 _MOST_STORED = 4
 # Values of L below this value are computed in logarithms.
 _SMALLEST_RATIO = 1e-290
-# Columns in a dense block: smaller blocks have fewer zeros, and larger blocks
-# have faster products.
+# Number of columns in a dense block. Smaller blocks have fewer zeros, and
+# larger blocks have faster products.
 _BLOCK = 64
 
 
 class Law(NamedTuple):
-  """The law of a client's rounds.
+  """The parameters of the law (distribution) of a client's rounds.
 
   Attributes:
     min_sep: b, integer >= 1.
@@ -122,11 +122,11 @@ def wait_prob(min_sep: int, sampling_prob: float) -> float:
 # miss a part. Entry n has the probability of all first rounds after the run.
 # Guard: b_min_sep_test.test_recursions_are_the_sums_over_patterns.
 def starts(rounds: int, law: Law) -> np.ndarray:
-  """Returns the probabilities of F.
+  """Returns the probabilities of F, the first eligible round.
 
   Args:
-    rounds: n.
-    law: the law of a client's rounds.
+    rounds: n, number of rounds of the strategy.
+    law: parameters of the law of a client's rounds.
 
   Returns:
     [min(b, n + 1)] float64, P(F = r); [1] for a cold start. Entry n, if there
@@ -152,8 +152,8 @@ def participation(rounds: int, law: Law) -> np.ndarray:
   """Returns the probability that a client takes part, by round, [n] float64.
 
   Args:
-    rounds: n.
-    law: the law of a client's rounds.
+    rounds: n, number of rounds of the strategy.
+    law: parameters of the law of a client's rounds.
   """
   b, p, _ = law
   first, eligible = starts(rounds, law), np.zeros(rounds)

@@ -51,7 +51,9 @@ def state_count(min_sep: int, copies: int) -> int:
 # Guard: importance_test.test_normalizer_is_the_mean_over_all_rounds.
 @functools.lru_cache(maxsize=8)
 def _states(min_sep: int, copies: int) -> tuple[np.ndarray, ...]:
-  """Returns the states of several copies: waits, of which the least is 0.
+  """Returns the states of r copies in which at least one copy is eligible.
+
+  A state consists of r waits, and the least wait is 0.
 
   Returns:
     waits: [states, r - 1] int64, sorted, without the least one.

@@ -182,7 +182,7 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
     [b, b] float64.
 
   Raises:
-    ValueError: `bins` is above the rounds, or C has a negative entry.
+    ValueError: `bins` exceeds the number of rounds, or C has a negative entry.
   """
   rounds, bands = strategy.rounds, strategy.bands
   _checks.at_most('bins', bins, rounds, 'rounds', 'use fewer')

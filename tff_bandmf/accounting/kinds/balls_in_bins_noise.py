@@ -59,7 +59,8 @@ class BallsInBinsNoise(needed_noise.NeededNoise):
     sums = np.cumsum(sums.reshape(-1, bins), axis=0).reshape(-1)[:rounds]
     padded = np.concatenate([np.zeros(bins - 1), sums])
     windows = np.lib.stride_tricks.sliding_window_view(padded, bins)
-    # The m_j of a Toeplitz C, [n, b], with sum_e c_(t - j - e b) at [t, j].
+    # [n, b]; column j is m_j of a Toeplitz C, so entry [t, j] is
+    # sum_e c_(t - j - e b).
     folded = np.ascontiguousarray(windows[:, ::-1])
 
     def pullback(by):

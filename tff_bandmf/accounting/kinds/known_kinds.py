@@ -33,7 +33,8 @@ for _file in pkgutil.iter_modules(kinds.__path__, f'{kinds.__name__}.'):
 # PRIVACY: A kind of another package has no proof here. If it were listed, it
 # could take the name of a proved kind, and files with this name would be read
 # as the other kind. Only the kinds of this package are listed. `attrs` makes
-# each class twice; the later class, which is the final one, has the name.
+# each class twice; of two classes with one name, the dict holds the second,
+# which is the final class.
 # Guard: accounting_cohorts_test.test_kind_of_another_package_is_unknown.
 KINDS = {
   kind.name: kind

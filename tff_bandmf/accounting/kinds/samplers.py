@@ -140,7 +140,7 @@ class BallsInBins(Sampler):
     while len(again := np.flatnonzero(drawn > most)):
       row += 1
       drawn[again] = words(row, 0, population)[again]
-    # A uniform random integer below `bins` for each client.
+    # Each client gets a uniform random integer below `bins`.
     drawn = (drawn % np.uint64(bins)).astype(np.int64)
     self._order = np.argsort(drawn, kind='stable')
     self._ends = np.cumsum(np.bincount(drawn, minlength=bins))

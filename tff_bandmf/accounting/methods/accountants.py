@@ -289,7 +289,7 @@ class MonteCarlo(Accountant):
     return self._mixture_of(noise_multiplier * self.sensitivity.value)
 
   def _problem(self, epsilon: float) -> search.Problem:
-    """Returns the problem whose x is a noise multiplier."""
+    """Returns a function from a noise multiplier to (mixture, epsilon)."""
     return lambda noise: (self.mixture(noise), epsilon)
 
   def _growth(self, noise_multiplier: float) -> float:
@@ -374,7 +374,7 @@ class MonteCarlo(Accountant):
       growth = self._growth(least_noise)
       if growth >= epsilon:
         break
-      # Epsilon, delta and noise of the run in real numbers.
+      # The run in real numbers must meet this epsilon and this delta.
       exact, ideal = epsilon - growth, remaining * math.exp(-growth)
       noise = gaussian.gaussian_noise_multiplier(exact, ideal)
       least = None

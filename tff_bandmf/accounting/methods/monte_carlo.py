@@ -129,10 +129,10 @@ class Options:
   seed: int
   tries: int = 1
 
-  # PRIVACY: The caller may claim the least of `tries` bounds, and this bound
-  # may be too low if any one of them is. If each bound had the whole failure
-  # probability, the claim would be false more often than stated. Each bound
-  # gets an equal share of the failure probability.
+  # PRIVACY: The caller may claim the least of `tries` bounds. If one of the
+  # bounds is too low, the least bound may be too low. If each bound had the
+  # whole failure probability, the claim would be false more often than stated.
+  # Each bound gets an equal share of the failure probability.
   # Guards:
   # monte_carlo_test.test_attempts_share_the_failure_probability and
   # balls_in_bins_test.test_total_counts_the_failure_probability.

@@ -164,7 +164,7 @@ class NeededNoise(abc.ABC):
 
   Attributes:
     degree: exponent with which the variable of the kind grows with C.
-    seed: seed of the samples, which serve the search alone.
+    seed: seed of the samples, which only the search uses.
   """
 
   degree: ClassVar[int]
@@ -396,13 +396,12 @@ def estimate(
 
   Args:
     loss: L of the samples with a margin above 0.
-    log_ratio: ln R / Q of these samples.
+    log_ratio: ln(R / Q) of these samples.
     sign: 1 for the direction remove, -1 for add.
     margins: [count] float64, L - epsilon or -L - epsilon of all samples.
 
   Returns:
-    The estimate, the weighted values that are above 0, and their derivatives
-    by L.
+    The estimate, the weighted values above 0, and their derivatives by L.
   """
   log_weights = loss - log_ratio if sign > 0 else -log_ratio
   weights = np.exp(np.minimum(log_weights, _LARGEST_LOG_WEIGHT))

@@ -103,9 +103,9 @@ class Host(Maker):
     """Allocates the memory of the stream, and arrays for y of a block.
 
     Args:
-      stream: the stream whose blocks the maker computes. If past noise has at
-        most `stream.max_memory_bytes` and does not contain y of the latest
-        block, this y may take as many bytes again.
+      stream: the stream whose blocks the maker computes. Past noise takes at
+        most `stream.max_memory_bytes` of memory. If it does not contain y of
+        the latest block, this y may take up to the same amount in addition.
 
     Raises:
       OSError: the disk has too little space for past noise.

@@ -144,7 +144,7 @@ class Chunk(NamedTuple):
 
 def _largest(row: np.ndarray) -> float:
   """Returns the maximum of |row|; NaN counts as 0."""
-  # Unlike `max`, `fmax` and `fmin` pass over NaN.
+  # `np.fmax` and `np.fmin` ignore NaN, and `np.max` does not.
   return float(
     max(np.fmax.reduce(row, initial=0.0), -np.fmin.reduce(row, initial=0.0))
   )
@@ -156,9 +156,10 @@ class Block(abc.ABC):
 
   Attributes:
     first: first round of the block, >= 0.
-    noise_scale: [earlier + m] float64, factors by which the caller of `advance`
-      multiplies the rows of Z: the standard deviation of the product in lattice
-      steps; 1 in a `PastZBlock`, which scales Z itself.
+    noise_scale: [earlier + m] float64. The caller of `advance` multiplies the
+      rows of Z by these numbers, which are the standard deviations of the
+      products in lattice steps. In a `PastZBlock`, which scales Z itself, the
+      numbers are 1.
     row: row of a window's ring that the block writes first; 0 for buffers.
     earlier: number of rounds before `first` whose normals `advance` takes too.
   """

@@ -257,7 +257,7 @@ class _Folder:
     return path(self._shard.directory, file_name, after)
 
   def _exists(self, file_names, after: tf.Tensor) -> tf.Tensor:
-    """Returns whether one of the files exists after `after` is computed."""
+    """Computes `after`, then returns whether one of the files exists."""
     return tf.size(tf.io.matching_files(self._path(file_names, after))) > 0
 
   def _checked(
@@ -282,7 +282,7 @@ def path(directory: pathlib.Path, file_name, after: tf.Tensor) -> tf.Tensor:
 
   Args:
     directory: folder of the file.
-    file_name: string or string tensor, names or patterns.
+    file_name: name or pattern; or a string tensor of names or patterns.
     after: a tensor whose value is not known before the graph runs. Operations
       on the path run after the tensor is computed.
   """

@@ -107,7 +107,7 @@ class ServedTape(tape_folder.ReadableTape):
   def _described(
     self, folder: pathlib.Path
   ) -> tuple[pathlib.Path, tape_folder.Description]:
-    """Returns the absolute path of a folder of this noise, and its content."""
+    """Returns the absolute path and the description of a folder of noise."""
     path = folder.absolute()
     tape_folder.check_name(path)
     content = tape_folder.Description.read(path)
@@ -159,7 +159,8 @@ class ServedTape(tape_folder.ReadableTape):
 
   def _watch(self) -> None:
     """Prints a line for each server that is late with the next round."""
-    # Number of further checks in a row that found the same noise missing.
+    # Number of consecutive checks, after the first check, in which the same
+    # noise was missing.
     looks: dict[tuple[pathlib.Path, int], int] = {}
     while not self._closed.wait(self._notice_seconds / _LOOKS):
       looks = {each: looks.get(each, -1) + 1 for each in self._missing()}
@@ -178,8 +179,8 @@ class ServedTape(tape_folder.ReadableTape):
     A folder is passed over if no round is left, or if it cannot be read.
     """
     for _, _, directory in self.shards:
-      # On an error the next release fails, and its message says that the tape
-      # is missing.
+      # If the folder cannot be read, the next release fails with a message that
+      # the tape is missing.
       with contextlib.suppress(OSError, ValueError):
         t = tape_folder.next_round(directory)
         is_there = tape_folder.noise_path(directory, t).exists()

@@ -234,7 +234,8 @@ class Tape(tape_folder.ReadableTape):
     is closed.
     """
     try:
-      # An error keeps this frame. If its rows stayed open, so would past noise.
+      # The traceback of an error refers to this frame. If `rows` stayed open in
+      # the frame, past noise would not be freed.
       with contextlib.closing(self._stream.rows()) as rows:
         parts = itertools.takewhile(lambda _: not self._stop.is_set(), rows)
         for t, y in enumerate(y for y in parts if y is not None):
