@@ -120,10 +120,13 @@ class Clipping(clip_bounds.Bounds):
       scale: factor of the bounds in this round.
     """
     squares = np.zeros(len(self.clips))
-    sums = np.array([summation.of_squares(leaf) for leaf in leaves])
-    groups = np.array(self.groups)
     for group in set(self.groups):
-      squares[group] = summation.total(sums[groups == group])
+      sums = [
+        summation.of_squares(leaf)
+        for leaf, each in zip(leaves, self.groups)
+        if each == group
+      ]
+      squares[group] = summation.total(np.array(sums))
     norms = np.sqrt(squares)
     # PRIVACY: A record with a value that is not finite would make the whole sum
     # not finite, and everybody would see that its client took part. Such a
@@ -149,19 +152,21 @@ def real(leaf: np.typing.ArrayLike) -> np.ndarray:
       which may hold more than numbers, such as a mask or a unit.
   """
   array = np.asarray(leaf)
-  dtype, name = array.dtype, f'{type(leaf).__name__} of {array.dtype}'
+  dtype = array.dtype
   # PRIVACY: A conversion to floats would drop an imaginary part or a mask, and
   # the run would release values that the client did not mean to send. Only
   # plain arrays of real numbers are taken.
   # Guard: noisy_mean_test.test_leaf_that_is_no_real_number_is_refused.
   is_plain = type(leaf) in (np.ndarray, np.memmap)
   if isinstance(leaf, np.ndarray) and not is_plain:
-    raise TypeError(f'{name} says more than its numbers')
+    raise TypeError(
+      f'{type(leaf).__name__} of {dtype} says more than its numbers'
+    )
   # PRIVACY: The clip bounds norms of real numbers only. Complex numbers and
   # booleans are refused.
   # Guard: noisy_mean_test.test_leaf_that_is_no_real_number_is_refused.
   if dtype.kind not in 'iuf' and dtype.name not in clip_bounds.FLOATS:
-    raise TypeError(f'{name} has no real numbers')
+    raise TypeError(f'{type(leaf).__name__} of {dtype} has no real numbers')
   return array
 
 
