@@ -37,10 +37,10 @@ def test_bound_without_a_hit_is_the_exact_one(
   monkeypatch.setattr(monte_carlo, 'plans', lambda *_: [_plan(bound)] * 2)
   mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
   options = monte_carlo.Options(samples, tries * _BETA, 1, tries)
-  found = monte_carlo.delta_bound(mixture, 1.0, options)
-  p = found.upper / bound
+  result = monte_carlo.delta_bound(mixture, 1.0, options)
+  p = result.upper / bound
   assert (1 - p) ** samples == pytest.approx(_BETA / 2, rel=1e-3)
-  assert found.estimate == 0
+  assert result.estimate == 0
 
 
 @pytest.mark.parametrize('bounds', [(1.0, 0.25), (0.25, 1.0)])
@@ -127,18 +127,18 @@ def test_attempts_share_the_failure_probability(monkeypatch, beta):
   def never_confirmed(mixture, epsilon, options):
     shares.append(options.share)
     seeds.append(options.seed)
-    found = bound(mixture, epsilon, options)
-    return dataclasses.replace(found, upper=0.011)
+    result = bound(mixture, epsilon, options)
+    return dataclasses.replace(result, upper=0.011)
 
   monkeypatch.setattr(monte_carlo, 'delta_bound', never_confirmed)
   mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
-  found = search.least(
+  answer = search.least(
     lambda epsilon: (mixture, epsilon),
     50.0,
     0.01,
     monte_carlo.Options(1000, beta, seed=3),
   )
-  assert found is None
+  assert answer is None
   assert len(shares) == monte_carlo.ATTEMPTS > 1
   assert math.fsum(shares) <= beta * (1 + 1e-12)
   assert len(set(seeds)) == len(seeds)
@@ -156,8 +156,8 @@ def test_searches_share_the_failure_probability(monkeypatch, tries):
     return bound(mixture, epsilon, options)
 
   def never_enough(problem, start, delta, options, near):
-    noise, found = least(problem, 10.0, delta, options)
-    return noise / 8 ** len(shares), found
+    noise, claim = least(problem, 10.0, delta, options)
+    return noise / 8 ** len(shares), claim
 
   strategy = strategies.BandedSqrt(8, 2)
   guarantee = accounting.Guarantee(strategy, accounting.BallsInBins(4), 1.0)
@@ -173,18 +173,18 @@ def test_searches_share_the_failure_probability(monkeypatch, tries):
 
 def test_bound_of_several_tries_is_confirmed_as_such():
   strategy = strategies.BandedSqrt(8, 2)
-  found = accounting.calibrate(
+  guarantee = accounting.calibrate(
     strategy,
     accounting.BallsInBins(4),
     epsilon=2.0,
     delta=1e-3,
     samples=monte_carlo.Samples(20_000, seed=1, tries=5),
   )
-  bound = found.claim(1e-3)
+  bound = guarantee.claim(1e-3)
   assert bound.tries == 4 * monte_carlo.ATTEMPTS * 5
   assert bound.failure_probability == 1e-8 and bound.total <= 1e-3
   again = accounting.Guarantee(
-    strategy, accounting.BallsInBins(4), found.noise_multiplier
+    strategy, accounting.BallsInBins(4), guarantee.noise_multiplier
   )
   again.confirm(bound, 1e-3)
   with pytest.raises(ValueError, match='tries=0'):

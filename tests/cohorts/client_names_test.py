@@ -210,15 +210,15 @@ def test_names_alike_are_those_of_one_spelling(texts, size, slot_bits):
       ]
     )
   assert len(set(hashes.tolist())) == len(set(texts))
-  with mock.patch.object(names, '_warning', lambda *found: found):
-    found = register.alike(hashes, texts.__getitem__)
+  with mock.patch.object(names, '_warning', lambda *parts: parts):
+    warning = register.alike(hashes, texts.__getitem__)
   spellings = {text: _spelling(text) for text in texts}
   more = len(spellings) - len(set(spellings.values()))
   if not more:
-    assert found is None
+    assert warning is None
     return
-  pair = set(found[:2])
-  assert found[2] == more and len(pair) == 2
+  pair = set(warning[:2])
+  assert warning[2] == more and len(pair) == 2
   assert len({spellings[each] for each in pair}) == 1
 
 

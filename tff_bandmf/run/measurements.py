@@ -19,8 +19,8 @@
 
 The columns from `epsilon` to `noise_stddev` follow from the plan, and cost no
 privacy. The columns `clients`, `seconds` and `memory_mib` depend on the
-clients, and the report lists them. If the clip adapts, there is no `clip` and
-no `noise_stddev`.
+clients, and the report lists them. If the clip adapts, the file lacks `clip`
+and `noise_stddev`.
 """
 
 from __future__ import annotations

@@ -262,10 +262,10 @@ class Tape(tape_folder.ReadableTape):
     return self.reached
 
   def _write(self, t: int, y: np.ndarray) -> None:
-    """Writes y_t unless its file exists; waits while there is no room.
+    """Writes y_t if its file is missing.
 
-    There is no room if too many rounds are unread, or if the disk is full. If
-    the tape is closed while the method waits, y_t is not written.
+    The method waits while too many rounds are unread or the disk is full. If
+    the tape is closed during this time, y_t is not written.
     """
     while t >= self._remove_read_rounds() + self._ahead:
       if self._stop.wait(tape_folder.POLL_SECONDS):
